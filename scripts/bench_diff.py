@@ -18,8 +18,8 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.runs.records import Frame, IterationRecord, OperationRecord, TrackedRun
-from unified_prof.store.skyline import write_run_time
+from unified_prof.base.run_spec import Frame, IterationRecord, OperationRecord, TrackedRun
+from unified_prof.sqlite.skyline_writer import write_run_time
 
 LAYER = 20
 """Operations in a module; each stands on its own line."""

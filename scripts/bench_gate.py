@@ -23,13 +23,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 import unified_prof
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import FORWARD, TOTAL, Operations, Run
-from unified_prof.analysis.compare.comparable import pool as pool_of
-from unified_prof.analysis.compare.diff import diff
-from unified_prof.analysis.compare.gate import Limits, gate
-from unified_prof.baselines import document
+from unified_prof.baselines import api
+from unified_prof.compare import runs
+from unified_prof.compare.comparable import FORWARD, TOTAL, Operations, Run
+from unified_prof.compare.comparable import pool as pool_of
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.diff import diff
+from unified_prof.compare.gate import Limits, gate
 
 Floats = NDArray[np.float64]
 SLOWER = 1.2
@@ -123,13 +123,13 @@ def train(layers: int, width: int) -> bytes:
                 optimizer.zero_grad()
                 model(inputs).square().mean().backward()
                 optimizer.step()
-        return document.dump(runs.load([Path(folder) / "run"]))
+        return api.dump(runs.load([Path(folder) / "run"]))
 
 
 def in_a_process(layers: int, width: int) -> Run:
     """Return what one run of the model takes, in a process that a server with torch has forked."""
     with PROCESSES.Pool(1) as pool:
-        return document.load(pool.apply(train, (layers, width)), where="a run")
+        return api.load(pool.apply(train, (layers, width)), where="a run")
 
 
 def judged(base: Sequence[Run], new: Sequence[Run], metric: str) -> str:

@@ -31,7 +31,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import made_training
 
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 ROOT = Path(__file__).resolve().parent.parent
 

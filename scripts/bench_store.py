@@ -32,8 +32,8 @@ from numpy.typing import NDArray
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from unified_prof.models import catalogue
-from unified_prof.store import layouts
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import views
 
 STRINGS = 20_000
 TABLES = ("TASK", "COMPUTE_TASK_INFO")
@@ -136,7 +136,7 @@ def write_by_writer(
     path: Path, strings: list[str], tables: dict[str, Columns]
 ) -> Callable[[], None]:
     """Return what writes the input through `store.writer`."""
-    from unified_prof.store.writer import ReportWriter
+    from unified_prof.sqlite.writer import ReportWriter
 
     def work() -> None:
         with ReportWriter(path) as report:
@@ -251,7 +251,7 @@ def contenders() -> dict[str, Any]:
 
 
 def spec_of(table: str) -> catalogue.TableSpec:
-    found = layouts.layout(catalogue.resolve(catalogue.MSPROF, "documented"), table)
+    found = views.layout(catalogue.resolve(catalogue.MSPROF, "documented"), table)
     assert found is not None
     return found.spec
 

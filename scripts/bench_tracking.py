@@ -33,13 +33,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from unified_prof.runs.spec import RunSpec
-from unified_prof.tracking.measure.assemble import shown
-from unified_prof.tracking.measure.sites import SiteTable
-from unified_prof.tracking.program.session import Session
-from unified_prof.tracking.program.steps import StepWatcher
-from unified_prof.tracking.watch.device import HostClock
-from unified_prof.tracking.watch.scopes import Scope
+from unified_prof.base.run_spec import RunSpec
+from unified_prof.tracking.assemble import shown
+from unified_prof.tracking.call_sites import SiteTable
+from unified_prof.tracking.device import HostClock
+from unified_prof.tracking.session import Session
+from unified_prof.tracking.stack_walker import Scope
+from unified_prof.tracking.training_loop import StepWatcher
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 LARGE = "large"

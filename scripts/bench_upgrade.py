@@ -22,7 +22,7 @@ from contextlib import closing
 from pathlib import Path
 
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 TASKS_A_GIGABYTE = 2_900_000
 START_NS = 1_700_000_000_000_000_000

@@ -14,7 +14,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parent.parent
 sys.path.insert(0, str(ROOT))
 
-from unified_prof.signals import ended_by_signals  # noqa: E402 (of this checkout)
+from unified_prof.base.signals import ended_by_signals  # noqa: E402 (of this checkout)
 
 
 @contextmanager

@@ -36,7 +36,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unified_prof.pipeline.ascend_layout import accompany
+from unified_prof.pipeline.analysis_db import accompany
 
 Answer = str
 Row = sqlite3.Row

@@ -237,8 +237,8 @@ def _run(command: list[str], **environment: str) -> Cost:
 
 def _ours(trace: Path) -> dict[str, Any]:
     """Return our figures of a trace."""
-    from unified_prof.analysis.load import open_analyses
     from unified_prof.cli.app import app
+    from unified_prof.explain.api import open_analyses
 
     with tempfile.TemporaryDirectory() as folder:
         app(["import", str(trace), "-o", folder, "--quiet"], standalone_mode=False)

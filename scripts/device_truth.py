@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import unified_prof
-from unified_prof.tracking.watch.lag import lag_of
+from unified_prof.tracking.launch_delay import lag_of
 
 ROUNDS = 5
 US, MS = 1_000, 1_000_000

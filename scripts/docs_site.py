@@ -84,7 +84,7 @@ def _of_group(group: Any, context: Any) -> Iterator[str]:
 
 
 def _of_command(command: Any, context: Any) -> Iterator[str]:
-    from unified_prof.cli.command_line import _record
+    from unified_prof.cli.command import _record
     from unified_prof.cli.examples import EXAMPLES
 
     path = context.command_path

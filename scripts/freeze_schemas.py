@@ -17,9 +17,9 @@ from pathlib import Path
 
 from unified_prof.migrate import runner
 from unified_prof.migrate.steps import FileState
-from unified_prof.models import catalogue
-from unified_prof.models.catalogue import REVISION_ROW
-from unified_prof.models.msprof import MSPROF_MODELS
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import REVISION_ROW
+from unified_prof.schema.msprof import MSPROF_MODELS
 
 SCHEMAS = Path(__file__).resolve().parent.parent / "schemas" / "msprof"
 HEADER = "-- msprof database, schema revision {}. Frozen: never edited after release.\n"

@@ -10,18 +10,18 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
-from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
-from unified_prof.decoders.gpu.rows import GRAPH
-from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
-from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
-from unified_prof.vocabulary import (
+from unified_prof.base.vocabulary import (
     API_OPERATION,
     KERNEL_CORE,
     NO_MARK_CONNECTION,
     NO_NUMBER,
     NO_RANK,
 )
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
+from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, HOST_COMPONENT
+from unified_prof.decoders.gpu.rows import GRAPH
+from unified_prof.decoders.gpu.task_tables import COPY_DIRECTIONS, TASK_TYPES
+from unified_prof.decoders.kineto.events import CATEGORIES, Kind
 
 TARGET = Path(__file__).resolve().parent.parent / "docs" / "schema" / "kineto-mapping.md"
 

@@ -15,9 +15,9 @@ from pathlib import Path
 from sqlalchemy import Column
 
 from unified_prof.migrate import runner
-from unified_prof.models import catalogue
-from unified_prof.models.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase
-from unified_prof.models.msprof.references import since
+from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase
+from unified_prof.schema.msprof.base import since
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "schema" / "msprof.md"
 INTRODUCTION = """\

@@ -27,7 +27,7 @@ WINDOWS = os.name == "nt"
 INSIDE = """
 import importlib.util, pathlib, sys, sysconfig
 import unified_prof
-from unified_prof.resources import folder
+from unified_prof.base.resources import folder
 assert importlib.util.find_spec("torch") is None, "torch is there, though nothing asked for it"
 package = pathlib.Path(unified_prof.__file__).resolve()
 assert package.is_relative_to(pathlib.Path(sys.prefix).resolve()), f"this is {package}"

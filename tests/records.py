@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from unified_prof.runs.records import (
+from unified_prof.base.run_spec import (
     ActivationRecord,
     Frame,
     GapRecord,

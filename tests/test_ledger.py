@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.ledger import Entry, Ledger
+from unified_prof.base.columns import Entry, Ledger
 
 
 def test_counts_of_one_name_add_up_and_the_first_case_stays() -> None:

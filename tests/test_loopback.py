@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
+from unified_prof.base.loopback import Item, Served
 from unified_prof.errors import UsageError
-from unified_prof.loopback import Item, Served
 
 READER = "https://reader.example"
 PAGE = b"<!doctype html><title>page</title>"

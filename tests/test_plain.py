@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.plain import printable, storable
+from unified_prof.base.text import printable, storable
 
 _ANY_TEXT = st.text(st.characters(codec=None))
 

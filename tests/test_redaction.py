@@ -9,7 +9,7 @@ import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
 
-from unified_prof.redaction import MASK, is_secret_name, redact, redact_arguments
+from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 
 _ALPHANUMERIC = string.ascii_letters + string.digits
 

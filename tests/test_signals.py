@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from unified_prof import signals
+from unified_prof.base import signals
 
 
 @pytest.mark.parametrize("number", signals.ENDING)

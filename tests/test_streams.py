@@ -9,7 +9,7 @@ import sys
 
 import pytest
 
-from unified_prof import streams
+from unified_prof.base import streams
 from unified_prof.errors import OutputError
 
 

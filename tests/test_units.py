@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof import units
+from unified_prof.base import text as units
 
 
 @given(st.integers(min_value=0, max_value=2**63 - 1))

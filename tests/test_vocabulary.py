@@ -5,8 +5,8 @@ import ast
 import pytest
 
 from tests.source_trees import nodes
-from unified_prof import vocabulary
-from unified_prof.models import catalogue
+from unified_prof.base import vocabulary
+from unified_prof.schema import catalogue
 
 SPELLED = {
     vocabulary.HOST_ONLY_CONNECTION,

@@ -15,17 +15,17 @@ from unified_prof.version import VERSION
 __version__ = VERSION
 
 _EXPORTS: dict[str, str] = {
-    "advise": "unified_prof.analysis.advised",
-    "detect": "unified_prof.store.detect",
-    "diff": "unified_prof.analysis.compare.compared",
-    "figures": "unified_prof.report.asked",
-    "gate": "unified_prof.report.asked",
-    "open_report": "unified_prof.store.reader",
+    "advise": "unified_prof.explain.api",
+    "detect": "unified_prof.sqlite.detect",
+    "diff": "unified_prof.compare.device_diff",
+    "figures": "unified_prof.report.api",
+    "gate": "unified_prof.report.api",
+    "open_report": "unified_prof.sqlite.reader",
     "profile": "unified_prof.pipeline.live",
     "step": "unified_prof.tracking.live",
-    "trace_handler": "unified_prof.integrations.traces",
+    "trace_handler": "unified_prof.integrations.measurement",
     "upgrade": "unified_prof.migrate.upgrade",
-    "what_if": "unified_prof.analysis.asked",
+    "what_if": "unified_prof.explain.api",
 }
 """Public name -> module that defines it."""
 
@@ -71,13 +71,12 @@ def __dir__() -> list[str]:
 
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.advised import advise
-    from unified_prof.analysis.asked import what_if
-    from unified_prof.analysis.compare.compared import diff
-    from unified_prof.integrations.traces import trace_handler
+    from unified_prof.compare.device_diff import diff
+    from unified_prof.explain.api import advise, what_if
+    from unified_prof.integrations.measurement import trace_handler
     from unified_prof.migrate.upgrade import upgrade
     from unified_prof.pipeline.live import profile
-    from unified_prof.report.asked import figures, gate
-    from unified_prof.store.detect import detect
-    from unified_prof.store.reader import open_report
+    from unified_prof.report.api import figures, gate
+    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.reader import open_report
     from unified_prof.tracking.live import step

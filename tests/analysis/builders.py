@@ -9,8 +9,8 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, frozen_text
+from unified_prof.sqlite.writer import ReportWriter
 
 Frame = tuple[str, int]
 

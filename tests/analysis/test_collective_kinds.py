@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from unified_prof.analysis.collective_kinds import bus_factor, canonical
+from unified_prof.recording.collectives import bus_factor, canonical
 
 
 @pytest.mark.parametrize(

@@ -11,12 +11,12 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import training_step
-from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.load import open_analyses, open_reports
-from unified_prof.analysis.ways import way_of
 from unified_prof.cli.report import ByOption
 from unified_prof.errors import UsageError
-from unified_prof.report import html
+from unified_prof.explain.api import open_analyses, open_reports
+from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.recording import way_of
+from unified_prof.report import page as html
 from unified_prof.report.formats import Request
 
 
@@ -37,20 +37,20 @@ def test_a_breakdown_is_made_or_says_why_not(by: str, tmp_path: Path) -> None:
 
 def test_modules_hold_no_breakdown_that_nobody_can_ask_for() -> None:
     for module in {kind.module for kind in KINDS.values()}:
-        ways = import_module(f"unified_prof.analysis.explain.{module}").WAYS
+        ways = import_module(f"unified_prof.explain.{module}").WAYS
         assert set(ways) == {kind.by for kind in KINDS.values() if kind.module == module}
 
 
 def test_the_page_has_the_words_for_what_it_shows(tmp_path: Path) -> None:
     training_step(tmp_path / "msprof_20260101000000.db")
     with open_reports(tmp_path) as opened:
-        page = html.produce(opened, Request())
+        page = html.produce_page(opened, Request())
     for kind in KINDS.values():
         assert f'"{kind.by}":{{"title":"{kind.title}","detail":"{kind.detailed}"}}' in page
 
 
 def test_naming_breakdowns_imports_nothing_heavy() -> None:
-    code = "import sys, unified_prof.analysis.kinds; print('numpy' in sys.modules)"
+    code = "import sys, unified_prof.recording.breakdown_kinds; print('numpy' in sys.modules)"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert run.stdout == "False\n"
 

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.builders import run_time_report
-from unified_prof.analysis.load import open_reports
 from unified_prof.errors import StoreError, UsageError
-from unified_prof.migrate.create import create
+from unified_prof.explain.api import open_reports
+from unified_prof.migrate.upgrade import create
 
 
 def test_a_clusters_summary_alone_is_refused_with_the_command_that_reads_it(tmp_path: Path) -> None:

@@ -11,16 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
-from unified_prof.analysis import held_calls
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.compared import of_devices
-from unified_prof.analysis.explain.advice import case
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.read import framework, host_calls, host_ranges
-from unified_prof.analysis.read import tasks as read_tasks
-from unified_prof.analysis.trees import trees
-from unified_prof.analysis.views import idle_time
-from unified_prof.arrays import nest, nesting, packed
+from unified_prof.arrays import nesting, packed
+from unified_prof.arrays import nesting as nest
+from unified_prof.compare import runs
+from unified_prof.compare.device_diff import of_devices
+from unified_prof.explain.advice import device_context
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.skyline import trees
+from unified_prof.recording import calls, framework, host_calls, idle_time
+from unified_prof.recording import host_calls as host_ranges
+from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
 from unified_prof.report.formats import Request
 
@@ -47,7 +47,7 @@ def _small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nest, framework, idle_time, held_calls, case):
+    for module in (read_tasks, nest, framework, idle_time, calls, device_context):
         patch.setattr(module, "WINDOW", window)
     patch.setattr(host_ranges, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)

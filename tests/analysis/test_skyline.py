@@ -10,10 +10,10 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report
 from tests.records import tracked_run
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Breakdown, Row, Summary
 from unified_prof.errors import UsageError
-from unified_prof.store import skyline
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import Breakdown, Row, Summary
+from unified_prof.sqlite import skyline_writer
 
 
 def summary_of(path: Path) -> Summary:
@@ -186,8 +186,8 @@ def test_what_the_maker_noted_is_passed_on(tmp_path: Path) -> None:
 
 def test_what_both_reports_of_a_run_hold_is_told_once(tmp_path: Path) -> None:
     run = tracked_run(anomalies={"scope_widened": (1, "nothing was there"), "odd": (2, "")})
-    skyline.write_run_time(tmp_path / "run_time.sqlite", run, {})
-    skyline.write_memory(tmp_path / "memory.sqlite", run, {})
+    skyline_writer.write_run_time(tmp_path / "run_time.sqlite", run, {})
+    skyline_writer.write_memory(tmp_path / "memory.sqlite", run, {})
     with open_analyses(tmp_path) as (analysis,):
         found = [(one.name, one.count) for one in analysis.summary.anomalies]
     assert sorted(found) == [("odd", 2), ("scope_widened", 1)]

@@ -18,10 +18,10 @@ from typing import NamedTuple
 import pytest
 
 from tests.cli.test_report import uprof
-from unified_prof.analysis.explain.roofline import of_recording
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.model import Row
-from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.explain.roofline import breakdown
+from unified_prof.recording.model import Row
 
 pytestmark = pytest.mark.slow
 
@@ -308,7 +308,7 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
         for category, expected_us in CATEGORIES.get(name, {}).items():
             row = classes[category]
             assert row.total_ns == told_ns(expected_us, row.count), category
-        found = of_recording.of(analysis.recording).rows
+        found = breakdown.of(analysis.recording).rows
         for work in WORK[name]:
             placed = [
                 one

@@ -13,21 +13,21 @@ import pytest
 import unified_prof
 from tests.cli.test_report import uprof
 from tests.records import run_with_regions, tracked_run
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.diff import Difference
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Breakdown, Row
-from unified_prof.baselines import document
-from unified_prof.runs.records import TrackedRun
-from unified_prof.store import skyline
+from unified_prof.base.run_spec import TrackedRun
+from unified_prof.baselines import api
+from unified_prof.compare import runs
+from unified_prof.compare.diff import Difference
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.sqlite import skyline_writer
 
 MS = 1_000_000
 
 
 def write(folder: Path, run: TrackedRun) -> Path:
     folder.mkdir(exist_ok=True)
-    skyline.write_run_time(folder / "run_time.sqlite", run, {})
-    skyline.write_memory(folder / "memory.sqlite", run, {})
+    skyline_writer.write_run_time(folder / "run_time.sqlite", run, {})
+    skyline_writer.write_memory(folder / "memory.sqlite", run, {})
     return folder
 
 
@@ -187,5 +187,5 @@ def test_kept_runs_keep_their_regions(tmp_path: Path) -> None:
         ("step", "model", "first", "first"),
         ("step", "model"),
     }
-    kept = document.load(document.dump(run), where="here")
+    kept = api.load(api.dump(run), where="here")
     assert kept.operations.regions == run.operations.regions

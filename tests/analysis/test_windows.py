@@ -10,12 +10,12 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.compared import of_devices
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.msprof import MsprofAnalysis
-from unified_prof.analysis.read import tasks as read_tasks
 from unified_prof.arrays import packed
+from unified_prof.compare import runs
+from unified_prof.compare.device_diff import of_devices
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
 from unified_prof.report.formats import Request
 

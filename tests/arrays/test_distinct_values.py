@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.arrays.distinct import distinct, rising
+from unified_prof.arrays.grouping import distinct, rising
 
 VALUES = st.one_of(st.integers(-20, 20), st.integers(-(2**63), 2**63 - 1), st.just(7))
 

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.arrays.pool import FirstSeen
+from unified_prof.arrays.grouping import FirstSeen
 
 
 @given(st.lists(st.lists(st.one_of(st.integers(-5, 5), st.integers(-(2**63), 2**63 - 1)))))

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.arrays.lookup import NOWHERE, Lookup, find
+from unified_prof.arrays.grouping import NOWHERE, Lookup, find
 
 some = st.lists(st.integers(-5, 40), max_size=30)
 

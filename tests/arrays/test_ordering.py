@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.arrays.ordering import order_of_keys, stable_order
+from unified_prof.arrays.grouping import order_of_keys, stable_order
 
 numbers = st.sampled_from([0, 1, 2, 3, -1, -7, 70_000, 1 << 33, -(1 << 40)])
 

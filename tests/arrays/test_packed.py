@@ -5,9 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unified_prof.arrays.lookup import NOWHERE, Lookup
+from unified_prof.arrays.grouping import NOWHERE, Lookup, Numbering
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, pack
-from unified_prof.arrays.pool import Numbering
 
 LEAST = np.iinfo(np.int64).min
 ROWS = 2 * BLOCK + 77

@@ -6,7 +6,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.arrays.pool import Pool
+from unified_prof.arrays.grouping import Pool
 
 VALUES = st.one_of(st.integers(0, 9), st.integers(0, (1 << 64) - 1), st.just(1 << 63))
 

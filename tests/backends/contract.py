@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof.backends import registry
-from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Backend, Capture, RunSpec
+from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Backend, Capture, RunSpec
 from unified_prof.errors import UsageError
 
 

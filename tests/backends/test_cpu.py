@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 
 from tests.backends.contract import BackendContract
-from unified_prof.backends.cpu import CpuBackend
+from unified_prof.backends.torch_device import CpuBackend
 
 # A training script of the plainest kind, for any torch device.
 TRAINING = """\

@@ -6,9 +6,9 @@ import pytest
 
 from tests.backends.contract import BackendContract
 from tests.backends.test_cpu import TRAINING
-from unified_prof.backends.cuda import CudaBackend
+from unified_prof.backends.torch_device import CudaBackend
 from unified_prof.errors import DeviceUnavailableError
-from unified_prof.tracking.watch.device import Device
+from unified_prof.tracking.device import Device
 
 
 class TestCudaBackend(BackendContract):

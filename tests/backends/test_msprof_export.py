@@ -15,7 +15,7 @@ import pytest
 from tests.backends import stand_in_msprof
 from tests.backends.test_npu import msprof
 from tests.prof_generator import Recipe, generate
-from unified_prof.backends import msprof_export
+from unified_prof.backends import msprof_outcome
 from unified_prof.errors import CaptureError
 
 __all__ = ["msprof"]
@@ -42,7 +42,7 @@ def contents(prof: Path) -> dict[str, bytes | None]:
 
 def export(prof: Path, **options: float) -> Path:
     said: list[str] = []
-    return msprof_export.export(prof, said.append, **options)
+    return msprof_outcome.export(prof, said.append, **options)
 
 
 def test_the_database_is_msprof_s(prof: Path) -> None:
@@ -122,7 +122,7 @@ def test_a_signal_ends_the_export_and_is_delivered_afterwards(
     handler = signal.signal(number, lambda which, _: came.append(which))
     presser = threading.Thread(target=press)
     presser.start()
-    exporter = msprof_export.Exporter(lambda _: None)
+    exporter = msprof_outcome.Exporter(lambda _: None)
     try:
         for _ in range(2):  # the next recording is not begun
             with pytest.raises(CaptureError, match="interrupted"):

@@ -4,15 +4,14 @@ from collections.abc import Mapping, Sequence
 
 import pytest
 
-from unified_prof.backends import npu_chips
-from unified_prof.backends.msprof_offer import Offer, of_chip
+from unified_prof.backends import cann
 from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS
-from unified_prof.backends.msprof_plan import plan
+from unified_prof.backends.msprof_plan import Offer, of_chip, plan
 from unified_prof.errors import UsageError
 
 
 def offer(full_name: str) -> Offer:
-    chip = npu_chips.by_full_name(full_name)
+    chip = cann.by_full_name(full_name)
     assert chip is not None
     return of_chip(chip)
 

@@ -18,10 +18,10 @@ import pytest
 from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
 from unified_prof.backends import msprof_outcome
-from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.backends.msprof_outcome import WorkloadWatch
 from unified_prof.backends.msprof_process import Ended
 from unified_prof.backends.npu import NpuBackend
-from unified_prof.backends.workload_watch import WorkloadWatch
+from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, UsageError
 
 # Initialises the "NPU" and ends as it is told.

@@ -8,17 +8,16 @@ from pathlib import Path
 import pytest
 
 from tests.backends import msprof_platforms
-from unified_prof.backends import msprof_command, msprof_outcome, npu_chips
-from unified_prof.backends.msprof_offer import Offer, of_chip, of_help
+from unified_prof.backends import cann, msprof_command, msprof_outcome
 from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption
-from unified_prof.backends.msprof_plan import plan
+from unified_prof.backends.msprof_plan import Offer, of_chip, of_help, plan
 from unified_prof.errors import UsageError
 
 PLATFORMS = msprof_platforms.NAMES
 
 
 def by_table(platform: int) -> Offer:
-    (chip,) = (chip for chip in npu_chips.CHIPS if platform in chip.platforms)
+    (chip,) = (chip for chip in cann.CHIPS if platform in chip.platforms)
     return of_chip(chip)
 
 
@@ -182,7 +181,7 @@ def test_a_text_cut_short_is_not_taken_for_the_whole_help() -> None:
     ],
 )
 def test_the_names_that_tools_give_to_chips(full_name: str | None, chip: str | None) -> None:
-    found = npu_chips.by_full_name(full_name)
+    found = cann.by_full_name(full_name)
     assert (found.name if found else None) == chip
 
 
@@ -191,15 +190,15 @@ def test_the_names_that_tools_give_to_chips(full_name: str | None, chip: str | N
     [("310p", "310P"), ("910B", "910B"), ("A3", "910B"), ("910", "910A"), ("Ascend 310B1", "310B")],
 )
 def test_the_names_that_users_give_to_chips(text: str, chip: str) -> None:
-    found = npu_chips.named(text)
+    found = cann.named(text)
     assert found is not None
     assert found.name == chip
 
 
 def test_a_chip_that_there_is_not() -> None:
-    assert npu_chips.named("unknown") is None
+    assert cann.named("unknown") is None
     with pytest.raises(UsageError, match="'H100' found, one of 310, 910A, 310P, 910B, 310B, 950"):
-        npu_chips.named("H100")
+        cann.named("H100")
 
 
 def test_a_refusal_is_known_by_msprof_s_words_alone() -> None:

@@ -17,10 +17,10 @@ import pytest
 from tests.backends.test_npu import CPU_FOR_NPU, msprof, spec_of, world
 from tests.records import tracked_run
 from unified_prof.backends import npu_launcher
-from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
-from unified_prof.backends.launcher_results import MeasuredSoFar, Result
 from unified_prof.backends.npu import NpuBackend
-from unified_prof.runs.records import Frame, TrackedRun
+from unified_prof.backends.npu_launcher import MeasuredSoFar, Result
+from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.base.run_spec import Frame, TrackedRun
 
 __all__ = ["msprof", "world"]
 

@@ -62,7 +62,7 @@ def test_full_on_a_chip_that_msprof_tells_of_starts_it_once(
 def test_where_msprof_cannot_be_asked_it_is_tried_and_nothing_runs_twice(
     how: str, tmp_path: Path, log: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_prof.backends.asking._TIMEOUT_S", 1)
+    monkeypatch.setattr("unified_prof.backends.cann._TIMEOUT_S", 1)
     monkeypatch.setenv("STAND_IN_PLATFORM", "0")
     monkeypatch.setenv("STAND_IN_MSPROF", how)
     said: list[str] = []

@@ -6,7 +6,7 @@ import pytest
 
 from tests.backends import toy
 from unified_prof.backends import registry
-from unified_prof.backends.base import Backend
+from unified_prof.backends.registry import Backend
 from unified_prof.errors import DeviceUnavailableError
 
 

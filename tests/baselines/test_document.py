@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.compare.test_diff import STEP, run_of
-from unified_prof.analysis.compare.comparable import Operations, Place, Run, Sized
-from unified_prof.baselines import document
+from unified_prof.baselines import api
+from unified_prof.compare.comparable import Operations, Place, Run, Sized
 from unified_prof.errors import StoreError, UsageError
 
 text = st.text(max_size=8)
@@ -46,7 +46,7 @@ def test_what_is_kept_comes_back(
         outside_steps_ns=2.5,
         kernels={"conv": {"gemm": 3.0}},
     )
-    back = document.load(document.dump(run), where="here")
+    back = api.load(api.dump(run), where="here")
     assert (back.families, back.kernels) == (run.families, run.kernels)
     assert (back.steps, back.outside_steps_ns) == (run.steps, 2.5)
     np.testing.assert_array_equal(back.waited["total"], -matrix[:1].ravel())
@@ -60,10 +60,10 @@ def test_what_is_kept_comes_back(
 @settings(max_examples=60, deadline=None)
 @given(st.integers(0, 10_000), st.integers(0, 255))
 def test_damage_is_told_and_never_a_traceback(position: int, value: int) -> None:
-    data = bytearray(document.dump(run_of(STEP)))
+    data = bytearray(api.dump(run_of(STEP)))
     data[position % len(data)] = value
     try:
-        said = document.load(bytes(data), where="baseline 'x'").label
+        said = api.load(bytes(data), where="baseline 'x'").label
     except StoreError as err:
         said = str(err)
     assert said == "run.sqlite" or "baseline 'x'" in said
@@ -72,14 +72,14 @@ def test_damage_is_told_and_never_a_traceback(position: int, value: int) -> None
 @pytest.mark.parametrize("data", [b"", b"abc", zlib.compress(b""), zlib.compress(b"\x80")])
 def test_what_is_no_run_is_refused(data: bytes) -> None:
     with pytest.raises(StoreError, match="damaged"):
-        document.load(data, where="here")
+        api.load(data, where="here")
 
 
 def test_a_later_version_is_refused_by_its_number() -> None:
-    raw = msgspec.msgpack.decode(zlib.decompress(document.dump(run_of(STEP))))
+    raw = msgspec.msgpack.decode(zlib.decompress(api.dump(run_of(STEP))))
     raw["version"] = 99
     with pytest.raises(StoreError, match="version 99"):
-        document.load(packed(raw), where="here")
+        api.load(packed(raw), where="here")
 
 
 def packed(raw: object) -> bytes:
@@ -109,14 +109,14 @@ def version_1(**other: object) -> dict[str, object]:
 
 
 def test_what_an_earlier_version_kept_is_read() -> None:
-    run = document.load(packed(version_1()), where="here")
+    run = api.load(packed(version_1()), where="here")
     assert [place.name for place in run.operations.places] == ["linear", "relu"]
     assert run.operations.forward_ns.tolist() == [[0, 1, 2, 3, 4], [5, 6, 7, 8, 9]]
     assert run.sizes == (Sized(Place("w", "net", None, "weight"), 4),)
     # Its total was without waiting, its forward time with it: they cannot stand side by side.
     assert sorted(run.totals) == ["total"]
     assert run.waited["total"].tolist() == [0] * 5
-    device = document.load(packed(version_1(facts={"device": "cuda: x"})), where="here")
+    device = api.load(packed(version_1(facts={"device": "cuda: x"})), where="here")
     assert sorted(device.totals) == ["forward", "total"]
 
 
@@ -171,9 +171,9 @@ except StoreError as err:
 
 
 def test_a_document_beyond_its_bound_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    data = document.dump(run_of(STEP))
-    monkeypatch.setattr(document, "_MAX_BYTES", 100)
+    data = api.dump(run_of(STEP))
+    monkeypatch.setattr(api, "_MAX_BYTES", 100)
     with pytest.raises(StoreError, match="expands to more than 100 bytes"):
-        document.load(data, where="here")
+        api.load(data, where="here")
     with pytest.raises(UsageError, match="too large to keep: 3 operations with 12 samples"):
-        document.dump(run_of(STEP))
+        api.dump(run_of(STEP))

@@ -14,8 +14,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from unified_prof.baselines.migrate import open_store
-from unified_prof.baselines.store import BaselineStore, NewBaseline
+from unified_prof.baselines.store import BaselineStore, NewBaseline, open_store
 from unified_prof.errors import SchemaVersionError, StoreError, UprofError, UsageError
 
 PROCESSES, EACH = 4, 5
@@ -117,7 +116,7 @@ def test_a_name_that_nobody_could_type_is_refused(store: BaselineStore, name: st
 def test_concurrent_writers_lose_nothing_not_even_when_the_store_is_new(place: str) -> None:
     program = f"""
 import sys
-from unified_prof.baselines.migrate import open_store
+from unified_prof.baselines.store import open_store
 from tests.baselines.test_store import baseline
 for _ in range({EACH}):
     store = open_store(sys.argv[1], create=True)
@@ -139,7 +138,7 @@ def test_concurrent_writers_are_told_different_versions_that_stay_their_own(plac
     open_store(place, create=True).close()
     program = f"""
 import sys
-from unified_prof.baselines.migrate import open_store
+from unified_prof.baselines.store import open_store
 from tests.baselines.test_store import baseline
 store = open_store(sys.argv[1], create=False)
 sys.stdin.readline()
@@ -239,7 +238,7 @@ def test_a_store_of_the_first_version_keeps_the_numbers_that_people_know(place: 
     from alembic import command
     from sqlalchemy import text
 
-    from unified_prof.baselines import migrate
+    from unified_prof.baselines import store as migrate
     from unified_prof.baselines.store import WRITE, engine_for
     from unified_prof.migrate.runner import config_of
 
@@ -368,7 +367,7 @@ def test_the_migrated_schema_is_that_of_the_models(tmp_path: Path) -> None:
     from alembic.migration import MigrationContext
     from sqlalchemy import create_engine
 
-    from unified_prof.baselines.model import BaselineBase
+    from unified_prof.baselines.store import BaselineBase
 
     path = tmp_path / "baselines.sqlite"
     open_store(str(path), create=True).close()

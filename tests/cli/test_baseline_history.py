@@ -15,7 +15,7 @@ from tests.cli.test_import import uprof
 from tests.cluster.test_page import data_of
 from tests.report import browser
 from tests.report.browser import Browser
-from unified_prof.baselines import keep
+from unified_prof.baselines import api
 
 HOSTILE = "</script><script>document.title='x'</script>=1+1"
 
@@ -26,8 +26,8 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     for name, levels in (("main", [10] * 5 + [12] * 4), (HOSTILE, [5, 5])):
-        new = [keep.to_save(name, run) for run in of(levels)]
-        keep.save_all(new, keep.DEFAULT_STORE)
+        new = [api.to_save(name, run) for run in of(levels)]
+        api.save_all(new, api.DEFAULT_STORE)
     return tmp_path
 
 

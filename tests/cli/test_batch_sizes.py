@@ -10,11 +10,11 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_run_cpu import providers
-from unified_prof.analysis.batch_fit import Measured, fit
+from unified_prof.base.run_spec import RunSpec
 from unified_prof.cli import batch_sizes
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
-from unified_prof.runs.spec import RunSpec
+from unified_prof.explain.api import Measured, fit
 
 MIB = 1 << 20
 

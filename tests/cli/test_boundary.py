@@ -13,9 +13,9 @@ from typing import Any
 import pytest
 
 from unified_prof import __main__
-from unified_prof.cli import boundary
+from unified_prof.cli import app
 from unified_prof.errors import BUG_EXIT_CODE, StoreError, UprofError, UsageError
-from unified_prof.migrate.create import create
+from unified_prof.migrate.upgrade import create
 
 UPROF = [sys.executable, "-m", "unified_prof"]
 FULL = Path("/dev/full")
@@ -183,7 +183,7 @@ def test_names_that_are_not_utf_8_work(place: Path, command: str) -> None:
 
 # A command that fails as nobody foresaw.
 BUG = (
-    "import sys; from unified_prof.store import detect\n"
+    "import sys; from unified_prof.sqlite import detect\n"
     "def broken(path): raise KeyError('token=abc\\x1b[2J of ' + str(path))\n"
     "detect.detect = broken\n"
     "from unified_prof.cli.app import main\nmain(sys.argv[1:])\n"
@@ -216,8 +216,8 @@ def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
 
 # A command that a scheduler ends in the middle, with an output half written.
 ENDED = (
-    "import signal, sys; from unified_prof.store import atomic\n"
-    "import unified_prof.migrate.create as create\n"
+    "import signal, sys; from unified_prof.sqlite import atomic\n"
+    "import unified_prof.migrate.upgrade as create\n"
     "def ended(*_, **__): signal.raise_signal(int(sys.argv[1]))\n"
     "atomic.os.replace = atomic.os.link = atomic.os.rename = ended\n"
     "from unified_prof.cli.app import main\nmain(sys.argv[2:])\n"
@@ -253,7 +253,7 @@ def test_without_a_place_for_the_file_the_traceback_is_on_stderr(
         raise OSError("full")
 
     monkeypatch.setattr(tempfile, "mkstemp", no_place)
-    assert boundary.exit_code_of(lambda: _raise(KeyError("absent"))) == BUG_EXIT_CODE
+    assert app.exit_code_of(lambda: _raise(KeyError("absent"))) == BUG_EXIT_CODE
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -295,7 +295,7 @@ def _raise(error: BaseException) -> object:
 def test_exit_codes(
     error: BaseException, code: int, words: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    assert boundary.exit_code_of(lambda: _raise(error)) == code
+    assert app.exit_code_of(lambda: _raise(error)) == code
     assert capsys.readouterr().err == words
 
 

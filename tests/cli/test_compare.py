@@ -11,10 +11,7 @@ import numpy as np
 import pytest
 from typer.testing import CliRunner, Result
 
-from unified_prof.cli.app import app
-from unified_prof.errors import UprofError
-from unified_prof.migrate.create import create
-from unified_prof.runs.records import (
+from unified_prof.base.run_spec import (
     ActivationRecord,
     Frame,
     GapRecord,
@@ -22,7 +19,10 @@ from unified_prof.runs.records import (
     OperationRecord,
     TrackedRun,
 )
-from unified_prof.store import skyline
+from unified_prof.cli.app import app
+from unified_prof.errors import UprofError
+from unified_prof.migrate.upgrade import create
+from unified_prof.sqlite import skyline_writer
 
 ITERATIONS = 12
 
@@ -82,8 +82,10 @@ def write_run(
         peak_usage_bytes=int(50e6 * slow_line),
         complete=True,
     )
-    skyline.write_run_time(folder / "run_time.sqlite", run, {"device": device}, overwrite=False)
-    skyline.write_memory(folder / "memory.sqlite", run, {"device": device}, overwrite=False)
+    skyline_writer.write_run_time(
+        folder / "run_time.sqlite", run, {"device": device}, overwrite=False
+    )
+    skyline_writer.write_memory(folder / "memory.sqlite", run, {"device": device}, overwrite=False)
     return folder
 
 

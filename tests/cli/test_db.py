@@ -13,7 +13,7 @@ import pytest
 
 from tests.migrate.databases import LATEST, REVISIONS, make
 from unified_prof.cli.app import main
-from unified_prof.store.detect import detect
+from unified_prof.sqlite.detect import detect
 
 
 class Result:

@@ -8,7 +8,7 @@ from typing import Annotated, get_args
 
 import typer
 
-from unified_prof.cli.option_groups import with_groups
+from unified_prof.cli.command import with_groups
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,8 @@ import pytest
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
 from tests.records import tracked_run
-from unified_prof.store import ownership, spool
-from unified_prof.store.spool import Spooled
+from unified_prof.sqlite import atomic, spool
+from unified_prof.sqlite.spool import Spooled
 
 TRAINING = """\
 import os, sys, time, torch
@@ -96,7 +96,7 @@ def tag_of_the_dead() -> str:
 PRINT_TAG = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from unified_prof.store import ownership
+from unified_prof.sqlite import ownership
 print(ownership.tag())
 """
 
@@ -365,5 +365,5 @@ def test_recovering_needs_no_torch() -> None:
 
 
 def test_a_tag_says_who_is_alive() -> None:
-    assert ownership.is_of_here(ownership.tag())
-    assert not ownership.is_of_here("0badc0de-7-7")
+    assert atomic.is_of_here(atomic.tag())
+    assert not atomic.is_of_here("0badc0de-7-7")

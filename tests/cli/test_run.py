@@ -11,7 +11,7 @@ import pytest
 
 from tests.backends import toy
 from tests.records import tracked_run
-from unified_prof.backends.base import Capture, RunSpec
+from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.cli.app import main
 
 SCRIPT = """\

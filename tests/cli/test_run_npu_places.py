@@ -154,7 +154,7 @@ def test_without_a_program_that_does_nothing_msprof_exports_and_the_database_is_
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from unified_prof.backends import msprof_command
-    from unified_prof.backends.msprof_offer import Offer
+    from unified_prof.backends.msprof_plan import Offer
 
     monkeypatch.setattr(shutil, "which", lambda _: None)
     monkeypatch.setattr(os, "access", lambda *_: False)

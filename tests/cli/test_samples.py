@@ -14,7 +14,7 @@ import pytest
 from tests.cli.test_every_source import well
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
-from unified_prof.store.detect import detect
+from unified_prof.sqlite.detect import detect
 
 pytestmark = pytest.mark.slow
 

@@ -15,10 +15,10 @@ import pytest
 from tests.analysis.advice.plants import Plant
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
-from unified_prof.cli import thrift
+from unified_prof.cli import command as thrift
 
 HEAVY = (
-    "unified_prof.analysis.recording",
+    "unified_prof.recording.recording",
     "unified_prof.pipeline.sources",
     "unified_prof.cluster.stored",
     "unified_prof.decoders",
@@ -43,15 +43,15 @@ def test_reports_of_operations_need_nothing_of_timelines(
 NOT_FOR_A_SMALL_ONE = (
     "concurrent.futures",
     "unified_prof.pipeline.executors",
-    "unified_prof.pipeline.ranks",
-    "unified_prof.pipeline.standard_input",
-    "unified_prof.store.detect",
-    "unified_prof.store.foreign",
-    "unified_prof.store.run_folder",
-    "unified_prof.store.btree.scan",
-    "unified_prof.store.btree.writing.fields",
-    "unified_prof.store.btree.writing.page_file",
-    "unified_prof.store.btree.writing.tree",
+    "unified_prof.pipeline.distributed",
+    "unified_prof.pipeline.discovery",
+    "unified_prof.sqlite.detect",
+    "unified_prof.sqlite.external_tables",
+    "unified_prof.sqlite.run_folder",
+    "unified_prof.sqlite.pages.record_reader",
+    "unified_prof.sqlite.pages.row_encoder",
+    "unified_prof.sqlite.pages.tree_writer",
+    "unified_prof.sqlite.pages.tree_writer",
     "sqlalchemy",
     "torch",
 )
@@ -59,10 +59,10 @@ NOT_FOR_A_TRACE = (*NOT_FOR_A_SMALL_ONE, "unified_prof.decoders.prof", "unified_
 NOT_FOR_A_PROF = (
     *NOT_FOR_A_SMALL_ONE,
     "unified_prof.decoders.kineto",
-    "unified_prof.decoders.prof.collectives.aicpu_collectives",
-    "unified_prof.decoders.prof.collectives.aicpu_operators",
-    "unified_prof.decoders.prof.collectives.aicpu_rows",
-    "unified_prof.redaction",
+    "unified_prof.decoders.prof.aicpu_collectives",
+    "unified_prof.decoders.prof.aicpu_records",
+    "unified_prof.decoders.prof.aicpu_collectives",
+    "unified_prof.base.redaction",
 )
 
 
@@ -80,17 +80,17 @@ def test_so_is_a_small_recording_of_an_npu(tmp_path: Path) -> None:
 
 
 NOT_FOR_A_REPORT = (
-    "unified_prof.analysis.explain.path",
-    "unified_prof.analysis.explain.queues",
-    "unified_prof.analysis.explain.roofline.breakdown",
-    "unified_prof.analysis.explain.advice.rules.communication",
-    "unified_prof.analysis.explain.advice.rules.links",
-    "unified_prof.analysis.explain.advice.rules.occupancy",
-    "unified_prof.analysis.explain.advice.rules.optimizer",
-    "unified_prof.analysis.explain.advice.rules.steps",
-    "unified_prof.analysis.views.host_lanes",
-    "unified_prof.analysis.views.timeline",
-    "unified_prof.analysis.views.tracks",
+    "unified_prof.explain.critical_path",
+    "unified_prof.explain.basic_breakdowns",
+    "unified_prof.explain.roofline.breakdown",
+    "unified_prof.explain.advice.communication_rules",
+    "unified_prof.explain.advice.communication_rules",
+    "unified_prof.explain.advice.kernel_rules",
+    "unified_prof.explain.advice.fusion",
+    "unified_prof.explain.advice.memory_rules",
+    "unified_prof.recording.host_lanes",
+    "unified_prof.recording.timeline",
+    "unified_prof.recording.tracks",
     "unified_prof.cluster.stored",
     "unified_prof.decoders",
     "sqlalchemy",

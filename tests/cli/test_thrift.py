@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from unified_prof.cli import thrift
+from unified_prof.cli import command as thrift
 
 _FAULTS = """
 import resource, sys

@@ -12,8 +12,8 @@ import typer
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.cli import values
-from unified_prof.cli.command_line import Application
+from unified_prof.cli import command as values
+from unified_prof.cli.command import Application
 
 
 class Color(str, Enum):

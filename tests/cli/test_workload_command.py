@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from unified_prof.cli.workload_command import end_options_after_module
+from unified_prof.cli.run_options import end_options_after_module
 
 
 @pytest.mark.parametrize(

@@ -22,8 +22,8 @@ from unified_prof.arrays import intervals
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_columns
 from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts
-from unified_prof.cluster.timeline import Cover
-from unified_prof.store.writer import ReportWriter
+from unified_prof.cluster.rank_columns import Cover
+from unified_prof.sqlite.writer import ReportWriter
 
 START = 1_763_600_000_000_000_000
 KERNELS = (("MatMul", 200_000), ("Attention", 300_000), ("Norm", 25_000), ("Gelu", 40_000))

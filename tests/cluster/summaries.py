@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 MS = 1_000_000
 START_NS = 1_700_000_000_000_000_000

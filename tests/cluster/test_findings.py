@@ -8,10 +8,10 @@ from dataclasses import replace
 import pytest
 
 from tests.cluster.made import Made, Plan, make, partials_of
-from unified_prof.analysis.finding import Finding
-from unified_prof.cluster import walk
+from unified_prof.cluster import replay
 from unified_prof.cluster.partial import first_steps
 from unified_prof.cluster.summary import summarise
+from unified_prof.recording.model import Finding
 
 
 def told(plan: Plan) -> tuple[list[Finding], Made]:
@@ -242,7 +242,7 @@ def test_steps_beyond_those_that_are_walked_cost_what_they_cost(
 ) -> None:
     plan = replace(Plan(steps=10, only=(7, 8), batches=4), **change)  # type: ignore[arg-type]
     whole, _ = told(plan)
-    monkeypatch.setattr(walk, "_MOST_OPERATIONS", 1_500)
+    monkeypatch.setattr(replay, "_MOST_OPERATIONS", 1_500)
     found, made = told(plan)
     assert [(one.kind, one.ranks, one.steps) for one in found] == [
         (one.kind, one.ranks, (7, 8)) for one in whole

@@ -179,7 +179,7 @@ def test_small_databases_are_read_as_big_ones_are(
 ) -> None:
     path = database(make(PLAN), 6, folder / "6.db")
     (small,) = partials_of(path)
-    monkeypatch.setattr("unified_prof.store.integers._SMALL_BYTES", -1)
+    monkeypatch.setattr("unified_prof.sqlite.integer_columns._SMALL_BYTES", -1)
     (big,) = partials_of(path)
     assert_equal(small, big)
     assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)

@@ -8,8 +8,7 @@ from typing import Any
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.inputs import Where
-from unified_prof.cluster.partial import Partial
+from unified_prof.cluster.partial import Partial, Where
 from unified_prof.cluster.summary import Summary, summarise
 from unified_prof.errors import UsageError
 

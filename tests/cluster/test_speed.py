@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster import matching, program, walk
+from unified_prof.cluster import matching, replay
 from unified_prof.cluster.matching import match
 from unified_prof.cluster.partial import END, START, STEP
 from unified_prof.cluster.summary import summarise
@@ -20,7 +20,7 @@ def test_a_healthy_run_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(walk, "program_of", never)
+    monkeypatch.setattr(replay, "program_of", never)
     assert summarise(partials_of(make(Plan(steps=3)))).findings == []
     with pytest.raises(AssertionError):
         summarise(partials_of(make(Plan(steps=3, slow={5: 1.3}))))
@@ -62,7 +62,7 @@ def test_begins_come_behind_the_last_end_of_their_group(seed: int) -> None:
     marks = {"time": time[order], "what": what[order], "op": op[order]}
     event = np.where(rng.random(count) < 0.8, np.arange(count), -1)
     matched = np.where(marks["what"] == STEP, -1, event[marks["op"]])
-    behind, delay = program._queued(marks, ops, matched)
+    behind, delay = replay._queued(marks, ops, matched)
     found = {at: (int(behind[at]), int(delay[at])) for at in np.flatnonzero(behind >= 0).tolist()}
     assert found == one_by_one(marks, ops, matched)
     assert (delay[behind < 0] == -1).all()

@@ -10,7 +10,7 @@ import pytest
 from tests.cluster.made import Plan, make, partials_of
 from tests.cluster.test_matching import later
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster import streamed
+from unified_prof.cluster import streamed_sums
 from unified_prof.cluster.partial import Partial
 from unified_prof.cluster.summary import Summary, summarise
 
@@ -63,19 +63,19 @@ def test_a_rank_within_the_limit_stays_whole() -> None:
 
 def test_events_by_slice_are_those_by_number() -> None:
     rng = np.random.default_rng(7)
-    quick, slow = streamed._Events(), streamed._Events()
+    quick, slow = streamed_sums._Events(), streamed_sums._Events()
     for rank in range(4):
         first, count = int(rng.integers(0, 3)), int(rng.integers(1, 40))
         numbers = np.arange(first, first + count)
         rows = rng.permutation(count)
         table = {name: rng.integers(-1, 9, count) for name in ("move", "step", "bytes")}
         own = rng.integers(1, 50, count)
-        at = streamed._in_a_row(numbers)
+        at = streamed_sums._in_a_row(numbers)
         assert at == slice(first, first + count)
         for held, where in ((quick, at), (slow, numbers)):
             held.grow(first + count)
             held.take(where, rank, own, table, rows)
     for name in ("least", "spent", "members", "last", "moved", "step", "bytes"):
         np.testing.assert_array_equal(getattr(quick, name), getattr(slow, name), name)
-    assert isinstance(streamed._in_a_row(np.array([0, 1, 3])), np.ndarray)
-    assert isinstance(streamed._in_a_row(np.array([1, 0, 2])), np.ndarray)
+    assert isinstance(streamed_sums._in_a_row(np.array([0, 1, 3])), np.ndarray)
+    assert isinstance(streamed_sums._in_a_row(np.array([1, 0, 2])), np.ndarray)

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.inputs import Unread, Where
+from unified_prof.cluster.partial import Unread, Where
 from unified_prof.cluster.summary import Summary, summarise
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
-from unified_prof.store import cluster_summary
+from unified_prof.sqlite import writer
 
 PLAN = Plan(slow={5: 1.3}, setup_ns=1_000_000)
 
@@ -32,7 +32,7 @@ def summary() -> Summary:
 @pytest.fixture(scope="module")
 def file(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "cluster.sqlite"
-    cluster_summary.write(path, summary.tables, {"tool": "uprof"})
+    writer.write(path, summary.tables, {"tool": "uprof"})
     return path
 
 

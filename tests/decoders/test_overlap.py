@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from unified_prof.decoders.overlap import OverlapWriter, Spans
-from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.prof.slices import Workspace
 
 SPANS = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)), max_size=12)
 

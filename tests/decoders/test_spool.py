@@ -7,8 +7,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.spool import Spool
-from unified_prof.decoders.windows import windows
+from unified_prof.decoders.spool import Spool, windows
 
 ROW = np.dtype([("key", "i8"), ("order", "i8")])
 

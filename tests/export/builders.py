@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 T0 = 1_767_225_600_000_000_000
 NO_CONTEXT = 4294967295

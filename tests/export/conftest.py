@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from tests.export.builders import Recorded
-from unified_prof.export.mindstudio import writing
-from unified_prof.export.mindstudio.writing import Exported
-from unified_prof.store.reader import open_report
+from unified_prof.export.mindstudio import writer
+from unified_prof.export.mindstudio.writer import Exported
+from unified_prof.sqlite.reader import open_report
 
 Export = Callable[[Path], Exported]
 
@@ -35,6 +35,6 @@ def export(out: Path) -> Export:
 
     def run(path: Path) -> Exported:
         with open_report(path) as report:
-            return writing.write(report, out)
+            return writer.write(report, out)
 
     return run

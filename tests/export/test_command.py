@@ -12,7 +12,7 @@ from tests.export.builders import Recorded
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UsageError
 from unified_prof.export.files import OutputFiles
 from unified_prof.pipeline.export import export
-from unified_prof.store.atomic import AtomicFile
+from unified_prof.sqlite.atomic import AtomicFile
 
 
 @pytest.fixture

@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.read.whole_tables import MISSING
-from unified_prof.export.mindstudio import numbers
-from unified_prof.export.mindstudio.delivery import cell, lines
+from unified_prof.export.mindstudio import registry
+from unified_prof.export.mindstudio.registry import cell, lines
+from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
 TIMES = st.integers(0, 2**62)
 # Counters' metrics: shares, microseconds, GB/s; sixteenths are where exact halves lie.
@@ -31,7 +31,7 @@ def _column(*values: int) -> np.ndarray[tuple[int], np.dtype[np.int64]]:
 
 @given(st.lists(TIMES, max_size=20))
 def test_times_are_microseconds_cut_to_nothing_at_all(times: list[int]) -> None:
-    cells = numbers.microseconds(_column(*times))
+    cells = registry.microseconds(_column(*times))
     assert [Decimal(one) * 1000 for one in cells] == times
     assert all(len(one.partition(".")[2]) == 3 for one in cells)
 
@@ -39,14 +39,14 @@ def test_times_are_microseconds_cut_to_nothing_at_all(times: list[int]) -> None:
 @given(st.lists(TIMES, max_size=20))
 def test_times_as_doubles_are_what_reading_their_text_gives(times: list[int]) -> None:
     column = _column(*times)
-    assert numbers.as_doubles(column).tolist() == [float(t) for t in numbers.microseconds(column)]
+    assert registry.as_doubles(column).tolist() == [float(t) for t in registry.microseconds(column)]
 
 
 @given(METRICS)
 def test_metrics_are_rounded_half_away_from_zero_of_what_they_are_exactly(value: float) -> None:
     exact = Decimal(value).quantize(Decimal("0.001"), ROUND_HALF_UP)
-    assert numbers.thousandths(np.array([value]))[0] == exact * 1000
-    (text,) = numbers.rounded(np.array([value]))
+    assert registry.thousandths(np.array([value]))[0] == exact * 1000
+    (text,) = registry.rounded(np.array([value]))
     assert Decimal(text) == exact
 
 
@@ -54,7 +54,7 @@ def test_metrics_are_rounded_half_away_from_zero_of_what_they_are_exactly(value:
 def test_metrics_look_as_sqlite_prints_them(value: float) -> None:
     with closing(sqlite3.connect(":memory:")) as db:
         ((text,),) = db.execute("SELECT CAST(round(?, 3) AS TEXT)", (value,))
-    (ours,) = numbers.rounded(np.array([value]))
+    (ours,) = registry.rounded(np.array([value]))
     assert ours.removeprefix("-" if float(text) == 0 else "~") == text.removeprefix(
         "-" if float(text) == 0 else "~"
     )
@@ -77,33 +77,33 @@ def test_metrics_look_as_sqlite_prints_them(value: float) -> None:
     ],
 )
 def test_a_metric(value: float, text: str) -> None:
-    assert numbers.rounded(np.array([value])) == [text]
+    assert registry.rounded(np.array([value])) == [text]
 
 
 @pytest.mark.parametrize(
     ("value", "text"), [(6.0, "6"), (11.33, "11.33"), (0.0, "0"), (100.0, "100"), (1e6, "1000000")]
 )
 def test_totals_have_no_zeros_at_the_end(value: float, text: str) -> None:
-    assert numbers.trimmed(value) == text
+    assert registry.trimmed(value) == text
 
 
 @pytest.mark.parametrize(
     ("value", "rounded"), [(0.0005, 0.001), (2.5005, 2.501), (-0.0005, -0.001), (1.0004, 1.0)]
 )
 def test_halves_go_away_from_zero_after_scaling(value: float, rounded: float) -> None:
-    assert numbers.half_away(value) == rounded
+    assert registry.half_away(value) == rounded
 
 
 @given(st.lists(st.integers(0, 2**44), max_size=20))
 def test_kilobytes_are_those_of_python(sizes: list[int]) -> None:
-    assert numbers.kilobytes(_column(*sizes)) == [str(round(size / 1024, 3)) for size in sizes]
+    assert registry.kilobytes(_column(*sizes)) == [str(round(size / 1024, 3)) for size in sizes]
 
 
 def test_what_is_missing_is_not_zero() -> None:
-    assert numbers.integers(_column(0, MISSING)) == ["0", "N/A"]
-    assert numbers.microseconds(_column(1500, MISSING, -1)) == ["1.500", "N/A", "N/A"]
-    assert numbers.kilobytes(_column(64, MISSING)) == ["0.062", "N/A"]
-    assert numbers.cycles(np.array([148320.0, np.nan, 0.5])) == ["148320", "N/A", "0.5"]
+    assert registry.integers(_column(0, MISSING_WHOLE_TABLES)) == ["0", "N/A"]
+    assert registry.microseconds(_column(1500, MISSING_WHOLE_TABLES, -1)) == ["1.500", "N/A", "N/A"]
+    assert registry.kilobytes(_column(64, MISSING_WHOLE_TABLES)) == ["0.062", "N/A"]
+    assert registry.cycles(np.array([148320.0, np.nan, 0.5])) == ["148320", "N/A", "0.5"]
 
 
 @given(

@@ -15,8 +15,8 @@ import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.cli.test_report import refused, uprof
-from unified_prof.export.layouts import LAYOUTS
-from unified_prof.export.stacks import pprof
+from unified_prof.export import stacks as pprof
+from unified_prof.export.files import LAYOUTS
 
 STACKS = [one for one in LAYOUTS if one.makes == "stacks"]
 

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from tests.export.builders import NO_CONTEXT, Recorded
 from tests.export.conftest import Export
-from unified_prof.export.mindstudio import recording
-from unified_prof.export.mindstudio.timeline import events
+from unified_prof.export.mindstudio import recording, timeline_events
 
 Event = dict[str, Any]
 PROCESS = 77
@@ -55,7 +54,7 @@ def test_calls_and_the_arrows_they_begin(database: Recorded, out: Path, export: 
         database.task(60_000, 61_000, "AI_CORE", connection=-1)
     export(database.path)
     found = _read(out)
-    calls = _of(found, events.CALLS, "X")
+    calls = _of(found, timeline_events.CALLS, "X")
     assert [one["name"] for one in calls] == [
         *("AscendCL@aclnnAdd", "Node@launch", "Runtime@KernelLaunch"),
         *("AscendCL@aclrtMemcpyAsync", "AscendCL@aclrtRecordEvent", "Api@odd"),
@@ -69,13 +68,13 @@ def test_calls_and_the_arrows_they_begin(database: Recorded, out: Path, export: 
     assert calls[1]["args"]["Mode"] == "launch"
     assert (calls[2]["ts"], calls[2]["dur"]) == ("1767225600000002.000", 5.5)
     assert calls[0]["pid"] == PROCESS << 10 | 7 << 5 | 31
-    begins = {one["id"] for one in _of(found, events.CALLS, "s")}
-    ends = {one["id"]: one for one in _of(found, events.HARDWARE, "f")}
+    begins = {one["id"] for one in _of(found, timeline_events.CALLS, "s")}
+    ends = {one["id"]: one for one in _of(found, timeline_events.HARDWARE, "f")}
     assert begins == set(ends) == {str(one << 32) for one in (node, copy, record)}
     arrow = ends[str(node << 32)]
     assert (arrow["bp"], arrow["cat"], arrow["tid"]) == ("e", "HostToDevice", 3)
     assert arrow["name"] == f"HostToDevice{node << 32}"
-    tasks = _of(found, events.HARDWARE, "X")
+    tasks = _of(found, timeline_events.HARDWARE, "X")
     assert [one["name"] for one in tasks] == [
         *("add_1", "MEMCPY_ASYNC", "EVENT_RECORD", "EVENT_WAIT", "AI_CORE"),
     ]
@@ -102,7 +101,7 @@ def test_a_launch_with_contexts_is_shown_by_these(
         database.kernel(inner, "mix", core="MIX_AIC")
         database.task(200, 300, "KERNEL_AICORE", number=5, connection=10)
     export(database.path)
-    tasks = _of(_read(out), events.HARDWARE, "X")
+    tasks = _of(_read(out), timeline_events.HARDWARE, "X")
     assert [(one["name"], one["args"]["Subtask Id"]) for one in tasks] == [
         ("mix", 0),
         ("KERNEL_AICORE", NO_CONTEXT),
@@ -117,7 +116,7 @@ def test_copies_tell_what_they_moved(database: Recorded, out: Path, export: Expo
             database.row("MEMCPY_INFO", values, texts=())
         database.task(300, 364, "MEMCPY_ASYNC")
     export(database.path)
-    found = [one["args"] for one in _of(_read(out), events.HARDWARE, "X")]
+    found = [one["args"] for one in _of(_read(out), timeline_events.HARDWARE, "X")]
     keys = ("size(B)", "bandwidth(GB/s)", "operation")
     assert [tuple(one[key] for key in keys) for one in found] == [
         (4096, 64.0, "host to device"),
@@ -131,7 +130,7 @@ def test_kernels_of_grids_tell_these(database: Recorded, out: Path, export: Expo
     with database:
         database.op(0, 10, kind="KERNEL_SIMT")
     export(database.path)
-    (one,) = _of(_read(out), events.HARDWARE, "X")
+    (one,) = _of(_read(out), timeline_events.HARDWARE, "X")
     assert (one["args"]["Grid Dim"], one["args"]["Block Dim"]) == ("N/A", "N/A")
 
 
@@ -173,7 +172,7 @@ def test_groups_planes_and_their_threads(database: Recorded, out: Path, export: 
     found = _read(out)
     pids = [PROCESS << 10 | 16 << 5 | device for device in (0, 1)]
     title = "Group group Communication"
-    assert _names(found, events.COMMUNICATION) == {
+    assert _names(found, timeline_events.COMMUNICATION) == {
         (pids[0], 0): title,
         (pids[0], 1): "Plane 0",
         (pids[0], 2): "Plane 1",
@@ -181,7 +180,7 @@ def test_groups_planes_and_their_threads(database: Recorded, out: Path, export: 
         (pids[1], 4): "Plane 0",
         (pids[1], 6): "Plane 2",
     }
-    shown = _of(found, events.COMMUNICATION, "X")
+    shown = _of(found, timeline_events.COMMUNICATION, "X")
     assert [(one["pid"] & 31, one["tid"]) for one in shown] == [
         (1, 4),
         (1, 6),
@@ -215,7 +214,7 @@ def test_groups_planes_and_their_threads(database: Recorded, out: Path, export: 
         "relay": "no",
         "retry": "yes",
     }
-    assert len(_of(found, events.COMMUNICATION, "f")) == 3
+    assert len(_of(found, timeline_events.COMMUNICATION, "f")) == 3
     assert {one.name: one.count for one in exported.anomalies} == {"collective_without_task": 1}
 
 
@@ -225,7 +224,7 @@ def test_operators_of_groups_without_tasks_have_a_thread(
     with database:
         database.collective(0, 100)
     export(database.path)
-    (one,) = _of(_read(out), events.COMMUNICATION, "X")
+    (one,) = _of(_read(out), timeline_events.COMMUNICATION, "X")
     assert (one["tid"], one["args"]["model id"]) == (0, NO_CONTEXT)
 
 
@@ -239,11 +238,11 @@ def test_overlap(database: Recorded, out: Path, export: Export) -> None:
             )
     export(database.path)
     found = _read(out)
-    assert [(one["name"], one["tid"]) for one in _of(found, events.OVERLAP, "X")] == [
+    assert [(one["name"], one["tid"]) for one in _of(found, timeline_events.OVERLAP, "X")] == [
         ("Computing", 0),
         ("Free", 3),
     ]
-    assert len(_names(found, events.OVERLAP)) == 4
+    assert len(_names(found, timeline_events.OVERLAP)) == 4
 
 
 def test_marks_on_the_host_and_on_devices(database: Recorded, out: Path, export: Export) -> None:
@@ -255,17 +254,19 @@ def test_marks_on_the_host_and_on_devices(database: Recorded, out: Path, export:
     exported = export(database.path)
     for kind in ("msprof", "msprof_tx"):
         found = _read(out, kind)
-        mark, old = _of(found, events.PROGRAM, "X")
+        mark, old = _of(found, timeline_events.PROGRAM, "X")
         assert (mark["name"], mark["dur"]) == ('say "步"', 0.5)
         assert mark["args"] == {"event_type": "push/pop", "domain": "default"}
         assert old["args"] == {"Category": "3", "event_type": "marker"}
-        assert [one["id"] for one in _of(found, events.PROGRAM, "s")] == ["4000000001"]
-        reached = _of(found, events.HARDWARE, "X")
+        assert [one["id"] for one in _of(found, timeline_events.PROGRAM, "s")] == ["4000000001"]
+        reached = _of(found, timeline_events.HARDWARE, "X")
         assert [one["name"] for one in reached] == ['say "步"', "N/A"]
         assert reached[0]["args"] == {"Physic Stream Id": 7, "Task Id": 0}
-        ends = _of(found, events.HARDWARE, "f")
+        ends = _of(found, timeline_events.HARDWARE, "f")
         assert ends[0]["name"] == "MsTx_4000000001"
-        assert "process_name" not in {one["name"] for one in _of(found, events.PROGRAM, "M")}
+        assert "process_name" not in {
+            one["name"] for one in _of(found, timeline_events.PROGRAM, "M")
+        }
     assert "name of the profiled program" in {one.what for one in exported.left_out}
 
 
@@ -336,7 +337,7 @@ def test_counters(database: Recorded, out: Path, export: Export) -> None:
         (29, "QoS 0"): {"die 0": 7, "die 1": 7},
         (9, "CPU 12"): {"Usage(%)": 3.5},
     }  # fmt: skip
-    (call,) = _of(found, events.SYSTEM_CALLS, "X")
+    (call,) = _of(found, timeline_events.SYSTEM_CALLS, "X")
     assert (call["name"], call["tid"], call["dur"]) == ("open", 5, 0.01)
 
 
@@ -377,6 +378,6 @@ def test_processes_have_32_bits(tmp_path: Path, out: Path, export: Export) -> No
 
 @given(st.lists(st.integers(0, 2**53), max_size=10))
 def test_durations_are_the_numbers_that_they_look_like(durations: list[int]) -> None:
-    texts = events.decimals(np.array(durations, np.int64))
+    texts = timeline_events.decimals(np.array(durations, np.int64))
     assert [float(one) for one in texts] == [one / 1000 for one in durations]
     assert all("." in one for one in texts)

@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 
 import unified_prof
-from unified_prof.analysis.kinds import By
 from unified_prof.errors import UsageError
 from unified_prof.integrations import notebook
-from unified_prof.tracking.watch.cells import cell_name
+from unified_prof.recording.breakdown_kinds import By
+from unified_prof.tracking.code_entries import cell_name
 
 MODEL = """\
 import torch

@@ -19,11 +19,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.conftest import ROOT
-from unified_prof.analysis.compare.comparable import TOTAL, Operations, Run
-from unified_prof.baselines import keep
+from unified_prof.baselines import api
 from unified_prof.baselines.store import MAX_NAME
+from unified_prof.compare.comparable import TOTAL, Operations, Run
 from unified_prof.errors import CaptureError
-from unified_prof.integrations.pytest_uprof import again, measuring
+from unified_prof.integrations.pytest_uprof import settings as measuring
+from unified_prof.integrations.pytest_uprof import verdicts
 from unified_prof.integrations.pytest_uprof.session import stored_name
 from unified_prof.integrations.pytest_uprof.settings import Settings
 
@@ -91,13 +92,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
         step()
         return made.run()
 
-    def again_(self: again.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+    def again_(self: verdicts.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
         made.runs_begun.append(f"{item.nodeid} {number}/{of}")
         used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
         return {name: made.run() for name in used[0]._measured}
 
     monkeypatch.setattr(measuring.Uprof, "_measure", measure)
-    monkeypatch.setattr(again.Begun, "measure", again_)
+    monkeypatch.setattr(verdicts.Begun, "measure", again_)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return made
 
@@ -118,8 +119,8 @@ def outcomes(result: pytest.RunResult) -> dict[str, int]:
 
 
 def names(pytester: pytest.Pytester) -> list[str]:
-    store = str(pytester.path / keep.DEFAULT_STORE)
-    return [f"{entry.name}@{entry.version}" for entry in keep.entries(store)]
+    store = str(pytester.path / api.DEFAULT_STORE)
+    return [f"{entry.name}@{entry.version}" for entry in api.entries(store)]
 
 
 Sessions = Callable[..., pytest.RunResult]
@@ -505,10 +506,10 @@ def test_what_cannot_be_measured_again_fails(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(self: again.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+    def fail(self: verdicts.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
         raise CaptureError("run 2 of 3 failed", hint="runs=1")
 
-    monkeypatch.setattr(again.Begun, "measure", fail)
+    monkeypatch.setattr(verdicts.Begun, "measure", fail)
     pytester.makepyfile(ONE_STEP)
     result = session("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
@@ -642,10 +643,10 @@ def test_what_xdist_adds_to_a_name_is_taken_away(pytester: pytest.Pytester) -> N
         "test_step[a@b]",
     )
     plain = item.nodeid
-    assert again.plain_id(item) == plain
+    assert verdicts.plain_id(item) == plain
     # How xdist sets it depends on the versions of both; that it is the end of the name does not.
     grouped: Any = SimpleNamespace(parent=item.parent, name=item.name, nodeid=f"{plain}@gpu_all")
-    assert again.plain_id(grouped) == plain
+    assert verdicts.plain_id(grouped) == plain
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import unified_prof
-from unified_prof.integrations.traces import trace_handler
+from unified_prof.integrations.measurement import trace_handler
 
 EVENTS = {
     "traceEvents": [

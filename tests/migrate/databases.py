@@ -8,7 +8,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 REVISIONS = catalogue.REVISIONS["msprof"]
 LATEST = catalogue.resolve("msprof", "latest")

@@ -15,8 +15,8 @@ import pytest
 from tests.migrate.databases import REVISIONS, make, rows_of, tables_of
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
-from unified_prof.store.layouts import RENAMES
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.views import RENAMES
 
 TEXT = "the id of N/A"
 MARKS: dict[tuple[str, str], object] = {

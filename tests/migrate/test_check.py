@@ -10,7 +10,7 @@ import pytest
 from tests.migrate.databases import REVISIONS, Rows, make
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import Check, check
-from unified_prof.migrate.create import create
+from unified_prof.migrate.upgrade import create
 
 REVISION = "1.2.0_20251226"
 TASK = (100, 150, 0, 1, 0, 42, 7, 4294967295, 1, 1, 4294967295)

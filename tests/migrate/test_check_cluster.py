@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof.migrate.check import check
-from unified_prof.migrate.create import create
+from unified_prof.migrate.upgrade import create
 
 WHOLE = (
     "INSERT INTO RANK (rank, status) VALUES (0, 'read'), (1, 'absent')",

@@ -9,8 +9,8 @@ import pytest
 
 from tests.migrate.databases import LATEST, make, opened, rows_of, tables_of
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
-from unified_prof.store.detect import detect
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.detect import detect
 
 NO_NOTIFY = 9223372036854775807
 UNKNOWN_32 = 4294967295

@@ -13,8 +13,8 @@ import pytest
 from tests.migrate.databases import REVISIONS
 from unified_prof.migrate import runner
 from unified_prof.migrate.steps import FileState
-from unified_prof.models import catalogue
-from unified_prof.store import fingerprint
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import fingerprint
 
 EMPTY = FileState(holds_all_tables=True, holds_records=False)
 

@@ -15,8 +15,8 @@ from tests.migrate.databases import LATEST, make, make_msmonitor, opened, rows_o
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
-from unified_prof.store.detect import detect
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.detect import detect
 
 OLD = "1.1.1_20250620"
 
@@ -165,7 +165,7 @@ def test_a_key_that_a_keyless_file_has_twice_is_a_problem(tmp_path: Path) -> Non
 
 @pytest.mark.parametrize("family", ["skyline-run-time", "skyline-memory", "cluster"])
 def test_reports_of_other_families_are_at_their_only_revision(tmp_path: Path, family: str) -> None:
-    from unified_prof.migrate.create import create
+    from unified_prof.migrate.upgrade import create
 
     path = tmp_path / "a.sqlite"
     assert create(path, family, "latest") == "1"
@@ -269,7 +269,7 @@ def test_what_a_killed_writer_left_is_not_lost(
 def test_a_file_that_is_being_written_is_not_upgraded(
     old: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_prof.migrate.files._LOCK_TIMEOUT_S", 0.05)
+    monkeypatch.setattr("unified_prof.migrate.upgrade._LOCK_TIMEOUT_S", 0.05)
     with closing(sqlite3.connect(old, isolation_level=None)) as db:
         db.execute("BEGIN IMMEDIATE")
         with pytest.raises(StoreError, match="written by another process"):

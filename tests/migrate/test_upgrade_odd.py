@@ -18,7 +18,7 @@ from sqlalchemy.engine.default import DefaultDialect
 from tests.migrate.databases import REVISIONS, make, rows_of
 from unified_prof.errors import StoreError
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 OLDEST, MIDDLE, NEWEST = REVISIONS[0], "1.2.0_20250922", REVISIONS[-1]
 ODD_COLUMNS = (
@@ -138,7 +138,7 @@ import sys
 from pathlib import Path
 from unified_prof.migrate import runner
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.signals import ended_by_signals
+from unified_prof.base.signals import ended_by_signals
 
 record = runner._record
 

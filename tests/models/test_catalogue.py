@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from unified_prof.errors import UsageError
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 
 def test_aliases_name_the_documented_and_the_newest_revision() -> None:

@@ -12,14 +12,14 @@ from sqlalchemy import Table
 from sqlalchemy.dialects import sqlite
 from sqlalchemy.schema import CreateTable
 
-from unified_prof import models
-from unified_prof.models import catalogue
-from unified_prof.models.msprof import PYTORCH_MODELS
-from unified_prof.models.uprof import UprofBase
+from unified_prof import schema
+from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import PYTORCH_MODELS
+from unified_prof.schema.uprof import UprofBase
 
-for _module in pkgutil.iter_modules(models.__path__):
+for _module in pkgutil.iter_modules(schema.__path__):
     if _module.name.startswith("uprof"):
-        import_module(f"{models.__name__}.{_module.name}")
+        import_module(f"{schema.__name__}.{_module.name}")
 
 TABLES: dict[str, Table] = {
     **UprofBase.metadata.tables,

@@ -9,10 +9,9 @@ import pytest
 from sqlalchemy import create_engine
 from sqlalchemy.orm import DeclarativeBase
 
-from unified_prof.models import catalogue
-from unified_prof.models.cluster import ClusterBase
-from unified_prof.models.skyline_memory import SkylineMemoryBase
-from unified_prof.models.skyline_run_time import SkylineRunTimeBase
+from unified_prof.schema import catalogue
+from unified_prof.schema.cluster import ClusterBase
+from unified_prof.schema.skyline import SkylineMemoryBase, SkylineRunTimeBase
 
 Shape = dict[str, Any]
 

@@ -9,8 +9,8 @@ import pytest
 from sqlalchemy import create_engine, select, text
 from sqlalchemy.orm import Session, configure_mappers
 
-from unified_prof.models import catalogue
-from unified_prof.models.msprof import (
+from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import (
     MSPROF_MODELS,
     PYTORCH_MODELS,
     CannApi,
@@ -21,9 +21,9 @@ from unified_prof.models.msprof import (
     PytorchApi,
     RankDevice,
     Task,
-    enums,
 )
-from unified_prof.models.msprof.base import STRINGS
+from unified_prof.schema.msprof import session as enums
+from unified_prof.schema.msprof.session import STRINGS
 
 NEWEST = catalogue.load("msprof", "latest")
 

@@ -7,13 +7,13 @@ from contextlib import closing
 
 from sqlalchemy import create_engine
 
-from unified_prof.models import uprof_gpu
-from unified_prof.models.catalogue import extension_tables
-from unified_prof.models.uprof import UprofBase
+from unified_prof.schema import uprof
+from unified_prof.schema.catalogue import extension_tables
+from unified_prof.schema.uprof import UprofBase
 
 MODELS = [
     model
-    for model in vars(uprof_gpu).values()
+    for model in vars(uprof).values()
     if isinstance(model, type) and issubclass(model, UprofBase) and model is not UprofBase
 ]
 

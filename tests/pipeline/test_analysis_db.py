@@ -7,9 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from unified_prof import open_report
+from unified_prof.base.vocabulary import group_hash
 from unified_prof.pipeline.analysis_db import write_analysis
-from unified_prof.store.writer import ReportWriter
-from unified_prof.vocabulary import group_hash
+from unified_prof.sqlite.writer import ReportWriter
 
 
 def test_groups_are_named_by_the_hash_that_readers_compute() -> None:

@@ -16,8 +16,7 @@ from tests.pipeline.test_sources import MAKERS
 from tests.pipeline.two_stages import pipeline
 from tests.prof_generator import Recipe, generate
 from unified_prof.pipeline import analysis_db
-from unified_prof.pipeline.conversions import convert_all
-from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.sources import Sign, by_kind
 
 

@@ -15,7 +15,7 @@ from tests.decoders.kineto.made import write as write_trace
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline import cache
-from unified_prof.store.detect import detect
+from unified_prof.sqlite.detect import detect
 
 
 @pytest.fixture(autouse=True)

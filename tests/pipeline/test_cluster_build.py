@@ -22,13 +22,13 @@ from tests.cluster.made import Plan, database, make
 from unified_prof.cli.app import app
 from unified_prof.cluster import partial, rank_map
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
-from unified_prof.migrate.create import create
-from unified_prof.models import catalogue
+from unified_prof.migrate.upgrade import create
 from unified_prof.pipeline import cluster_map, remote
 from unified_prof.pipeline.cluster import build, summary_of
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.remote import Folder
-from unified_prof.store import atomic
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import atomic
 
 pytest.importorskip("pyarrow")
 
@@ -184,7 +184,7 @@ def test_a_call_with_nothing_new_imports_nothing_that_reads(run: Path, target: s
         "pyarrow",
         "unified_prof.cluster.rank_map",
         "unified_prof.cluster.summary",
-        "unified_prof.cluster.walk",
+        "unified_prof.cluster.replay",
     }
     assert heavy <= set(said[0])
     assert heavy & set(said[1]) == set()
@@ -450,8 +450,8 @@ def test_the_command_warns_and_strictly_fails(run: Path, target: str) -> None:
 KILLED = """
 import os, signal, sys
 from pathlib import Path
-from unified_prof.migrate.create import create
-from unified_prof.models import catalogue
+from unified_prof.migrate.upgrade import create
+from unified_prof.schema import catalogue
 from unified_prof.pipeline import cluster_map, remote
 
 original = cluster_map.partials_of

@@ -12,8 +12,9 @@ from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
 from unified_prof.decoders.prof import recording as decoding
 from unified_prof.errors import OutputError, RawFormatError, UsageError
-from unified_prof.pipeline import conversions, convert, sources
-from unified_prof.store.reader import Report
+from unified_prof.pipeline import convert, sources
+from unified_prof.pipeline import convert as conversions
+from unified_prof.sqlite.reader import Report
 
 
 @pytest.fixture(scope="module")

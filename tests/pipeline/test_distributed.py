@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import ROOT
-from unified_prof.store import run_folder
+from unified_prof.sqlite import run_folder
 
 SCRIPT = """\
 import os, sys

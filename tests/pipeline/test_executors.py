@@ -22,9 +22,10 @@ from hypothesis import strategies as st
 from tests.decoders.kineto.made import operation, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.errors import EngineError, UsageError
-from unified_prof.pipeline import conversions, executors
-from unified_prof.pipeline.conversions import outcome_of as conversion_of
+from unified_prof.pipeline import convert as conversions
+from unified_prof.pipeline import executors
 from unified_prof.pipeline.convert import convert
+from unified_prof.pipeline.convert import outcome_of as conversion_of
 from unified_prof.pipeline.executors import (
     Crew,
     Failure,
@@ -33,8 +34,8 @@ from unified_prof.pipeline.executors import (
     open_executor,
     processes,
 )
-from unified_prof.pipeline.executors.base import Here
-from unified_prof.store import ownership
+from unified_prof.pipeline.executors.processes import Here
+from unified_prof.sqlite import atomic
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
 
@@ -409,9 +410,9 @@ def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) ->
     recording = generate(tmp_path, Recipe(operators=1)).path
     ended = subprocess.Popen(["true"])
     ended.wait()
-    tag = ownership.tag().split("-")
+    tag = atomic.tag().split("-")
     left = recording / f"msprof_20250101000000.db.{tag[0]}-{ended.pid:x}-1.01234567.partial"
-    mine = recording / f"msprof_20250101000001.db.{ownership.tag()}.01234567.partial"
+    mine = recording / f"msprof_20250101000001.db.{atomic.tag()}.01234567.partial"
     for path in (left, left.with_name(f"{left.name}-journal"), mine):
         path.write_bytes(b"x")
     made = convert(recording).database

@@ -12,9 +12,8 @@ import pytest
 import unified_prof
 from tests.conftest import ROOT
 from tests.records import tracked_run
+from unified_prof.base.run_spec import RunSpec, TrackedRun
 from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError, UsageError
-from unified_prof.runs.records import TrackedRun
-from unified_prof.runs.spec import RunSpec
 from unified_prof.tracking import live
 
 

@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from unified_prof.cli.app import app
 from unified_prof.pipeline.convert import Converted, convert
-from unified_prof.store.reader import Report
+from unified_prof.sqlite.reader import Report
 
 NAMES = ("h100_2gpu_1s", "mock", "healthy_1pct")
 

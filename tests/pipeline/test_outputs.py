@@ -8,7 +8,7 @@ import pytest
 
 from unified_prof.errors import OutputError
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.ranks import rank_of
+from unified_prof.pipeline.distributed import rank_of
 
 ALONE = rank_of({})
 

@@ -9,9 +9,8 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.kineto.made import call, copy, kernel, operation, write
-from unified_prof.pipeline.conversions import convert_all
-from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.places import ASCEND_PT
+from unified_prof.pipeline.convert import convert, convert_all
+from unified_prof.pipeline.output_paths import ASCEND_PT
 
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 # The viewer asks for all but the whole of communication, and needs an answer of three rows.

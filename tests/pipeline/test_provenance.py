@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.backends.base import RunSpec
+from unified_prof.backends.registry import RunSpec
 from unified_prof.pipeline import provenance
-from unified_prof.pipeline.ranks import rank_of
+from unified_prof.pipeline.distributed import rank_of
 
 
 @pytest.fixture

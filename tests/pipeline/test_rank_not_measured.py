@@ -44,7 +44,7 @@ if rank == 1:
 """
 INSTRUMENTS_RAISE = """\
 if rank == 1:
-    from unified_prof.tracking.watch import operations
+    from unified_prof.tracking import operations
     def fail(*_):
         raise RuntimeError("out of order")
     operations.OperationTracker.end_iteration = fail
@@ -52,14 +52,14 @@ if rank == 1:
 """
 ASSEMBLING_RAISES = """\
 if rank == 1:
-    from unified_prof.tracking.program import session
+    from unified_prof.tracking import session
     def fail(*_, **__):
         raise KeyError("of a bug")
     session.Session.result = fail
 """
 WRITING_RAISES = """\
 if rank == 1:
-    from unified_prof.store import skyline
+    from unified_prof.sqlite import skyline
     def fail(*_, **__):
         raise KeyError("of a bug")
     skyline.write_memory = fail

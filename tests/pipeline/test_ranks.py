@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.ranks import ALL, chosen_ranks, rank_here, rank_of
+from unified_prof.pipeline.distributed import ALL, chosen_ranks, rank_here, rank_of
 
 
 @pytest.mark.parametrize(

@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from unified_prof.backends.base import Recording
+from unified_prof.backends.registry import Recording
 from unified_prof.errors import CaptureError, OutputError, RawFormatError, UprofError
 from unified_prof.pipeline import convert
-from unified_prof.pipeline.ranks import rank_of
-from unified_prof.pipeline.recordings import build_databases
+from unified_prof.pipeline.distributed import rank_of
+from unified_prof.pipeline.provenance import build_databases
 from unified_prof.pipeline.sources import Decoded, by_kind
 
 NATIVE = "msprof_20261120101500.db"

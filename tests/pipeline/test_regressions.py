@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 import unified_prof
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.diff import Difference, diff
-from unified_prof.analysis.compare.gate import Limits, Outcome, gate
+from unified_prof.compare import runs
+from unified_prof.compare.diff import Difference, diff
+from unified_prof.compare.gate import Limits, Outcome, gate
 
 pytestmark = pytest.mark.timing
 

@@ -13,16 +13,16 @@ import numpy as np
 import pytest
 
 from tests.cli.test_import import uprof
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import Run
-from unified_prof.analysis.compare.gate import Limits
+from unified_prof.base.run_spec import IterationRecord, OperationRecord, TrackedRun
 from unified_prof.baselines import noise
+from unified_prof.compare import runs
+from unified_prof.compare.comparable import Run
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.gate import Limits
 from unified_prof.errors import CaptureError, StoreError, UsageError
 from unified_prof.pipeline import rounds
 from unified_prof.pipeline.rounds import Workload, seen, several, until_sure
-from unified_prof.runs.records import IterationRecord, OperationRecord, TrackedRun
-from unified_prof.store import skyline
+from unified_prof.sqlite import skyline_writer
 
 SCRIPT = """
 import sys, time, torch
@@ -50,7 +50,7 @@ def write(folder: Path, milliseconds: float) -> None:
         complete=True,
     )
     facts = {"device": "cpu: a model", "host": "here", "workload": "train.py"}
-    skyline.write_run_time(folder / "run_time.sqlite", run, facts, overwrite=False)
+    skyline_writer.write_run_time(folder / "run_time.sqlite", run, facts, overwrite=False)
 
 
 @pytest.fixture

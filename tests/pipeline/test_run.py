@@ -12,10 +12,10 @@ import pytest
 
 from tests.records import tracked_run
 from unified_prof import __version__
-from unified_prof.backends.base import Capture, RunSpec
+from unified_prof.backends.registry import Capture, RunSpec
 from unified_prof.errors import CaptureError, OutputError, StoreError, UsageError
 from unified_prof.pipeline.run import run
-from unified_prof.store import skyline
+from unified_prof.sqlite import skyline_writer
 
 
 class Brings:
@@ -167,7 +167,7 @@ def test_our_own_failure_does_not_hide_the_workload_s_exit_code(
     def fail(*_: object, **__: object) -> None:
         raise StoreError("the disk is on fire")
 
-    monkeypatch.setattr(skyline, "write_run_time", fail)
+    monkeypatch.setattr(skyline_writer, "write_run_time", fail)
     with pytest.raises(StoreError):
         run(Brings(Capture(0, tracked_run())), spec)
     result = run(Brings(Capture(9, tracked_run())), spec)

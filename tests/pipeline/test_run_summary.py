@@ -5,10 +5,10 @@ from pathlib import Path
 import pytest
 
 from tests.records import tracked_run
-from unified_prof.pipeline.run_summary import RunSummary
-from unified_prof.pipeline.run_summary import summarize as summary_of_files
-from unified_prof.runs.records import IterationRecord, OperationRecord, TrackedRun
-from unified_prof.store import skyline
+from unified_prof.base.run_spec import IterationRecord, OperationRecord, TrackedRun
+from unified_prof.pipeline.run import RunSummary
+from unified_prof.pipeline.run import summarize as summary_of_files
+from unified_prof.sqlite import skyline_writer
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,9 @@ def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def summarize(run: TrackedRun, top: int = 10) -> RunSummary:
     files = (Path("run_time.sqlite"), Path("memory.sqlite"))
     facts = {"device": run.device, "complete": "true"}
-    for write, file in zip((skyline.write_run_time, skyline.write_memory), files, strict=True):
+    for write, file in zip(
+        (skyline_writer.write_run_time, skyline_writer.write_memory), files, strict=True
+    ):
         write(file, run, facts, overwrite=True)
     summary = summary_of_files(files, top)
     assert summary is not None

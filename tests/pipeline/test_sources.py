@@ -27,11 +27,11 @@ from tests.decoders.rocm.made import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
-from unified_prof.pipeline import discovery, naming, sources
+from unified_prof.pipeline import discovery, output_paths, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import Found
 from unified_prof.pipeline.sources import SOURCES, Sign, Source
-from unified_prof.store.reader import Report
+from unified_prof.sqlite.reader import Report
 
 
 def prof(folder: Path) -> Path:
@@ -123,7 +123,7 @@ def test_every_source_is_found_at_any_depth_and_named_apart(source: Source, tmp_
     recordings = [MAKERS[source.kind](place) for place in places]
     found = [found for found in discovery.find([tmp_path]) if isinstance(found, Found)]
     assert [one.path for one in found] == recordings
-    names = naming.names(found)
+    names = output_paths.names_naming(found)
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
@@ -285,14 +285,14 @@ def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
 def test_names_are_stable_and_tell_recordings_apart(tmp_path: Path) -> None:
     paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
     found = [Found(path, sources.by_kind("kineto")) for path in paths]
-    assert naming.names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
-    assert naming.names(found) == naming.names(found)
-    assert naming.names(found[:1]) == ["run"]
+    assert output_paths.names_naming(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
+    assert output_paths.names_naming(found) == output_paths.names_naming(found)
+    assert output_paths.names_naming(found[:1]) == ["run"]
 
 
 def ranked(*paths: Path) -> list[str]:
     found = [Found(path, source) for path in paths if (source := sources.source_of(path))]
-    return naming.names(found, ranked=True)
+    return output_paths.names_naming(found, ranked=True)
 
 
 def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
@@ -330,9 +330,9 @@ def test_names_of_several_kinds_in_one_folder_say_which_they_are(tmp_path: Path)
     found = [
         Found(path, sources.by_kind(kind)) for path, kind in ((trace, "kineto"), (export, "nsys"))
     ]
-    assert naming.names(found) == ["run_kineto", "run_nsys"]
+    assert output_paths.names_naming(found) == ["run_kineto", "run_nsys"]
     found.append(Found(packed, sources.by_kind("kineto")))
-    assert len(set(naming.names(found))) == 3
+    assert len(set(output_paths.names_naming(found))) == 3
 
 
 def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
@@ -340,7 +340,7 @@ def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
         write_trace(tmp_path / f"{name}.json", [operation("aten::mm", 1, 2)])
         for name in ("Run", "rUN", "run")
     ]
-    names = naming.names([Found(path, sources.by_kind("kineto")) for path in paths])
+    names = output_paths.names_naming([Found(path, sources.by_kind("kineto")) for path in paths])
     assert len({name.casefold() for name in names}) == 3
 
 

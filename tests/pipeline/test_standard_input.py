@@ -22,7 +22,7 @@ import pytest
 from tests.cli.test_import import uprof
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
-from unified_prof.pipeline import standard_input
+from unified_prof.pipeline import discovery
 
 PACKERS: dict[str, Callable[[bytes], bytes]] = {
     "plain": bytes,
@@ -47,7 +47,7 @@ def give(monkeypatch: pytest.MonkeyPatch, content: bytes) -> None:
 
 def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
     give(monkeypatch, content)
-    with standard_input.as_file() as path:
+    with discovery.as_file() as path:
         assert stat.S_IMODE(path.parent.stat().st_mode) == 0o700
         return path.read_bytes()
 
@@ -122,7 +122,7 @@ def refusal(work: Callable[[], object], kind: type[UprofError]) -> str:
 
 
 def test_it_is_bounded(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setattr(standard_input, "MOST_BYTES", 3 << 20)
+    monkeypatch.setattr(discovery, "MOST_BYTES", 3 << 20)
     bomb = gzip.compress(bytes(4 << 20))
     assert len(bomb) < 10_000
     for content in (bytes(4 << 20), bomb, lzma.compress(bytes(4 << 20))):
@@ -147,7 +147,7 @@ def test_several_packed_parts_are_one(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_closed_one_and_a_terminal_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def keep() -> None:
-        with standard_input.as_file():
+        with discovery.as_file():
             pass
 
     for closed in (None, io.TextIOWrapper(io.BytesIO())):

@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from unified_prof import open_report
-from unified_prof.backends.base import RUN_TIME, TIMELINE, RunSpec
-from unified_prof.backends.cpu import CpuBackend
+from unified_prof.backends.registry import RUN_TIME, TIMELINE, RunSpec
+from unified_prof.backends.torch_device import CpuBackend
 from unified_prof.errors import CaptureError, OutputError, UsageError
 from unified_prof.pipeline.run import RunResult, run
-from unified_prof.tracking.watch import whole_program
+from unified_prof.tracking import timeline
 
 SCRIPT = """\
 import sys
@@ -287,7 +287,7 @@ def test_a_program_without_modules_and_steps_is_told_how_to_mark_them(spec: RunS
 def test_a_long_program_without_steps_leaves_its_beginning(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(whole_program, "_MOST_OPERATIONS", 30)
+    monkeypatch.setattr(timeline, "_MOST_OPERATIONS", 30)
     loop = "with torch.no_grad():\n    for _ in range(100):\n        model(torch.ones(2, 4))\n"
     result = run_changed(spec, loop)
     assert "its first 30 operations" in str(result.failure)

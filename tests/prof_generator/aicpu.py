@@ -17,7 +17,7 @@ from tests.prof_generator.encode import Names, Records, host_records, joined, re
 from tests.prof_generator.recipe import V6, Recipe
 from tests.prof_generator.recording import generate
 from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
-from unified_prof.decoders.prof.raw.layouts import HOST_MAGIC, STARS_MAGIC
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, STARS_MAGIC
 
 ACL, NODE, COMMUNICATION, RUNTIME, AICPU = 20000, 10000, 5500, 5000, 6000
 C_CORE, SDMA = 20, 11

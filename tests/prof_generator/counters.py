@@ -15,7 +15,7 @@ from tests.prof_generator.encode import Records, joined, records, write_slices
 from tests.prof_generator.recipe import HWTS, V6, Recipe
 from tests.prof_generator.tables import Tables
 from tests.prof_generator.timing import Timing
-from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC
+from unified_prof.decoders.prof.layouts import STARS_MAGIC
 
 _FIRST_NS, _STEP_NS = 2_000_000, 10_000_000
 _MB = 1 << 20

@@ -13,7 +13,7 @@ from tests.prof_generator.recipe import HWTS, V6, Recipe
 from tests.prof_generator.tables import Tables
 from tests.prof_generator.timing import DEVICE_COUNTER, Timing
 from tests.prof_generator.workload import CORE, IS_MIX, KINDS, NO_CONTEXT, SQE, Placed
-from unified_prof.decoders.prof.raw.layouts import STARS_MAGIC, record_type
+from unified_prof.decoders.prof.layouts import STARS_MAGIC, record_type
 
 AI_CORES, VECTOR_CORES = 20, 40
 CORE_MHZ = 1500

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import ArrayLike, NDArray
 
-from unified_prof.decoders.prof.raw.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 
 SLICE_BYTES = 2 << 20
 

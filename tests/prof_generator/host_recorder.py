@@ -12,7 +12,7 @@ from tests.prof_generator.recipe import PROCESS_ID, Recipe
 from tests.prof_generator.tables import Tables
 from tests.prof_generator.timing import Int64, Timing
 from tests.prof_generator.workload import IS_MIX, NO_CONTEXT, Placed, Workload
-from unified_prof.decoders.prof.raw.layouts import HOST_MAGIC
+from unified_prof.decoders.prof.layouts import HOST_MAGIC
 
 ACL, NODE, COMMUNICATION, RUNTIME, MARKS = 20000, 10000, 5500, 5000, 20500
 US = 1000

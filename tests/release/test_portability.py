@@ -12,7 +12,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.source_trees import nodes
-from unified_prof.store import atomic
+from unified_prof.sqlite import atomic
 
 POSIX_MODULES = {
     *("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"),
@@ -154,7 +154,7 @@ for name in NAMES:
 READ = """
 import unified_prof
 from unified_prof.cli.app import main
-from unified_prof.migrate.create import create
+from unified_prof.migrate.upgrade import create
 from pathlib import Path
 create(Path("x.db"), "msprof", "latest")
 for arguments in (["db", "check", "x.db"], ["report", "x.db"], ["report", "x.db", "-o", "x.html"],

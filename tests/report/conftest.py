@@ -10,8 +10,8 @@ import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.report.on_page import SCRIPT, written
-from unified_prof.analysis.load import open_analyses, open_reports
-from unified_prof.report import html
+from unified_prof.explain.api import open_analyses, open_reports
+from unified_prof.report import page as html
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.formats import Request
 
@@ -39,7 +39,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Path:
     with open_reports(folder) as opened:
-        (folder / "page.html").write_text(html.produce(opened, Request()), encoding="utf-8")
+        (folder / "page.html").write_text(html.produce_page(opened, Request()), encoding="utf-8")
     return folder / "page.html"
 
 

@@ -7,8 +7,9 @@ from contextlib import closing
 from pathlib import Path
 
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
-from unified_prof.analysis.load import open_analyses
-from unified_prof.report import brief, heading, text
+from unified_prof.explain.api import open_analyses
+from unified_prof.report import heading, text
+from unified_prof.report import text as brief
 from unified_prof.report.figures import collect
 
 

@@ -17,7 +17,7 @@ from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
 from unified_prof.cli.app import app
 from unified_prof.cli.diff import FormatOption
 from unified_prof.errors import UsageError
-from unified_prof.report.device.formats import FORMATS
+from unified_prof.report.device_formats import FORMATS
 
 
 @pytest.fixture

@@ -12,12 +12,13 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
-from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.errors import UsageError
-from unified_prof.report import csv_text, formats, html, markdown, text
-from unified_prof.report.encoding import encode
+from unified_prof.explain.api import open_analyses, open_reports
+from unified_prof.report import formats, markdown, text
+from unified_prof.report import markdown as csv_text
+from unified_prof.report import page as html
 from unified_prof.report.figures import Figures, as_document, collect
-from unified_prof.report.formats import Request
+from unified_prof.report.formats import Request, encode
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -110,7 +111,7 @@ def test_colour_is_only_there_when_asked_for(nasty: Path) -> None:
 
 
 def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text.render(figures_of(nasty)))))
+    rows = list(csv.DictReader(io.StringIO(csv_text.render_csv(figures_of(nasty)))))
     names = [row["name"] for row in rows]
     assert "'=HYPERLINK(0)" in names
     assert '"quoted", with comma' in names
@@ -119,7 +120,7 @@ def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
 
 
 def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
-    shown = markdown.render(figures_of(nasty))
+    shown = markdown.render_markdown(figures_of(nasty))
     table = [line for line in shown.splitlines() if line.startswith("|")]
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
     assert len(cells) == 1, "every row has the same cells"
@@ -130,7 +131,7 @@ def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
 
 def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
     with open_reports(nasty) as opened:
-        page = html.produce(opened, Request())
+        page = html.produce_page(opened, Request())
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
@@ -143,7 +144,7 @@ def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
     with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
-        page = html.produce(opened, Request())
+        page = html.produce_page(opened, Request())
     references = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(\S+)", page)
     assert [one for one in references if not one.startswith(("`#", "#"))] == []
     assert "default-src 'none'" in page
@@ -167,8 +168,8 @@ def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
         ],
     )
     with open_reports(path) as opened:
-        assert "hidden_line" not in html.produce(opened, Request())
-        page = html.produce(opened, Request(source_root=project))
+        assert "hidden_line" not in html.produce_page(opened, Request())
+        page = html.produce_page(opened, Request(source_root=project))
     assert '"source":{"model.py:2":"hidden_line = 1"}' in page
     assert "password" not in page
 

@@ -14,11 +14,11 @@ import pytest
 
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.cli.test_report import refused, uprof
-from unified_prof.analysis.load import open_analyses
 from unified_prof.errors import StoreError
+from unified_prof.explain.api import open_analyses
 from unified_prof.report import formats
-from unified_prof.store import run_folder
-from unified_prof.store.run_folder import STARTED, RankEntry
+from unified_prof.sqlite import run_folder
+from unified_prof.sqlite.run_folder import STARTED, RankEntry
 
 RANKS = 8
 DAMAGED = 3

@@ -11,9 +11,10 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
-from unified_prof.analysis.load import open_analyses, open_reports
 from unified_prof.errors import UsageError
-from unified_prof.report import chrome_trace, csv_text, formats, markdown, text
+from unified_prof.explain.api import open_analyses, open_reports
+from unified_prof.report import chrome_trace, formats, markdown, text
+from unified_prof.report import markdown as csv_text
 from unified_prof.report.figures import as_document, collect
 
 ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
@@ -25,8 +26,8 @@ def everything(path: Path) -> None:
         figures = [collect(one) for one in analyses]
         json.dumps(as_document(figures), allow_nan=False)
         text.render(figures, width=80, color=False)
-        markdown.render(figures)
-        csv_text.render(figures)
+        markdown.render_markdown(figures)
+        csv_text.render_csv(figures)
         for one in formats.FORMATS:
             with open_reports(path) as opened:
                 one.produce(opened, formats.Request())

@@ -16,15 +16,16 @@ from tests.analysis.compare.device.recordings import on_npu, recording
 from tests.cluster.summaries import Made, make
 from tests.report import axe, browser
 from tests.report.browser import Browser
-from unified_prof.analysis.compare.compared import of_devices
-from unified_prof.analysis.load import open_reports
 from unified_prof.cluster.overview import Overview
 from unified_prof.cluster.stored import open_run
-from unified_prof.report import html, opener
-from unified_prof.report.cluster import page as cluster_page
-from unified_prof.report.cluster.formats import Request as ClusterRequest
-from unified_prof.report.device import page as device_page
-from unified_prof.report.device.formats import Shown
+from unified_prof.compare.device_diff import of_devices
+from unified_prof.explain.api import open_reports
+from unified_prof.report import cluster_page
+from unified_prof.report import device_documents as device_page
+from unified_prof.report import page as html
+from unified_prof.report import page as opener
+from unified_prof.report.cluster_formats import Request as ClusterRequest
+from unified_prof.report.device_formats import Shown
 from unified_prof.report.formats import Request
 
 in_a_browser = [
@@ -36,7 +37,7 @@ WIDTHS = (390, 1280, 1920)
 
 def page_of(path: Path, to: Path) -> Path:
     with open_reports(path) as opened:
-        to.write_text(html.produce(opened, Request()), encoding="utf-8")
+        to.write_text(html.produce_page(opened, Request()), encoding="utf-8")
     return to
 
 
@@ -89,7 +90,9 @@ def cluster(folder: Path) -> Path:
     )
     page = folder / "page.html"
     with open_run(run) as opened:
-        page.write_text(cluster_page.produce(Overview(opened), ClusterRequest()), encoding="utf-8")
+        page.write_text(
+            cluster_page.produce_cluster_page(Overview(opened), ClusterRequest()), encoding="utf-8"
+        )
     return page
 
 
@@ -106,7 +109,7 @@ def difference(folder: Path) -> Path:
     found = of_devices([base], [new])
     assert found is not None
     page = folder / "page.html"
-    page.write_text(device_page.produce(found, Shown()), encoding="utf-8")
+    page.write_text(device_page.produce_device_page(found, Shown()), encoding="utf-8")
     return page
 
 

@@ -12,9 +12,9 @@ import pytest
 from tests.report import browser
 from tests.report.browser import Browser
 from tests.report.on_page import VIEWS, click, many_tasks, stepping, written
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.views.idle import IN_WORDS
-from unified_prof.report import words
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.idle import IN_WORDS
+from unified_prof.report import names
 from unified_prof.report.figures import as_document, collect
 
 pytestmark = [pytest.mark.slow, browser.needed]
@@ -85,12 +85,12 @@ def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
     rows = expected["breakdowns"]["step"]["rows"]
     assert len(bars) == len(rows) == 3
     for bar, row in zip(bars, rows, strict=True):
-        assert bar.startswith(f"step {row['name']}: {words.duration(row['total_ns'])}; compute ")
+        assert bar.startswith(f"step {row['name']}: {names.duration(row['total_ns'])}; compute ")
         assert "idle: " in bar
     (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
     legend = window.run("return document.querySelector('#split .legend').textContent")
     for reason, text in IN_WORDS.items():
-        told = f"idle: {text} {words.duration(whole[f'{reason}_ns'])}"
+        told = f"idle: {text} {names.duration(whole[f'{reason}_ns'])}"
         assert (told in legend) == (whole[f"{reason}_ns"] > 0)
     window.run("document.querySelector('#steps .step').focus()")
     window.press("\ue014")

@@ -11,13 +11,14 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from unified_prof.analysis.explain.roofline import breakdown
-from unified_prof.analysis.explain.roofline.costs.cost import Cost
-from unified_prof.analysis.explain.roofline.peaks import Peak
-from unified_prof.analysis.explain.roofline.placed import Placed
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.views.idle import REASONS
-from unified_prof.report import html, names, page_data, text
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.roofline import breakdown
+from unified_prof.explain.roofline.breakdown import Placed
+from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.peaks import Peak
+from unified_prof.recording.idle import REASONS
+from unified_prof.report import names, page_data, text
+from unified_prof.report import page as html
 from unified_prof.report.figures import as_document, collect
 from unified_prof.report.formats import Request
 
@@ -27,7 +28,7 @@ LINE = "site-packages/transformers/models/bert/modeling_bert.py:364"
 def data_of(path: Path) -> dict[str, Any]:
     """Return what the page of a report holds."""
     with open_reports(path) as opened:
-        page = html.produce(opened, Request())
+        page = html.produce_page(opened, Request())
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
@@ -59,7 +60,7 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
         (tmp_path / "msprof_2.db", " of the window: ", " of the steps: "),
     ):
         with open_reports(path) as opened:
-            shown = text.produce(opened, Request())
+            shown = text.produce_text(opened, Request())
         (idle,) = (line for line in shown.splitlines() if line.startswith("idle "))
         assert step in idle
         assert window not in idle

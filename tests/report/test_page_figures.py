@@ -15,10 +15,14 @@ import pytest
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from tests.report import browser
 from tests.report.browser import Browser
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.views.idle import IN_WORDS
+from unified_prof.explain.api import open_reports
 from unified_prof.pipeline.convert import convert
-from unified_prof.report import csv_text, html, json_text, markdown, text, words
+from unified_prof.recording.idle import IN_WORDS
+from unified_prof.report import markdown, text
+from unified_prof.report import markdown as csv_text
+from unified_prof.report import markdown as json_text
+from unified_prof.report import names as words
+from unified_prof.report import page as html
 from unified_prof.report.formats import Request
 
 pytestmark = pytest.mark.quick(cases=2)

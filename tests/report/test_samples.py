@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.report.test_odd_values import everything
-from unified_prof.analysis.load import open_analyses, open_reports
+from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.report import names, text
 from unified_prof.report.formats import Request
@@ -101,7 +101,7 @@ def test_kernels_of_real_devices_fit_a_table_and_stay_apart(
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
     with open_reports(path) as opened:
-        shown = text.produce(opened, Request(by="kernel", top=1000))
+        shown = text.produce_text(opened, Request(by="kernel", top=1000))
         whole = [row.name for row in opened.analyses[0].breakdown("kernel").rows]
     assert max(map(len, shown.splitlines())) <= 200
     assert len(set(names.shown(whole))) == len(set(whole))

@@ -14,10 +14,10 @@ import pytest
 import unified_prof
 from tests.analysis.builders import run_time_report, training_step
 from tests.cli.test_report import refused, uprof
-from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.load import open_analyses
 from unified_prof.cli.app import main
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.breakdown_kinds import KINDS
 
 pyarrow = pytest.importorskip("pyarrow")
 

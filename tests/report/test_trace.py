@@ -16,7 +16,7 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.cli.test_report import refused, uprof
-from unified_prof.analysis.load import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.report import chrome_trace, perfetto
 
 

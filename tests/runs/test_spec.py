@@ -10,8 +10,8 @@ from typing import Any
 
 import pytest
 
+from unified_prof.base.run_spec import RunSpec
 from unified_prof.errors import UsageError
-from unified_prof.runs.spec import RunSpec
 
 ODD = os.fsdecode(b"caf\xe9 \n")
 LISTENERS = {"progress", "on_measured", "on_partial", "relay"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.models import catalogue
+from unified_prof.schema import catalogue
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.analysis.load import open_reports
+from unified_prof.explain.api import open_reports
 
 SCRIPTS = Path(__file__).resolve().parents[2] / "scripts"
 

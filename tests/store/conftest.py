@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from unified_prof.store import integers
+from unified_prof.sqlite import integer_columns
 
 
 @pytest.fixture(autouse=True, scope="package")
 def files_count_as_big() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(integers, "_SMALL_BYTES", -1)
+        patch.setattr(integer_columns, "_SMALL_BYTES", -1)
         yield

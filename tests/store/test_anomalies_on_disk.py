@@ -5,8 +5,8 @@ from __future__ import annotations
 import sqlite3
 from contextlib import closing
 
-from unified_prof.ledger import Ledger
-from unified_prof.store.uprof_tables import add_anomaly, recorded_anomalies
+from unified_prof.base.columns import Ledger
+from unified_prof.sqlite.skyline_writer import add_anomaly, recorded_anomalies
 
 CASES = [("b", 2, ""), ("a", 1, "first"), ("b", 3, "case"), ("a", 4, "second"), ("c", 0, "none")]
 

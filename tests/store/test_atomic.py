@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from unified_prof.errors import OutputError
-from unified_prof.store import atomic
-from unified_prof.store.atomic import replacing
+from unified_prof.sqlite import atomic
+from unified_prof.sqlite.atomic import replacing
 
 
 def names(folder: Path) -> list[str]:

@@ -9,10 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from unified_prof.base.text import storable
 from unified_prof.errors import UsageError
-from unified_prof.plain import storable
-from unified_prof.store import batches
-from unified_prof.store.batches import Constant
+from unified_prof.sqlite import batches
+from unified_prof.sqlite.batches import Constant
 
 
 class Color(IntEnum):

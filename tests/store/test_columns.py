@@ -12,8 +12,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from unified_prof.errors import UsageError
-from unified_prof.store import columns
-from unified_prof.store.columns import of_query
+from unified_prof.sqlite import column_reader
+from unified_prof.sqlite.column_reader import of_query
 
 
 def fetched(values: list[Any]) -> Any:
@@ -66,7 +66,7 @@ def test_null_is_masked_among_integers_and_nan_among_floats() -> None:
 )
 def test_whatever_comes_in_which_portions_nothing_changes(values: list[Any], rows: int) -> None:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(columns, "_ROWS_AT_A_TIME", rows)
+        patch.setattr(column_reader, "_ROWS_AT_A_TIME", rows)
         found = fetched(values)
     if found.dtype == np.float64:
         assert [None if np.isnan(value) else value for value in found] == values

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Device
 from unified_prof import open_report
 from unified_prof.errors import StoreError
-from unified_prof.store import integers, printed
-from unified_prof.store.btree import scan
-from unified_prof.store.integers import MISSING
+from unified_prof.sqlite import column_reader, integer_columns
+from unified_prof.sqlite.integer_columns import MISSING
+from unified_prof.sqlite.pages import record_reader
 
 INTEGERS = st.integers(-(2**63) + 1, 2**63 - 1)
 VALUES = st.one_of(
@@ -61,7 +61,7 @@ def test_a_small_file_says_what_a_big_one_would(rows: list[tuple[int, Any]]) -> 
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
         path = database(Path(folder) / "report.db", rows)
         for small_bytes in (-1, 1 << 30):
-            patch.setattr(integers, "_SMALL_BYTES", small_bytes)
+            patch.setattr(integer_columns, "_SMALL_BYTES", small_bytes)
             with open_report(path, any_revision=True) as report:
                 found.append(report.integers("TASK", wanted, narrow=("end",)))
     big, small = found
@@ -76,7 +76,7 @@ def test_a_small_file_that_is_damaged_says_so(tmp_path: Path) -> None:
     data[len(data) // 2 : len(data) // 2 + 4096] = bytes(range(256)) * 16
     path.write_bytes(data)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(integers, "_SMALL_BYTES", 1 << 30)
+        patch.setattr(integer_columns, "_SMALL_BYTES", 1 << 30)
         with open_report(path, any_revision=True) as report, pytest.raises(StoreError, match="dam"):
             report.integers("TASK", {"start": "startNs"})
 
@@ -86,9 +86,9 @@ def test_a_small_file_that_is_damaged_says_so(tmp_path: Path) -> None:
 def test_parts_keep_the_order(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, narrow: tuple[str, ...], expression: str
 ) -> None:
-    monkeypatch.setattr(printed, "_CHUNK_ROWS", 10)
-    monkeypatch.setattr(scan, "_BYTES_AT_A_TIME", 1)
-    monkeypatch.setattr(integers, "_BLOCK_ROWS", 15)
+    monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 10)
+    monkeypatch.setattr(record_reader, "_BYTES_AT_A_TIME", 1)
+    monkeypatch.setattr(integer_columns, "_BLOCK_ROWS", 15)
     rows = [(number, None if number == 44 else number**5) for number in range(1, 100)]
     path = database(tmp_path / "report.db", rows)
     with open_report(path, any_revision=True) as report:
@@ -118,7 +118,7 @@ def test_a_table_of_an_older_shape_is_read_through_its_view(tmp_path: Path) -> N
 
 
 def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(printed, "_ROWS_AT_A_TIME", 2)
+    monkeypatch.setattr(column_reader, "_ROWS_AT_A_TIME", 2)
     path = tmp_path / "msprof_1.db"
     with Device(path, "1.1.1_20250820") as device:
         for number in range(5):

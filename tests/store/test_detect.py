@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import SchemaVersionError, StoreError
-from unified_prof.models import catalogue
-from unified_prof.store.detect import Detection, detect
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.detect import Detection, detect
 
 MSPROF = catalogue.REVISIONS["msprof"]
 LATEST = catalogue.resolve("msprof", "latest")

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import StoreError
-from unified_prof.models import catalogue
-from unified_prof.store.detect import detect
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.detect import detect
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 
 from unified_prof.errors import StoreError
-from unified_prof.store import foreign_cells
-from unified_prof.store.foreign import foreign_tables
-from unified_prof.store.table_names import table_names
+from unified_prof.sqlite import external_tables
+from unified_prof.sqlite.external_tables import foreign_tables
+from unified_prof.sqlite.fingerprint import table_names
 
 
 def database(path: Path, *statements: str) -> Path:
@@ -90,7 +90,7 @@ def test_nothing_that_computes_is_read(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(foreign_cells, "LONGEST_TEXT", 4)
+    monkeypatch.setattr(external_tables, "LONGEST_TEXT", 4)
     path = database(tmp_path / "a.db", "CREATE TABLE t (a)", "INSERT INTO t VALUES ('abcdefgh')")
     with foreign_tables(path) as tables:
         (cells,) = tables.slices("t", {}, texts=["a"])

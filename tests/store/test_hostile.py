@@ -17,14 +17,14 @@ import pytest
 
 from tests.migrate.databases import make
 from unified_prof import open_report
+from unified_prof.base.signals import ended_by_signals
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.migrate.check import check
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
-from unified_prof.signals import ended_by_signals
-from unified_prof.store import opening
-from unified_prof.store.detect import detect
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import opening
+from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.writer import ReportWriter
 
 LATEST = catalogue.resolve("msprof", "latest")
 OLD = "1.2.0_20250922"

@@ -15,8 +15,8 @@ import pytest
 
 from unified_prof import open_report
 from unified_prof.errors import OutputError, StoreError
-from unified_prof.store import opening
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite import opening
+from unified_prof.sqlite.writer import ReportWriter
 
 ROWS = 2000
 

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.store import ownership
-from unified_prof.store.atomic import AtomicFile, replacing
+from unified_prof.sqlite import atomic
+from unified_prof.sqlite.atomic import AtomicFile, replacing
 
 pytestmark = pytest.mark.skipif(
     not Path("/proc/self/ns/pid").exists(), reason="needs /proc to know what lives"
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.skipif(
 
 WRITE_AND_WAIT = """
 import sys, time
-from unified_prof.store.atomic import AtomicFile
+from unified_prof.sqlite.atomic import AtomicFile
 output = AtomicFile(sys.argv[1], overwrite=True)
 output.partial.with_name(output.partial.name + "-journal").touch()
 print(output.partial.name, flush=True)
@@ -88,7 +88,7 @@ def test_two_writers_of_one_process_leave_each_other_alone(tmp_path: Path) -> No
 def test_only_files_that_the_name_says_were_on_their_way_are_removed(tmp_path: Path) -> None:
     process, left = writer(tmp_path / "out.db")
     end(process)
-    owner = ownership.TAG.search(left)
+    owner = atomic.TAG.search(left)
     assert owner is not None
     other_machine = owner[0].replace(owner[1], "0" * 8)
     kept = [
@@ -107,21 +107,21 @@ def test_only_files_that_the_name_says_were_on_their_way_are_removed(tmp_path: P
 
 
 def test_a_number_that_another_process_has_now_is_no_sign_of_life() -> None:
-    mine = ownership.tag()
-    match = ownership.TAG.fullmatch(mine)
+    mine = atomic.tag()
+    match = atomic.TAG.fullmatch(mine)
     assert match is not None
-    assert not ownership.is_abandoned(mine)
-    assert ownership.is_abandoned(f"{match[1]}-{match[2]}-{int(match[3], 16) - 1:x}")
+    assert not atomic.is_abandoned(mine)
+    assert atomic.is_abandoned(f"{match[1]}-{match[2]}-{int(match[3], 16) - 1:x}")
 
 
 @pytest.mark.parametrize("owner", ["", "x", "00000000-1-1", "00000000-" + "f" * 40 + "-1"])
 def test_of_what_is_not_known_nobody_is_taken_for_dead(owner: str) -> None:
-    assert not ownership.is_abandoned(owner)
+    assert not atomic.is_abandoned(owner)
 
 
 def test_a_number_no_process_can_have_is_nobodys() -> None:
-    domain = ownership.tag().partition("-")[0]
-    assert not ownership.is_abandoned(f"{domain}-{'f' * 40}-1")
+    domain = atomic.tag().partition("-")[0]
+    assert not atomic.is_abandoned(f"{domain}-{'f' * 40}-1")
 
 
 def test_where_the_system_says_nothing_nothing_is_removed(
@@ -129,7 +129,7 @@ def test_where_the_system_says_nothing_nothing_is_removed(
 ) -> None:
     process, left = writer(tmp_path / "out.db")
     end(process)
-    monkeypatch.setattr(ownership, "_domain", lambda: None)
+    monkeypatch.setattr(atomic, "_domain", lambda: None)
     AtomicFile(tmp_path / "out.db").discard()
     assert left in names(tmp_path)
 
@@ -140,7 +140,7 @@ def test_temporary_copies_of_dead_processes_go_too(
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
     script = (
         "import os, time\n"
-        "from unified_prof.store.ownership import temporary_folder\n"
+        "from unified_prof.sqlite.atomic import temporary_folder\n"
         "with temporary_folder() as folder:\n"
         "    (folder / 'copy').touch()\n"
         "    os.kill(os.getpid(), 9)\n"
@@ -148,8 +148,8 @@ def test_temporary_copies_of_dead_processes_go_too(
     environment = os.environ | {"TMPDIR": str(tmp_path)}
     subprocess.run([sys.executable, "-c", script], check=False, env=environment)
     (left,) = names(tmp_path)
-    assert re.fullmatch(rf"uprof-{ownership.TAG.pattern}-.*", left)
+    assert re.fullmatch(rf"uprof-{atomic.TAG.pattern}-.*", left)
     (tmp_path / "uprof-of-something-else").mkdir()
-    with ownership.temporary_folder() as folder:
+    with atomic.temporary_folder() as folder:
         assert names(tmp_path) == sorted([folder.name, "uprof-of-something-else"])
     assert names(tmp_path) == ["uprof-of-something-else"]

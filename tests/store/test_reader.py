@@ -12,9 +12,9 @@ from sqlalchemy import func, select
 
 from unified_prof import open_report
 from unified_prof.errors import SchemaVersionError, StoreError, UsageError
-from unified_prof.models import catalogue
-from unified_prof.models.catalogue import MSPROF, REVISIONS
-from unified_prof.models.msprof import (
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import MSPROF, REVISIONS
+from unified_prof.schema.msprof import (
     MSPROF_MODELS,
     PYTORCH_MODELS,
     CommunicationOp,
@@ -22,9 +22,9 @@ from unified_prof.models.msprof import (
     HcclDataType,
     Task,
 )
-from unified_prof.models.uprof import Anomaly, UprofBase
-from unified_prof.store import layouts
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema.uprof import Anomaly, UprofBase
+from unified_prof.sqlite import views
+from unified_prof.sqlite.writer import ReportWriter
 
 SAMPLES = (
     ("910A_2024-09_level1.db", "1.0.0_20240711"),
@@ -77,7 +77,7 @@ def test_every_revision_reads_in_the_newest_shape(path: Path, revision: str) -> 
         for table, spec in known.items():
             if table in {"STRING_IDS", "META_DATA"} or table.startswith("ENUM_"):
                 continue
-            layout = layouts.layout(revision, table)
+            layout = views.layout(revision, table)
             columns = ", ".join(spec.column_names)
             found = report.rows(f"SELECT {columns} FROM {table}")
             if layout is None:
@@ -334,7 +334,7 @@ def test_tables_become_data_frames_exactly(path: Path) -> None:
         writer.write("QOS", {"deviceId": [2**60 + 1, None], "bandwidth": [0.5, None]})
     with open_report(path) as report:
         frame = report.to_pandas("QOS")
-        assert list(frame.columns) == list(layouts.known_tables()["QOS"].column_names)
+        assert list(frame.columns) == list(views.known_tables()["QOS"].column_names)
         assert frame["deviceId"][0] == 2**60 + 1
         assert frame["deviceId"][1] is pandas.NA
         assert len(report.to_pandas("CCU")) == 0
@@ -350,7 +350,7 @@ def test_tables_become_arrow_tables_exactly(path: Path) -> None:
         table = report.to_arrow("QOS")
         assert table.column("deviceId").to_pylist() == [2**60 + 1, None]
         assert table.column("bandwidth").to_pylist() == [0.5, None]
-        assert table.column_names == list(layouts.known_tables()["QOS"].column_names)
+        assert table.column_names == list(views.known_tables()["QOS"].column_names)
 
 
 @pytest.mark.quick(cases=1)

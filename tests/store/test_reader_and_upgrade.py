@@ -9,11 +9,11 @@ import pytest
 
 from unified_prof import open_report
 from unified_prof.migrate.upgrade import upgrade
-from unified_prof.models import catalogue
-from unified_prof.models.catalogue import MSPROF, REVISIONS
-from unified_prof.store import layouts
-from unified_prof.store.meanings import HCCL_TYPES
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import MSPROF, REVISIONS
+from unified_prof.sqlite import views
+from unified_prof.sqlite.views import HCCL_TYPES
+from unified_prof.sqlite.writer import ReportWriter
 
 # Their contents are not recorded data: enums stay as collected, devices are found out.
 OTHERWISE = {"META_DATA", "RANK_DEVICE_MAP", "STRING_IDS"}
@@ -39,7 +39,7 @@ def test_views_show_what_migrating_stores(tmp_path: Path, revision: str) -> None
     with open_report(old) as before, open_report(new) as after:
         (not_known,) = after.rows("SELECT id FROM STRING_IDS WHERE value = 'N/A'")
         for table, columns in tables.items():
-            layout = layouts.layout(revision, table)
+            layout = views.layout(revision, table)
             # A column that the old file lacks is NULL there; the upgraded one says: not known.
             lacking = layout.dropped if layout else ()
             shown = [column for column in columns if column not in lacking]

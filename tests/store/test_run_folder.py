@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import StoreError
-from unified_prof.store import run_folder
-from unified_prof.store.run_folder import ENDED, STARTED, RankEntry
+from unified_prof.sqlite import run_folder
+from unified_prof.sqlite.run_folder import ENDED, STARTED, RankEntry
 
 
 def entry(rank: int, world_size: int = 3, **fields: object) -> RankEntry:

@@ -9,12 +9,11 @@ from pathlib import Path
 import pytest
 
 from unified_prof import open_report
-from unified_prof.migrate.create import create
-from unified_prof.models.catalogue import MSPROF, REVISIONS
-from unified_prof.store import shape as shapes
-from unified_prof.store.fingerprint import read_facts
-from unified_prof.store.shape import shape
-from unified_prof.store.sql import Declared, declared
+from unified_prof.migrate.upgrade import create
+from unified_prof.schema.catalogue import MSPROF, REVISIONS
+from unified_prof.sqlite import fingerprint as shapes
+from unified_prof.sqlite.fingerprint import read_facts, shape
+from unified_prof.sqlite.statements import Declared, declared
 
 OLDEST, NEWEST = REVISIONS[MSPROF][1], REVISIONS[MSPROF][-1]
 

@@ -10,14 +10,14 @@ from typing import Any
 import pytest
 
 from tests.records import run_with_regions, tracked_run
+from unified_prof.base.run_spec import ActivationRecord, Frame, TrackedRun
 from unified_prof.errors import OutputError
-from unified_prof.models.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
-from unified_prof.runs.records import ActivationRecord, Frame, TrackedRun
-from unified_prof.store import skyline
-from unified_prof.store.sql import open_unfinished
+from unified_prof.schema.catalogue import SKYLINE_MEMORY, SKYLINE_RUN_TIME, load
+from unified_prof.sqlite import skyline_writer
+from unified_prof.sqlite.statements import open_unfinished
 
 FACTS = {"uprof": "0.1.0", "command": '["uprof"]'}
-WRITERS = [skyline.write_run_time, skyline.write_memory]
+WRITERS = [skyline_writer.write_run_time, skyline_writer.write_memory]
 each_report = pytest.mark.parametrize("write", WRITERS)
 Writer = Callable[..., None]
 
@@ -29,7 +29,10 @@ def rows(path: Path, sql: str) -> list[tuple[Any, ...]]:
 
 @pytest.mark.parametrize(
     ("write", "family"),
-    [(skyline.write_run_time, SKYLINE_RUN_TIME), (skyline.write_memory, SKYLINE_MEMORY)],
+    [
+        (skyline_writer.write_run_time, SKYLINE_RUN_TIME),
+        (skyline_writer.write_memory, SKYLINE_MEMORY),
+    ],
 )
 def test_the_documented_tables_are_there_to_the_letter(
     write: Writer, family: str, tmp_path: Path
@@ -47,7 +50,7 @@ def test_the_documented_tables_are_there_to_the_letter(
 
 def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
-    skyline.write_run_time(path, tracked_run(), FACTS)
+    skyline_writer.write_run_time(path, tracked_run(), FACTS)
     assert rows(path, "SELECT * FROM run_time_entries") == [
         (1, "linear", 2.0, 3.0),
         (2, "relu", 0.6, None),
@@ -69,14 +72,14 @@ def test_an_entry_holds_the_median_and_the_samples_stand_behind_it(tmp_path: Pat
 
 def test_time_between_operations_stands_with_the_operation_that_follows(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
-    skyline.write_run_time(path, tracked_run(), FACTS)
+    skyline_writer.write_run_time(path, tracked_run(), FACTS)
     assert rows(path, "SELECT * FROM UPROF_GAPS") == [(2, "net.py", 11, 12)]
     assert rows(path, "SELECT * FROM UPROF_GAP_SAMPLES") == [(2, 0, 0.1), (2, 2, 0.3)]
 
 
 def test_frames_stand_most_specific_first(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
-    skyline.write_run_time(path, tracked_run(), FACTS)
+    skyline_writer.write_run_time(path, tracked_run(), FACTS)
     query = "SELECT entry_id, ordering, file_path, line_number FROM stack_frames"
     assert rows(path, query) == [
         (1, 0, "net.py", 11),
@@ -91,14 +94,14 @@ def test_frames_of_memory_stand_most_specific_first(tmp_path: Path) -> None:
     path = tmp_path / "memory.sqlite"
     frames = (Frame("net.py", 12), Frame("net.py", 30), Frame("train.py", 4))
     kept = ActivationRecord("relu", "", "Net", 128, frames)
-    skyline.write_memory(path, tracked_run(weights=(), activations=(kept,)), FACTS)
+    skyline_writer.write_memory(path, tracked_run(weights=(), activations=(kept,)), FACTS)
     query = "SELECT ordering, file_path, line_number FROM stack_frames"
     assert rows(path, query) == [(0, "net.py", 12), (1, "net.py", 30), (2, "train.py", 4)]
 
 
 def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path) -> None:
     path = tmp_path / "memory.sqlite"
-    skyline.write_memory(path, tracked_run(), FACTS)
+    skyline_writer.write_memory(path, tracked_run(), FACTS)
     assert rows(path, "SELECT * FROM weight_entries") == [
         (1, "weight", 400, 400),
         (2, "bias", 40, 0),
@@ -115,14 +118,14 @@ def test_memory_entries_find_their_frames_through_the_correlation(tmp_path: Path
 
 def test_a_peak_that_was_not_measured_is_absent(tmp_path: Path) -> None:
     path = tmp_path / "memory.sqlite"
-    skyline.write_memory(path, tracked_run(peak_usage_bytes=None), FACTS)
+    skyline_writer.write_memory(path, tracked_run(peak_usage_bytes=None), FACTS)
     assert rows(path, "SELECT * FROM misc_sizes") == []
 
 
 def test_module_paths_are_kept_per_entry(tmp_path: Path) -> None:
     run_time, memory = tmp_path / "run_time.sqlite", tmp_path / "memory.sqlite"
-    skyline.write_run_time(run_time, tracked_run(), FACTS)
-    skyline.write_memory(memory, tracked_run(), FACTS)
+    skyline_writer.write_run_time(run_time, tracked_run(), FACTS)
+    skyline_writer.write_memory(memory, tracked_run(), FACTS)
     assert rows(run_time, "SELECT * FROM UPROF_MODULES") == [
         ("operation", 1, "blocks.0", "Linear"),
         ("operation", 2, "", "Net"),
@@ -205,7 +208,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
         db.execute("PRAGMA max_page_count = 12")
         return db
 
-    monkeypatch.setattr(skyline, "open_unfinished", tiny)
+    monkeypatch.setattr(skyline_writer, "open_unfinished", tiny)
     facts = {f"fact {i}": "x" * 1000 for i in range(100)}
     with pytest.raises(OutputError, match="no space left"):
         write(tmp_path / "report.sqlite", many_operations(100), facts)
@@ -214,7 +217,7 @@ def test_a_full_disk_is_said_and_leaves_nothing(
 
 def test_regions_stand_in_tables_of_their_own(tmp_path: Path) -> None:
     path = tmp_path / "run_time.sqlite"
-    skyline.write_run_time(path, run_with_regions(), FACTS)
+    skyline_writer.write_run_time(path, run_with_regions(), FACTS)
     assert rows(path, "SELECT * FROM UPROF_REGIONS") == [
         (1, "step", None, 3000),
         (2, "model", 1, 3000),
@@ -233,7 +236,7 @@ def test_regions_stand_in_tables_of_their_own(tmp_path: Path) -> None:
         ("operation", 3, 2),
     ]
     memory = tmp_path / "memory.sqlite"
-    skyline.write_memory(memory, run_with_regions(), FACTS)
+    skyline_writer.write_memory(memory, run_with_regions(), FACTS)
     assert rows(memory, "SELECT * FROM UPROF_REGION_ENTRIES") == [("activation", 1, 4)]
     assert rows(memory, "SELECT count(*) FROM UPROF_REGIONS") == [(5,)]
 

@@ -12,10 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.records import run_with_regions, tracked_run
+from unified_prof.base.run_spec import Frame, RegionRecord
 from unified_prof.errors import RawFormatError
-from unified_prof.runs.records import Frame, RegionRecord
-from unified_prof.store import spool
-from unified_prof.store.spool import Spool, Spooled
+from unified_prof.sqlite import spool
+from unified_prof.sqlite.spool import Spool, Spooled
 
 CONTENT = Spooled(
     reports=("run-time", "memory"),

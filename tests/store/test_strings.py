@@ -3,7 +3,7 @@ from __future__ import annotations
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.store.strings import StringPool
+from unified_prof.sqlite.batches import StringPool
 
 
 @given(st.lists(st.text(max_size=5)))

@@ -14,13 +14,13 @@ import pytest
 from numpy.typing import NDArray
 
 from unified_prof.errors import OutputError, StoreError
-from unified_prof.models import catalogue
-from unified_prof.store import layouts
-from unified_prof.store.btree.writing.page_file import PageFile
-from unified_prof.store.foreign import foreign_tables
-from unified_prof.store.inserts import Inserts
-from unified_prof.store.table_writer import can_be_pages
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import views
+from unified_prof.sqlite.external_tables import foreign_tables
+from unified_prof.sqlite.inserts import Inserts
+from unified_prof.sqlite.pages.tree_writer import PageFile
+from unified_prof.sqlite.table_writer import can_be_pages
+from unified_prof.sqlite.writer import ReportWriter
 
 MANY = 9000
 
@@ -208,8 +208,8 @@ def test_which_tables_are_left_to_sqlite() -> None:
     left = {
         spec.name
         for revision in catalogue.REVISIONS[catalogue.MSPROF]
-        for table in layouts.known_tables()
-        if (layout := layouts.layout(revision, table)) and not can_be_pages(spec := layout.spec)
+        for table in views.known_tables()
+        if (layout := views.layout(revision, table)) and not can_be_pages(spec := layout.spec)
     }
     assert left == {
         "UPROF_ANOMALIES",

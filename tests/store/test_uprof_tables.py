@@ -9,14 +9,14 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import OutputError, StoreError
-from unified_prof.store import uprof_tables
-from unified_prof.store.uprof_tables import complete_run
+from unified_prof.sqlite import skyline_writer
+from unified_prof.sqlite.skyline_writer import complete_run
 
 
 def report(path: Path) -> Path:
     """Make a file whose exit code is not known yet."""
     with closing(sqlite3.connect(path)) as db, db:
-        uprof_tables.fill(db, "UPROF_RUN", [("device", "cpu"), ("exit_code", None)])
+        skyline_writer.fill(db, "UPROF_RUN", [("device", "cpu"), ("exit_code", None)])
     return path
 
 

@@ -12,10 +12,10 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
-from unified_prof.models import catalogue
-from unified_prof.models.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
-from unified_prof.store import inserts, layouts, table_writer
-from unified_prof.store.writer import ReportWriter
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import ALWAYS_PRESENT, MSPROF, REVISIONS
+from unified_prof.sqlite import inserts, table_writer, views
+from unified_prof.sqlite.writer import ReportWriter
 
 DOCUMENTED = catalogue.load(MSPROF, "documented")
 LATEST = catalogue.load(MSPROF, "latest")
@@ -99,7 +99,7 @@ def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> 
     sizes = (1, 400, 1003)  # one row, one whole statement, statements and a rest
     number = np.arange(sum(sizes), dtype=np.uint32) + 7
     with ReportWriter(path, revision="latest") as report:
-        for table, spec in layouts.known_tables().items():
+        for table, spec in views.known_tables().items():
             if table == "STRING_IDS" or table in LATEST.rows:
                 continue
             first = 0
@@ -107,7 +107,7 @@ def test_no_value_of_any_column_of_any_table_is_stored_as_a_blob(path: Path) -> 
                 batch = number[first : first + size]
                 report.write(table, dict.fromkeys(spec.column_names, batch))
                 first += size
-    for table, spec in layouts.known_tables().items():
+    for table, spec in views.known_tables().items():
         if table == "STRING_IDS" or table in LATEST.rows:
             continue
         for column in spec.columns:

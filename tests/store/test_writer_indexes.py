@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from unified_prof.store.inserts import Index
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.inserts import Index
+from unified_prof.sqlite.writer import ReportWriter
 
 SORTED = np.arange(1000)
 BATCHES: dict[str, list[dict[str, Any]]] = {

@@ -10,13 +10,13 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import OutputError
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 FILL_THE_DISK = """
 import resource, sys
 import numpy as np
 from unified_prof.errors import UprofError
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 resource.setrlimit(resource.RLIMIT_FSIZE, (2_000_000, 2_000_000))
 try:
@@ -31,7 +31,7 @@ MEASURE = """
 import sys
 import numpy as np
 from pathlib import Path
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 def resident_kb(field):
     status = Path("/proc/self/status").read_text()

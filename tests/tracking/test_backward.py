@@ -12,8 +12,8 @@ import torch
 
 from tests.tracking.test_scripts import NET
 from tests.tracking.workloads import Workload, a_spec
-from unified_prof.tracking.program.session import Session
-from unified_prof.tracking.watch.calls import Iteration
+from unified_prof.tracking.raw_calls import Iteration
+from unified_prof.tracking.session import Session
 
 
 class Recording:

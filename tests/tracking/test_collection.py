@@ -11,7 +11,7 @@ import pytest
 
 from tests.tracking.test_scripts import NET
 from tests.tracking.workloads import Workload
-from unified_prof.tracking.watch.collection import collection_held_off
+from unified_prof.tracking.interference import collection_held_off
 
 
 @pytest.fixture(autouse=True)

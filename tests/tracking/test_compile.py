@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, in_backward, names
-from unified_prof.tracking.watch.timeline import TimelineInstrument
+from unified_prof.tracking.timeline import TimelineInstrument
 
 NET = """
 import torch._dynamo

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from unified_prof.errors import DeviceUnavailableError
-from unified_prof.tracking.watch import device as device_module
-from unified_prof.tracking.watch.device import Device, HostClock
+from unified_prof.tracking import device as device_module
+from unified_prof.tracking.device import Device, HostClock
 
 TRACKING = Path(device_module.__file__).parent
 

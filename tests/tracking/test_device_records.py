@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unified_prof.tracking.watch.device_records import look_at
+from unified_prof.tracking.timeline import look_at
 
 torch_autograd = pytest.importorskip("torch.autograd")
 

@@ -8,8 +8,8 @@ import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload
 from unified_prof.errors import CaptureError
-from unified_prof.tracking.program.driver import Driver, Stage
-from unified_prof.tracking.watch import operations
+from unified_prof.tracking import operations
+from unified_prof.tracking.driver import Driver, Stage
 
 
 class Spy:

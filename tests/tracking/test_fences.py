@@ -7,13 +7,11 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.tracking.measure import sites
-from unified_prof.tracking.program import results
-from unified_prof.tracking.program.steps import StepWatcher
-from unified_prof.tracking.watch import activations, backward, peak
-from unified_prof.tracking.watch.modules import ModuleNames
-from unified_prof.tracking.watch.operations import ActivationTracker
-from unified_prof.tracking.watch.weights import SizedWeight, Weights
+from unified_prof.tracking import activations, backward, call_sites, peak, results
+from unified_prof.tracking.modules import SizedWeight, Weights
+from unified_prof.tracking.operations import ActivationTracker
+from unified_prof.tracking.raw_calls import ModuleNames
+from unified_prof.tracking.training_loop import StepWatcher
 
 NET = """
 class Net(nn.Module):
@@ -101,7 +99,7 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
         (SizedWeight, "shown_in", "weights_not_listed"),
         (results, "activations_of", "activations_not_listed"),
         (results, "note_oddities", "oddities_not_looked_for"),
-        (sites, "gap_site", "gaps_not_placed"),
+        (call_sites, "gap_site", "gaps_not_placed"),
         (StepWatcher, "_opened", "steps_not_followed"),
         (ModuleNames, "settle", "modules_not_named"),
         (ModuleNames, "name", "operation_not_recorded"),

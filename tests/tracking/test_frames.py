@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.tracking.workloads import PROVIDERS, Workload, names, places
-from unified_prof.tracking.watch.project import Project
+from unified_prof.tracking.code_entries import Project
 
 MODEL = """
 class Net(nn.Module):

@@ -7,7 +7,7 @@ from statistics import median
 import pytest
 
 from tests.tracking.workloads import Workload
-from unified_prof.runs.records import OperationRecord, TrackedRun
+from unified_prof.base.run_spec import OperationRecord, TrackedRun
 
 SLEEP_MS = 5.0
 

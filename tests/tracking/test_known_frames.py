@@ -13,11 +13,10 @@ import torch
 from torch import nn
 
 from tests.tracking.workloads import Workload, a_spec
-from unified_prof.tracking.program.session import Session
-from unified_prof.tracking.watch.known_frames import KnownFrame
-from unified_prof.tracking.watch.modules import NamedModule
-from unified_prof.tracking.watch.project import Project
-from unified_prof.tracking.watch.stack_walker import StackWalker
+from unified_prof.tracking.code_entries import KnownFrame, Project
+from unified_prof.tracking.raw_calls import NamedModule
+from unified_prof.tracking.session import Session
+from unified_prof.tracking.stack_walker import StackWalker
 
 HERE = Path(__file__).parent
 

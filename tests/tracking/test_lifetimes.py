@@ -6,8 +6,8 @@ import pytest
 
 from tests.tracking.test_memory import weights
 from tests.tracking.workloads import Workload
-from unified_prof.runs.records import TrackedRun
-from unified_prof.tracking.watch.modules import ModuleNames
+from unified_prof.base.run_spec import TrackedRun
+from unified_prof.tracking.raw_calls import ModuleNames
 
 NET = """
 import copy, gc, weakref

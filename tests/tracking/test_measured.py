@@ -9,7 +9,7 @@ import pytest
 from tests.tracking.test_driver import Spy
 from tests.tracking.test_scripts import LOOP, NET
 from tests.tracking.workloads import PROVIDERS, Workload, names
-from unified_prof.runs.spec import Capture
+from unified_prof.base.run_spec import Capture
 
 
 def test_the_records_are_told_while_the_script_runs_on(

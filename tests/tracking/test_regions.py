@@ -11,13 +11,13 @@ import torch
 from torch.autograd.profiler import record_function
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.runs.records import RegionRecord, TrackedRun
-from unified_prof.tracking.anomalies import Anomalies
+from unified_prof.base.run_spec import RegionRecord, TrackedRun
+from unified_prof.tracking.device import HostClock, MemoryUse
+from unified_prof.tracking.peak import AllocatorPeak
+from unified_prof.tracking.raw_calls import Iteration
+from unified_prof.tracking.regions import RegionWatch
 from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.watch.calls import Iteration
-from unified_prof.tracking.watch.device import HostClock, MemoryUse
-from unified_prof.tracking.watch.peak import AllocatorPeak
-from unified_prof.tracking.watch.regions import RegionWatch
+from unified_prof.tracking.torch_names import Anomalies
 
 NET = """
 from torch.profiler import record_function
@@ -432,7 +432,7 @@ def test_steps_of_profilers_are_no_regions(watch: RegionWatch) -> None:
 def test_there_is_an_end_to_how_many_regions_are_kept(
     watch: RegionWatch, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("unified_prof.tracking.watch.regions._MAX_REGIONS", 2)
+    monkeypatch.setattr("unified_prof.tracking.regions._MAX_REGIONS", 2)
     iteration = Iteration(HostClock())
     watch.follow(iteration)
     with record_function("a"), record_function("b"), record_function("c"):
@@ -443,7 +443,7 @@ def test_there_is_an_end_to_how_many_regions_are_kept(
 
 
 def test_too_many_regions_are_said(workload: Workload, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_prof.tracking.watch.regions._MAX_REGIONS", 1)
+    monkeypatch.setattr("unified_prof.tracking.regions._MAX_REGIONS", 1)
     workload.write("main.py", loop("net(torch.ones(4, 8)).sum().backward()"))
     tracked = workload.tracked()
     assert path(tracked, tracked.operations[1].region) == "/encoder"

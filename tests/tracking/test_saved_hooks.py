@@ -10,12 +10,13 @@ from pathlib import Path
 import pytest
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.patches import Patches
-from unified_prof.tracking.saved_hooks import SavedTensorHooks, UnknownHooksError
-from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.torch_places import PLACES
-from unified_prof.tracking.watch.names import is_placeholder
+from unified_prof.tracking.function_mode import is_placeholder
+from unified_prof.tracking.torch_internals import (
+    SavedTensorHooks,
+    TorchInternals,
+    UnknownHooksError,
+)
+from unified_prof.tracking.torch_names import PLACES, Anomalies, Patches
 
 NET = """
 from pathlib import Path

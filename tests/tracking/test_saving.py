@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload
-from unified_prof.runs.records import TrackedRun
-from unified_prof.tracking.program import saving
-from unified_prof.tracking.program.saving import Saving
+from unified_prof.base.run_spec import TrackedRun
+from unified_prof.tracking import driver
+from unified_prof.tracking.driver import Saving
 
 NET = """
 class Net(nn.Module):
@@ -36,7 +36,7 @@ def seen() -> list[TrackedRun]:
 
 @pytest.fixture
 def at_any_cost(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(saving, "SHARE", 1e9)
+    monkeypatch.setattr(driver, "SHARE", 1e9)
 
 
 def run(workload: Workload, steps: int, seen: list[TrackedRun], **options: Any) -> TrackedRun:
@@ -61,7 +61,7 @@ def test_each_complete_iteration_is_handed_over(workload: Workload, seen: list[T
 def test_the_first_is_handed_over_at_once_and_others_when_they_can_be_afforded(
     workload: Workload, seen: list[TrackedRun], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(saving, "SHARE", 0.0)
+    monkeypatch.setattr(driver, "SHARE", 0.0)
     run(workload, 30, seen)
     assert len(seen) == 1
 
@@ -90,7 +90,7 @@ def test_saving_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.Monk
             if is_due:
                 now += cost
                 spent += cost
-    assert 0.5 * saving.SHARE < spent / now <= saving.SHARE * 1.01
+    assert 0.5 * driver.SHARE < spent / now <= driver.SHARE * 1.01
 
 
 def test_what_was_saved_already_is_not_saved_again() -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload, names, places
-from unified_prof.runs.records import TrackedRun
+from unified_prof.base.run_spec import TrackedRun
 
 TRAIN = """
 inputs = torch.ones(4, 8)

@@ -450,7 +450,7 @@ if __name__ == "__main__":
     )
     runner = (
         "from pathlib import Path\n"
-        "from unified_prof.runs.spec import RunSpec\n"
+        "from unified_prof.base.run_spec import RunSpec\n"
         "from unified_prof.tracking.workload import run_workload\n"
         "if __name__ == '__main__':\n"
         "    here = Path('.')\n"

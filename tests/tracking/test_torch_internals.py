@@ -10,10 +10,8 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload, names
-from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.patches import Patches
 from unified_prof.tracking.torch_internals import TorchInternals
-from unified_prof.tracking.torch_places import OPERATIONS, PLACES, version_of
+from unified_prof.tracking.torch_names import OPERATIONS, PLACES, Anomalies, Patches, version_of
 
 TRAINING = """
 from pathlib import Path

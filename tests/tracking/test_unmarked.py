@@ -177,7 +177,7 @@ print("nn.Module: Net" in text, "nn.Module: Linear" in text)
 
 @pytest.mark.slow
 def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
-    from unified_prof.tracking.watch.timeline import TimelineInstrument
+    from unified_prof.tracking.timeline import TimelineInstrument
 
     workload.write("main.py", NET + BY_HAND)
     timeline = TimelineInstrument(workload.folder / "trace.json", "cpu")

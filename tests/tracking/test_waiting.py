@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from tests.tracking.workloads import Workload
-from unified_prof.tracking.watch import waiting
-from unified_prof.tracking.watch.waiting import WaitingTime, waited_within
+from unified_prof.tracking import interference
+from unified_prof.tracking.interference import WaitingTime, waited_within
 
 needs_schedstat = pytest.mark.skipif(
     not Path("/proc/thread-self/schedstat").exists(), reason="this system does not count waiting"
@@ -30,7 +30,7 @@ def test_waiting_only_grows_and_is_less_than_the_time_that_passed() -> None:
 
 
 def test_where_the_system_does_not_count_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(waiting, "_SCHEDSTAT", Path("/nonexistent"))
+    monkeypatch.setattr(interference, "_SCHEDSTAT", Path("/nonexistent"))
     reader = WaitingTime()
     assert reader.read_ns() is None
     reader.close()
@@ -68,7 +68,7 @@ def test_each_pass_says_how_long_it_waited_itself(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system is made to say that the thread waits for all of every backward pass."""
-    from unified_prof.tracking.watch import backward
+    from unified_prof.tracking import backward
 
     waited_ns = 0
 
@@ -88,7 +88,7 @@ def test_each_pass_says_how_long_it_waited_itself(
         return real(recorder, waiting_engine, *rest)
 
     monkeypatch.setattr(WaitingTime, "read_ns", read_ns)
-    monkeypatch.setattr("unified_prof.tracking.watch.interception.run_backward", run_backward)
+    monkeypatch.setattr("unified_prof.tracking.interception.run_backward", run_backward)
     run = workload.model(
         """
         class Net(nn.Module):

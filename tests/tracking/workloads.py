@@ -12,8 +12,7 @@ from typing import Any
 import pytest
 import torch
 
-from unified_prof.runs.records import OperationRecord, TrackedRun
-from unified_prof.runs.spec import Capture, RunSpec
+from unified_prof.base.run_spec import Capture, OperationRecord, RunSpec, TrackedRun
 from unified_prof.tracking.workload import run_workload
 
 PROVIDERS = """

@@ -14,7 +14,11 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from unified_prof.vocabulary import FIRST_MARK_CONNECTION, HOST_ONLY_CONNECTION, NO_MARK_CONNECTION
+from unified_prof.base.vocabulary import (
+    FIRST_MARK_CONNECTION,
+    HOST_ONLY_CONNECTION,
+    NO_MARK_CONNECTION,
+)
 
 CORES = frozenset(
     "AI_CORE AI_VECTOR_CORE AI_CPU MIX_AIC MIX_AIV FFTS_PLUS HCCL COMMUNICATION DSA DVPP".split()

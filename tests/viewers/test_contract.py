@@ -14,8 +14,8 @@ from tests.decoders.kineto.made import call, complete, copy, kernel, operation, 
 from tests.pipeline.test_sources import MAKERS
 from tests.prof_generator import Recipe, generate
 from tests.viewers.contract import broken
-from unified_prof.pipeline.conversions import convert_all
-from unified_prof.pipeline.places import ASCEND_PT, PLAIN
+from unified_prof.pipeline.convert import convert_all
+from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN
 
 NCCL = "ncclDevKernel_AllReduce_Sum_bf16_RING_LL(x)"
 

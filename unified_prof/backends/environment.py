@@ -9,7 +9,7 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
 from unified_prof.backends import cann
-from unified_prof.backends.asking import answer_of
+from unified_prof.backends.cann import answer_of
 from unified_prof.backends.torch_device import torch_missing_reason
 
 

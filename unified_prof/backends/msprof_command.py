@@ -19,9 +19,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from unified_prof.backends.base import RunSpec
-from unified_prof.backends.msprof_offer import Offer
-from unified_prof.backends.workload_watch import STARTED_FILE
+from unified_prof.backends.msprof_outcome import STARTED_FILE
+from unified_prof.backends.msprof_plan import Offer
+from unified_prof.backends.registry import RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
 # What msprof refuses in its paths (a space is allowed).
@@ -178,7 +178,7 @@ def has_providers(spec: RunSpec) -> bool:
     """
     if spec.is_module or is_program(spec):
         return False
-    from unified_prof.tracking.program.providers import prefix_of
+    from unified_prof.tracking.program import prefix_of
 
     try:
         return prefix_of(Path(spec.target).read_bytes(), spec.target) is not None

@@ -2,20 +2,37 @@
 
 msprof exits 0 although the application failed, the export failed or nothing was recorded, so its
 exit status decides nothing alone.
+
+The database that msprof itself makes of a recording, asked for afterwards.
+
+msprof exits 0 although the export failed, and an export that ends early leaves half a database and
+the files it was made from. So what is there afterwards decides, and what is of no use is removed.
+
+The workload behind msprof: whether it has started, and how its process ended.
+
+msprof starts the workload and tells of its end no more than the text of an error number, the same
+for exit code 9 as for signal 9. But it looks only once a second whether the process has ended, and
+until then the system keeps its status for all to read.
 """
 
 from __future__ import annotations
 
 import os
 import re
+import select
 import shutil
 import signal
-from collections.abc import Iterable, Sequence
-from contextlib import suppress
+import sqlite3
+import threading
+import time
+from collections.abc import Callable, Iterable, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.backends.msprof_process import Ended
+from unified_prof.backends import cann
+from unified_prof.backends.msprof_process import Ended, run_group
+from unified_prof.errors import CaptureError, DeviceUnavailableError
 
 # Exit statuses of msprof (0 is no promise of anything).
 _REFUSED = 255
@@ -190,3 +207,214 @@ def _code_of_text(text: str) -> int:
             if os.strerror(code) == one:
                 return 128 + code if code in _LIKELY_SIGNALS else code
     return 1
+
+
+_LIMIT_S = 3600.0
+"""Nobody waits longer for an exporter that hangs; tens of millions of tasks take half an hour."""
+
+
+class Exporter:
+    """Exports the recordings of one run; whoever interrupts it does not want the next one either.
+
+    Args:
+        relay: Shown every line that msprof writes.
+    """
+
+    def __init__(self, relay: Callable[[str], None]) -> None:
+        self._relay = relay
+        self._interrupted: str | None = None
+
+    def export(self, prof: Path) -> Path:
+        """Let msprof export `prof`; see `export`.
+
+        Raises:
+            CaptureError: there is no such database, or an export of before was interrupted.
+        """
+        if self._interrupted is not None:
+            raise CaptureError(self._interrupted, slug="export-failed")
+        try:
+            return export(prof, self._relay)
+        except _InterruptedError as err:
+            self._interrupted = str(err)
+            raise
+
+
+class _InterruptedError(CaptureError):
+    """A signal ended the export."""
+
+
+def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_S) -> Path:
+    """Let msprof export the PROF_* directory `prof`, and return the database that it makes.
+
+    A signal that asks this process to end ends the export; it is delivered again afterwards.
+
+    Args:
+        prof: The recording.
+        relay: Shown every line that msprof writes.
+        limit_s: How long it may take.
+
+    Raises:
+        CaptureError: there is no such database; nothing of the attempt is left.
+    """
+    msprof = cann.find_msprof()
+    if msprof is None:
+        raise CaptureError("msprof, which could export it, was not found", slug="export-failed")
+    before = _contents(prof)
+    watch = _Limit(limit_s)
+    try:
+        ended = run_group(
+            [str(msprof), "--export=on", "--type=db", f"--output={prof}"],
+            environment=os.environ,
+            relay=relay,
+            tick=watch.look,
+        )
+    except DeviceUnavailableError as err:
+        raise CaptureError(str(err), slug=err.slug) from err
+    except BaseException:
+        _remove_new(prof, before)
+        raise
+    if ended.interrupted_by is not None:
+        why = "msprof's export was interrupted"
+    elif watch.passed:
+        why = f"msprof's export took more than {limit_s:g} s"
+    else:
+        why = why_not_exported(ended) or ""
+    made = inspect(prof).native
+    if not why and (made is None or made in before):
+        why = why_no_database(ended)
+    if not why and made is not None and not _is_database(made):
+        why = "msprof's export left a file that is no database"
+    if not why and made is not None:
+        return made
+    _remove_new(prof, before)
+    if ended.interrupted_by is not None:
+        if _is_main_thread():
+            signal.raise_signal(ended.interrupted_by)
+        raise _InterruptedError(why, slug="export-failed")
+    raise CaptureError(why, slug="export-failed")
+
+
+class _Limit:
+    """Kills a group of processes that takes too long."""
+
+    def __init__(self, limit_s: float) -> None:
+        self._end = time.monotonic() + limit_s
+        self.passed = False
+
+    def look(self, group: int) -> bool:
+        """Kill the group when its time has passed; it leaves nothing to wait for."""
+        if not self.passed and time.monotonic() > self._end:
+            self.passed = True
+            with suppress(ProcessLookupError):
+                os.killpg(group, signal.SIGKILL)
+        return False
+
+
+def _contents(folder: Path) -> set[Path]:
+    return {*folder.rglob("*")}
+
+
+def _remove_new(folder: Path, before: set[Path]) -> None:
+    """Remove what an export has left; files that it changed belong to none of ours."""
+    for path in sorted(_contents(folder) - before):
+        with suppress(OSError):
+            if path.is_dir() and not path.is_symlink():
+                shutil.rmtree(path, ignore_errors=True)
+            else:
+                path.unlink(missing_ok=True)
+
+
+def _is_database(path: Path) -> bool:
+    try:
+        with closing(sqlite3.connect(f"{path.resolve().as_uri()}?mode=ro", uri=True)) as db:
+            return bool(db.execute("SELECT count(*) FROM sqlite_master").fetchone()[0])
+    except sqlite3.Error:
+        return False
+
+
+def _is_main_thread() -> bool:
+    return threading.current_thread() is threading.main_thread()
+
+
+STARTED_FILE = "started"
+"""The workload's script writes its process id there before anything else."""
+_LOOK_S = 0.02
+# Where in /proc/<pid>/stat, after the name of the program.
+_STATE, _EXIT_STATUS = 0, 49
+
+
+class WorkloadWatch:
+    """Watches the process that a script in `folder` announces.
+
+    Args:
+        folder: Where the script writes.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._file = folder / STARTED_FILE
+        self._pid: int | None = None
+        self._thread: threading.Thread | None = None
+        self._status: int | None = None
+
+    @property
+    def started(self) -> bool:
+        """Whether anything of the workload has run."""
+        return self._file.exists()
+
+    @property
+    def exit_code(self) -> int | None:
+        """How the workload ended, as a shell tells it; None: not yet, or nobody saw it."""
+        if self._thread is not None:
+            self._thread.join(1.0)
+        if self._status is None:
+            return None
+        code = os.waitstatus_to_exitcode(self._status)
+        return 128 - code if code < 0 else code
+
+    def look(self, session: int) -> None:
+        """Begin to watch as soon as the workload has started.
+
+        Args:
+            session: The session that msprof was started in. A process of another one is not the
+                workload: msprof ran it in another namespace.
+        """
+        if self._thread is not None:
+            return
+        with suppress(OSError, ValueError):
+            pid = int(self._file.read_text(encoding="ascii"))
+            if os.getsid(pid) == session:
+                self._pid = pid
+                self._thread = threading.Thread(target=self._watch, args=(pid,), daemon=True)
+                self._thread.start()
+
+    def runs(self) -> bool:
+        """Return whether the workload is known to run still."""
+        return self._pid is not None and _state(self._pid)[0] not in ("", "Z", "X")
+
+    def _watch(self, pid: int) -> None:
+        # A thread of its own: msprof may ask for the status a moment after the end.
+        try:
+            descriptor = os.pidfd_open(pid)
+        except (AttributeError, OSError):  # no such call here: look often instead
+            while _state(pid)[0] not in ("", "Z", "X"):
+                time.sleep(_LOOK_S)
+        else:
+            try:
+                poll = select.poll()
+                poll.register(descriptor, select.POLLIN)
+                poll.poll()
+            finally:
+                os.close(descriptor)
+        state, status = _state(pid)
+        if state in ("Z", "X"):
+            self._status = status
+
+
+def _state(pid: int) -> tuple[str, int]:
+    """Return the state of a process and, once it has ended, its wait status; `""`: it is gone."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+        fields = text.rpartition(")")[2].split()
+        return fields[_STATE], int(fields[_EXIT_STATUS])
+    except (OSError, IndexError, ValueError):
+        return "", 0

@@ -14,8 +14,8 @@ from pathlib import Path
 from types import FrameType, TracebackType
 from typing import IO, Any
 
+from unified_prof.base.signals import ENDING
 from unified_prof.errors import DeviceUnavailableError
-from unified_prof.signals import ENDING
 
 _FORWARDED = (signal.SIGINT, *ENDING)
 _PATIENCE = 3  # so many requests to end, then the group is killed

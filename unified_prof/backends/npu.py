@@ -13,7 +13,12 @@ from pathlib import Path
 from typing import IO
 
 from unified_prof.backends import cann, msprof_command, msprof_outcome
-from unified_prof.backends.base import (
+from unified_prof.backends.msprof_options import BY_NAME
+from unified_prof.backends.msprof_outcome import Exporter, WorkloadWatch
+from unified_prof.backends.msprof_plan import Offer, Plan, learn, plan
+from unified_prof.backends.msprof_process import Ended, Feed, Held, run_group
+from unified_prof.backends.npu_launcher import MeasuredSoFar, Result, result_in
+from unified_prof.backends.registry import (
     MEMORY,
     RUN_TIME,
     TIMELINE,
@@ -22,17 +27,10 @@ from unified_prof.backends.base import (
     RunSpec,
     check_options,
 )
-from unified_prof.backends.launcher_results import MeasuredSoFar, Result, result_in
-from unified_prof.backends.msprof_export import Exporter
-from unified_prof.backends.msprof_offer import Offer, learn
-from unified_prof.backends.msprof_options import BY_NAME
-from unified_prof.backends.msprof_plan import Plan, plan
-from unified_prof.backends.msprof_process import Ended, Feed, Held, run_group
 from unified_prof.backends.torch_device import DEVICE_VARIABLE
-from unified_prof.backends.workload_watch import WorkloadWatch
+from unified_prof.base.text import printable
 from unified_prof.errors import DeviceUnavailableError, UsageError
-from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.plain import printable
+from unified_prof.schema.catalogue import MSPROF, resolve
 
 EXPORTERS = ("uprof", "native")
 _ANY_FOLDER = Path("/tmp/uprof_XXXXXXXX")

@@ -4,6 +4,10 @@ The process must be the workload's own: msprof samples it by its id. Started by 
 `msprof_command` writes, with a JSON file that says what to run and where to leave the outcome.
 What is measured is left there as soon as it is complete, and now and then before that: the
 workload may run on for hours and be killed, and the parent writes the reports.
+
+Mark the measured iterations for msprof, so that they stand in MSTX_EVENTS.
+
+What the launcher leaves behind: how the workload ended, and what was measured of it.
 """
 
 from __future__ import annotations
@@ -11,16 +15,24 @@ from __future__ import annotations
 import json
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from unified_prof.errors import UprofError
-from unified_prof.plain import storable_in
-from unified_prof.runs.records import TrackedRun
-from unified_prof.runs.spec import Capture, RunSpec
+from unified_prof.backends.registry import Capture as LauncherResultsCapture
+from unified_prof.backends.registry import RunSpec as LauncherResultsRunSpec
+from unified_prof.base.run_spec import Capture, RunSpec, TrackedRun
+from unified_prof.base.text import storable_in
+from unified_prof.errors import (
+    CaptureError,
+    DeviceUnavailableError,
+    MeasuringError,
+    UprofError,
+    UsageError,
+)
 
 RESULT_FILE = "result.msgpack"
 """How the workload ended, and what was measured of it."""
@@ -71,7 +83,6 @@ def _restore_streams(streams: Mapping[str, Any]) -> None:
 
 def _run_tracked(spec: RunSpec, folder: Path) -> dict[str, Any]:
     """Run providers, or a script whose operations are tracked, on the NPU."""
-    from unified_prof.backends.mstx import MarkIterations
     from unified_prof.tracking.workload import run_workload
 
     marks = MarkIterations()
@@ -99,12 +110,7 @@ def _run_tracked(spec: RunSpec, folder: Path) -> dict[str, Any]:
 
 def _run_plain(spec: RunSpec) -> dict[str, Any]:
     """Run a script or module as `python` itself would."""
-    from unified_prof.tracking.program.program import (
-        execute,
-        exit_code_of,
-        find_program,
-        running_as,
-    )
+    from unified_prof.tracking.program import execute, exit_code_of, find_program, running_as
 
     try:
         program = find_program(spec)
@@ -130,3 +136,147 @@ def _leave(path: Path, content: Mapping[str, Any]) -> None:
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     partial.replace(path)
+
+
+# Packages that offer range_start(message, stream) and range_end(id): CANN's own, torch_npu's.
+_SOURCES = ("mstx", "torch_npu.npu.mstx")
+
+
+class MarkIterations:
+    """An instrument that opens an mstx range round every measured iteration.
+
+    Without CANN's mstx package it does nothing, and `missing` says so.
+    """
+
+    def __init__(self) -> None:
+        self.missing: str | None = None
+        """Why iterations are not marked, or None when they are."""
+        self._range: Any = None
+        self._start: Callable[..., Any] | None = None
+        self._end: Callable[[Any], Any] | None = None
+
+    def start(self) -> None:
+        """Find the package."""
+        for name in _SOURCES:
+            try:
+                source = _attribute(name)
+                self._start, self._end = source.range_start, source.range_end
+            except (ImportError, AttributeError):
+                continue
+            return
+        self.missing = "CANN's Python package mstx is not here, so iterations are not marked"
+
+    def begin_iteration(self, index: int) -> None:
+        """Open the range of iteration `index`."""
+        if self._start:
+            self._range = self._start(f"uprof iteration {index}")
+
+    def end_iteration(self, index: int) -> None:
+        """Close the range of iteration `index`."""
+        if self._end and self._range is not None:
+            self._end(self._range)
+            self._range = None
+
+    def stop(self, complete: bool) -> None:
+        """Close a range that an error left open."""
+        self.end_iteration(-1)
+
+
+def _attribute(dotted: str) -> Any:
+    """Import `a.b.c`, where the last names may be attributes of a module."""
+    module, *rest = dotted.split(".")
+    found: Any = import_module(module)
+    for name in rest:
+        found = getattr(found, name)
+    return found
+
+
+_TOLD = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
+
+
+@dataclass(frozen=True, slots=True)
+class Result:
+    """What the launcher noted at the workload's end."""
+
+    exit_code: int | None = None
+    tracked: TrackedRun | None = None
+    failure: str | None = None
+    unmarked: str | None = None
+
+
+class MeasuredSoFar:
+    """What the launcher leaves of measurements while the workload runs, handed on at once.
+
+    Args:
+        folder: Where it leaves them.
+        spec: Whom to tell.
+    """
+
+    def __init__(self, folder: Path, spec: LauncherResultsRunSpec) -> None:
+        self._folder, self._spec = folder, spec
+        self._measured: Result | None = None
+        self._partial_ns = 0
+        self.error: Exception | None = None
+        """What went wrong when it was told that all is measured."""
+
+    def look(self) -> None:
+        """Tell what is new."""
+        if self._measured is not None:
+            return
+        if (found := _read(self._folder / MEASURED_FILE)) is not None:
+            self._measured = found
+            try:
+                capture = LauncherResultsCapture(0, found.tracked, failure=found.unmarked)
+                self._spec.on_measured(capture)
+            except Exception as error:
+                self.error = error
+        elif self._spec.on_partial is not None:
+            with suppress(OSError):  # it cannot be saved; the reports are still to come
+                changed_ns = (self._folder / PARTIAL_FILE).stat().st_mtime_ns
+                if changed_ns != self._partial_ns:
+                    self._partial_ns = changed_ns
+                    found = _read(self._folder / PARTIAL_FILE)
+                    if found is not None and found.tracked is not None:
+                        self._spec.on_partial(found.tracked)
+
+    def completed(self, result: Result) -> Result:
+        """Return `result` with what was measured before a workload that came to no end."""
+        self.look()
+        if result.tracked is not None:
+            return result
+        if self._measured is not None:
+            return replace(result, tracked=self._measured.tracked, unmarked=self._measured.unmarked)
+        if result.exit_code is None and (found := _read(self._folder / PARTIAL_FILE)) is not None:
+            failure = "the workload ended before all was measured"
+            return replace(result, tracked=found.tracked, failure=failure)
+        return result
+
+
+def _read(path: Path) -> Result | None:
+    try:
+        raw = path.read_bytes()
+    except OSError:
+        return None
+    import msgspec
+
+    return msgspec.msgpack.decode(raw, type=Result)
+
+
+def result_in(folder: Path) -> Result:
+    """Read what the launcher noted at the workload's end; empty when it came to no end.
+
+    Raises:
+        UprofError: the one that ended the run there.
+    """
+    try:
+        raw = (folder / RESULT_FILE).read_bytes()
+    except OSError:
+        return Result()
+    import msgspec
+
+    result: dict[str, Any] = msgspec.msgpack.decode(raw)
+    if error := result.pop("error", None):
+        kinds = {kind.__name__: kind for kind in _TOLD}
+        kind = kinds.get(error["kind"], UprofError)
+        raise kind(error["message"], hint=error["hint"], slug=error["slug"])
+    return msgspec.convert(result, Result)

@@ -1,14 +1,67 @@
-"""Find a backend by name; nothing is imported before it is asked for."""
+"""What a backend is: the few things the pipeline asks of it.
+
+Find a backend by name; nothing is imported before it is asked for.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
+from typing import Protocol
 
-from unified_prof.backends.base import Backend
-from unified_prof.errors import DeviceUnavailableError, UprofError
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE, Capture, Recording, RunSpec
+from unified_prof.errors import DeviceUnavailableError, UprofError, UsageError
+
+__all__ = [
+    "MEMORY",
+    "RUN_TIME",
+    "TIMELINE",
+    "Backend",
+    "Capture",
+    "Recording",
+    "RunSpec",
+    "check_options",
+]
+
+
+def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:
+    """Raise UsageError when `spec` has an option that `backend` does not know."""
+    if unknown := sorted({*spec.options} - {*known}):
+        flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
+        raise UsageError(
+            f"backend {backend!r} has no option {flags}", slug="option-of-another-backend"
+        )
+
+
+class Backend(Protocol):
+    """Runs a workload on one kind of device.
+
+    It neither writes reports nor opens databases: it returns records and raw recordings.
+
+    Two more members are used where a backend has them: `default_reports`, the families it
+    produces when none are asked for (otherwise `reports`), and `doubt()`, which like
+    `unavailable_reason()` returns why `auto` should pass it over, but does not keep a user from
+    asking for it by name.
+    """
+
+    name: str
+    reports: tuple[str, ...]
+    """The report families it can produce, of RUN_TIME, MEMORY, TIMELINE."""
+
+    def unavailable_reason(self) -> str | None:
+        """Return why this backend cannot run here, or None when it can; asks the device."""
+
+    def run(self, spec: RunSpec) -> Capture:
+        """Run the workload and measure it.
+
+        Raises:
+            UsageError: an option this backend cannot honour, found before anything started.
+            DeviceUnavailableError: the device went away.
+            CaptureError: the profiler failed, or the workload broke the providers' rules.
+        """
+
 
 ENTRY_POINT_GROUP = "unified_prof.backends"
 AUTO = "auto"
@@ -18,8 +71,8 @@ _INSTALL_TORCH = "pip install 'unified-prof[torch]'"
 # Name -> (module:class, how to install what it needs), in the order in which `auto` asks.
 _BUILTIN: dict[str, tuple[str, str]] = {
     "npu": ("unified_prof.backends.npu:NpuBackend", "pip install 'unified-prof[npu]'"),
-    "cuda": ("unified_prof.backends.cuda:CudaBackend", _INSTALL_TORCH),
-    "cpu": ("unified_prof.backends.cpu:CpuBackend", _INSTALL_TORCH),
+    "cuda": ("unified_prof.backends.torch_device:CudaBackend", _INSTALL_TORCH),
+    "cpu": ("unified_prof.backends.torch_device:CpuBackend", _INSTALL_TORCH),
 }
 
 

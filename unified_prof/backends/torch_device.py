@@ -1,16 +1,22 @@
-"""What the CPU and CUDA backends share: run the workload in this process under the tracker."""
+"""What the CPU and CUDA backends share: run the workload in this process under the tracker.
+
+The CPU as a device.
+
+NVIDIA GPUs (and AMD's, which torch presents under the same name).
+"""
 
 from __future__ import annotations
 
 import os
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 
-from unified_prof.backends.base import (
+from unified_prof.backends import cuda_facts
+from unified_prof.backends.registry import (
     MEMORY,
     RUN_TIME,
     TIMELINE,
@@ -20,9 +26,9 @@ from unified_prof.backends.base import (
     check_options,
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
-from unified_prof.models.catalogue import MSPROF, resolve
-from unified_prof.tracking.watch.timeline import TimelineInstrument
-from unified_prof.tracking.watch.torch_profiler import DETAILS, USUAL_DETAILS
+from unified_prof.schema.catalogue import MSPROF, resolve
+from unified_prof.tracking.device import asked_in_child, runtime_left_alone
+from unified_prof.tracking.timeline import DETAILS, USUAL_DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
 
@@ -173,3 +179,68 @@ def _with_timeline(capture: Capture, timeline: TimelineInstrument | None) -> Cap
 
 def _recordings(timeline: TimelineInstrument | None) -> tuple[Recording, ...]:
     return (Recording("kineto", timeline.path),) if timeline and timeline.written else ()
+
+
+class CpuBackend(TorchBackend):
+    """Track operations on the CPU with a monotonic clock."""
+
+    name = "cpu"
+
+    def device_missing_reason(self) -> str | None:
+        """Return None: where torch runs, the CPU is there."""
+        return None
+
+
+_NONE_SHOWN = "the driver shows no CUDA device"
+
+
+class CudaBackend(TorchBackend):
+    """Track operations on the CUDA devices that a workload uses, with device events."""
+
+    name = "cuda"
+
+    def facts(self, when: str) -> dict[str, str]:
+        """Return what is known of driver, libraries, clocks and switches."""
+        return {**cuda_facts.of_torch(), **cuda_facts.of_library(when)}
+
+    def device_missing_reason(self) -> str | None:
+        """Return why no CUDA device answers, in the driver's words where it has some.
+
+        This process asks the driver's library only: one that has asked the runtime can fork no
+        children that use a device, and the workload is to run in it.
+        """
+        import torch
+
+        if torch.version.cuda is None and torch.version.hip is None:
+            return f"this PyTorch ({torch.__version__}) is built without CUDA"
+        if torch.cuda.is_initialized():
+            return None
+        counted = _devices_in_library()
+        if counted < 0:  # there is no such library, or it does not work: the runtime decides
+            return asked_in_child(_runtime_reason) or None
+        if counted:
+            return None
+        return asked_in_child(_runtime_reason) or _NONE_SHOWN
+
+
+def _devices_in_library() -> int:
+    """Return how many devices the driver's library shows, as torch asks it; -1: it cannot say."""
+    import torch
+
+    with runtime_left_alone(), suppress(Exception):
+        count: Callable[[], int] = torch.cuda._device_count_nvml
+        if torch.version.hip:
+            count = getattr(torch.cuda, "_device_count_amdsmi", count)
+        return int(count())
+    return -1
+
+
+def _runtime_reason() -> str:
+    """Return why the runtime has no device, in its words; empty where it has one."""
+    import torch
+
+    try:
+        torch.cuda.init()
+        return "" if torch.cuda.device_count() > 0 else _NONE_SHOWN
+    except Exception as err:  # whatever the driver complains of
+        return f"no CUDA device answers ({str(err).splitlines()[0]})"

@@ -13,10 +13,10 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import TIMES, Run
+from unified_prof.compare.comparable import TIMES, Run
+from unified_prof.compare.confidence import Noise
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.store.atomic import output_error, replacing
+from unified_prof.sqlite.atomic import output_error, replacing
 
 MIN_RUNS = 3
 _VERSION = 1

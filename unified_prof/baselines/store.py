@@ -1,8 +1,15 @@
-"""The baseline store: named, versioned runs in SQLite or, by URL, in PostgreSQL.
+"""The baseline store: what gates compare with, in SQLite or PostgreSQL.
+
+Unlike reports this is uprof's own format. A baseline is never overwritten: saving one under a name
+that exists adds the next version of it, and the newest is what `gate` takes.
+
+The baseline store: named, versioned runs in SQLite or, by URL, in PostgreSQL.
 
 Every method is one transaction. Saving only ever inserts: concurrent writers cannot lose each
 other's entries. They number them one after the other, under a lock where the database has one, and
 the table refuses a number that was given before.
+
+Opens the baseline store and brings its schema up to date.
 """
 
 from __future__ import annotations
@@ -14,24 +21,67 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from pathlib import Path
 
+from alembic import command
+from alembic.config import Config
+from alembic.migration import MigrationContext
+from alembic.script import ScriptDirectory
 from sqlalchemy import (
     URL,
     Connection,
+    DateTime,
     Engine,
+    LargeBinary,
     NullPool,
+    String,
+    Text,
+    UniqueConstraint,
     create_engine,
     event,
     func,
+    inspect,
     make_url,
     select,
 )
 from sqlalchemy.exc import ArgumentError, IntegrityError, NoSuchModuleError, SQLAlchemyError
-from sqlalchemy.orm import Session, defer
+from sqlalchemy.orm import DeclarativeBase, Mapped, Session, defer, mapped_column
 
-from unified_prof.baselines.model import Baseline
-from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.redaction import redact
+from unified_prof.base.redaction import redact
+from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UsageError
+from unified_prof.migrate.runner import config_of
 from unified_prof.version import VERSION
+
+
+class BaselineBase(DeclarativeBase):
+    """Registry of the baseline store's tables."""
+
+
+class Baseline(BaselineBase):
+    """One version of one baseline."""
+
+    __tablename__ = "uprof_baselines"
+    id: Mapped[int] = mapped_column(
+        primary_key=True,
+        autoincrement=True,
+        doc="rises with every save, in the order in which they began",
+    )
+    name: Mapped[str] = mapped_column(String(200), doc="what the user calls it")
+    version: Mapped[int] = mapped_column(doc="from 1, counted per name; never given twice")
+    saved_at: Mapped[datetime] = mapped_column(
+        DateTime(timezone=True), doc="when it was saved, UTC"
+    )
+    label: Mapped[str] = mapped_column(Text, doc="the report files it was made from")
+    uprof_version: Mapped[str] = mapped_column(String(50), doc="version that saved it")
+    device: Mapped[str | None] = mapped_column(Text, doc="device of the run, where it is known")
+    commit: Mapped[str | None] = mapped_column(
+        "git_commit", String(64), doc="commit of the project that ran, where it is known"
+    )
+    samples: Mapped[int] = mapped_column(doc="iterations (or files) that were measured")
+    document: Mapped[bytes] = mapped_column(
+        LargeBinary, doc="the run, as unified_prof.baselines.api writes it"
+    )
+
+    __table_args__ = (UniqueConstraint("name", "version", name="uprof_baselines_name_version"),)
+
 
 MAX_NAME = 200
 WRITE = "uprof_write"
@@ -73,7 +123,7 @@ class NewBaseline:
 
 
 class BaselineStore:
-    """An open store whose schema is up to date; `unified_prof.baselines.migrate` opens it."""
+    """An open store whose schema is up to date; `unified_prof.baselines.store` opens it."""
 
     def __init__(self, engine: Engine, place: str) -> None:
         self._engine = engine
@@ -278,3 +328,102 @@ def _entry(row: Baseline) -> Entry:
         commit=row.commit,
         samples=row.samples,
     )
+
+
+FAMILY = "baseline"
+_VERSION_TABLE = "uprof_baselines_version"
+# Any number that nobody else locks with; only one process at a time migrates a PostgreSQL store.
+_ADVISORY_LOCK = 0x7570726F66
+
+
+def open_store(store: str, *, create: bool) -> BaselineStore:
+    """Open a store, given as a file or a URL; `create` makes the file and the tables.
+
+    Raises:
+        UsageError: the URL cannot be understood.
+        StoreError: it cannot be reached, is something else, or is not there and not to be made.
+        SchemaVersionError: it was made by a newer build.
+        OutputError: it cannot be made.
+    """
+    engine, place = engine_for(store)
+    try:
+        if engine.dialect.name == "sqlite":
+            _prepare_file(Path(place), create=create)
+        _bring_up_to_date(engine, place, create=create)
+    except BaseException:
+        engine.dispose()
+        raise
+    return BaselineStore(engine, place)
+
+
+def _prepare_file(path: Path, *, create: bool) -> None:
+    if path.is_dir():
+        raise StoreError(
+            f"the store {path} is a folder, expected an SQLite file", slug="not-a-store"
+        )
+    if path.exists():
+        return
+    if not create:
+        raise StoreError(
+            f"there is no baseline store {path}",
+            hint="`uprof baseline save` creates it",
+            slug="no-store",
+        )
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise OutputError(
+            f"the store {path} cannot be made: {err.strerror}", slug="store-unusable"
+        ) from err
+
+
+def _bring_up_to_date(engine: Engine, place: str, *, create: bool) -> None:
+    config = config_of(FAMILY)
+    head = ScriptDirectory.from_config(config).get_current_head()
+    with translated(place), engine.connect() as connection:
+        with connection.begin():
+            if _current(connection) == head:
+                return
+        connection = connection.execution_options(**{WRITE: True})
+        with connection.begin():
+            if engine.dialect.name == "postgresql":
+                connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
+            # Another process may have done it while this one waited for the lock.
+            current = _current(connection)
+            if current == head:
+                return
+            _refuse(connection, place, current, config, create=create)
+            config.attributes["connection"] = connection
+            config.attributes["configure"] = {"version_table": _VERSION_TABLE}
+            command.upgrade(config, "head")
+
+
+def _current(connection: Connection) -> str | None:
+    context = MigrationContext.configure(connection, opts={"version_table": _VERSION_TABLE})
+    current = context.get_current_revision()
+    return None if current is None else str(current)
+
+
+def _refuse(
+    connection: Connection, place: str, current: str | None, config: Config, *, create: bool
+) -> None:
+    """Refuse what must not be migrated: somebody else's database, or a newer build's store."""
+    if current is None:
+        if inspect(connection).get_table_names() and connection.dialect.name == "sqlite":
+            raise StoreError(
+                f"{place} is a database of something else, not a baseline store", slug="not-a-store"
+            )
+        if not create:
+            raise StoreError(
+                f"{place} holds no baseline store",
+                hint="`uprof baseline save` creates it",
+                slug="no-store",
+            )
+        return
+    known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
+    if current not in known:
+        raise SchemaVersionError(
+            f"the store {place} is at version {current}, this build knows {', '.join(known)}",
+            hint="upgrade uprof",
+            slug="other-version",
+        )

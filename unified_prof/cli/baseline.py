@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import converting, printing, thresholds
-from unified_prof.cli import shape as shapes
-from unified_prof.cli.command_line import Application
-from unified_prof.cli.converting import Convert
+from unified_prof.cli import convert as converting
+from unified_prof.cli import output as printing
+from unified_prof.cli import output as shapes
+from unified_prof.cli import workloads
+from unified_prof.cli.command import Application, AsJson, AsJsonFormat, Force, Quiet, with_groups
+from unified_prof.cli.convert import Convert
 from unified_prof.cli.gate_sides import Allowed
-from unified_prof.cli.option_groups import with_groups
-from unified_prof.cli.options import AsJson, AsJsonFormat, Force, Quiet
 
 if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
@@ -69,10 +69,10 @@ def save(
     json_: AsJson = False,
 ) -> None:
     """Save a run as a baseline; an older one of that name stays as an earlier version."""
-    from unified_prof.baselines import keep
+    from unified_prof.baselines import api
 
     read = partial(converting.run_of, convert=convert, quiet=quiet or json_)
-    entry = keep.save(name, files, store, read)
+    entry = api.save(name, files, store, read)
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:
@@ -81,9 +81,9 @@ def save(
 
 def list_(store: StoreOption = None, json_: AsJson = False) -> None:
     """List the baselines, the newest version of each."""
-    from unified_prof.baselines import keep
+    from unified_prof.baselines import api
 
-    newest = {entry.name: entry for entry in keep.entries(store)}
+    newest = {entry.name: entry for entry in api.entries(store)}
     _put(sorted(newest.values(), key=lambda entry: entry.name), json_)
 
 
@@ -93,9 +93,9 @@ def show(
     json_: AsJson = False,
 ) -> None:
     """Show every version of a baseline; `gate --baseline NAME@2` takes the second."""
-    from unified_prof.baselines import keep
+    from unified_prof.baselines import api
 
-    _put(keep.entries(store, name), json_)
+    _put(api.entries(store, name), json_)
 
 
 def history(
@@ -121,8 +121,8 @@ def history(
     Each version has its interval, and is marked where it surely differs from those before it: by
     the gate's rule, against the first versions since the last change.
     """
-    from unified_prof.analysis.compare.history import history as analyse
-    from unified_prof.baselines import keep
+    from unified_prof.baselines import api
+    from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
     file = shapes.file_of(output)
@@ -131,8 +131,8 @@ def history(
     limits = allowed.limits()
     series = []
     for name in dict.fromkeys(names):
-        entries, runs = zip(*keep.versions(name, store, last), strict=True)
-        noise = thresholds.noise(allowed.noise, runs[-1])
+        entries, runs = zip(*api.versions(name, store, last), strict=True)
+        noise = workloads.noise(allowed.noise, runs[-1])
         series += [
             shown.Series(name, entries, analyse(runs, metric, limits, noise))
             for metric in allowed.metrics
@@ -158,7 +158,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
     if as_json:
         printing.put_json([_document(entry) for entry in entries])
         return
-    from unified_prof.report import words
+    from unified_prof.report import names as words
     from unified_prof.report.tables import Column
     from unified_prof.report.terminal import Page
 

@@ -10,14 +10,14 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unified_prof import streams
-from unified_prof.analysis.compare.thresholds import absolute
+from unified_prof.base import streams
+from unified_prof.base.text import printable
+from unified_prof.compare.gate import absolute
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.plain import printable
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.batch_fit import Fit, Measured
-    from unified_prof.runs.spec import RunSpec
+    from unified_prof.base.run_spec import RunSpec
+    from unified_prof.explain.api import Fit, Measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +76,7 @@ def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> 
 
     A size that fails (for want of memory, say) is told of, and the larger ones are not tried.
     """
-    from unified_prof.analysis.batch_fit import fit
+    from unified_prof.explain.api import fit
 
     measured, exit_code = _series(wanted, run_one)
     line = fit(measured, wanted.memory_bytes)
@@ -90,7 +90,7 @@ def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> 
 
 def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Measured], int]:
     """Return what was measured of each size, and the exit code of the last that was run."""
-    from unified_prof.analysis.batch_fit import Measured
+    from unified_prof.explain.api import Measured
 
     measured: list[Measured] = []
     for spec in wanted.specs:
@@ -112,8 +112,8 @@ def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Mea
 
 
 def _measured(spec: RunSpec) -> Measured:
-    from unified_prof.analysis.batch_fit import Measured
-    from unified_prof.pipeline.run_summary import summarize
+    from unified_prof.explain.api import Measured
+    from unified_prof.pipeline.run import summarize
 
     files = [path for path in sorted(Path(spec.output_dir).glob("*.sqlite")) if path.is_file()]
     found = summarize(files)
@@ -135,22 +135,22 @@ def document(measured: list[Measured], line: Fit | None) -> dict[str, Any]:
 
 def table(measured: list[Measured], line: Fit | None) -> list[str]:
     """Return it as lines for people."""
-    from unified_prof.report import words
+    from unified_prof.report import names
 
     rows = [("batch", "iteration", "samples/s", "peak memory")]
     for one in measured:
-        time = words.duration(None if one.iteration_ms is None else one.iteration_ms * 1e6)
+        time = names.duration(None if one.iteration_ms is None else one.iteration_ms * 1e6)
         rate = "-" if one.samples_per_s is None else f"{one.samples_per_s:,.1f}"
-        rows.append((str(one.batch_size), time, rate, words.size(one.peak_bytes)))
+        rows.append((str(one.batch_size), time, rate, names.size(one.peak_bytes)))
     widths = [max(len(row[at]) for row in rows) for at in range(4)]
     lines = ["  ".join(f"{cell:>{widths[at]}}" for at, cell in enumerate(row)) for row in rows]
     lines += [f"batch {one.batch_size}: {one.failure}" for one in measured if one.failure]
     if line is None:
         return lines
-    error = "" if line.error_bytes is None else f", within {words.size(line.error_bytes)}"
-    fixed = words.size(max(line.fixed_bytes, 0.0))
-    lines.append(f"peak: {fixed} and {words.size(line.bytes_per_sample)} a sample{error}")
+    error = "" if line.error_bytes is None else f", within {names.size(line.error_bytes)}"
+    fixed = names.size(max(line.fixed_bytes, 0.0))
+    lines.append(f"peak: {fixed} and {names.size(line.bytes_per_sample)} a sample{error}")
     if line.memory_bytes is not None:
         fits = "no batch" if line.largest_batch is None else f"a batch of {line.largest_batch:,}"
-        lines.append(f"largest that fits in {words.size(line.memory_bytes)}: {fits} (predicted)")
+        lines.append(f"largest that fits in {names.size(line.memory_bytes)}: {fits} (predicted)")
     return lines

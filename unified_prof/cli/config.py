@@ -13,7 +13,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from unified_prof.cli.command_line import is_setting
+from unified_prof.cli.command import is_setting
 from unified_prof.errors import UsageError
 
 _REPOSITORY = (".git", ".hg", ".svn", ".jj")
@@ -82,7 +82,7 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     if not isinstance(table, dict):
         raise UsageError(f"{path}: tool.uprof is not a table", slug="wrong-setting")
     if "devices" in table:
-        from unified_prof.analysis.explain.roofline import peaks
+        from unified_prof.explain.roofline import peaks
 
         peaks.add(table.pop("devices"), f"{path}: [tool.uprof.devices")
     return _of_command(table, root, f"{path}: [tool.uprof")

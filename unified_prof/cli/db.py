@@ -8,16 +8,15 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
-from unified_prof.cli.command_line import Application
-from unified_prof.cli.options import AsJson, Force, Quiet, Schema
-from unified_prof.cli.printing import error_record, put, put_error, put_json, say
+from unified_prof.base.text import printable
+from unified_prof.cli.command import Application, AsJson, Force, Quiet, Schema
+from unified_prof.cli.output import error_record, put, put_error, put_json, say
 from unified_prof.errors import UprofError, UsageError
-from unified_prof.plain import printable
 
 if TYPE_CHECKING:
     from unified_prof.migrate.check import Check
     from unified_prof.migrate.upgrade import Upgrade
-    from unified_prof.store.detect import Detection
+    from unified_prof.sqlite.detect import Detection
 
 Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Report files.")]
 Family = Annotated[
@@ -42,7 +41,7 @@ def current(files: Files, as_json: AsJson = False) -> None:
 
     Exit code 7 if one cannot be read or is no report. Files are not changed.
     """
-    from unified_prof.store.detect import detect
+    from unified_prof.sqlite.detect import detect
 
     def look(path: Path) -> Detection:
         found = detect(path)
@@ -57,7 +56,7 @@ def current(files: Files, as_json: AsJson = False) -> None:
 def history(family: Family = "msprof", as_json: AsJson = False) -> None:
     """List the revisions of a schema family, oldest first, and what changed in each."""
     from unified_prof.migrate import runner
-    from unified_prof.models import catalogue
+    from unified_prof.schema import catalogue
 
     catalogue.resolve(family, "latest")
     aliases = {catalogue.resolve(family, a): a for a in ("latest", "documented")}
@@ -147,7 +146,7 @@ def create(
     as_json: AsJson = False,
 ) -> None:
     """Create an empty report with every table of a revision."""
-    from unified_prof.migrate.create import create as make
+    from unified_prof.migrate.upgrade import create as make
 
     revision = make(file, family, schema, overwrite=force)
     if as_json:

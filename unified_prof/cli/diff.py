@@ -11,17 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from unified_prof.analysis.compare.thresholds import told_noise
-from unified_prof.cli import converting, hints, printing, thresholds, workloads
-from unified_prof.cli import shape as shapes
-from unified_prof.cli.converting import Convert, Side
-from unified_prof.cli.options import AsJsonFormat, Force, FullNames, Noise, Quiet
+from unified_prof.cli import convert as converting
+from unified_prof.cli import output as hints
+from unified_prof.cli import output as printing
+from unified_prof.cli import output as shapes
+from unified_prof.cli import workloads
+from unified_prof.cli import workloads as thresholds
+from unified_prof.cli.command import AsJsonFormat, Force, FullNames, Noise, Quiet
+from unified_prof.cli.convert import Convert, Side
 from unified_prof.cli.workloads import WorkloadOption
+from unified_prof.compare.gate import told_noise
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.compare.device.difference import DeviceDifference
-    from unified_prof.analysis.compare.grouped import By
+    from unified_prof.compare.device_diff import DeviceDifference
+    from unified_prof.compare.operation_changes import By
 
 
 class ByOption(str, Enum):
@@ -133,7 +137,7 @@ def diff(
     operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
     the figures are those of one device on average.
     """
-    from unified_prof.report.device.formats import FORMATS, SUFFIXES
+    from unified_prof.report.device_formats import FORMATS, SUFFIXES
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
@@ -254,9 +258,9 @@ class _Found:
 
 def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, Sequence[str]]:
     """Compare several workloads: what changed on the whole, then each by itself."""
-    from unified_prof.analysis.compare.comparable import PEAK, TIMES
-    from unified_prof.analysis.compare.workloads import compare_each
-    from unified_prof.report import workloads as shown
+    from unified_prof.compare.comparable import PEAK, TIMES
+    from unified_prof.compare.gate import compare_each
+    from unified_prof.report import comparison as shown
 
     found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
     pairs = {
@@ -282,11 +286,11 @@ def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, 
 
 def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how: _Shown) -> _Found:
     """Compare two sides, whatever they were recorded by."""
-    from unified_prof.analysis.compare import compared
+    from unified_prof.compare import device_diff
 
     before, after = reading.side(base), reading.side(new)
     with hints.for_reports(*before.given, *after.given):
-        of_devices = compared.of_devices(
+        of_devices = device_diff.of_devices(
             before.reports,
             after.reports,
             (before.label, after.label),
@@ -296,7 +300,7 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
     if of_devices is not None:
         return _devices(of_devices, how)
     if any(reading.captures):
-        raise compared.without_replays()
+        raise device_diff.without_replays()
     return _samples(before, after, how)
 
 
@@ -309,8 +313,8 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
             "uprof report --by annotation",
             slug="no-breakdown",
         )
-    from unified_prof.report.device.document import document
-    from unified_prof.report.device.formats import FORMATS, Shown
+    from unified_prof.report.device_documents import document
+    from unified_prof.report.device_formats import FORMATS, Shown
 
     shown = Shown(
         by=how.by.value,
@@ -337,8 +341,8 @@ def _refused(shape: FormatOption, why: str) -> UsageError:
 
 def _samples(before: Side, after: Side, how: _Shown) -> _Found:
     """Return a comparison of tracked workloads."""
-    from unified_prof.analysis.compare import diff as analysis
-    from unified_prof.report import comparison, difference
+    from unified_prof.compare import diff as analysis
+    from unified_prof.report import comparison, operation_difference
 
     if how.shape in _OF_DEVICES:
         raise _refused(how.shape, "these reports are of tracked workloads, or of the host alone")
@@ -367,4 +371,4 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Found:
             return comparison.diff_markdown(found, **shown)
         return comparison.diff_text(found, width=how.width, color=how.color, **shown)
 
-    return _Found(how.shape, lambda: difference.document(found), words, found.warnings)
+    return _Found(how.shape, lambda: operation_difference.document(found), words, found.warnings)

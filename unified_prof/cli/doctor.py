@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import typer
 
-from unified_prof.cli import printing
-from unified_prof.cli.options import AsJson
+from unified_prof.cli import output
+from unified_prof.cli.command import AsJson
 from unified_prof.version import VERSION
 
 
@@ -36,7 +36,7 @@ def doctor(
             },
             "versions": versions,
         }
-        printing.put_json(findings)
+        output.put_json(findings)
         return
     rows = [("backend", "can run", "why")]
     for answer in backends:
@@ -47,4 +47,4 @@ def doctor(
     page.table(text_columns(rows))
     page.gap()
     page.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
-    printing.put(page.text())
+    output.put(page.text())

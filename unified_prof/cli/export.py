@@ -10,16 +10,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.analysis.kinds import MEASURES, PLACES
-from unified_prof.cli import converting, hints, printing
-from unified_prof.cli.converting import Convert
-from unified_prof.cli.option_groups import with_groups
-from unified_prof.cli.options import AsJson, Force, Quiet
+from unified_prof.cli import convert as converting
+from unified_prof.cli import output as hints
+from unified_prof.cli import output as printing
+from unified_prof.cli.command import AsJson, Force, Quiet, with_groups
+from unified_prof.cli.convert import Convert
 from unified_prof.errors import StoreError, UsageError
-from unified_prof.export import layouts
+from unified_prof.export import files as layouts
+from unified_prof.recording.breakdown_kinds import MEASURES, PLACES
 
 if TYPE_CHECKING:
-    from unified_prof.export.mindstudio.writing import Exported
+    from unified_prof.export.mindstudio.writer import Exported
 
     LayoutOption = Enum
     MeasureOption = Enum
@@ -151,9 +152,9 @@ def export(
 def _stacks(
     path: Path, output: Path, layout: layouts.Layout, stacks: OfStacks, usual: Usual
 ) -> None:
-    from unified_prof.analysis.load import open_reports
-    from unified_prof.pipeline.export_stacks import export_stacks
-    from unified_prof.report import words
+    from unified_prof.explain.api import open_reports
+    from unified_prof.pipeline.export import export_stacks
+    from unified_prof.report import names
     from unified_prof.report.figures import coverage_fields
 
     ready = converting.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
@@ -173,7 +174,7 @@ def _stacks(
         printing.put_json(record | {"profiles": profiles, "coverage": coverage_fields(coverage)})
     elif not usual.quiet:
         for part in parts:
-            show = words.size if part.unit == "bytes" else words.duration
+            show = names.size if part.unit == "bytes" else names.duration
             printing.say(
                 f"{output}: {part.measure}: {part.stacks:,} stacks, {show(part.total)} in all"
             )
@@ -185,7 +186,7 @@ def _stacks(
 def _tables(
     path: Path, output: Path, layout: layouts.Layout, tables: OfTables, usual: Usual
 ) -> None:
-    from unified_prof.pipeline.export_tables import export_tables
+    from unified_prof.pipeline.export import export_tables
 
     quiet = usual.quiet
     ready = converting.reports_of(path, convert=usual.convert, quiet=quiet, several=False)

@@ -1,26 +1,31 @@
-"""What the gate compares: two runs, or one and a baseline; and how much worse it may be."""
+"""What the gate compares: two runs, or one and a baseline; and how much worse it may be.
+
+Verdicts printed: by each format, and on the summary of a job.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import os
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.analysis.compare.thresholds import absolute, fraction, told_noise
-from unified_prof.cli import converting, workloads
-from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import Noise
+from unified_prof.cli import convert as converting
+from unified_prof.cli import output, workloads
+from unified_prof.cli.command import Noise
+from unified_prof.cli.convert import Convert
 from unified_prof.cli.workloads import WorkloadOption
-from unified_prof.errors import UsageError
+from unified_prof.compare.gate import absolute, fraction, told_noise
+from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.compare.between import Noise as NoiseOfRuns
-    from unified_prof.analysis.compare.comparable import Run
-    from unified_prof.analysis.compare.gate import Limits
-    from unified_prof.analysis.compare.workloads import Pairs
+    from unified_prof.compare.comparable import Run
+    from unified_prof.compare.confidence import Noise as NoiseOfRuns
+    from unified_prof.compare.gate import Limits, Pairs, Verdict, Verdicts
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,14 +105,14 @@ class Sides:
                 "--base is not used with --baseline: the baseline is the base",
                 slug="option-without-effect",
             )
-        from unified_prof.baselines import keep
+        from unified_prof.baselines import api
 
         if not files:
             raise UsageError(
                 "the gate takes the reports of the new run beside --baseline", slug="wrong-inputs"
             )
         new_run = self._run([*files, *more_new], quiet, output)
-        return keep.load(self.baseline, self.store), new_run
+        return api.load_baseline(self.baseline, self.store), new_run
 
     def _run(self, paths: Sequence[Path], quiet: bool, output: Path | None) -> Run:
         return converting.run_of(paths, convert=self.convert, quiet=quiet, output=output)
@@ -154,7 +159,7 @@ class Allowed:
         Raises:
             UsageError: an amount is none.
         """
-        from unified_prof.analysis.compare.gate import Limits
+        from unified_prof.compare.gate import Limits
 
         time_ns, size_bytes = absolute(self.min_abs or [])
         limits = Limits(max_regress=fraction(self.max_regress))
@@ -163,3 +168,72 @@ class Allowed:
             min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,
             min_abs_bytes=limits.min_abs_bytes if size_bytes is None else size_bytes,
         )
+
+
+class FormatOption(str, Enum):
+    """How a verdict is printed."""
+
+    TEXT = "text"
+    JSON = "json"
+    MARKDOWN = "markdown"
+    JUNIT = "junit"
+
+
+SUFFIXES = {
+    "text": (".txt",),
+    "json": (".json",),
+    "markdown": (".md", ".markdown"),
+    "junit": (".xml",),
+}
+
+
+def append_summary(text: Callable[[], str]) -> None:
+    """Append Markdown to the summary of a job on GitHub, where there is one.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
+        _append(Path(summary), text())
+
+
+def verdicts_text(
+    verdicts: Verdicts, pairs: Pairs, shape: FormatOption, *, to_file: bool = False
+) -> str:
+    """Return the verdicts on several workloads in one of the formats."""
+    from unified_prof.report import comparison as shown
+
+    if shape is FormatOption.JSON:
+        return output.json_text(shown.document(verdicts, pairs))
+    if shape is FormatOption.MARKDOWN:
+        return shown.as_markdown(verdicts, pairs)
+    if shape is FormatOption.JUNIT:
+        return shown.junit(verdicts, pairs)
+    width, color = (None, False) if to_file else output.terminal()
+    return shown.text(verdicts, width=width, color=color)
+
+
+def verdict_text(
+    verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
+) -> str:
+    """Return the verdict on (base, new) in one of the formats."""
+    from unified_prof.report import comparison
+
+    if shape is FormatOption.JSON:
+        return output.json_text(comparison.gate_document(verdict, *labels))
+    if shape is FormatOption.MARKDOWN:
+        return comparison.gate_markdown(verdict, *labels)
+    if shape is FormatOption.JUNIT:
+        return comparison.gate_junit(verdict, *labels)
+    width, color = (None, False) if to_file else output.terminal()
+    return comparison.gate_text(verdict, width=width, color=color)
+
+
+def _append(path: Path, text: str) -> None:
+    try:
+        with path.open("a", encoding="utf-8") as summary:
+            summary.write(text + "\n")
+    except OSError as err:
+        raise OutputError(
+            f"GITHUB_STEP_SUMMARY {path} cannot be written: {err.strerror}", slug="cannot-write"
+        ) from err

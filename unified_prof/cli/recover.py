@@ -7,8 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import printing
-from unified_prof.cli.options import AsJson, Force, Quiet
+from unified_prof.cli import output
+from unified_prof.cli.command import AsJson, Force, Quiet
 from unified_prof.errors import OutputError, RawFormatError
 
 if TYPE_CHECKING:
@@ -49,28 +49,28 @@ def recover(
         outcomes.append(outcome)
         _tell(outcome, quiet=quiet)
     if not outcomes and not quiet:
-        printing.say(
+        output.say(
             f"uprof: {folder}: nothing to recover: no process has left unfinished measurements here"
         )
     if json_:
-        printing.put_json([_record(outcome) for outcome in outcomes])
+        output.put_json([_record(outcome) for outcome in outcomes])
     if code := _exit_code(outcomes):
         raise typer.Exit(code)
 
 
 def _tell(outcome: Recovered, *, quiet: bool) -> None:
     if outcome.error is not None:
-        printing.put_error(outcome.error)
+        output.put_error(outcome.error)
     elif quiet:
         return
     elif outcome.runs:
-        printing.say(f"uprof: {outcome.spool}: its process still runs, it is left alone")
+        output.say(f"uprof: {outcome.spool}: its process still runs, it is left alone")
     else:
         files = ", ".join(str(path) for path in outcome.files.values())
         count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
-        printing.say(f"uprof: {files}: {count}")
+        output.say(f"uprof: {files}: {count}")
         if outcome.remark:
-            printing.say(f"uprof: {outcome.remark}")
+            output.say(f"uprof: {outcome.remark}")
 
 
 def _exit_code(outcomes: list[Recovered]) -> int:
@@ -85,7 +85,7 @@ def _exit_code(outcomes: list[Recovered]) -> int:
 def _record(outcome: Recovered) -> dict[str, Any]:
     record: dict[str, Any] = {"spool": str(outcome.spool), "runs": outcome.runs}
     if outcome.error is not None:
-        return record | printing.error_record(outcome.error)
+        return record | output.error_record(outcome.error)
     if outcome.runs:
         return record
     return record | {

@@ -9,12 +9,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.analysis.kinds import KINDS, STATISTICS_OF
-from unified_prof.cli import printing, producing
-from unified_prof.cli import shape as shapes
-from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
+from unified_prof.cli import convert as producing
+from unified_prof.cli import output as printing
+from unified_prof.cli import output as shapes
+from unified_prof.cli.command import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
+from unified_prof.cli.convert import Convert
 from unified_prof.errors import StoreError, UsageError
+from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
 
 if TYPE_CHECKING:
@@ -114,7 +115,7 @@ def report(
     is 7; all others are shown. Of several ranks of one run that comes first which of them costs
     the others time; of many, that alone.
     """
-    from unified_prof.store.atomic import refuse_existing
+    from unified_prof.sqlite.atomic import refuse_existing
 
     file = shapes.file_of(output)
     asked = format_ and format_.value

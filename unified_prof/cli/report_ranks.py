@@ -9,14 +9,14 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from unified_prof import streams
-from unified_prof.cli import printing
+from unified_prof.base import streams
+from unified_prof.cli import output
 from unified_prof.errors import StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.load import Opened
     from unified_prof.cluster.overview import Overview
     from unified_prof.cluster.summary import Summary
+    from unified_prof.explain.api import Opened
     from unified_prof.report.formats import Format, Request
 
 SHOWN_EACH = 4
@@ -40,7 +40,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         StoreError: the summary of a run is damaged.
         UsageError: a run is needed, and two recordings are of one rank.
     """
-    from unified_prof.cluster.places import FILE_NAME, is_run
+    from unified_prof.cluster.partial import FILE_NAME, is_run
 
     if is_run(path) or _is_summary(path):
         from unified_prof.cluster.stored import open_run
@@ -54,12 +54,12 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         return
     from unified_prof.cluster.stored import Run
     from unified_prof.pipeline import cluster
-    from unified_prof.store import cluster_summary
-    from unified_prof.store.ownership import temporary_folder
-    from unified_prof.store.reader import open_report
+    from unified_prof.sqlite import writer
+    from unified_prof.sqlite.atomic import temporary_folder
+    from unified_prof.sqlite.reader import open_report
 
     why: UprofError | None = None
-    with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+    with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         try:
             summary: Summary | None = cluster.summary_of(databases, progress=progress)
         except UprofError as err:
@@ -71,7 +71,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
             if needed:
                 raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
             if not quiet:
-                printing.say(f"uprof: hint: {text}")
+                output.say(f"uprof: hint: {text}")
         yield None
         return
     if summary.ranks_read < 2 or not summary.tables["GROUP"]:
@@ -79,7 +79,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         return
     with temporary_folder() as folder:
         file = folder / FILE_NAME
-        cluster_summary.write(file, summary.tables, {})
+        writer.write(file, summary.tables, {})
         with open_report(file) as report:
             yield _overview(Run(path, report))
 
@@ -93,14 +93,14 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
     """
     if overview is None:
         raise no_run(path, "leave --rank out")
-    from unified_prof.cli.cluster_ranks import recording_of
+    from unified_prof.cli.cluster_report import recording_of
 
     return recording_of(overview, overview.rank(rank).rank)
 
 
 def no_run(path: Path, otherwise: str) -> UsageError:
     """Return the error of a path that is no run, with what makes one of it, else `otherwise`."""
-    from unified_prof.cluster.places import hint_of_begun
+    from unified_prof.cluster.partial import hint_of_begun
 
     hint = hint_of_begun(path) if path.is_dir() else None
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
@@ -114,17 +114,17 @@ def no_run(path: Path, otherwise: str) -> UsageError:
 
 def produce(overview: Overview, shape: Format, request: Request, reports: Opened | None) -> str:
     """Return a run in one of the formats, and below it the reports of few ranks."""
-    from unified_prof.report.cluster import document, formats
+    from unified_prof.report import cluster_document, cluster_formats
 
-    own = formats.Request(
+    own = cluster_formats.Request(
         top=request.top, full_names=request.full_names, width=request.width, color=request.color
     )
     if shape.name == "json":
-        told: dict[str, Any] = {"cluster": document.of_run(overview)}
+        told: dict[str, Any] = {"cluster": cluster_document.of_run(overview)}
         if reports is not None:
             told |= json.loads(shape.text(reports, request))
-        return printing.json_text(told)
-    text = formats.produce(shape, overview, own)
+        return output.json_text(told)
+    text = cluster_formats.produce_cluster(shape, overview, own)
     if reports is None or shape.name == "html":
         return text
     if shape.name == "csv":
@@ -139,9 +139,9 @@ def _overview(run: Any) -> Overview:
 
 
 def _is_summary(path: Path) -> bool:
-    from unified_prof.models.catalogue import CLUSTER
-    from unified_prof.store.detect import detect
-    from unified_prof.store.table_names import is_database
+    from unified_prof.schema.catalogue import CLUSTER
+    from unified_prof.sqlite.detect import detect
+    from unified_prof.sqlite.fingerprint import is_database
 
     if path.is_dir() or not is_database(path):
         return False
@@ -153,7 +153,7 @@ def _is_summary(path: Path) -> bool:
 
 def _databases(path: Path) -> list[str]:
     """Return the databases below a folder that may be of ranks, by names alone."""
-    from unified_prof.store.table_names import is_database
+    from unified_prof.sqlite.fingerprint import is_database
 
     return [location for location in _inputs(path) if is_database(Path(location))]
 

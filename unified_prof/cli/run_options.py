@@ -1,28 +1,252 @@
-"""The options of `uprof run` that have a meaning together, and the specification made of them.
+"""The options of `uprof run` for the NPU backend, made from its table of options.
+
+Ranks that are not measured: their process becomes the workload, as if uprof were not there.
+
+The options of `uprof run` that have a meaning together, and the specification made of them.
 
 If you add one about what is measured, it is a field here and one of `runs.spec.RunSpec`; how the
 first becomes the second stands in `WhatToMeasure.spec`. Options of the NPU backend alone are rows
 of `backends.msprof_options`.
+
+A command whose last arguments are another program's: nothing after SCRIPT is ours.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import functools
+import inspect
+import os
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
 import typer
 
-from unified_prof.cli.options import Quiet
-from unified_prof.cli.untouched import Workload
+from unified_prof.backends.cann import CHIPS, UNKNOWN
+from unified_prof.backends.msprof_options import (
+    BY_NAME,
+    DEFAULT_PRESET,
+    GROUPS,
+    OPTIONS,
+    PRESETS,
+    MsprofOption,
+)
+from unified_prof.base import run_spec as asked
+from unified_prof.base.text import printable
+from unified_prof.cli.command import OUTPUT, SCHEMA_HELP, Command, Quiet, write_section
 from unified_prof.errors import UsageError
-from unified_prof.plain import printable
-from unified_prof.runs import spec as asked
+from unified_prof.pipeline.distributed import ALL, Chosen, Rank
 
 if TYPE_CHECKING:
-    from unified_prof.backends.base import Backend
+    from unified_prof.backends.registry import Backend
+
+
+SECTION = "Ascend NPU (--backend npu)"
+_FIRST_GROUP = "What is recorded, and what becomes of it"
+_Run = Callable[..., None]
+
+
+def with_npu_options(run: _Run) -> _Run:
+    """Return `run` with one more parameter a table entry, which it gets as `npu_options`.
+
+    `npu_options` holds those that were given: name -> value.
+    """
+    parameters = [*_general(), *(_parameter(option) for option in OPTIONS)]
+    help_npu = _help()
+    names = [parameter.name for parameter in parameters]
+
+    @functools.wraps(run)
+    def wrapper(**arguments: Any) -> None:
+        arguments.pop(help_npu.name, None)
+        given = {name: arguments.pop(name) for name in names}
+        run(**arguments, npu_options={k: v for k, v in given.items() if v not in (None, [])})
+
+    own = inspect.signature(run, eval_str=True)
+    kept = [p for p in own.parameters.values() if p.name != "npu_options"]
+    wrapper.__signature__ = own.replace(parameters=[*kept, help_npu, *parameters])  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _general() -> list[inspect.Parameter]:
+    presets = ", ".join(PRESETS)
+    return [
+        _made(
+            "preset",
+            str | None,
+            metavar="NAME",
+            help=f"How much to record: {presets}. Single options override it; what msprof does not"
+            " take on this chip is left out.",
+            show_default=DEFAULT_PRESET,
+        ),
+        _made(
+            "npu_chip",
+            str | None,
+            metavar="NAME",
+            help=f"The chip, of {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: ask nobody,"
+            " and leave out what msprof refuses.",
+            show_default="asked of msprof and npu-smi",
+        ),
+        _made(
+            "exporter",
+            str | None,
+            metavar="uprof|native",
+            help="Who builds the database; what uprof cannot decode is exported by msprof.",
+            show_default="uprof",
+        ),
+        _made(
+            "schema",
+            str | None,
+            metavar="REVISION",
+            help=SCHEMA_HELP,
+            show_default="documented",
+            section=None,
+        ),
+        _made(
+            "pid",
+            int | None,
+            metavar="PID",
+            help="Record a running process (started with PROFILING_MODE=dynamic) for --duration"
+            " seconds, or until Ctrl-C, instead of starting a workload.",
+        ),
+        _made(
+            "msprof_arg",
+            list[str] | None,
+            metavar="--NAME=VALUE",
+            help="Any other argument for msprof; may be given several times.",
+        ),
+    ]
+
+
+def _parameter(option: MsprofOption) -> inspect.Parameter:
+    if option.range:
+        metavar = f"{option.range[0]}-{option.range[1]}"
+    elif option.values:
+        metavar = (",".join if option.many else "|".join)(option.values)
+    else:
+        metavar = "TEXT"
+    return _made(option.name, str | None, metavar=metavar, help=option.help)
+
+
+def _help() -> inspect.Parameter:
+    info = typer.Option(
+        "--help-npu",
+        help="Show the options of --backend npu and exit.",
+        is_eager=True,
+        expose_value=False,
+        callback=_show_section,
+        rich_help_panel=OUTPUT,
+    )
+    return inspect.Parameter(
+        "help_npu",
+        inspect.Parameter.KEYWORD_ONLY,
+        default=False,
+        annotation=Annotated[bool, info],
+    )
+
+
+def _show_section(context: typer.Context, wanted: bool) -> None:
+    if not wanted or context.resilient_parsing:
+        return
+    command: Any = context.command
+    formatter: Any = context.make_formatter()
+    options = [one for one in command.params if getattr(one, "rich_help_panel", None) == SECTION]
+    formatter.write_usage(
+        context.command_path, "--backend npu [OPTIONS] [--] SCRIPT|-m MODULE [ARGS]..."
+    )
+    formatter.write_paragraph()
+    with formatter.indentation():
+        formatter.write_text(
+            "These are msprof's own options, checked before anything starts, with the tables of "
+            "the database that each fills in brackets. `uprof run --help` shows all others."
+        )
+    for title in (_FIRST_GROUP, *GROUPS):
+        of_group = [one for one in options if _group_of(one.name) == title]
+        write_section(formatter, context, title, of_group)
+    typer.echo(formatter.getvalue().rstrip("\n"))
+    raise typer.Exit
+
+
+def _group_of(name: str) -> str:
+    return BY_NAME[name].group if name in BY_NAME else _FIRST_GROUP
+
+
+def _made(
+    name: str, kind: Any, *, section: str | None = SECTION, **settings: Any
+) -> inspect.Parameter:
+    flag = f"--{name.replace('_', '-')}"
+    info = typer.Option(flag, rich_help_panel=section, **settings)
+    return inspect.Parameter(
+        name,
+        inspect.Parameter.KEYWORD_ONLY,
+        default=None,
+        annotation=Annotated[kind, info],
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Workload:
+    """What the user asked to run."""
+
+    target: str
+    """Path of a script, or a module name when `is_module`."""
+    is_module: bool
+    arguments: tuple[str, ...]
+
+
+def is_measured(rank: Rank, chosen: Chosen) -> bool:
+    """Return whether this rank is among the chosen ones.
+
+    Raises:
+        UsageError: none of the ranks of this run is.
+    """
+    if chosen == ALL:
+        return True
+    world_size = rank.world_size or 1
+    if not chosen.of(world_size):
+        there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
+        raise UsageError(
+            f"--ranks names none of the ranks of this run: it has {there}", slug="no-such-rank"
+        )
+    return (rank.number or 0) in chosen
+
+
+def run_untouched(workload: Workload) -> NoReturn:
+    """Let this process become the workload; does not return.
+
+    Raises:
+        UsageError: it cannot be started.
+    """
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
+            stream.flush()
+    command = _command(workload)
+    try:
+        os.execv(command[0], command)
+    except OSError as err:
+        raise UsageError(
+            f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
+        ) from err
+
+
+def _command(workload: Workload) -> list[str]:
+    path = Path(workload.target)
+    if workload.is_module:
+        return [*_python(), "-m", workload.target, *workload.arguments]
+    is_program = path.suffix not in (".py", ".pyw") and path.is_file() and os.access(path, os.X_OK)
+    if is_program:
+        return [str(path.absolute()), *workload.arguments]
+    return [*_python(), workload.target, *workload.arguments]
+
+
+def _python() -> list[str]:
+    """Return this interpreter with the options it was started with (-X, -W, -u, ...)."""
+    options: list[str] = getattr(subprocess, "_args_from_interpreter_flags", list)()
+    return [sys.executable, *options]
 
 
 class Scope(str, Enum):
@@ -211,3 +435,52 @@ def _project_root(given: Path | None, workload: Workload) -> Path:
     here = Path.cwd()
     script = Path(workload.target).resolve()
     return here if workload.is_module or script.is_relative_to(here) else script.parent
+
+
+MODULE_OPTIONS = ("-m", "--module")
+
+
+class WorkloadCommand(Command):
+    """Stop reading options at the first argument that is none, or after `-m MODULE`.
+
+    Python itself does it so: in `python -m pkg --epochs 3` the option is the module's.
+    """
+
+    allow_interspersed_args = False
+    folded = {SECTION: "--help-npu"}  # noqa: RUF012
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Parse our options out of `args`, leaving the workload's as they are."""
+        return super().parse_args(ctx, end_options_after_module(args, self._options_with_value()))
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the usage line's pieces."""
+        return ["[OPTIONS]", "[--]", "SCRIPT|-m MODULE", "[ARGS]..."]
+
+    def _options_with_value(self) -> frozenset[str]:
+        names: set[str] = set()
+        for param in self.params:
+            flag: Any = getattr(param, "is_flag", False)
+            if param.param_type_name == "option" and not flag:
+                names.update(param.opts)
+        return frozenset(names)
+
+
+def end_options_after_module(args: list[str], with_value: frozenset[str]) -> list[str]:
+    """Return `args` with `--` put after `-m MODULE`, where that ends our options.
+
+    Args:
+        args: The command's arguments.
+        with_value: Names of our options that take the next argument as their value.
+    """
+    position = 0
+    while position < len(args):
+        argument = args[position]
+        name, equals, _ = argument.partition("=")
+        if argument == "--" or not argument.startswith("-"):
+            break
+        if name in MODULE_OPTIONS or (argument.startswith("-m") and not argument.startswith("--")):
+            end = position + (2 if argument in MODULE_OPTIONS else 1)
+            return [*args[:end], "--", *args[end:]]
+        position += 2 if not equals and argument in with_value else 1
+    return args

@@ -8,17 +8,20 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import cluster_ranks, converting, hints, printing
-from unified_prof.cli.cluster_ranks import Wanted
-from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import AsJson, Force, Quiet
+from unified_prof.cli import cluster_report
+from unified_prof.cli import convert as converting
+from unified_prof.cli import output as hints
+from unified_prof.cli import output as printing
+from unified_prof.cli.cluster_report import Wanted
+from unified_prof.cli.command import AsJson, Force, Quiet
+from unified_prof.cli.convert import Convert
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.base import OverTime
-    from unified_prof.analysis.load import Opened
-    from unified_prof.analysis.read.coverage import Coverage
-    from unified_prof.report.traces import Lose, Written
+    from unified_prof.explain.api import Opened
+    from unified_prof.explain.report_questions import OverTime
+    from unified_prof.recording.source import Coverage
+    from unified_prof.report.chrome_trace import Lose, Written
 
 _PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
@@ -70,7 +73,7 @@ def trace(
 ) -> None:
     """Write the timeline of a report: streams, host calls, who launched whom, counters."""
     from unified_prof.report.figures import coverage_fields
-    from unified_prof.store.atomic import refuse_existing
+    from unified_prof.sqlite.atomic import refuse_existing
 
     if not output.name.endswith(_PERFETTO + _CHROME):
         raise UsageError(
@@ -128,7 +131,7 @@ def write_ranks(
     Raises:
         UprofError: as of `cluster_ranks.timelines`; the file cannot be written.
     """
-    with cluster_ranks.timelines(
+    with cluster_report.timelines(
         path, wanted, convert=convert, quiet=quiet, output=output
     ) as found:
         written = _write(output, found.named, None, force=force)
@@ -145,7 +148,7 @@ def write_reports(
         UsageError: none has points in time.
         OutputError: the file cannot be written.
     """
-    from unified_prof.analysis.load import open_reports
+    from unified_prof.explain.api import open_reports
 
     ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
@@ -163,7 +166,7 @@ def _write(
     output: Path, named: list[tuple[str, OverTime]], lose: Lose | None, *, force: bool
 ) -> Written:
     """Write the trace in the format that the file's name asks for, whole or not at all."""
-    from unified_prof.store.atomic import replacing
+    from unified_prof.sqlite.atomic import replacing
 
     if output.name.endswith(_CHROME):
         from unified_prof.report.chrome_trace import write
@@ -183,8 +186,8 @@ def sentence(output: Path, written: Written) -> str:
 
 def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports that have points in time, each with a prefix for its names."""
+    from unified_prof.report.chrome_trace import WithPath
     from unified_prof.report.figures import answers
-    from unified_prof.report.traces import WithPath
 
     # A snapshot of an allocator has no tracks, but memory over time.
     has_times = answers(

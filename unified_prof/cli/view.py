@@ -13,13 +13,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import printing, producing
-from unified_prof.cli.converting import Convert
-from unified_prof.cli.options import AsJson, OneRank, Quiet
+from unified_prof.cli import convert as producing
+from unified_prof.cli import output
+from unified_prof.cli.command import AsJson, OneRank, Quiet
+from unified_prof.cli.convert import Convert
 from unified_prof.errors import StoreError
 
 if TYPE_CHECKING:
-    from unified_prof.loopback import Item
+    from unified_prof.base.loopback import Item
 
 _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
 _PERFETTO_PORT = 9001
@@ -78,8 +79,8 @@ def view(
     random word that is printed, until Ctrl-C, or until nobody has asked for it for ten minutes;
     a timeline until half a minute after it has been fetched. Nothing is left behind.
     """
-    from unified_prof.loopback import Served
-    from unified_prof.store.ownership import temporary_folder
+    from unified_prof.base.loopback import Served
+    from unified_prof.sqlite.atomic import temporary_folder
 
     with temporary_folder() as folder:
         made = _timeline if perfetto else _page
@@ -87,16 +88,16 @@ def view(
         ports = (_PERFETTO_PORT, 0) if perfetto else (0,)
         with Served(items, ports if port is None else (port,)) as served:
             if json_:
-                printing.put_json({"url": served.url, "port": served.port})
+                output.put_json({"url": served.url, "port": served.port})
             else:
-                printing.put(f"{served.url}\n")
+                output.put(f"{served.url}\n")
             opened = not no_open and _open_browser(served.url)
             if not quiet:
                 _say_how(served.port, opened=opened)
             with suppress(KeyboardInterrupt):
                 served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
     if missing:
-        printing.put_error(StoreError(missing, slug="ranks-missing"))
+        output.put_error(StoreError(missing, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 
@@ -104,7 +105,7 @@ def _page(
     path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
 ) -> tuple[list[Item], str]:
     """Return uprof's page of a run, and what of it could not be read."""
-    from unified_prof.loopback import Item
+    from unified_prof.base.loopback import Item
     from unified_prof.report import formats
 
     made = producing.produced(
@@ -120,11 +121,11 @@ def _timeline(
     path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
 ) -> tuple[list[Item], str]:
     """Return a run's timeline with the page that hands it to Perfetto, and what it lacks."""
+    from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
-    from unified_prof.cli.cluster_ranks import Wanted
-    from unified_prof.cluster.places import is_run
-    from unified_prof.loopback import Item
-    from unified_prof.report import opener
+    from unified_prof.cli.cluster_report import Wanted
+    from unified_prof.cluster.partial import is_run
+    from unified_prof.report import page as opener
 
     title = path.absolute().name
     # Perfetto reads Chrome's format as well, which needs no package to be written.
@@ -141,7 +142,7 @@ def _timeline(
         )
         missing = coverage.sentence if coverage.missing else ""
     if not quiet:
-        printing.say(trace.sentence(Path(file.name), written))
+        output.say(trace.sentence(Path(file.name), written))
     page = opener.page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),
@@ -170,9 +171,9 @@ def _open_browser(url: str) -> bool:
 
 def _say_how(port: int, *, opened: bool) -> None:
     where = "opened in the browser" if opened else "open the address in a browser of this machine"
-    printing.say(f"uprof: note: {where}; Ctrl-C ends it")
+    output.say(f"uprof: note: {where}; Ctrl-C ends it")
     if not opened or "SSH_CONNECTION" in os.environ:
-        printing.say(
+        output.say(
             f"uprof: hint: elsewhere run `ssh -N -L {port}:127.0.0.1:{port} "
             f"{socket.gethostname()}` first, and open the same address there"
         )

@@ -1,4 +1,7 @@
-"""Several workloads at a time, as they are named on the command line."""
+"""How much runs differ, as an option says or as was learned.
+
+Several workloads at a time, as they are named on the command line.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +12,27 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import converting, thresholds
+from unified_prof.cli import convert as converting
+from unified_prof.compare.gate import told_noise
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
-    from unified_prof.analysis.compare.workloads import Noises, Pairs
+    from unified_prof.compare.comparable import Run
+    from unified_prof.compare.confidence import Noise
+    from unified_prof.compare.gate import Noises, Pairs
+
+
+def noise(text: str | None, run: Run) -> Noise | None:
+    """Return how much runs differ: as `text` says, else as was learned where `run` ran.
+
+    Raises:
+        UsageError: the text is no share.
+        StoreError: what was learned cannot be read.
+    """
+    from unified_prof.baselines import noise as learned
+
+    return learned.of(run) if text is None else told_noise(text)
+
 
 WorkloadOption = Annotated[
     list[str] | None,
@@ -84,7 +103,7 @@ def load(given: Given, *, convert: bool, quiet: bool, output: Path | None) -> Pa
 
 def noises(text: str | None, pairs: Pairs) -> Noises:
     """Return how much runs of each workload differ: as `text` says, else as was learned."""
-    return {name: thresholds.noise(text, new) for name, (_, new) in pairs.items()}
+    return {name: noise(text, new) for name, (_, new) in pairs.items()}
 
 
 def commands(text: str) -> dict[str, str]:

@@ -1,4 +1,6 @@
-"""One clock for all ranks, from the ends of what they did together.
+"""From the time of a rank's own clock to that of all.
+
+One clock for all ranks, from the ends of what they did together.
 
 All members of a collective leave it together, as do both ends of a transfer: the difference of
 their ends is that of their clocks. Differences are taken along a tree of the surest edges, then
@@ -19,10 +21,33 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.common_clock import CommonClock
 from unified_prof.cluster.matching import Matched
 
 Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True, slots=True)
+class CommonClock:
+    """What takes a rank's times to the common clock."""
+
+    offset_ns: int = 0
+    drift: float = 0.0
+    """By how much it goes slow: seconds that it loses in one."""
+    at_ns: int = 0
+    """When the offset is `offset_ns`."""
+
+    def common(self, times: Ints) -> Ints:
+        """Return times of the rank's clock as those of the common one."""
+        moved = times + self.offset_ns
+        if self.drift:
+            moved = moved + np.rint((times - self.at_ns) * self.drift).astype(np.int64)
+        return moved
+
+    def common_at(self, time: int) -> int:
+        """Return one time as that of the common clock."""
+        return int(self.common(np.array([time], np.int64))[0])
+
+
 Floats = NDArray[np.float64]
 
 _ROUNDS = 60

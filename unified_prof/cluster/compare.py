@@ -14,10 +14,10 @@ from typing import Literal, TypeVar, get_args
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.compare.between import Between, Sample
-from unified_prof.analysis.compare.gate import Check, Limits, Verdict, judge
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow
 from unified_prof.cluster.stored import PARTS, Finding, Rank
+from unified_prof.compare.confidence import Between, Sample
+from unified_prof.compare.gate import Check, Limits, Verdict, judge
 from unified_prof.errors import UsageError
 
 Metric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]

@@ -3,6 +3,10 @@
 Written as one Parquet file (needs pyarrow): one table of all rows, `part` telling which room they
 are of, so that an engine may read the communication of ten thousand ranks by a plain query; texts
 about the rank stand in the file's metadata. In memory NumPy alone is needed.
+
+What the ranks of a run were read from, and what could not be.
+
+Where a summed-up run lies; asked of every path, so nothing else is imported.
 """
 
 from __future__ import annotations
@@ -11,6 +15,7 @@ import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field, fields, replace
 from importlib import import_module
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -324,3 +329,45 @@ def _pyarrow() -> tuple[Any, Any]:
             hint="run: pip install 'unified-prof[cluster]'",
             slug="missing-package",
         ) from err
+
+
+@dataclass(frozen=True, slots=True)
+class Where:
+    """Where a rank's columns come from."""
+
+    file: str | None = None
+    partial: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Unread:
+    """A recording that could not be read."""
+
+    file: str
+    why: str
+    rank: int | None = None
+    """None: it does not say whose it is."""
+    hint: str | None = field(default=None, compare=False)
+    """What to do about that; a summary does not keep it."""
+
+
+FILE_NAME = "cluster.sqlite"
+"""Name of the summary in a run's folder."""
+PARTIALS = "partials"
+"""The folder of partials in a run's folder."""
+
+
+def is_run(path: Path) -> bool:
+    """Whether a path is the folder of a summed-up run, by the file that it has."""
+    return path.is_dir() and (path / FILE_NAME).is_file()
+
+
+def hint_of_begun(path: Path) -> str | None:
+    """Return what completes a run that has partials and no summary; None: it is no such folder."""
+    partials = path / PARTIALS
+    if is_run(path) or not partials.is_dir() or next(partials.glob("*.parquet"), None) is None:
+        return None
+    return (
+        f"{path} is a run that was not completed; what made it goes on: "
+        f"`uprof cluster build RECORDINGS -o {path}`"
+    )

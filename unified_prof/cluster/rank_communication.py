@@ -1,4 +1,7 @@
-"""What a rank did together with others: collectives, their groups, and who sent to whom."""
+"""One rank's database, open: what every part of its partial is read from.
+
+What a rank did together with others: collectives, their groups, and who sent to whom.
+"""
 
 from __future__ import annotations
 
@@ -8,16 +11,38 @@ from contextlib import suppress
 
 import numpy as np
 
-from unified_prof.analysis import collective_kinds as kinds_of
-from unified_prof.analysis.read.possible import possible
-from unified_prof.arrays.lookup import Lookup
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.base.vocabulary import NO_RANK
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_columns as columns_of
 from unified_prof.cluster.partial import NONE, Group
 from unified_prof.cluster.rank_columns import Ints
-from unified_prof.cluster.rank_database import Database
-from unified_prof.store.integers import MISSING
-from unified_prof.vocabulary import NO_RANK
+from unified_prof.recording import collectives as kinds_of
+from unified_prof.recording import collectives as read_groups
+from unified_prof.recording.source import Findings, Strings, possible
+from unified_prof.recording.tasks import Tasks
+from unified_prof.sqlite.integer_columns import MISSING
+from unified_prof.sqlite.reader import Report
+
+
+class Database:
+    """An msprof database of any revision, and what of it several parts look at."""
+
+    def __init__(self, report: Report) -> None:
+        self.report = report
+        self.strings = Strings(report)
+        self.findings = Findings()
+        self.run = self.texts("UPROF_RUN")
+        self.is_gpu = self.run.get("device_kind") == "gpu" or "UPROF_GPU_TASKS" in report.tables
+        self.groups = read_groups.load_groups(report)
+        self.tasks = Tasks(report, self.strings, self.findings)
+
+    def texts(self, table: str) -> dict[str, str]:
+        """Return a table of names and values."""
+        if table not in self.report.tables:
+            return {}
+        rows = self.report.rows(f"SELECT name, value FROM {table}")
+        return {str(name): str(value) for name, value in rows if value is not None}
 
 
 class Communication:

@@ -1,29 +1,204 @@
-"""Maps one database to partials: one a rank, without a look at any other rank."""
+"""Whose a database is, and where it was recorded: what it says itself, and never a guess.
+
+When a rank's steps were, and when it waited for input.
+
+Maps one database to partials: one a rank, without a look at any other rank.
+"""
 
 from __future__ import annotations
 
+import json
+import re
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.calls import KERNEL, Labels
-from unified_prof.analysis.read.frames import MODULE_PREFIX
-from unified_prof.analysis.read.framework import NOT_ATTRIBUTED, Framework
-from unified_prof.analysis.read.source import Findings
 from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.base.vocabulary import NO_RANK
 from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_columns as columns_of
-from unified_prof.cluster import rank_steps
-from unified_prof.cluster.partial import Partial
-from unified_prof.cluster.rank_columns import Ints
-from unified_prof.cluster.rank_communication import Communication
-from unified_prof.cluster.rank_database import Database
-from unified_prof.cluster.rank_identity import Identity
-from unified_prof.cluster.timeline import Cover
+from unified_prof.cluster.partial import Partial, RankFacts
+from unified_prof.cluster.rank_columns import Cover, Ints
+from unified_prof.cluster.rank_communication import Communication, Database
 from unified_prof.errors import StoreError
-from unified_prof.models.catalogue import MSPROF
-from unified_prof.store.reader import open_report
+from unified_prof.recording.calls import KERNEL, Labels
+from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework
+from unified_prof.recording.python_frames import MODULE_PREFIX
+from unified_prof.recording.run_directory import rank_near
+from unified_prof.recording.source import NOTHING_KNOWN, Findings
+from unified_prof.schema.catalogue import MSPROF
+from unified_prof.sqlite.reader import Report, open_report
+
+_SIZES = {
+    "tp": "tensor_model_parallel_size",
+    "pp": "pipeline_model_parallel_size",
+    "dp": "data_parallel_size",
+    "ep": "expert_model_parallel_size",
+    "cp": "context_parallel_size",
+}
+
+
+class Identity:
+    """What a database says of its ranks and their host."""
+
+    def __init__(self, database: Database) -> None:
+        self._report = database.report
+        self._run = database.run
+        self._is_gpu = database.is_gpu
+        self._database = database
+        self._meta = database.texts("META_DATA")
+
+    def owners(self, given: int | None) -> list[tuple[int, int | None]]:
+        """Return (rank, device) of each rank in the file; never a number that nothing says."""
+        rows = self._report.rows("SELECT DISTINCT rankId, deviceId FROM RANK_DEVICE_MAP")
+        told = sorted(
+            (rank, device)
+            for rank, device in rows
+            if isinstance(rank, int) and 0 <= rank < NO_RANK and isinstance(device, int)
+        )
+        devices = np.unique(self._database.tasks.device).tolist()
+        if given is not None:
+            return [(given, devices[0] if len(devices) == 1 else None)]
+        if len({rank for rank, _ in told}) == len(told) > 1:
+            here: list[tuple[int, int | None]] = [one for one in told if one[1] in devices]
+            return here or [told[0]]
+        if len(told) == 1:
+            return [told[0]]
+        device = devices[0] if len(devices) == 1 else None
+        if (rank := self._own_rank()) is not None:
+            return [(rank, device)]
+        raise StoreError(
+            f"{self._report.path} does not say which rank it is of",
+            hint="name it: RANK=FILE, or put it into a folder or file named rankN",
+            slug="rank-unknown",
+        )
+
+    def _own_rank(self) -> int | None:
+        if (text := self._run.get("rank", "")).isdecimal():
+            return int(text)
+        for group in self._database.groups.values():
+            if group.ranks and group.place is not None and 0 <= group.place < len(group.ranks):
+                return group.ranks[group.place]
+        return rank_near(str(self._report.path.absolute()))
+
+    def facts(
+        self,
+        rank: int,
+        device: int | None,
+        *,
+        steps_recorded: bool,
+        loader_recorded: bool,
+        notes: tuple[str, ...],
+    ) -> RankFacts:
+        """Return what is known of a rank beside its times."""
+        return RankFacts(
+            rank=rank,
+            world_size=self._world_size(),
+            host=self._host(),
+            device_id=device,
+            device_name=self._device_name(device),
+            vendor=self._vendor(),
+            shape=self._shape(),
+            steps_recorded=steps_recorded,
+            loader_recorded=loader_recorded,
+            notes=notes,
+        )
+
+    def _world_size(self) -> int | None:
+        with suppress(ValueError, KeyError, TypeError):
+            told = json.loads(self._run["trace_metadata"])["distributedInfo"]["world_size"]
+            return int(told) if int(told) > 0 else None
+        told = self._arguments().get("world_size")
+        return told if isinstance(told, int) and told > 0 else None
+
+    def _arguments(self) -> dict[str, Any]:
+        found = self._meta.get("distributed_args")
+        with suppress(ValueError, RecursionError):
+            decoded = json.loads(found or "{}")
+            return decoded if isinstance(decoded, dict) else {}
+        return {}
+
+    def _shape(self) -> dict[str, int]:
+        told = self._arguments()
+        return {
+            kind: value
+            for kind, name in _SIZES.items()
+            if isinstance(value := told.get(name), int) and value > 0
+        }
+
+    def _host(self) -> str | None:
+        for (name,) in self._report.rows("SELECT hostName FROM HOST_INFO"):
+            if name not in NOTHING_KNOWN:
+                return str(name)
+        return None
+
+    def _device_name(self, device: int | None) -> str | None:
+        rows = {
+            number: str(name)
+            for number, name in self._report.rows("SELECT id, name FROM NPU_INFO")
+            if name not in NOTHING_KNOWN
+        }
+        return rows.get(device) or next(iter(rows.values()), None)
+
+    def _vendor(self) -> str | None:
+        if told := self._run.get("device_vendor"):
+            return {"NVIDIA": "nvidia", "AMD": "amd"}.get(told, told.lower())
+        return "nvidia" if self._is_gpu else "huawei"
+
+
+_LOADER = "%DataLoader%"
+_STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
+
+
+def steps_of(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
+    """Return number, begin and end of each step, and whether any is recorded; else all is one."""
+    rows = report.rows(
+        "SELECT id, startNs, endNs FROM STEP_TIME"
+        " WHERE typeof(startNs) = 'integer' AND typeof(endNs) = 'integer' AND endNs > startNs"
+        " ORDER BY startNs"
+    )
+    if not rows:
+        rows = _named_steps(report)
+    recorded = bool(rows)
+    if not recorded and len(busy):
+        rows = [(0, int(busy.start_ns[0]), int(busy.end_ns[-1]))]
+    table = np.array(rows, np.int64).reshape(-1, 3)
+    return {"step": table[:, 0], "start": table[:, 1], "end": table[:, 2]}, recorded
+
+
+def _named_steps(report: Report) -> list[tuple[int, int, int]]:
+    rows = report.rows(
+        "SELECT s.value, CAST(p.startNs AS INTEGER), CAST(p.endNs AS INTEGER)"
+        " FROM PYTORCH_API p JOIN STRING_IDS s ON s.id = p.name"
+        " WHERE p.name IN (SELECT id FROM STRING_IDS WHERE value LIKE 'ProfilerStep#%')"
+    )
+    return sorted(
+        (
+            (int(found[1]), start, end)
+            for text, start, end in rows
+            if (found := _STEP_NAME.match(str(text))) and end > start
+        ),
+        key=lambda step: step[1],
+    )
+
+
+def loader_of(report: Report) -> IntervalSet | None:
+    """Return when the host waited for input; None where no loader was recorded."""
+    names = report.rows("SELECT id FROM STRING_IDS WHERE value LIKE ?", (_LOADER,))
+    if not names:
+        return None
+    marks = ", ".join(str(int(name)) for (name,) in names)
+    rows = report.rows(
+        "SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER) FROM PYTORCH_API"
+        f" WHERE name IN ({marks})"
+    )
+    table = np.array(rows, np.int64).reshape(-1, 2)
+    return intervals.merge(table[:, 0], table[:, 1]) if len(table) else None
+
 
 TABLES = frozenset(
     """META_DATA RANK_DEVICE_MAP NPU_INFO HOST_INFO UPROF_RUN UPROF_COLLECTIVES UPROF_GPU_TASKS
@@ -72,8 +247,8 @@ def _partial(
     communication = Communication(database, rank, device, only=only)
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
-    steps, recorded = rank_steps.steps_of(database.report, busy)
-    loader = rank_steps.loader_of(database.report)
+    steps, recorded = steps_of(database.report, busy)
+    loader = loader_of(database.report)
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
     if not recorded:
         notes.append("no steps are recorded: the whole recording counts as one")

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.common_clock import CommonClock
-from unified_prof.cluster.places import FILE_NAME, hint_of_begun
+from unified_prof.cluster.clocks import CommonClock
+from unified_prof.cluster.partial import FILE_NAME, hint_of_begun
 from unified_prof.errors import StoreError
-from unified_prof.models.catalogue import CLUSTER
-from unified_prof.store.reader import Report, open_report
+from unified_prof.schema.catalogue import CLUSTER
+from unified_prof.sqlite.reader import Report, open_report
 
 PARTS = (
     "compute_ns",

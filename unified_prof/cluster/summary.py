@@ -9,23 +9,21 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.finding import Finding
-from unified_prof.cluster import streamed
+from unified_prof.base.columns import Ledger
+from unified_prof.cluster import streamed_sums
 from unified_prof.cluster import summary_rows as rows
-from unified_prof.cluster.case import Case
+from unified_prof.cluster.cause_signals import evidence, roles
 from unified_prof.cluster.clocks import clocks
-from unified_prof.cluster.evidence import evidence
+from unified_prof.cluster.context import Case
 from unified_prof.cluster.findings import findings
-from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.matching import Matched, match
-from unified_prof.cluster.partial import Columns, Partial
-from unified_prof.cluster.roles import roles
-from unified_prof.cluster.runs import of_other_runs
+from unified_prof.cluster.partial import Columns, Partial, Unread, Where
+from unified_prof.cluster.replay import Walk
+from unified_prof.cluster.run_identity import of_other_runs
 from unified_prof.cluster.summary_rows import Row
 from unified_prof.cluster.waits import waits
-from unified_prof.cluster.walk import Walk
 from unified_prof.errors import StoreError
-from unified_prof.ledger import Ledger
+from unified_prof.recording.model import Finding
 
 Ints = NDArray[np.int64]
 
@@ -95,7 +93,7 @@ def summarise(
     whole = None
     if read is not None:
         ask = read
-        whole = streamed.sums(matched, lambda index: ask(matched.ranks[index]))
+        whole = streamed_sums.sums(matched, lambda index: ask(matched.ranks[index]))
     offset = np.zeros_like(clock.offset)
     if int(clock.island.max(initial=0)) == 0:
         times = [one.marks["time"] for one in matched.partials]

@@ -10,18 +10,16 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.collective_kinds import bus_factor
-from unified_prof.analysis.finding import Finding
-from unified_prof.arrays.distinct import distinct
-from unified_prof.cluster import links as moved
-from unified_prof.cluster import streamed
+from unified_prof.arrays.grouping import distinct
+from unified_prof.cluster import slow_links as moved
+from unified_prof.cluster import streamed_sums
+from unified_prof.cluster.cause_signals import KINDS, Evidence, Roles
 from unified_prof.cluster.clocks import Clocks
-from unified_prof.cluster.evidence import Evidence
-from unified_prof.cluster.inputs import Unread, Where
 from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE
-from unified_prof.cluster.roles import KINDS, Roles
+from unified_prof.cluster.partial import NONE, Unread, Where
 from unified_prof.cluster.waits import Waits
+from unified_prof.recording.collectives import bus_factor
+from unified_prof.recording.model import Finding
 
 Ints = NDArray[np.int64]
 Row = tuple[Any, ...]
@@ -137,7 +135,7 @@ def group_rows(matched: Matched) -> list[Row]:
 
 
 def step_rows(
-    matched: Matched, waited: Waits, proof: Evidence, whole: streamed.Sums | None
+    matched: Matched, waited: Waits, proof: Evidence, whole: streamed_sums.Sums | None
 ) -> list[Row]:
     """Return STEP_RANK: where the time of each step of each rank went."""
     knows_setup = bool((waited.setup >= 0).any())
@@ -204,7 +202,7 @@ def _waits_by_step(
     return dict(zip(keys, zip(*sums, strict=True), strict=True))
 
 
-def collective_rows(matched: Matched, waited: Waits, whole: streamed.Sums | None) -> list[Row]:
+def collective_rows(matched: Matched, waited: Waits, whole: streamed_sums.Sums | None) -> list[Row]:
     """Return COLLECTIVE: those that are alike, by group, kind, step and size."""
     if whole is not None:
         return [_collective(matched, number, *row) for number, row in enumerate(whole.collectives)]
@@ -278,7 +276,7 @@ def blame_rows(
     waited: Waits,
     proof: Evidence,
     told: Sequence[Finding],
-    whole_run: streamed.Sums | None,
+    whole_run: streamed_sums.Sums | None,
 ) -> list[Row]:
     """Return BLAME: what each rank costs the others, and the evidence for its causes."""
     rows, events = matched.rows, matched.events

@@ -1,6 +1,8 @@
 """The formats that traces are compressed with, read piece by piece in bounded memory.
 
 What a file is compressed with is told by its first bytes, not by its name.
+
+Recordings that are one JSON document, read as a whole.
 """
 
 from __future__ import annotations
@@ -16,6 +18,10 @@ from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
+
+import msgspec
+
+from unified_prof.errors import RawFormatError
 
 SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".zip")
 """Of files in these formats."""
@@ -371,3 +377,21 @@ _FORMATS = (
     Format("zstd", (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"), _unzstd),
     Format("zip", (b"PK\x03\x04", b"PK\x05\x06")),
 )
+
+
+def read(path: Path) -> Any:
+    """Return the document in a file.
+
+    Raises:
+        RawFormatError: the file cannot be read, or is damaged.
+    """
+    try:
+        return msgspec.json.decode(path.read_bytes())
+    except OSError as err:
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+        raise RawFormatError(
+            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
+        ) from err

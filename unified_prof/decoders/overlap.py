@@ -10,9 +10,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.intervals import IntervalSet, merge, subtract
-from unified_prof.columns import Sink
-from unified_prof.decoders.spool import Spool
-from unified_prof.decoders.windows import WINDOW_ROWS, windows
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.spool import WINDOW_ROWS, Spool, windows
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
 _ADDED_UP = (_COMPUTE, _NOT_OVERLAPPED, _FREE)

@@ -1,23 +1,124 @@
-"""Keeps rows outside memory and gives them back sorted, window by window.
+"""Rows of several columns as structured arrays, moved as bytes.
+
+Temporary files for what a recording has more of than memory holds.
+
+Keeps rows outside memory and gives them back sorted, window by window.
 
 Joining the parts of a recording needs all of it in another order: host events by time, launches and
 kernels by what tells which belong together. Rows are collected up to a limit, sorted, and put away
 in a temporary file as a run; `windows` merges runs block by block. Memory does not grow with the
 recording.
+
+Spools read back in step: their runs are merged block by block, window by window.
 """
 
 from __future__ import annotations
 
+import tempfile
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from io import BufferedRandom
 from types import TracebackType
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.ordering import order_of_keys
-from unified_prof.decoders.rows import Rows, copied, selected, stacked
-from unified_prof.decoders.scratch import Scratch
+from unified_prof.arrays.grouping import order_of_keys
+from unified_prof.errors import OutputError
+
+Rows = NDArray[Any]
+"""A structured array: one field per column."""
+
+
+def selected(rows: Rows, places: NDArray[Any]) -> Rows:
+    """Return some rows, by place or by mask.
+
+    NumPy copies a structured row field by field, which takes ten times as long as copying its
+    bytes.
+    """
+    if places.dtype == np.bool_:
+        places = np.flatnonzero(places)
+    return rows.view(f"V{rows.dtype.itemsize}").take(places).view(rows.dtype)
+
+
+def copied(rows: Rows) -> Rows:
+    """Return a copy of its own of some rows, as bytes."""
+    return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
+
+
+def stacked(parts: Sequence[Rows]) -> Rows:
+    """Return the rows of all parts, of which there is at least one."""
+    if len(parts) == 1:
+        return parts[0]
+    dtype = parts[0].dtype
+    return np.concatenate([part.view(f"V{dtype.itemsize}") for part in parts]).view(dtype)
+
+
+def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None:
+    """Write records into a field of some rows, as bytes.
+
+    Args:
+        rows: where they go.
+        name: a field that consists of columns itself.
+        places: of the rows, ascending, each once.
+        records: one for each of them.
+    """
+    assert rows.dtype.fields is not None
+    dtype, offset = rows.dtype.fields[name][:2]
+    as_bytes = f"V{dtype.itemsize}"
+    target = np.ndarray((len(rows),), as_bytes, rows, offset, rows.strides)
+    target[places if len(places) < len(rows) else slice(None)] = records.view(as_bytes)
+
+
+class Scratch:
+    """Bytes outside memory, each piece under the place it was put; made when something comes."""
+
+    def __init__(self) -> None:
+        self.size = 0
+        self._file: BufferedRandom | None = None
+
+    def append(self, data: Any) -> int:
+        """Put bytes, or a buffer of them, behind what is there and return their place.
+
+        Raises:
+            OutputError: there is no room for them.
+        """
+        place = self.size
+        try:
+            if self._file is None:
+                self._file = tempfile.TemporaryFile(prefix="uprof-")  # noqa: SIM115
+            self.size += self._file.write(data)
+        except OSError as err:
+            raise OutputError(
+                f"cannot put rows away in {tempfile.gettempdir()}: {err.strerror or err}",
+                hint="make room there, or name another folder in TMPDIR",
+                slug="no-temporary-space",
+            ) from err
+        return place
+
+    def read(self, place: int, size: int) -> bytes:
+        """Return so many bytes from a place on."""
+        if not size or self._file is None:
+            return b""
+        self._file.seek(place)
+        return self._file.read(size)
+
+    def fill(self, place: int, room: memoryview) -> None:
+        """Read from a place on what fills a buffer, which saves copying it."""
+        if self._file is not None:
+            self._file.seek(place)
+            self._file.readinto(room)
+
+    def text(self, place: int, size: int) -> str | None:
+        """Return the text of so many bytes at a place, None for none."""
+        return self.read(place, size).decode("utf-8", "replace") if size else None
+
+    def close(self) -> None:
+        """Forget everything."""
+        if self._file is not None:
+            self._file.close()
+
 
 RUN_ROWS = 1 << 18
 
@@ -231,3 +332,90 @@ class Cursor:
         if len(self._block):
             self.next_key = int(self._block[self._spool.key][0])
         return taken
+
+
+WINDOW_ROWS = 1 << 15
+_MIN_BLOCK_ROWS = 256
+_RUNS_EXPECTED = 8  # that overlap, before it is known how many do
+_HELD_BYTES = 16 << 20  # of all runs together, between windows
+_LIMIT_WINDOWS = 4  # windows that may be in memory at a time
+
+
+def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:
+    """Read several spools in step: each window holds all their rows of one range of keys.
+
+    Runs mostly follow one another, so only those that reach into a window are read for it.
+
+    Yields:
+        One sorted array per spool. No key appears in two windows; keys only grow.
+    """
+    groups = [spool.cursors() for spool in spools]
+    live = [cursor for group in groups for cursor in group]
+    fewest = min(_MIN_BLOCK_ROWS, window_rows)
+    wanted = max(fewest, window_rows // min(_RUNS_EXPECTED, max(1, len(live))))
+    limit = _LIMIT_WINDOWS * window_rows
+    while live:
+        live.sort(key=lambda cursor: cursor.next_key)
+        bound, active = _activate(live, wanted, window_rows, limit)
+        taken = tuple(
+            _merge([cursor.take_below(bound) for cursor in group if cursor in active], spool)
+            for group, spool in zip(groups, spools, strict=True)
+        )
+        count = sum(len(rows) for rows in taken)
+        if count:
+            yield taken
+        wanted = _next_wanted(count, len(active), window_rows, fewest) if count else 2 * wanted
+        for cursor in active:
+            cursor.trim(max(fewest, _HELD_BYTES // (len(live) * cursor.row_bytes)))
+        # Many runs that overlap everywhere: read less of each, but of more of them.
+        limit = 2 * limit if count < window_rows // 8 else _LIMIT_WINDOWS * window_rows
+        live = [cursor for cursor in live if not cursor.finished]
+
+
+def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
+    """Return how many rows to read of each run: twice what the last window took of each.
+
+    Runs whose keys are far apart (those of several threads) follow one another piece by piece.
+    """
+    return max(fewest, min(window_rows, 2 * count) // active)
+
+
+def _activate(
+    cursors: list[Cursor], wanted: int, window_rows: int, limit: int
+) -> tuple[int | None, set[Cursor]]:
+    """Read blocks of the runs that come first; return the key below which all is in memory.
+
+    Args:
+        cursors: By their next keys.
+        wanted: Rows of each block.
+        window_rows: Rows that are enough, as soon as no further run overlaps them.
+        limit: Rows that are enough in any case.
+    """
+    bound: int | None = None
+    active: set[Cursor] = set()
+    loaded, first_key, reach = 0, cursors[0].next_key, cursors[0].next_key
+    for cursor in cursors:
+        if bound is not None and cursor.next_key >= bound:
+            break
+        enough = loaded >= limit or (loaded >= window_rows and cursor.next_key > reach)
+        if enough and cursor.next_key > first_key:
+            bound = cursor.next_key
+            break
+        cursor.load(wanted)
+        active.add(cursor)
+        loaded += len(cursor)
+        reach = max(reach, cursor.last_key)
+        if not cursor.exhausted:
+            bound = cursor.last_key if bound is None else min(bound, cursor.last_key)
+    return bound, active
+
+
+def _merge(parts: list[Rows], spool: Spool) -> Rows:
+    parts = [part for part in parts if len(part)]
+    if not parts:
+        return np.empty(0, dtype=spool.dtype)
+    if len(parts) == 1:
+        return parts[0]
+    rows = stacked(parts)
+    order = order_of_keys(rows[spool.key])
+    return rows if order is None else selected(rows, order)

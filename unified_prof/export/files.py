@@ -1,6 +1,11 @@
 """The files of one export: written beside their names, and given them all at once.
 
 Nothing appears before everything is written, and nothing of the user's is replaced unasked.
+
+The layouts of `uprof export`: whose files are written, and where that is done.
+
+A layout of stacks is a module of `export.stacks` with `write(path, parts)` and its line here;
+nothing heavy is imported before one is asked for.
 """
 
 from __future__ import annotations
@@ -9,11 +14,16 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
+from typing import IO, TYPE_CHECKING, Literal
 
-from unified_prof import signals
-from unified_prof.store.atomic import AtomicFile, output_error
-from unified_prof.store.blocks import Block
+from unified_prof.base import signals
+from unified_prof.errors import UsageError
+from unified_prof.sqlite.atomic import AtomicFile, output_error
+from unified_prof.sqlite.statements import Block
+
+if TYPE_CHECKING:
+    from unified_prof.recording.stacks import Stacks
+
 
 _ENCODING = {"encoding": "utf-8", "errors": "surrogateescape", "newline": "\n"}
 
@@ -154,3 +164,75 @@ class _Lines:
             yield now
             if count is not None:
                 count -= len(now)
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """One way to write a report for other tools."""
+
+    name: str
+    makes: Literal["deliverables", "stacks", "tables"]
+    what: str
+    """For the command's help."""
+    suffixes: tuple[str, ...] = ()
+    """Endings of files that select it, the usual one first; none: it fills a folder."""
+    several: bool = True
+    """Of stacks: whether a file holds several measures."""
+
+    def write_stacks(self, path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
+        """Write stacks, each with its title, as one file.
+
+        Raises:
+            UsageError: what it takes is not installed.
+        """
+        from unified_prof.export import stacks  # Needs NumPy; the layouts are part of `--help`.
+
+        writers = {
+            "collapsed": stacks.write_collapsed,
+            "speedscope": stacks.write_speedscope,
+            "pprof": stacks.write_pprof,
+        }
+        writers[self.name](path, parts)
+
+
+LAYOUTS: tuple[Layout, ...] = (
+    Layout("mindstudio", "deliverables", "the CSV and JSON files of `msprof --type=text`"),
+    Layout(
+        "collapsed",
+        "stacks",
+        "a line for each stack, for flamegraph.pl, inferno and most viewers of flame graphs",
+        (".collapsed", ".folded"),
+        several=False,
+    ),
+    Layout("speedscope", "stacks", "for speedscope.app", (".speedscope.json",)),
+    Layout("pprof", "stacks", "for `go tool pprof`, Pyroscope and others", (".pb.gz", ".pprof")),
+    Layout("parquet", "tables", "a Parquet file for each table"),
+    Layout("arrow", "tables", "an Arrow (Feather) file for each table"),
+)
+DEFAULT = LAYOUTS[0]
+NAMES = tuple(one.name for one in LAYOUTS)
+
+
+def named(name: str) -> Layout:
+    """Return the layout called `name`."""
+    return next(one for one in LAYOUTS if one.name == name)
+
+
+def chosen(output: Path, asked: str | None) -> Layout:
+    """Return the layout meant: the one asked for, else by the ending of the output.
+
+    Raises:
+        UsageError: the ending is another layout's.
+    """
+    of_ending = next((one for one in LAYOUTS if output.name.lower().endswith(one.suffixes)), None)
+    if asked is None:
+        return of_ending or DEFAULT
+    layout = named(asked)
+    if of_ending not in (None, layout):
+        assert of_ending is not None
+        raise UsageError(
+            f"{output}: the extension selects {of_ending.name}, but {asked} is asked for",
+            hint="leave the layout out, or change the extension",
+            slug="contradicting-options",
+        )
+    return layout

@@ -16,14 +16,14 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof import arrow_files
+from unified_prof.base import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
-from unified_prof.models import catalogue
-from unified_prof.models.msprof import references
-from unified_prof.store.integers import MISSING
-from unified_prof.store.reader import Report
-from unified_prof.store.sql import quoted
+from unified_prof.schema import catalogue
+from unified_prof.schema.msprof import base
+from unified_prof.sqlite.integer_columns import MISSING
+from unified_prof.sqlite.reader import Report
+from unified_prof.sqlite.statements import quoted
 
 ROWS = 1 << 17
 """Of a row group: what is in memory at a time."""
@@ -342,7 +342,7 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
         return {}
     revision = report.revision or catalogue.resolve(catalogue.MSPROF, "latest")
     found: dict[str, dict[str, str]] = {}
-    for one in references.references(revision):
+    for one in base.references(revision):
         if _is_dictionary(one.target_table):
             found.setdefault(one.table, {})[one.column] = one.target_table
     return found
@@ -351,4 +351,4 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
 @cache
 def _times(table: str) -> frozenset[str]:
     """Return the columns that hold points in time, whatever type is declared for them."""
-    return references.times(table)
+    return base.times(table)

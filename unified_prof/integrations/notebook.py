@@ -20,11 +20,10 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, NoReturn
 
+from unified_prof.base.run_spec import ITERATIONS, MEMORY, MODULE, PROJECT, RUN_TIME, WARMUP
 from unified_prof.errors import CaptureError, UprofError, UsageError
 from unified_prof.pipeline import live
-from unified_prof.pipeline.cell import notebook_name, running_cell
-from unified_prof.pipeline.live import Profile
-from unified_prof.runs.spec import ITERATIONS, MEMORY, MODULE, PROJECT, RUN_TIME, WARMUP
+from unified_prof.pipeline.live import Profile, notebook_name, running_cell
 
 _MAGIC = re.compile(r"%%uprof(?P<options>[ \t].*)?$")
 _BLOCK = "_uprof_block"

@@ -18,13 +18,13 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from unified_prof import resources
+from unified_prof.base import resources
 from unified_prof.migrate.steps import FileState
-from unified_prof.models import catalogue
-from unified_prof.models.catalogue import REVISION_ROW
-from unified_prof.store.detect import VERSION_ROWS
-from unified_prof.store.fingerprint import Facts
-from unified_prof.store.sql import quoted
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import REVISION_ROW
+from unified_prof.sqlite.detect import VERSION_ROWS
+from unified_prof.sqlite.fingerprint import Facts
+from unified_prof.sqlite.statements import quoted
 
 _SCRATCH = "uprof_scratch"
 

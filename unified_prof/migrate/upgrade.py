@@ -1,4 +1,8 @@
-"""Brings a report file up to a newer revision of its schema, never in place.
+"""Creates an empty report with every table of a revision.
+
+Handles the two files of an upgrade: the original, locked and kept, and its copy.
+
+Brings a report file up to a newer revision of its schema, never in place.
 
 The file is copied, the copy is migrated, verified and made durable, and only then takes the
 original's name in one rename. Whatever happens before that, the original is as it was; the
@@ -7,23 +11,170 @@ partial copy is removed, unless the process is killed.
 
 from __future__ import annotations
 
+import os
+import shutil
 import sqlite3
 from collections.abc import Iterator
-from contextlib import ExitStack, closing, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
+from importlib import import_module
 from pathlib import Path
+from typing import BinaryIO
 
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError
-from unified_prof.migrate import ordering
-from unified_prof.migrate.files import copy_database, flushing, inherit, keep, locked, settle
-from unified_prof.models import catalogue
-from unified_prof.store import fingerprint
-from unified_prof.store.atomic import AtomicFile
-from unified_prof.store.detect import MIGRATED_FROM, Detection, detect, recognise
-from unified_prof.store.fingerprint import Facts
-from unified_prof.store.opening import open_read_only
-from unified_prof.store.sql import declared, open_unfinished, quoted, upgrade_error
-from unified_prof.store.uprof_tables import recorded_anomalies
+from unified_prof.migrate import steps as ordering
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import REVISION_ROW
+from unified_prof.sqlite import fingerprint
+from unified_prof.sqlite.atomic import AtomicFile, replacing
+from unified_prof.sqlite.detect import MIGRATED_FROM, Detection, detect, recognise
+from unified_prof.sqlite.fingerprint import Facts
+from unified_prof.sqlite.opening import open_read_only, side_files
+from unified_prof.sqlite.skyline_writer import recorded_anomalies
+from unified_prof.sqlite.statements import declared, open_unfinished, quoted, upgrade_error, writing
+
+
+def create(path: Path | str, family: str, revision: str, *, overwrite: bool = False) -> str:
+    """Create the file and return the full name of its revision, which may be an alias.
+
+    Raises:
+        UsageError: no such family or revision.
+        OutputError: the file exists, or cannot be written.
+    """
+    schema = catalogue.load(family, revision)
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
+        db.executescript(f"BEGIN;\n{catalogue.frozen_text(family, revision)}")
+        if schema.schema_version is not None:
+            db.execute(
+                "INSERT INTO META_DATA (name, value) VALUES (?, ?)", (REVISION_ROW, schema.revision)
+            )
+        db.execute("COMMIT")
+    return schema.revision
+
+
+_LOCK_TIMEOUT_S = 30.0
+_COPY_BYTES = 1 << 26
+
+
+def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
+    """Open `path` so that no other process can write it; readers are not disturbed.
+
+    A journal that a crashed writer left is rolled back by this, as by everyone who opens the
+    file to write.
+    """
+    uri = f"{path.absolute().as_uri()}?mode=rw"
+    while True:
+        before = _identity(path)
+        with ExitStack() as own, writing(path):
+            db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
+            own.enter_context(closing(db))
+            db.execute("BEGIN IMMEDIATE")
+            # Someone may have put another file in its place while this one was waited for.
+            if _identity(path) == before:
+                resources.enter_context(own.pop_all())
+                return db
+
+
+def _identity(path: Path) -> tuple[int, int]:
+    try:
+        found = path.stat()
+    except OSError as err:
+        raise StoreError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
+    return found.st_dev, found.st_ino
+
+
+def copy_database(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
+    """Copy what `source` sees, which is `path` with any log or journal beside it."""
+    if side_files(path):
+        with ExitStack() as own:
+            if source.in_transaction:
+                # A connection that may write cannot be the source of a backup.
+                uri = f"{path.absolute().as_uri()}?mode=ro"
+                source = own.enter_context(closing(sqlite3.connect(uri, uri=True)))
+            source.backup(own.enter_context(closing(sqlite3.connect(copy))))
+        return
+    if not source.in_transaction:
+        source.execute("BEGIN")
+        source.execute("SELECT count(*) FROM sqlite_master").fetchone()
+    # Closing any descriptor of a file drops the locks that the process has on it, SQLite's
+    # included. So this one stays open as long as the connection.
+    file = resources.enter_context(path.open("rb"))
+    with copy.open("wb") as destination_file, ThreadPoolExecutor(1) as pool:
+        copying = pool.submit(_copy_bytes, file, destination_file)
+        import_module("unified_prof.migrate.runner")  # takes as long as copying 1 GB
+        copying.result()
+
+
+def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
+    if hasattr(os, "copy_file_range"):
+        with suppress(OSError):  # not every pair of file systems can
+            while os.copy_file_range(source.fileno(), destination.fileno(), _COPY_BYTES):
+                pass
+            return
+        source.seek(0)
+        destination.seek(0)
+        destination.truncate()
+    shutil.copyfileobj(source, destination, _COPY_BYTES >> 6)
+
+
+@contextmanager
+def flushing(copy: Path) -> Iterator[None]:
+    """Have the copied bytes written to the disk while they are being migrated.
+
+    The wait for the disk at the end, which counts, is then short: a third of the time is saved.
+    """
+    with copy.open("rb") as file, ThreadPoolExecutor(1) as pool:
+        pool.submit(os.fsync, file.fileno())
+        yield
+
+
+def inherit(path: Path, copy: Path) -> None:
+    """Give the copy the original's permissions and, where that is allowed, its owner."""
+    shutil.copymode(path, copy)
+    if hasattr(os, "chown"):
+        found = path.stat()
+        with suppress(OSError):
+            os.chown(copy, found.st_uid, found.st_gid)
+
+
+def settle(original: sqlite3.Connection, path: Path) -> None:
+    """Empty the original's write-ahead log into it: left there, it would be read into the copy.
+
+    The content stays the same, and nobody has written it since it was copied.
+    """
+    if original.execute("PRAGMA journal_mode").fetchone() != ("wal",):
+        return
+    version = original.execute("PRAGMA data_version").fetchone()
+    original.execute("ROLLBACK")
+    busy, *_ = original.execute("PRAGMA wal_checkpoint(TRUNCATE)").fetchone()
+    original.execute("BEGIN IMMEDIATE")
+    if busy or original.execute("PRAGMA data_version").fetchone() != version:
+        raise StoreError(
+            f"{path} is in use by another process",
+            hint="try again when that has finished",
+            slug="in-use",
+        )
+
+
+def keep(path: Path) -> Path:
+    """Give the original a second name, one that nothing has yet."""
+    path = Path(os.path.realpath(path))
+    number = 1
+    while True:
+        backup = path.with_name(f"{path.name}.bak{number if number > 1 else ''}")
+        try:
+            os.link(path, backup)
+        except FileExistsError:
+            number += 1
+            continue
+        except OSError:  # a file system without hard links
+            if backup.exists():
+                number += 1
+                continue
+            shutil.copy2(path, backup)
+        return backup
+
 
 _RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
 

@@ -1,4 +1,6 @@
-"""Reports of recordings that nobody wants to keep: made when they are asked for, and remembered.
+"""What a command reads in place of what was named, without what it takes to convert it.
+
+Reports of recordings that nobody wants to keep: made when they are asked for, and remembered.
 
 They lie below `$XDG_CACHE_HOME/uprof/reports` (`~/.cache`), in folders that are named after the
 content of recordings: one that changes gets another. Reports appear there when they are complete,
@@ -14,20 +16,50 @@ import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 
-from unified_prof.analysis.read import folder as report_folders
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
-from unified_prof.models import catalogue
-from unified_prof.pipeline import discovery, naming, outputs, sources
+from unified_prof.pipeline import discovery, output_paths, outputs, sources
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.discovery import Found
-from unified_prof.pipeline.ready import Ready
-from unified_prof.store.atomic import remove_abandoned
-from unified_prof.store.detect import detect
+from unified_prof.recording import run_directory as report_folders
+from unified_prof.recording.source import Missing
+from unified_prof.schema import catalogue
+from unified_prof.sqlite.atomic import remove_abandoned
+from unified_prof.sqlite.detect import detect
 from unified_prof.version import VERSION
+
+
+@dataclass(frozen=True, slots=True)
+class Ready:
+    """What can be read in place of what was named."""
+
+    path: Path
+    """A report; a folder of them where a folder held several recordings."""
+    made: tuple[tuple[Found, Path], ...] = ()
+    """The recordings, each with its report; none where reports were named."""
+    lost: tuple[tuple[Path, UprofError], ...] = ()
+    """Recordings that could not be converted, and folders that were not looked into."""
+
+    @property
+    def missing(self) -> tuple[Missing, ...]:
+        """The lost ones as part of what is told of a folder of reports."""
+        return tuple(Missing(_whose(path), str(error)) for path, error in self.lost)
+
+
+def _whose(path: Path) -> str:
+    """Return `rank 3` where the recording says it, else the recording."""
+    from unified_prof.pipeline import sources
+
+    source = sources.source_of(path)
+    with suppress(UprofError, OSError):
+        if source is not None and (rank := source.rank(path)) is not None:
+            return f"rank {rank}"
+    return str(path)
+
 
 MOST_BYTES = 20 << 30
 KEPT_S = 3600
@@ -71,7 +103,7 @@ def reports_of(
         )
     made: list[tuple[Found, Path]] = []
     for number, (one, name) in enumerate(
-        zip(found, naming.names(found, ranked=True), strict=True), start=1
+        zip(found, output_paths.names_naming(found, ranked=True), strict=True), start=1
     ):
         at = f"{number} of {len(found)}, " if len(found) > 1 else ""
         try:

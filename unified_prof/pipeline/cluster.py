@@ -15,20 +15,26 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.cluster import partial as partials
-from unified_prof.cluster.inputs import Unread, Where
-from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Columns, Partial
-from unified_prof.cluster.places import FILE_NAME, PARTIALS
+from unified_prof.cluster.partial import (
+    FILE_NAME,
+    OPERATIONS_IN_MEMORY,
+    PARTIALS,
+    Columns,
+    Partial,
+    Unread,
+    Where,
+)
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
-from unified_prof.models.catalogue import CLUSTER
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
 from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
 from unified_prof.pipeline.executors import Crew
 from unified_prof.pipeline.remote import Folder, fetched, local_path
-from unified_prof.store import cluster_summary
-from unified_prof.store.detect import detect
-from unified_prof.store.ownership import temporary_folder
-from unified_prof.store.reader import open_report
+from unified_prof.schema.catalogue import CLUSTER
+from unified_prof.sqlite import writer
+from unified_prof.sqlite.atomic import temporary_folder
+from unified_prof.sqlite.detect import detect
+from unified_prof.sqlite.reader import open_report
 from unified_prof.version import VERSION
 
 if TYPE_CHECKING:
@@ -352,7 +358,7 @@ def _write(run: Folder, summary: Summary, made_of: str) -> None:
             folder = resources.enter_context(temporary_folder())
         else:
             folder = local_path(run.location)
-        cluster_summary.write(
+        writer.write(
             folder / FILE_NAME,
             summary.tables,
             facts,

@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof.analysis.read.folder import rank_near
 from unified_prof.errors import RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import discovery, remote, sources
 from unified_prof.pipeline.remote import Remote
 from unified_prof.pipeline.sources import Source
+from unified_prof.recording.run_directory import rank_near
 
 DEEPEST = discovery.DEEPEST
 

@@ -19,9 +19,9 @@ from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Crew, Failure, each
-from unified_prof.pipeline.executors.base import Here
+from unified_prof.pipeline.executors.processes import Here
 from unified_prof.pipeline.remote import Folder, fetched
-from unified_prof.store.ownership import temporary_folder
+from unified_prof.sqlite.atomic import temporary_folder
 
 Progress = Callable[[str], None]
 
@@ -290,8 +290,8 @@ def _is_of_others(database: Path, *, named: bool) -> bool:
 
     A damaged file is neither.
     """
-    from unified_prof.models.catalogue import MSPROF
-    from unified_prof.store.detect import detect
+    from unified_prof.schema.catalogue import MSPROF
+    from unified_prof.sqlite.detect import detect
 
     try:
         found = detect(database)

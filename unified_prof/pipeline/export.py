@@ -1,20 +1,34 @@
-"""`uprof export`: a report, or a recording on its way through one, as other tools' files."""
+"""`uprof export`: a report, or a recording on its way through one, as other tools' files.
+
+`uprof export` of stacks: what weighs what in a report, for tools that draw flame graphs.
+
+`uprof export` of tables: a report's as Parquet or Arrow files.
+"""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.export.mindstudio import writing
-from unified_prof.export.mindstudio.writing import Exported
+from unified_prof.explain.api import Opened
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.export import tables
+from unified_prof.export.files import Layout
+from unified_prof.export.mindstudio import writer
+from unified_prof.export.mindstudio.writer import Exported
+from unified_prof.export.tables import Exported as ExportTablesExported
 from unified_prof.pipeline import outputs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import Source, source_of
-from unified_prof.store.ownership import temporary_folder
-from unified_prof.store.reader import open_report
+from unified_prof.recording.breakdown_kinds import MEASURES, Place
+from unified_prof.recording.stacks import Frame, Stacks, below, joined
+from unified_prof.report.figures import answers
+from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_folder
+from unified_prof.sqlite.reader import open_report
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
 _SOURCES = ("prof",)
@@ -43,9 +57,9 @@ def export(
         OutputError: a file exists or cannot be written.
     """
     with _database(path, progress) as database, open_report(database, any_revision=True) as report:
-        writing.refuse_others(report)
+        writer.refuse_others(report)
         with outputs.output_directory(directory):
-            return writing.write(report, directory, force=force, progress=progress)
+            return writer.write(report, directory, force=force, progress=progress)
 
 
 def is_built_on_the_way(path: Path) -> bool:
@@ -96,3 +110,109 @@ def _beside(path: Path, source: Source | None) -> Path:
         what = "neither a recording nor a database msprof_*.db"
         hint = f"name {below[0]}" if below else "name a PROF_* directory or a database"
     raise StoreError(f"{path} holds {what}, expected one to export", hint=hint, slug="no-report")
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """One measure of a file that was written."""
+
+    measure: str
+    unit: str
+    stacks: int
+    total: int
+
+
+def export_stacks(
+    opened: Opened,
+    output: Path,
+    layout: Layout,
+    *,
+    measure: str | None = None,
+    by: Place | None = None,
+    force: bool = False,
+) -> list[Part]:
+    """Write the stacks of reports as one file; of several, each under a frame of its own.
+
+    Args:
+        opened: the reports.
+        output: the file.
+        layout: one of stacks.
+        measure: the only one; None: all that there are, or the first where a file holds one.
+        by: what stands above operations; None: modules, else lines, else nothing.
+        force: whether the file may be replaced.
+
+    Raises:
+        UsageError: no report has the measure, or what is to stand above operations.
+        StoreError: no report can be read to its end.
+        OutputError: the file exists or cannot be written.
+    """
+    refuse_existing(output, overwrite=force)
+    several = len(opened.analyses) > 1
+
+    def ask(analysis: Analysis) -> dict[str, Stacks]:
+        wanted = [one for one in analysis.measures if measure in (None, one)]
+        if measure is None and not layout.several:
+            wanted = wanted[:1]
+        found = {one: analysis.stacks(one, by) for one in wanted}
+        if several:
+            label = analysis.path.replace(f"{opened.path}/", "")
+            found = {one: below(Frame(label, "report"), own) for one, own in found.items()}
+        return found
+
+    found = answers(opened, ask)
+    names = [one for one in MEASURES if any(one in own for own in found)]
+    if not names:
+        have = dict.fromkeys(one for analysis in opened.analyses for one in analysis.measures)
+        raise UsageError(
+            f"{opened.path} has no stacks of {measure or 'anything'}: that was not measured",
+            hint=f"it has: {', '.join(have)}" if have else "see `uprof report`",
+            slug="no-stacks",
+        )
+    if not layout.several:
+        names = names[:1]
+    parts = [
+        (
+            f"{opened.path.name}: {MEASURES[name].title}",
+            joined(own[name] for own in found if name in own),
+        )
+        for name in names
+    ]
+    with replacing(output, overwrite=force) as partial:
+        layout.write_stacks(partial, parts)
+    return [
+        Part(one.measure.name, one.measure.unit, len(one.samples), one.total) for _, one in parts
+    ]
+
+
+def export_tables(
+    path: Path,
+    directory: Path,
+    layout: Layout,
+    *,
+    only: Collection[str] = (),
+    ids: bool = False,
+    force: bool = False,
+) -> ExportTablesExported:
+    """Write tables of a report of any family as files of their own.
+
+    Args:
+        path: the report.
+        directory: where the files go; it is made where it is missing.
+        layout: one of tables.
+        only: the tables; none: all that have rows.
+        ids: whether ids of texts stay as they are.
+        force: whether files of the same names may be replaced.
+
+    Raises:
+        UsageError: there is no such table, or pyarrow is not installed.
+        StoreError: it is no report, or a damaged one.
+        OutputError: a file exists or cannot be written.
+    """
+    if path.is_dir():
+        raise UsageError(
+            f"{path} is a folder, and tables are of one report",
+            hint="name one of the reports in it",
+            slug="several-reports",
+        )
+    with open_report(path, any_revision=True) as report, outputs.output_directory(directory):
+        return tables.write(report, directory, layout.name, only=only, ids=ids, force=force)

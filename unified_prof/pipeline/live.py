@@ -1,23 +1,21 @@
-"""`unified_prof.profile(...)`: the reports of a part of a running program, such as a notebook."""
+"""Which cell of which notebook runs: what a reader is told instead of the kernel's command line.
+
+`unified_prof.profile(...)`: the reports of a part of a running program, such as a notebook.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
+from pathlib import Path, PurePath
+from types import FrameType
 from typing import Any
 
-from unified_prof import signals
-from unified_prof.errors import CaptureError, UsageError
-from unified_prof.pipeline import outputs
-from unified_prof.pipeline.cell import notebook_name, running_cell
-from unified_prof.pipeline.ranks import rank_here
-from unified_prof.pipeline.reports import Reports, with_output
-from unified_prof.pipeline.run_summary import RunSummary, summarize
-from unified_prof.runs.records import TrackedRun
-from unified_prof.runs.spec import (
+from unified_prof.base import signals
+from unified_prof.base.run_spec import (
     ITERATIONS,
     MEMORY,
     MODULE,
@@ -25,7 +23,44 @@ from unified_prof.runs.spec import (
     WARMUP,
     Capture,
     RunSpec,
+    TrackedRun,
 )
+from unified_prof.errors import CaptureError, UsageError
+from unified_prof.pipeline import outputs
+from unified_prof.pipeline.distributed import rank_here
+from unified_prof.pipeline.reports import Reports, with_output
+from unified_prof.pipeline.run import RunSummary, summarize
+from unified_prof.tracking.code_entries import cell_name
+
+_SUFFIX = ".ipynb"
+
+
+def running_cell() -> str | None:
+    """Return the cell that runs now, as `In [3]`; None where no code of one is running."""
+    found = None
+    frame: FrameType | None = sys._getframe(1)
+    while frame is not None:  # the outermost: functions may be of earlier cells
+        found = cell_name(frame.f_code.co_filename) or found
+        frame = frame.f_back
+    return found
+
+
+def notebook_name() -> str | None:
+    """Return the name of the notebook's file, where the server or the editor tells it."""
+    # What Jupyter's server sets for its kernels, and what an editor leaves among the variables.
+    told = os.environ.get("JPY_SESSION_NAME", "")
+    variables = getattr(_shell(), "user_ns", None)
+    if not told.endswith(_SUFFIX) and isinstance(variables, dict):
+        told = str(variables.get("__vsc_ipynb_file__", ""))
+    return PurePath(told.replace("\\", "/")).name if told.endswith(_SUFFIX) else None
+
+
+def _shell() -> Any:
+    ipython = sys.modules.get("IPython")
+    try:
+        return None if ipython is None else ipython.get_ipython()
+    except AttributeError:  # it is being imported, or something else of that name
+        return None
 
 
 @dataclass(slots=True)
@@ -58,11 +93,11 @@ class Profile:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Write what IPython shows in a terminal."""
-        from unified_prof.report import brief
+        from unified_prof.report import text
 
         if self.failure is not None:
             printer.text(f"not complete: {self.failure}\n")
-        printer.text(brief.of_run({kind: [path] for kind, path in self.files.items()}).rstrip())
+        printer.text(text.of_run({kind: [path] for kind, path in self.files.items()}).rstrip())
 
 
 @contextmanager

@@ -9,12 +9,12 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from unified_prof.base.run_spec import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, UprofError
-from unified_prof.runs.kinds import MEMORY, RUN_TIME
-from unified_prof.store.atomic import output_error, refuse_existing
+from unified_prof.sqlite.atomic import output_error, refuse_existing
 
 if TYPE_CHECKING:
-    from unified_prof.pipeline.ranks import Rank
+    from unified_prof.pipeline.distributed import Rank
 
 _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
 
@@ -30,7 +30,7 @@ def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
     if rank.one_host or rank.job is None:
         started = datetime.now() if not rank.suffix else _parent_start() or datetime.now()
         return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
-    from unified_prof.store.run_folder import has_entry
+    from unified_prof.sqlite.run_folder import has_entry
 
     folder = Path(f"uprof_{stem}_{rank.job}")
     number = 1

@@ -7,14 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from unified_prof.backends.base import MEMORY, RUN_TIME
+from unified_prof.backends.registry import MEMORY, RUN_TIME
 from unified_prof.errors import OutputError, RawFormatError, StoreError, UprofError, UsageError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.ranks import Rank
-from unified_prof.store import run_folder, skyline, spool
-from unified_prof.store.spool import Spooled
+from unified_prof.pipeline.distributed import Rank
+from unified_prof.sqlite import run_folder, skyline_writer, spool
+from unified_prof.sqlite.spool import Spooled
 
-_WRITERS = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
+_WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
 
 
 @dataclass(frozen=True, slots=True)
@@ -144,7 +144,7 @@ def _remark(path: Path, content: Spooled) -> str | None:
 
 def _is_of_this_run(path: Path, content: Spooled) -> bool:
     """Whether `path` is a report of the run that left this spool."""
-    from unified_prof.store.reader import open_report
+    from unified_prof.sqlite.reader import open_report
 
     if not path.is_file():
         return False

@@ -9,17 +9,17 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from unified_prof import signals, streams
-from unified_prof.backends.base import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
+from unified_prof.base import signals, streams
+from unified_prof.base.run_spec import TrackedRun
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.ranks import ALL, Chosen, Rank, rank_here, rank_of
-from unified_prof.pipeline.recordings import build_databases
-from unified_prof.runs.records import TrackedRun
-from unified_prof.store import run_folder
-from unified_prof.store.run_folder import RankEntry
-from unified_prof.store.spool import Spool, Spooled
-from unified_prof.store.uprof_tables import complete_run
+from unified_prof.pipeline.distributed import ALL, Chosen, Rank, rank_here, rank_of
+from unified_prof.pipeline.provenance import build_databases
+from unified_prof.sqlite import run_folder
+from unified_prof.sqlite.run_folder import RankEntry
+from unified_prof.sqlite.skyline_writer import complete_run
+from unified_prof.sqlite.spool import Spool, Spooled
 
 _AT_THE_END = ("exit_code", "finished")
 """Facts that are NULL in reports written while the workload still runs."""
@@ -202,9 +202,9 @@ class Reports:
         run = capture.tracked
         if run is None:
             return
-        from unified_prof.store import skyline
+        from unified_prof.sqlite import skyline_writer
 
-        writers = {RUN_TIME: skyline.write_run_time, MEMORY: skyline.write_memory}
+        writers = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
         facts = provenance.of_records(self._facts, run, capture.failure)
         outputs.make_directory(self._absolute)  # another rank may have found it empty
         names = self._free(names)

@@ -12,11 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory, TemporaryFile
 
-from unified_prof.analysis.compare import runs, student
-from unified_prof.analysis.compare.between import ALPHA, Noise
-from unified_prof.analysis.compare.comparable import Run
-from unified_prof.analysis.compare.gate import Limits, Verdict, gate
-from unified_prof.analysis.compare.workloads import Verdicts, gate_each
+from unified_prof.compare import confidence, runs
+from unified_prof.compare.comparable import Run
+from unified_prof.compare.confidence import ALPHA, Noise
+from unified_prof.compare.gate import Limits, Verdict, Verdicts, gate, gate_each
 from unified_prof.errors import CaptureError, UsageError
 
 LEAST_ROUNDS = 3
@@ -183,7 +182,7 @@ def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
     """
     degrees = noise.degrees + 2 * (runs_a_side - 1)
     error = noise.relative * math.sqrt(2 / runs_a_side)
-    return (1 + limits.max_regress) * math.exp(student.quantile(ALPHA, degrees) * error) - 1
+    return (1 + limits.max_regress) * math.exp(confidence.quantile(ALPHA, degrees) * error) - 1
 
 
 def measure(

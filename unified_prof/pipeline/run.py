@@ -1,19 +1,29 @@
-"""From a specification to reports on disk: run a backend, write what it brings back."""
+"""From a specification to reports on disk: run a backend, write what it brings back.
+
+The figures of a run as plain values: the keys of `uprof run --json` and `Profile.summary`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 
-from unified_prof import signals
-from unified_prof.backends.base import Backend, Capture, RunSpec
+import numpy as np
+
+from unified_prof.backends.registry import Backend, Capture, RunSpec
+from unified_prof.base import signals
+from unified_prof.base.run_spec import TrackedRun
+from unified_prof.base.text import NS_PER_MS
 from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageError
+from unified_prof.explain.api import open_files
+from unified_prof.explain.skyline import SkylineAnalysis
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.ranks import ALL, Chosen, Rank
+from unified_prof.pipeline.distributed import ALL, Chosen, Rank
 from unified_prof.pipeline.reports import Reports, with_output
-from unified_prof.runs.records import TrackedRun
+from unified_prof.recording.calls import UNKNOWN, Calls
+from unified_prof.recording.model import Row
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,3 +131,155 @@ def _result(backend: Backend, reports: Reports, capture: Capture, failure: str |
         failure="; ".join(filter(None, (failure, *reports.notes))) or None,
         rank=reports.rank,
     )
+
+
+@dataclass(frozen=True, slots=True)
+class OperationTotal:
+    """All calls of one operation from one place in the source, in one iteration."""
+
+    name: str
+    location: str | None
+    """`file:line` of the most specific frame; None: no frame in the project."""
+    calls: int
+    forward_ms: float
+    backward_ms: float | None
+    """None: none of the calls took part in the backward pass."""
+
+    @property
+    def total_ms(self) -> float:
+        """Forward and backward together."""
+        return self.forward_ms + (self.backward_ms or 0.0)
+
+
+@dataclass(frozen=True, slots=True)
+class RunSummary:
+    """The median iteration and its parts; None where it could not be measured."""
+
+    device: str
+    complete: bool
+    iterations: int
+    matched_iterations: int
+    operations: int
+    iteration_ms: float | None
+    forward_ms: float | None
+    backward_ms: float | None
+    other_ms: float | None
+    """The optimizer and everything else that is neither forward nor backward."""
+    unattributed_forward_ms: float | None
+    """Forward time outside the operations of the report."""
+    unattributed_backward_ms: float | None
+    peak_usage_bytes: int | None
+    weights_bytes: int
+    gradients_bytes: int
+    activations_bytes: int
+    most_expensive: tuple[OperationTotal, ...]
+    anomalies: Mapping[str, tuple[int, str]]
+
+
+def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
+    """Return the headline figures of a run's Skyline reports, as `uprof report` has them.
+
+    Args:
+        files: The reports of one run; other kinds are passed over.
+        top: How many of the most expensive operations.
+
+    Returns:
+        None where there is no Skyline report, or it cannot be read back.
+    """
+    try:
+        with open_files(files) as analyses:
+            for analysis in analyses:
+                if isinstance(analysis, SkylineAnalysis):
+                    return _summary(analysis, top)
+    except UprofError:
+        pass
+    return None
+
+
+def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
+    whole, facts = analysis.summary, dict(analysis.summary.facts)
+    totals = whole.totals
+    steps = analysis.breakdown("step").rows if "step" in whole.available else ()
+    forward, backward = _attributed_ms(analysis, [step for step in steps if not step.detail])
+    iteration_ms, forward_ms, backward_ms = map(
+        _ms, (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns)
+    )
+    return RunSummary(
+        device=facts.get("device", ""),
+        complete=facts.get("complete") == "true",
+        iterations=len(steps),
+        matched_iterations=sum(not step.detail for step in steps),
+        operations=totals.count if totals.total_ns is not None and totals.count else 0,
+        iteration_ms=iteration_ms,
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
+        other_ms=(
+            None
+            if iteration_ms is None or forward_ms is None
+            else max(0.0, iteration_ms - forward_ms - (backward_ms or 0.0))
+        ),
+        unattributed_forward_ms=_rest(forward_ms, forward),
+        unattributed_backward_ms=_rest(backward_ms, backward),
+        peak_usage_bytes=totals.peak_bytes,
+        weights_bytes=totals.weight_bytes or 0,
+        gradients_bytes=totals.gradient_bytes or 0,
+        activations_bytes=totals.activation_bytes or 0,
+        most_expensive=tuple(_operations(analysis.calls)[:top]),
+        anomalies={
+            one.name: (one.count, one.detail or "")
+            for one in whole.anomalies
+            if one.source == "recorded"
+        },
+    )
+
+
+def _attributed_ms(
+    analysis: SkylineAnalysis, iterations: list[Row]
+) -> tuple[float | None, float | None]:
+    """Return forward and backward time of the operations in the median iteration."""
+    samples = analysis.samples()
+    if samples is None or samples.forward_ns.shape[1] != len(iterations) or not iterations:
+        return None, None
+    order = sorted(range(len(iterations)), key=lambda index: iterations[index].total_ns or 0)
+    middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    forward, backward = (
+        float(np.nansum(times[:, middle])) / len(middle) / NS_PER_MS
+        for times in (samples.forward_ns, samples.backward_ns)
+    )
+    return forward, backward
+
+
+def _rest(whole_ms: float | None, part_ms: float | None) -> float | None:
+    if whole_ms is None or part_ms is None:
+        return None
+    return max(0.0, whole_ms - part_ms)
+
+
+def _ms(duration_ns: int | None) -> float | None:
+    return None if duration_ns is None else duration_ns / NS_PER_MS
+
+
+def _operations(calls: Calls) -> list[OperationTotal]:
+    """Sum the calls of each operation at each line, the most expensive first."""
+    if calls.total_ns is None or calls.forward_ns is None:
+        return []
+    groups: dict[tuple[int, int], list[int]] = {}
+    for index in np.flatnonzero(calls.total_ns != UNKNOWN).tolist():
+        line = UNKNOWN if calls.line is None else int(calls.line[index])
+        groups.setdefault((int(calls.name[index]), line), []).append(index)
+    forward_ns, backward_ns = calls.forward_ns, calls.backward_ns
+
+    def total(name: int, line: int, indexes: list[int]) -> OperationTotal:
+        forward = forward_ns[indexes]
+        backward = None if backward_ns is None else backward_ns[indexes]
+        known = None if backward is None else backward[backward != UNKNOWN]
+        return OperationTotal(
+            name=calls.labels.text(name) or "",
+            location=calls.labels.text(line),
+            calls=len(indexes),
+            forward_ms=int(forward[forward != UNKNOWN].sum()) / NS_PER_MS,
+            backward_ms=int(known.sum()) / NS_PER_MS if known is not None and len(known) else None,
+        )
+
+    totals = (total(*key, indexes) for key, indexes in groups.items())
+    return sorted(totals, key=lambda one: -one.total_ms)

@@ -1,19 +1,129 @@
-"""A recording in Chrome's JSON trace format, for chrome://tracing and other old viewers."""
+"""The begin and end events of a track's slices, in an order that viewers nest correctly.
+
+What formats of traces have in common: their parts, and what becomes of damaged reports.
+
+A recording in Chrome's JSON trace format, for chrome://tracing and other old viewers.
+"""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import suppress
+from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import IO
 
-from unified_prof.analysis.base import OverTime
-from unified_prof.analysis.model import Series
-from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import StoreError
-from unified_prof.report import slices
-from unified_prof.report.traces import Lose, TraceWriter, Written
+from unified_prof.explain.report_questions import Analysis, OverTime
+from unified_prof.recording.model import Series
+from unified_prof.recording.tracks import Track
+
+
+def events(track: Track) -> Iterator[tuple[int, int, bool]]:
+    """Yield (time_ns, slice, begins) in order of time, inner slices between their outer's."""
+    open_slices: list[int] = []
+    start_ns, end_ns = track.start_ns.tolist(), track.end_ns.tolist()
+    for index, start in enumerate(start_ns):
+        while open_slices and end_ns[open_slices[-1]] <= start:
+            ended = open_slices.pop()
+            yield end_ns[ended], ended, False
+        yield start, index, True
+        open_slices.append(index)
+    while open_slices:
+        ended = open_slices.pop()
+        yield end_ns[ended], ended, False
+
+
+def category_slices(track: Track, index: int) -> str:
+    """Return a slice's category."""
+    return track.category[index] if len(track.category) > 1 else track.category[0]
+
+
+@dataclass(slots=True)
+class Written:
+    """What a trace file holds."""
+
+    tracks: int = 0
+    slices: int = 0
+    flows: int = 0
+    counters: int = 0
+
+
+Lose = Callable[[OverTime, StoreError], None]
+
+
+class WithPath:
+    """A report with the track of its critical path in front."""
+
+    def __init__(self, analysis: Analysis) -> None:
+        self.analysis = analysis
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return self.analysis.path
+
+    @cached_property
+    def _critical(self) -> Track | None:
+        return self.analysis.path_track()
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the critical path, then the streams and threads."""
+        if self._critical is not None:
+            yield self._critical
+        yield from self.analysis.tracks()
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time."""
+        return self.analysis.memory_series()
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return other quantities over time."""
+        return self.analysis.counter_series()
+
+
+class TraceWriter(ABC):
+    """Writes reports into one trace."""
+
+    def __init__(self) -> None:
+        self.written = Written()
+        self._flow_base = 0
+        """Number after which those of the report's arrows begin."""
+
+    def write(self, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None) -> Written:
+        """Write each report, under a prefix for the names of its groups; return what there is.
+
+        What is damaged ends only itself, if somebody is to be told of it.
+        """
+        for prefix, analysis in analyses:
+            try:
+                self._analysis(prefix, analysis)
+            except StoreError as err:
+                if lose is None:
+                    raise
+                lose(analysis, err)
+        return self.written
+
+    def _analysis(self, prefix: str, analysis: OverTime) -> None:
+        """Write all tracks and counters of one report."""
+        highest = 0
+        for track in analysis.tracks():
+            self._track(prefix, track)
+            highest = max(highest, int(track.flow_in.max(initial=0)))
+        for series in (*analysis.memory_series(), *analysis.counter_series()):
+            self._counter(prefix, series)
+        self._flow_base += highest
+
+    @abstractmethod
+    def _track(self, prefix: str, track: Track) -> None:
+        """Write a track with its slices and arrows."""
+
+    @abstractmethod
+    def _counter(self, prefix: str, series: Series) -> None:
+        """Write a counter with its values."""
 
 
 def write(
@@ -78,7 +188,7 @@ class _Writer(TraceWriter):
             strict=True,
         )
         for index, (start, end, label, flow_in, first, count) in enumerate(columns):
-            category = json.dumps(slices.category(track, index))
+            category = json.dumps(category_slices(track, index))
             at = f'{place}, "ts": {self._us(start)}'
             duration = _thousandth(end - start)
             self._event(

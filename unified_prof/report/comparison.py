@@ -1,22 +1,25 @@
-"""A comparison, or a gate's verdict, in each format that people and CI systems read."""
+"""A comparison, or a gate's verdict, in each format that people and CI systems read.
+
+Several workloads judged or compared at a time, in each format that people and CI read.
+"""
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
 from xml.etree import ElementTree
 
-from unified_prof.analysis.compare.comparable import PEAK
-from unified_prof.analysis.compare.diff import Difference
-from unified_prof.analysis.compare.gate import Check, Limits, Outcome, Unit, Verdict
-from unified_prof.analysis.compare.judging import Status
-from unified_prof.analysis.compare.statistics import MIN_SAMPLES, SAME_WITHIN
-from unified_prof.report import difference as shared
-from unified_prof.report import markdown, words
-from unified_prof.report.sheet import Sheet
-from unified_prof.report.tables import Column
+from unified_prof.compare.comparable import PEAK, Run
+from unified_prof.compare.diff import Difference
+from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
+from unified_prof.compare.operation_changes import Status
+from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
+from unified_prof.report import markdown, names
+from unified_prof.report import names as words
+from unified_prof.report import operation_difference as shared
+from unified_prof.report.tables import Column, Sheet
 from unified_prof.report.terminal import Page
 
 _WHY_NOT_SHOWN: dict[Status, str] = {
@@ -25,8 +28,8 @@ _WHY_NOT_SHOWN: dict[Status, str] = {
     "inconclusive": "with too few samples",
 }
 _SHOW: dict[Unit, Callable[[float], str]] = {
-    "ns": words.duration,
-    "B": words.size,
+    "ns": names.duration,
+    "B": names.size,
     "x": "{:.3f} x".format,
 }
 _TESTED = ("same", "unclear", "slower", "faster")
@@ -50,9 +53,9 @@ def diff_text(
 
 def add_diff(page: Sheet, found: Difference, *, top: int, everything: bool) -> None:
     """Add a comparison to a page."""
-    page.title(f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}")
+    page.title(f"{names.neutral(found.base.label)} -> {names.neutral(found.new.label)}")
     for warning in found.warnings:
-        page.remark("warning", words.neutral(warning))
+        page.remark("warning", names.neutral(warning))
     for what, line in shared.headline(found):
         page.fact(what, line)
     for heading, columns, left_out in _tables(found, top, everything):
@@ -75,7 +78,7 @@ def diff_markdown(
     for heading, columns, left_out in _tables(found, top, everything):
         lines += ["", f"### {heading}", "", *markdown.table(columns, full_names=full_names)]
         if left_out:
-            lines += ["", f"and {words.number(left_out)} more"]
+            lines += ["", f"and {names.number(left_out)} more"]
     if remarks := _remarks(found, everything):
         lines += ["", *map(markdown.escape, remarks)]
     return "\n".join(lines) + "\n"
@@ -107,18 +110,18 @@ def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
 
 
 def _remarks(found: Difference, everything: bool) -> list[str]:
-    lines = [words.neutral(line) for line in found.left_out]
+    lines = [names.neutral(line) for line in found.left_out]
     if found.identical:
         lines.insert(0, shared.IDENTICAL)
         if found.changes and not everything:
-            lines.append(f"{words.number(len(found.changes))} rows are not shown without --all")
+            lines.append(f"{names.number(len(found.changes))} rows are not shown without --all")
         return lines
     if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
         lines.append(line)
     hidden = _hidden(found, everything)
     count = Counter(change.status for change in found.changes)
     said = [
-        f"{words.number(count[status])} {_WHY_NOT_SHOWN[status]}"
+        f"{names.number(count[status])} {_WHY_NOT_SHOWN[status]}"
         for status in _UNCHANGED
         if status in hidden and count[status]
     ]
@@ -208,7 +211,7 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
     outcomes = [check.outcome for check in checks]
     suite = ElementTree.Element(
         "testsuite",
-        name=words.neutral(name),
+        name=names.neutral(name),
         tests=str(len(outcomes)),
         failures=str(outcomes.count("regression")),
         errors=str(outcomes.count("inconclusive")),
@@ -218,8 +221,8 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
         case = ElementTree.SubElement(
             suite,
             "testcase",
-            classname=words.neutral(name).replace(" ", "."),
-            name=words.neutral(check.metric),
+            classname=names.neutral(name).replace(" ", "."),
+            name=names.neutral(check.metric),
         )
         message = f"{values(check)}: {check.reason}"
         if check.outcome == "regression":
@@ -227,7 +230,7 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
         elif check.outcome == "inconclusive":
             ElementTree.SubElement(case, "error", message=message)
         out = ElementTree.SubElement(case, "system-out")
-        out.text = words.neutral(f"{base} -> {new}: {message}")
+        out.text = names.neutral(f"{base} -> {new}: {message}")
     return suite
 
 
@@ -240,12 +243,12 @@ def junit_text(root: ElementTree.Element) -> str:
 def check_columns(checks: Sequence[Check]) -> list[Column]:
     """Return the table of checks."""
     return [
-        Column("metric", tuple(words.neutral(check.metric) for check in checks), is_name=True),
+        Column("metric", tuple(names.neutral(check.metric) for check in checks), is_name=True),
         Column("outcome", tuple(check.outcome for check in checks), is_name=True),
         Column("base -> new", tuple(values(check) for check in checks)),
         Column(
             "why",
-            tuple(words.neutral(check.reason) for check in checks),
+            tuple(names.neutral(check.reason) for check in checks),
             is_name=True,
             is_prose=True,
         ),
@@ -255,7 +258,7 @@ def check_columns(checks: Sequence[Check]) -> list[Column]:
 def values(check: Check) -> str:
     """Return the medians that a check compared, in words."""
     if check.comparison is None:
-        return words.NOT_MEASURED
+        return names.NOT_MEASURED
     show = _SHOW[check.unit]
     return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
 
@@ -264,5 +267,131 @@ def limits_words(limits: Limits) -> str:
     """Return in words how much worse is too much."""
     return (
         f"a regression is more than {limits.max_regress * 100:g} % worse, and by more than "
-        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)}"
+        f"{names.duration(limits.min_abs_ns)} or {names.size(limits.min_abs_bytes)}"
     )
+
+
+TOGETHER = "geometric mean"
+"""What the row of all workloads is called."""
+
+Pairs = Mapping[str, tuple[Run, Run]]
+
+
+def text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
+    """Return the verdicts as text."""
+    page = Page(width=width, color=color)
+    page.table(_columns(verdicts))
+    page.title(f"{verdicts.outcome} ({limits_words(verdicts.limits)})")
+    for note in _notes(verdicts):
+        page.note(note)
+    return page.text()
+
+
+def as_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
+    """Return the verdicts as GitHub-flavoured Markdown."""
+    lines = [
+        markdown_heading(verdicts.outcome),
+        "",
+        f"{len(pairs)} workloads; {markdown.escape(limits_words(verdicts.limits))}",
+        "",
+        *markdown.table(_columns(verdicts)),
+    ]
+    for note in _notes(verdicts):
+        lines += ["", markdown.escape(note)]
+    return "\n".join(lines) + "\n"
+
+
+def document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
+    """Return the verdicts as plain data for JSON."""
+    found: dict[str, Any] = {
+        "format_version": shared.FORMAT_VERSION,
+        "outcome": verdicts.outcome,
+        "exit_code": verdicts.exit_code,
+        "limits": asdict(verdicts.limits),
+        "workloads": {
+            name: {
+                "base": pairs[name][0].label,
+                "new": pairs[name][1].label,
+                "outcome": verdict.outcome,
+                "waiting": shared.waiting_document(verdict.waiting),
+                "checks": [asdict(check) for check in verdict.checks],
+            }
+            for name, verdict in verdicts.each.items()
+        },
+        "geometric_mean": [asdict(check) for check in verdicts.together],
+    }
+    plain: dict[str, Any] = shared.finite(found)
+    return plain
+
+
+def junit(verdicts: Verdicts, pairs: Pairs) -> str:
+    """Return the verdicts as a JUnit report, a suite for each workload and one for all."""
+    root = ElementTree.Element("testsuites")
+    for name, verdict in verdicts.each.items():
+        base, new = pairs[name]
+        root.append(junit_suite(f"uprof gate {name}", verdict.checks, base.label, new.label))
+    sides = ", ".join(pairs)
+    root.append(junit_suite(f"uprof gate {TOGETHER}", verdicts.together, sides, sides))
+    return junit_text(root)
+
+
+def diff_document(
+    found: Mapping[str, dict[str, Any]], together: Mapping[str, Comparison]
+) -> dict[str, Any]:
+    """Return several comparisons, each as plain data for JSON, and their geometric mean."""
+    means = {metric: {**asdict(one), "verdict": one.verdict()} for metric, one in together.items()}
+    plain: dict[str, Any] = {
+        "format_version": shared.FORMAT_VERSION,
+        "workloads": dict(found),
+        "geometric_mean": shared.finite(means),
+    }
+    return plain
+
+
+def diff_words(
+    found: Mapping[str, str], together: Mapping[str, Comparison], *, as_markdown: bool
+) -> str:
+    """Return the changes of the geometric means, then each comparison, in words."""
+    changes = [
+        (metric, shared.comparison_words(one, is_size=metric == PEAK))
+        for metric, one in together.items()
+    ]
+    mark, gap = ("# ", [""]) if as_markdown else ("", [])
+    lines = [f"{mark}{TOGETHER} of {', '.join(map(words.neutral, found))}"]
+    if as_markdown:
+        lines += ["", *(f"- **{metric}**: {markdown.escape(change)}" for metric, change in changes)]
+    else:
+        lines += [f"{metric:<12}  {change}" for metric, change in changes]
+    if not changes:
+        lines.append("no figure that all of them have")
+    for name, one in found.items():
+        lines += ["", f"{mark}{words.neutral(name)}", *gap, one.rstrip()]
+    return "\n".join(lines) + "\n"
+
+
+def _checks(verdicts: Verdicts) -> Iterator[tuple[str, Check]]:
+    for name, verdict in verdicts.each.items():
+        for check in verdict.checks:
+            yield name, check
+    for check in verdicts.together:
+        yield TOGETHER, check
+
+
+def _columns(verdicts: Verdicts) -> list[Column]:
+    rows = list(_checks(verdicts))
+    columns = check_columns([check for _, check in rows])
+    names = Column("workload", tuple(words.neutral(name) for name, _ in rows), is_name=True)
+    return [names, *columns]
+
+
+def _notes(verdicts: Verdicts) -> list[str]:
+    found = [
+        (name, line)
+        for name, verdict in verdicts.each.items()
+        if (line := shared.waiting_words(verdict.waiting)) is not None
+    ]
+    alike = len({line for _, line in found}) == 1 and len(found) == len(verdicts.each)
+    notes = [found[0][1]] if alike else [f"{words.neutral(name)}: {line}" for name, line in found]
+    if any(check.of_one_run for _, check in _checks(verdicts)):
+        notes.append(MORE_RUNS)
+    return notes

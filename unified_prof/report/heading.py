@@ -1,16 +1,92 @@
-"""What stands above a report's tables: what it is of, figures in a line each, what to heed."""
+"""Anomalies as people read them.
+
+Their names in a report's file are for programs and never change; where a name alone is hard to
+understand, the words for it stand here.
+
+What stands above a report's tables: what it is of, figures in a line each, what to heed.
+
+What a whole report for the terminal and the brief one at the end of a run have in common.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
-from unified_prof.analysis.model import DeviceTime, Distribution, ModelUse, Summary, Totals
-from unified_prof.analysis.read.collectives import device_name
-from unified_prof.analysis.views.idle import IN_WORDS, REASONS, WhyIdle
-from unified_prof.analysis.views.step_trace import StepTrace
-from unified_prof.report import names, oddities, words
-from unified_prof.report.figures import Figures
-from unified_prof.report.tables import OTHER
+from unified_prof.recording.collectives import device_name
+from unified_prof.recording.idle import IN_WORDS, REASONS, WhyIdle
+from unified_prof.recording.model import (
+    Anomaly,
+    DeviceTime,
+    Distribution,
+    ModelUse,
+    Summary,
+    Totals,
+)
+from unified_prof.recording.steps import StepTrace
+from unified_prof.report import names, tables
+from unified_prof.report import names as words
+from unified_prof.report.figures import Figures, Selection
+from unified_prof.report.tables import OTHER, Sheet
+
+_WORDS = {
+    "activations_of_another_sequence": "activations come from an iteration with other operations",
+    "allocation_without_release": "memory not released before the recording ended",
+    "ambiguous_forward_operation": "backward work with several possible forward operations",
+    "ambiguous_launch": "device work with several possible launching calls",
+    "backward_not_followed": "backward passes without times by operation",
+    "backward_nodes_not_of_this_iteration": "backward pass through the graph of another iteration",
+    "backward_without_forward": "backward work without a forward operation",
+    "compiled_functions_ran_eagerly": "compiled functions ran uncompiled while measured",
+    "duplicate_correlation": "correlation ids used more than once",
+    "first_iteration_reported": "only the first iteration was measured, set-up included",
+    "impossible_communication_time": "collectives with impossible times, left out",
+    "impossible_host_time": "host ranges with impossible times, left out",
+    "impossible_size": "impossible sizes, left out",
+    "impossible_step_time": "steps with impossible times, left out",
+    "impossible_task_time": "device tasks with impossible times, left out",
+    "impossible_time": "impossible times, left out",
+    "incomplete_file": "the file is incomplete",
+    "loss_not_finite": "the loss was infinite or not a number",
+    "loss_not_read": "whether the loss is finite could not be looked at",
+    "measuring_failed": "a part of the measurement failed in uprof itself",
+    "odd_schema": "unusual schema",
+    "path_clocks": "critical path: the clocks of host and device differ",
+    "path_of_first_steps": "critical path of the first steps",
+    "path_without_device": "critical path of the host alone",
+    "path_without_events": "critical path without events",
+    "path_without_host": "critical path of the devices alone",
+    "path_without_launches": "critical path with launches missing",
+    "path_without_steps": "critical path of the whole recording",
+    "peak_usage_not_measured": "peak memory could not be measured",
+    "release_without_allocation": "memory released that was allocated before the recording began",
+    "replay_of_several_captures": "replayed graphs that may be of several captures",
+    "replay_without_capture": "replayed graphs whose capture was not recorded",
+    "replay_without_nodes": "replayed graphs whose kernels cannot be told apart",
+    "run_not_complete": "the run ended before all iterations were measured",
+    "saved_bytes_of_no_operation": "memory kept for the backward pass outside any operation",
+    "scope_widened": "more than the scope that was asked for is shown",
+    "task_without_launch": "device work whose launching call was not recorded",
+    "unfinished_event": "events that the recording ended in the middle of",
+    "unmatched_iterations": "iterations with other operations, left out of the medians",
+    "unpaired_event": "events with a beginning or an end only",
+    "weights_never_initialised": "lazy parameters that were never initialised",
+    "weights_on_another_device": "parameters on another device",
+}
+
+
+def name(anomaly_name: str) -> str:
+    """Return what kind of anomaly it is, in words."""
+    return _WORDS.get(anomaly_name, names.neutral(anomaly_name.replace("_", " ")))
+
+
+def case(anomaly: Anomaly) -> str:
+    """Return its first case and how often it occurred."""
+    times = "once" if anomaly.count == 1 else f"{names.number(anomaly.count)} times"
+    if anomaly.detail is None or not anomaly.detail:
+        return times
+    detail = names.neutral(anomaly.detail)
+    return detail if anomaly.count == 1 else f"{detail} ({times})"
+
 
 _FAMILIES = {
     "skyline-run-time": "Skyline run time report",
@@ -199,4 +275,39 @@ def remarks(figures: Figures) -> list[tuple[str, str]]:
 
 def warnings(figures: Figures) -> list[tuple[str, str]]:
     """Return what was odd about the report, as (what, the first case and how often)."""
-    return [(oddities.name(one.name), oddities.case(one)) for one in figures.summary.anomalies]
+    return [(name(one.name), case(one)) for one in figures.summary.anomalies]
+
+
+def add_findings(page: Sheet, figures: Figures) -> None:
+    """Add what to do first, if anything was found, and an empty line."""
+    lines = first_to_do(figures)
+    for number, line in enumerate(lines):
+        page.fact("" if number else "to do first", line)
+    if lines:
+        page.gap()
+
+
+def add_headline(page: Sheet, figures: Figures) -> None:
+    """Add the headline figures, and a table of the devices if there are any."""
+    for what, text in headline(figures):
+        page.fact(what, text)
+    if figures.summary.devices:
+        page.gap()
+        page.table(tables.device_columns(figures.summary.devices))
+
+
+def rows(page: Sheet, selection: Selection, *, more: str) -> None:
+    """Add the rows of a breakdown; `more` says where those that were left out are."""
+    if selection.rows:
+        page.gap()
+        page.table(tables.columns(selection))
+    if selection.left_out:
+        page.note(f"and {names.number(selection.left_out)} more{more}")
+
+
+def add_remarks(page: Sheet, found: Iterable[tuple[str, str]]) -> None:
+    """Add what was odd, after an empty line if anything was."""
+    for number, (what, why) in enumerate(found):
+        if not number:
+            page.gap()
+        page.remark(what, why)

@@ -10,9 +10,11 @@ from datetime import datetime
 from io import StringIO
 from typing import Any, Protocol
 
-from unified_prof.analysis.compare.gate import Limits
-from unified_prof.analysis.compare.history import Change, History, Point
-from unified_prof.report import csv_text, page_file, words
+from unified_prof.compare.gate import Limits
+from unified_prof.compare.history import Change, History, Point
+from unified_prof.report import markdown
+from unified_prof.report import names as words
+from unified_prof.report import page as page_file
 from unified_prof.report.tables import Column
 from unified_prof.report.terminal import Page
 
@@ -162,7 +164,7 @@ def as_csv(series: Sequence[Series]) -> str:
     writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: csv_text.cell(value) for name, value in row.items()})
+        writer.writerow({name: markdown.cell(value) for name, value in row.items()})
     return output.getvalue()
 
 

@@ -6,18 +6,19 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 
-from unified_prof.analysis.compare.device.difference import DeviceDifference
-from unified_prof.analysis.compare.diff import Difference
-from unified_prof.analysis.compare.gate import Verdict
-from unified_prof.analysis.finding import Advice
-from unified_prof.displayed import Together
-from unified_prof.report import advice, brief, comparison, text, words
-from unified_prof.report.asked import Answer
-from unified_prof.report.device import text as device_text
-from unified_prof.report.device.formats import Shown
+from unified_prof.base.display import Together
+from unified_prof.compare.device_diff import DeviceDifference
+from unified_prof.compare.diff import Difference
+from unified_prof.compare.gate import Verdict
+from unified_prof.recording.model import Advice
+from unified_prof.report import advice, comparison, names, text
+from unified_prof.report import device_documents as device_text
+from unified_prof.report import text as brief
+from unified_prof.report.api import Answer
+from unified_prof.report.device_formats import Shown
 from unified_prof.report.figures import Figures, select
-from unified_prof.report.inert import InertPage
-from unified_prof.store.reader import Report
+from unified_prof.report.page import InertPage
+from unified_prof.sqlite.reader import Report
 
 _ROWS = 10
 """Of each table."""
@@ -43,7 +44,7 @@ def of_run(
     page = InertPage()
     if failure is not None:
         page.remark("not complete", failure)
-    brief.add(page, files, top=top, more="")
+    brief.add_run_footer(page, files, top=top, more="")
     return page.html()
 
 
@@ -85,7 +86,7 @@ def _add_figures(page: InertPage, figures: Figures) -> None:
 
 
 def _add_report(page: InertPage, report: Report) -> None:
-    page.title(words.neutral(str(report.path)))
+    page.title(names.neutral(str(report.path)))
     page.fact("family", report.family)
     page.fact("revision", report.revision or "unknown")
     named = ", ".join(report.tables[:_TABLES])

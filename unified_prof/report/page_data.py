@@ -1,4 +1,7 @@
-"""What the page draws, small enough to send: pruned trees, encoded timelines, thinned series."""
+"""What the page draws, small enough to send: pruned trees, encoded timelines, thinned series.
+
+The source lines that a page may show, read only from the project's own folder.
+"""
 
 from __future__ import annotations
 
@@ -6,21 +9,20 @@ import json
 import re
 from collections.abc import Iterable, Sequence
 from datetime import datetime, timezone
-from pathlib import PurePath
+from pathlib import Path, PurePath
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.model import Series
-from unified_prof.analysis.trees import MEASURES, Tree
-from unified_prof.analysis.trees import trees as analysis_trees
-from unified_prof.analysis.views.host_lanes import KINDS as HOST_KINDS
-from unified_prof.analysis.views.host_lanes import HostThreads
-from unified_prof.analysis.views.idle_lanes import IdleLane
-from unified_prof.analysis.views.timeline import Timeline
-from unified_prof.report.encoding import encode
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.explain.skyline import MEASURES, Tree
+from unified_prof.explain.skyline import trees as analysis_trees
+from unified_prof.recording.host_lanes import KINDS as HOST_KINDS
+from unified_prof.recording.host_lanes import HostThreads, IdleLane
+from unified_prof.recording.model import Series
+from unified_prof.recording.timeline import Timeline
+from unified_prof.report.formats import encode
 from unified_prof.report.names import middle, shown
 
 BLOCKS = 110_000
@@ -347,3 +349,42 @@ def _thinned(one: Series) -> tuple[Any, Any]:
         | {0, len(one.value) - 1}
     )
     return one.time_ns[kept], one.value[kept]
+
+
+_SUFFIXES = {".py", ".pyi"}
+_LONGEST = 200
+
+
+class SourceLines:
+    """Looks up `file:line`.
+
+    A report names files, and reports come from elsewhere: only Python files inside the folder are
+    read, whatever the report says.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self._root = root.resolve()
+        self._files: dict[str, list[str]] = {}
+
+    def of(self, frames: Iterable[str]) -> dict[str, str]:
+        """Return frame -> text of its line, for those that can be found."""
+        found = {}
+        for frame in frames:
+            file, _, number = frame.rpartition(":")
+            if not (file and number.isascii() and number.isdecimal()):
+                continue
+            lines = self._lines(file)
+            if 0 < int(number) <= len(lines):
+                found[frame] = lines[int(number) - 1].strip()[:_LONGEST]
+        return found
+
+    def _lines(self, file: str) -> list[str]:
+        if file not in self._files:
+            path = (self._root / file).resolve()
+            allowed = path.is_relative_to(self._root) and path.suffix in _SUFFIXES
+            try:
+                text = path.read_text(encoding="utf-8", errors="replace") if allowed else ""
+            except OSError:
+                text = ""
+            self._files[file] = text.splitlines()
+        return self._files[file]

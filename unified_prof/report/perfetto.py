@@ -6,12 +6,12 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from unified_prof.analysis.base import OverTime
-from unified_prof.analysis.model import Series
-from unified_prof.analysis.views.tracks import Track
 from unified_prof.errors import UsageError
-from unified_prof.report import slices
-from unified_prof.report.traces import Lose, TraceWriter, Written
+from unified_prof.explain.report_questions import OverTime
+from unified_prof.recording.model import Series
+from unified_prof.recording.tracks import Track
+from unified_prof.report import chrome_trace
+from unified_prof.report.chrome_trace import Lose, TraceWriter, Written
 
 _SEQUENCE = 1
 # TrackEvent.Type and TracePacket.SequenceFlags.
@@ -64,7 +64,7 @@ class _Writer(TraceWriter):
         self.written.slices += len(track)
         label, flow_in = track.label.tolist(), track.flow_in.tolist()
         first, count = track.flow_first.tolist(), track.flow_count.tolist()
-        for time_ns, index, begins in slices.events(track):
+        for time_ns, index, begins in chrome_trace.events(track):
             packet = self._packet(time_ns)
             event = packet.track_event
             event.track_uuid = uuid
@@ -74,7 +74,7 @@ class _Writer(TraceWriter):
                 continue
             event.type = _SLICE_BEGIN
             interned = packet.interned_data
-            name, kind = track.labels[label[index]], slices.category(track, index)
+            name, kind = track.labels[label[index]], chrome_trace.category_slices(track, index)
             event.name_iid = _intern(self._names, name, interned.event_names)
             event.category_iids.append(_intern(self._categories, kind, interned.event_categories))
             if flow_in[index]:

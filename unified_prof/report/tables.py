@@ -1,15 +1,20 @@
-"""The tables that text and Markdown share: which columns, under which headings."""
+"""The tables that text and Markdown share: which columns, under which headings.
+
+What texts for people are written on: a terminal's page, or one inside a notebook.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import Protocol
 
-from unified_prof.analysis.calls import SIZES
-from unified_prof.analysis.kinds import KINDS
-from unified_prof.analysis.model import THEN, DeviceTime, Row
-from unified_prof.report import names, words
+from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.calls import SIZES
+from unified_prof.recording.model import THEN, DeviceTime, Row
+from unified_prof.report import names
+from unified_prof.report import names as words
 from unified_prof.report.figures import Selection
 
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
@@ -183,3 +188,34 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
 def _of_time(value_ns: int | None, whole_ns: int) -> str:
     text = words.duration(value_ns)
     return text if value_ns is None else f"{text} ({words.share(value_ns, whole_ns)})"
+
+
+class Sheet(Protocol):
+    """Grows from top to bottom; whoever writes on it knows nothing of what it is made of."""
+
+    def title(self, text: str) -> None:
+        """Add a line that says what follows."""
+
+    def heading(self, text: str) -> None:
+        """Add a line that says what the next table is."""
+
+    def gap(self) -> None:
+        """Set what follows apart."""
+
+    def fact(self, what: str, text: str) -> None:
+        """Add a line of the headline."""
+
+    def remark(self, what: str, text: str) -> None:
+        """Add a line about something odd."""
+
+    def plain(self, text: str) -> None:
+        """Add a line."""
+
+    def note(self, text: str) -> None:
+        """Add a line of less importance."""
+
+    def left_out(self, count: int) -> None:
+        """Say how many rows of a table are not shown."""
+
+    def table(self, columns: Sequence[Column]) -> None:
+        """Add a table."""

@@ -10,7 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unified_prof.report import names, tables, words
+from unified_prof.report import names, tables
+from unified_prof.report import names as words
 from unified_prof.report.tables import Column
 
 _NARROWEST_NAME = 24

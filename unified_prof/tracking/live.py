@@ -10,12 +10,11 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from unified_prof.errors import DeviceUnavailableError, UsageError
-from unified_prof.tracking.program.instruments import Instrument
+from unified_prof.tracking.driver import Instrument
 
 if TYPE_CHECKING:
-    from unified_prof.runs.records import TrackedRun
-    from unified_prof.runs.spec import RunSpec
-    from unified_prof.tracking.program.loop import TrackedLoop
+    from unified_prof.base.run_spec import RunSpec, TrackedRun
+    from unified_prof.tracking.training_loop import TrackedLoop
 
 _loop: TrackedLoop | None = None
 
@@ -74,9 +73,9 @@ class LiveTracking:
                 hint="pip install 'unified-prof[torch]'",
                 slug="backend-unavailable",
             )
-        from unified_prof.tracking.program.loop import TrackedLoop
-        from unified_prof.tracking.program.session import Session
-        from unified_prof.tracking.torch_objects import accelerator_kind
+        from unified_prof.tracking.session import Session
+        from unified_prof.tracking.torch_names import accelerator_kind
+        from unified_prof.tracking.training_loop import TrackedLoop
 
         self._session = Session(device or accelerator_kind(), spec, instruments)
         self._loop = TrackedLoop(self._session)

@@ -1,17 +1,192 @@
-"""Run a workload of the user's under the tracker: the entry point for backends."""
+"""Drive a script with providers: make the model once, run its iteration as often as needed.
+
+Run any script as it is and measure the iterations that it makes.
+
+Run a workload of the user's under the tracker: the entry point for backends.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from types import CodeType
+from typing import Any
 
+from unified_prof.base import signals
+from unified_prof.base.run_spec import Capture, RunSpec
 from unified_prof.errors import CaptureError, MeasuringError, UprofError
-from unified_prof.runs.spec import Capture, RunSpec
-from unified_prof.tracking.program.instruments import Instrument
-from unified_prof.tracking.program.program import exit_code_of, find_program, last_user_line
-from unified_prof.tracking.program.provider_run import ProviderRun
-from unified_prof.tracking.program.providers import prefix_of
-from unified_prof.tracking.program.script_run import ScriptRun
-from unified_prof.tracking.program.session import Session
+from unified_prof.tracking import live
+from unified_prof.tracking.driver import Instrument
+from unified_prof.tracking.program import (
+    Program,
+    Providers,
+    call_program,
+    checked_inputs,
+    checked_iteration,
+    checked_model,
+    checked_providers,
+    execute,
+    exit_code_of,
+    find_program,
+    last_user_line,
+    prefix_of,
+    running_as,
+)
+from unified_prof.tracking.session import Session
+from unified_prof.tracking.training_loop import StepWatcher, TrackedLoop
+
+_MODULE_NAME = "__uprof_workload__"
+"""Not `__main__`: a script with providers does nothing by itself, as in Skyline."""
+
+
+class ProviderRun:
+    """One run of a script with providers."""
+
+    hint = None
+
+    def __init__(self, session: Session, program: Program, code: CodeType, prefix: str) -> None:
+        self._session = session
+        self._program = program
+        self._code = code
+        self._prefix = prefix
+        self._driver = session.driver(whole_first=False)
+        self._steps = StepWatcher(
+            boundary=lambda: None,
+            joined=lambda: None,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
+            anomalies=session.anomalies,
+            internals=session.internals,
+        )
+        session.on_abandon += [self._driver.abandon, self._steps.remove]
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was measured."""
+        return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
+
+    def run(self) -> BaseException | None:
+        """Run the workload; return what it raised.
+
+        Raises:
+            CaptureError: A provider is not as it must be.
+        """
+        self._session.install((execute.__code__, call_program.__code__))
+        self._steps.install()
+        try:
+            with running_as(self._program, _MODULE_NAME) as module:
+                try:
+                    self._drive(vars(module))
+                finally:
+                    signals.workload_ended()
+        except UprofError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def _drive(self, namespace: dict[str, Any]) -> None:
+        """Make the model once and run its iteration as often as is needed."""
+        session, driver = self._session, self._driver
+        execute(self._code, namespace)
+        providers = checked_providers(namespace, self._prefix, self._program.path)
+        model = call_program(providers.model)
+        checked_model(providers, model, session.device.kind)
+        session.add_model(model)
+        inputs = checked_inputs(providers, call_program(self._inputs(providers)))
+        iteration = checked_iteration(providers, call_program(providers.iteration, model))
+        driver.begin()
+        while not driver.ended:
+            call_program(iteration, *inputs)
+            driver.boundary()
+        if driver.finished:
+            session.measured()
+
+    def _inputs(self, providers: Providers) -> Callable[[], Any]:
+        size = self._session.spec.batch_size
+        return providers.inputs if size is None else partial(providers.inputs, batch_size=size)
+
+    def close(self) -> None:
+        """End the run, whatever happened."""
+        self._driver.close()
+        self._steps.remove()
+        self._session.remove()
+
+    def why_incomplete(self, error: BaseException | None) -> str:
+        """Say why not everything was measured."""
+        return self._session.why_incomplete(error)
+
+
+class _StopAfterMeasuring(BaseException):
+    """Ends the script from within; no `except Exception` of the script's catches it."""
+
+
+class ScriptRun:
+    """One run of a script without providers."""
+
+    def __init__(self, session: Session, program: Program, code: CodeType) -> None:
+        self._session = session
+        self._program = program
+        self._code = code
+        self._loop = TrackedLoop(
+            session,
+            self._stop if session.spec.stop_after else None,
+            frozenset((execute.__code__,)),
+        )
+
+    @property
+    def hint(self) -> str:
+        """What to do where not one iteration was measured."""
+        return self._session.hint()
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was measured."""
+        return self._loop.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._loop.tracking_error
+
+    def run(self) -> BaseException | None:
+        """Run the script to its end; return what it raised."""
+        self._session.install((execute.__code__,))
+        self._loop.begin()
+        try:
+            with live.tracked_by(self._loop), running_as(self._program, "__main__") as module:
+                try:
+                    execute(self._code, vars(module))
+                finally:
+                    signals.workload_ended()
+                self._loop.ended()
+        except _StopAfterMeasuring:
+            return None
+        except SystemExit as error:
+            if not error.code:
+                self._loop.ended()
+            return error
+        except UprofError:
+            raise
+        except BaseException as error:
+            return error
+        return None
+
+    def close(self) -> None:
+        """End the run, whatever happened."""
+        self._loop.close()
+
+    def why_incomplete(self, error: BaseException | None) -> str:
+        """Say why not everything was measured."""
+        return self._session.why_incomplete(error)
+
+    def _stop(self) -> None:
+        raise _StopAfterMeasuring
 
 
 def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> Capture:

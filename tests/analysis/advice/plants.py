@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from tests.analysis.builders import Device
-from unified_prof.analysis.finding import Advice, Finding
-from unified_prof.analysis.load import open_analyses
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import Advice, Finding
 
 US = 1_000
 MS = 1_000_000

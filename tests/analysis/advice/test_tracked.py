@@ -9,11 +9,10 @@ import pytest
 
 from tests.analysis.advice.plants import MS, cost_ns
 from tests.analysis.builders import memory_report, run_time_report
-from unified_prof.analysis.calls import Calls, Labels
-from unified_prof.analysis.explain.advice.tracked import Tracked, advise
-from unified_prof.analysis.finding import Finding
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Gaps, Step
+from unified_prof.explain.advice.tracked import Tracked, advise
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.calls import Calls, Labels
+from unified_prof.recording.model import Finding, Gaps, Step
 
 
 def calls(sizes: list[int] | None = None) -> Calls:

@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare import alignment
-from unified_prof.analysis.compare.alignment import Pair, Pairs, number
-from unified_prof.analysis.compare.comparable import Place, pair
+from unified_prof.compare import alignment
+from unified_prof.compare.alignment import Pair, Pairs, number
+from unified_prof.compare.comparable import Place, pair
 
 Keys = Sequence[Hashable]
 """One element's keys, most specific first; None: it has no such key and it pairs with nothing."""

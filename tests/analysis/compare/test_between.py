@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare import student
-from unified_prof.analysis.compare.between import ALPHA, Between, Noise, Sample, spread, spreads
+from unified_prof.compare import confidence
+from unified_prof.compare.confidence import ALPHA, Between, Noise, Sample, spread, spreads
 
 logarithms = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
 
@@ -28,15 +28,15 @@ logarithms = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
 def test_quantiles_are_those_of_printed_tables(
     alpha: float, degrees: float, expected: float
 ) -> None:
-    assert student.quantile(alpha, degrees) == pytest.approx(expected, abs=1e-4)
+    assert confidence.quantile(alpha, degrees) == pytest.approx(expected, abs=1e-4)
 
 
 @given(st.floats(0.01, 50), st.floats(0.5, 100))
 def test_the_quantile_is_the_inverse_of_the_probability(t: float, degrees: float) -> None:
-    p = student.two_sided(t, degrees)
+    p = confidence.two_sided(t, degrees)
     assert 0 <= p <= 1
     if p > 1e-6:  # beyond, digits of the one are lost in the other
-        assert student.quantile(p, degrees) == pytest.approx(t, rel=1e-6)
+        assert confidence.quantile(p, degrees) == pytest.approx(t, rel=1e-6)
 
 
 def test_a_sample_knows_its_runs() -> None:
@@ -64,7 +64,7 @@ def test_more_runs_say_more() -> None:
 def test_what_was_learned_stands_in_for_runs_and_supports_few() -> None:
     noise = Between(Noise(0.02, degrees=10))
     one = spread(0.1, [0.0], [0.1], 0.0, noise)
-    assert one.half_width == pytest.approx(student.quantile(ALPHA, 10) * 0.02 * math.sqrt(2))
+    assert one.half_width == pytest.approx(confidence.quantile(ALPHA, 10) * 0.02 * math.sqrt(2))
     lucky = [0.0, 1e-6], [0.1, 0.1 + 1e-6]
     alone, supported = (spread(0.1, *lucky, 0.0, between) for between in (Between(), noise))
     assert alone.half_width < 1e-4 < supported.half_width, "two that agree by luck prove nothing"

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pool
-from unified_prof.analysis.compare.diff import Difference, diff
+from unified_prof.compare.comparable import OPERATIONS, Operations, Place, Run, Sized, pool
+from unified_prof.compare.diff import Difference, diff
 from unified_prof.errors import UsageError
 
 Spec = tuple[str, str, int, float]

@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import Run
-from unified_prof.analysis.compare.diff import diff
-from unified_prof.analysis.compare.doubts import doubts
-from unified_prof.analysis.compare.gate import Limits, gate
+from unified_prof.compare.comparable import Run
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.diff import diff, doubts
+from unified_prof.compare.gate import Limits, gate
 from unified_prof.errors import UsageError
 
 

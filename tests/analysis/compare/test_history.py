@@ -8,10 +8,10 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.comparable import PEAK, TOTAL, Operations, Run
-from unified_prof.analysis.compare.gate import Limits, gate
-from unified_prof.analysis.compare.history import History, history
+from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.gate import Limits, gate
+from unified_prof.compare.history import History, history
 from unified_prof.errors import UsageError
 
 

@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.compare.between import Noise
-from unified_prof.analysis.compare.diff import Difference, diff
-from unified_prof.analysis.compare.gate import Limits, gate
-from unified_prof.baselines import document
+from unified_prof.baselines import api
+from unified_prof.compare import runs
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.diff import Difference, diff
+from unified_prof.compare.gate import Limits, gate
 
 
 def recording(
@@ -105,7 +105,7 @@ def test_a_recording_without_steps_is_not_measured_against_steps(tmp_path: Path)
 
 def test_steps_survive_in_a_baseline(tmp_path: Path) -> None:
     run = runs.load([recording(tmp_path / "a.db", 6)])
-    kept = document.load(document.dump(run), where="here")
+    kept = api.load(api.dump(run), where="here")
     assert kept.steps == 6
     noise = Noise(0.01, degrees=5)
     assert gate(kept, run, ["operation:aten::linear"], Limits(), noise).outcome == "pass"

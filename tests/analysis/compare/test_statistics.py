@@ -5,10 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare.between import Sample
-from unified_prof.analysis.compare.many import correct_for_many, medians
-from unified_prof.analysis.compare.shifts import shifts
-from unified_prof.analysis.compare.statistics import compare
+from unified_prof.compare.confidence import Sample
+from unified_prof.compare.statistics import compare, correct_for_many, medians, shifts
 
 distinct = st.lists(st.integers(0, 10_000), min_size=4, max_size=9, unique=True)
 

@@ -8,10 +8,9 @@ import numpy as np
 import pytest
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
-from unified_prof.analysis.compare.comparable import BACKWARD, FORWARD, TIMES, TOTAL, Run, pool
-from unified_prof.analysis.compare.diff import diff
-from unified_prof.analysis.compare.gate import Limits, gate
-from unified_prof.analysis.compare.waiting import alike
+from unified_prof.compare.comparable import BACKWARD, FORWARD, TIMES, TOTAL, Run, alike, pool
+from unified_prof.compare.diff import diff
+from unified_prof.compare.gate import Limits, gate
 
 
 def iterations(*, waited_ms: float = 0.0, seed: int = 0, known: tuple[str, ...] = TIMES) -> Run:

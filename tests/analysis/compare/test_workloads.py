@@ -10,12 +10,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.analysis.compare.between import Noise, Sample
-from unified_prof.analysis.compare.comparable import PEAK, TOTAL, Operations, Run
-from unified_prof.analysis.compare.gate import Limits, gate
-from unified_prof.analysis.compare.shifts import shifts, shifts_together
-from unified_prof.analysis.compare.statistics import compare_together
-from unified_prof.analysis.compare.workloads import compare_each, gate_each
+from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Run
+from unified_prof.compare.confidence import Noise, Sample
+from unified_prof.compare.gate import Limits, compare_each, gate, gate_each
+from unified_prof.compare.statistics import compare_together, shifts, shifts_together
 from unified_prof.errors import UsageError
 
 

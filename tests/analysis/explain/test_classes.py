@@ -7,9 +7,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from unified_prof.analysis.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
-from unified_prof.analysis.explain import classes
-from unified_prof.analysis.explain.classes import (
+from unified_prof.explain import kernel_classes
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.kernel_classes import (
     ATTENTION,
     CAST,
     CLASSES,
@@ -28,9 +28,9 @@ from unified_prof.analysis.explain.classes import (
     of_kernel,
     of_operation,
 )
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.pipeline.convert import convert
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 
 NATIVE = "void at::native::"
 VECTORIZED = f"{NATIVE}vectorized_elementwise_kernel<4, at::native::"
@@ -272,4 +272,4 @@ def test_hardly_any_time_of_real_recordings_is_other(shared: Path, tmp_path: Pat
 
 
 def test_classes_have_no_name_twice() -> None:
-    assert len(set(classes.CLASSES)) == len(classes.CLASSES)
+    assert len(set(kernel_classes.CLASSES)) == len(kernel_classes.CLASSES)

@@ -12,9 +12,9 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Breakdown, Row
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import Breakdown, Row
 
 
 def breakdown(path: Path, by: str) -> Breakdown:

@@ -17,15 +17,15 @@ from tests.analysis.explain import made
 from tests.analysis.explain.made import Action, Await, Launch, Record, Step, Synchronise, Work
 from tests.analysis.explain.test_what_if import programs
 from tests.analysis.test_skyline import breakdown_of
-from unified_prof.analysis.explain import path as paths
-from unified_prof.analysis.explain.schedule import built
-from unified_prof.analysis.explain.schedule.graph import Edges, Schedule
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Breakdown, Row
-from unified_prof.analysis.recording import Recording
 from unified_prof.errors import UsageError
+from unified_prof.explain import critical_path as paths
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.schedule import builder
+from unified_prof.explain.schedule.graph import Edges, Schedule
 from unified_prof.pipeline.convert import convert
-from unified_prof.store.reader import open_report
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.recording import Recording
+from unified_prof.sqlite.reader import open_report
 
 US = 1_000
 
@@ -213,7 +213,7 @@ def test_a_clock_of_the_host_that_is_ahead_is_taken_back(tmp_path: Path) -> None
     ran.calls = [(start + ahead, end + ahead, name, it) for start, end, name, it in ran.calls]
     ran.operations = [(start + ahead, end + ahead, name) for start, end, name in ran.operations]
     with open_report(made.write(ran, tmp_path / "a.db")) as report:
-        scheduled = built.of_recording(Recording(report))
+        scheduled = builder.of_recording(Recording(report))
         assert scheduled is not None
         assert scheduled.pieces.skew_ns == ahead - made.LATENCY_NS
         assert not len(scheduled.schedule.dropped)
@@ -232,7 +232,7 @@ def test_each_nanosecond_of_a_step_is_on_its_path_once(
         with open_report(file) as report:
             recording = Recording(report)
             found = paths.of_recording(recording)
-            scheduled = built.of_recording(recording)
+            scheduled = builder.of_recording(recording)
             assert found is not None
             assert scheduled is not None
             stretches = found.stretches
@@ -316,7 +316,7 @@ def test_of_a_long_recording_the_first_steps_are_walked(
     for _ in range(4):
         program += [*[Launch("mm_1", 100 * US)] * 5, Synchronise(), Step()]
     whole = named(of_program(program, tmp_path), "mm_1")
-    monkeypatch.setattr(built, "MOST_PIECES", 12)
+    monkeypatch.setattr(builder, "MOST_PIECES", 12)
     with open_analyses(tmp_path / "a.db") as (analysis,):
         found = analysis.breakdown("path")
         said = {one.name: one.detail for one in analysis.summary.anomalies}
@@ -325,7 +325,7 @@ def test_of_a_long_recording_the_first_steps_are_walked(
     assert said["path_of_first_steps"] == (
         "the recording is long: its first 2 steps are looked at, 2 are not"
     )
-    monkeypatch.setattr(built, "MOST_PIECES", 3)
+    monkeypatch.setattr(builder, "MOST_PIECES", 3)
     assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]
 
 

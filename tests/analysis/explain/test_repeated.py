@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.explain.repeated import apart, first_rotation, period, repeated
+from unified_prof.explain.advice.fusion import apart, first_rotation, period, repeated
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=4)
 

@@ -9,11 +9,11 @@ import pytest
 
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.analysis.explain.test_replayed import ADD, MM, capture, replay
-from unified_prof.analysis.base import Analysis
-from unified_prof.analysis.kinds import Place
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.views.stacks import Frame, Stacks
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording.breakdown_kinds import Place
+from unified_prof.recording.stacks import Frame, Stacks
 
 
 def stacks(

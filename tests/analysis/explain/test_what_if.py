@@ -17,12 +17,12 @@ from numpy.typing import NDArray
 from tests.analysis.advice.plants import Plant
 from tests.analysis.explain import made
 from tests.analysis.explain.made import Action, Await, Launch, Record, Step, Synchronise, Work
-from unified_prof.analysis.explain import what_if
-from unified_prof.analysis.explain.what_if import Gain, gain, gain_ns, schedule_of, select
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.recording import Recording
 from unified_prof.errors import UsageError
-from unified_prof.store.reader import open_report
+from unified_prof.explain import what_if
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.what_if import Gain, gain, gain_ns, schedule_of, select
+from unified_prof.recording.recording import Recording
+from unified_prof.sqlite.reader import open_report
 
 KERNELS = ("mm_1", "relu_1", "nccl_1")
 US = 1_000

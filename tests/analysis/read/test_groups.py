@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 from unified_prof import open_report
-from unified_prof.analysis.read import groups
-from unified_prof.store.writer import ReportWriter
-from unified_prof.vocabulary import group_hash
+from unified_prof.base.vocabulary import group_hash
+from unified_prof.recording import collectives
+from unified_prof.sqlite.writer import ReportWriter
 
 
 def _report(path: Path, *values: str) -> Path:
@@ -22,9 +22,9 @@ def _report(path: Path, *values: str) -> Path:
     return path
 
 
-def _groups(path: Path) -> groups.Groups:
+def _groups(path: Path) -> collectives.Groups:
     with open_report(path) as report:
-        return groups.load(report)
+        return collectives.load_groups(report)
 
 
 def test_a_communicator_has_its_group(tmp_path: Path) -> None:
@@ -34,7 +34,7 @@ def test_a_communicator_has_its_group(tmp_path: Path) -> None:
         "7": {"group_name": "undefined", "global_ranks": [3]},
     }
     found = _groups(_report(tmp_path / "r.db", json.dumps(info)))
-    assert found["10.0.0.1%eth0_60000_0_17"] == groups.Group(
+    assert found["10.0.0.1%eth0_60000_0_17"] == collectives.Group(
         "10.0.0.1%eth0_60000_0_17", "tp", "tp", (4, 5), 1
     )
     assert [group.label for group in found.values()] == ["tp", "world", "group 7"]
@@ -79,7 +79,7 @@ def test_what_is_no_table_of_groups_names_none(tmp_path: Path, value: object) ->
 def test_ranks_that_are_none_are_not_told(tmp_path: Path, ranks: object) -> None:
     info = {"abc": {"group_name": None, "global_ranks": ranks}}
     (group,) = _groups(_report(tmp_path / "r.db", json.dumps(info))).values()
-    assert group == groups.Group("abc", "", "other", ())
+    assert group == collectives.Group("abc", "", "other", ())
 
 
 @pytest.mark.parametrize(
@@ -112,7 +112,7 @@ def test_ranks_that_are_none_are_not_told(tmp_path: Path, ranks: object) -> None
     ],
 )
 def test_kinds(title: str, kind: str) -> None:
-    assert groups.kind_of(title) == kind
+    assert collectives.kind_of(title) == kind
 
 
 def test_a_file_without_the_table_has_no_groups(tmp_path: Path) -> None:

@@ -10,11 +10,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.msprof import MsprofAnalysis
-from unified_prof.analysis.read import operation_inputs
-from unified_prof.analysis.read.operation_inputs import numbered, of_ranges
-from unified_prof.store.integers import MISSING
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.recording import operators
+from unified_prof.recording.operators import numbered, of_ranges
+from unified_prof.sqlite.integer_columns import MISSING
 
 VALUE = st.sampled_from([MISSING, -1, 0, 1, 7, 1 << 40])
 
@@ -50,8 +50,8 @@ def test_inputs_are_found_whatever_the_order_of_rows(
         ranges = np.arange(len(recording.framework))
         told = []
         for at_a_time in (1 << 17, 7):
-            monkeypatch.setattr(operation_inputs, "_AT_A_TIME", at_a_time)
-            monkeypatch.setattr(operation_inputs, "_MANY", 1)
+            monkeypatch.setattr(operators, "_AT_A_TIME", at_a_time)
+            monkeypatch.setattr(operators, "_MANY", 1)
             found = of_ranges(recording.source, recording.framework, ranges)
             told.append([recording.strings.texts(found[one].tolist()) for one in sorted(found)])
         assert told[0] == told[1]

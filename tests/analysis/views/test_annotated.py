@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.kineto.made import Event, call, complete, copy, kernel, write
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Breakdown
 from unified_prof.cli.app import main
+from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
+from unified_prof.recording.model import Breakdown
 
 BATCH = "execute_context_1(8)_generation_0(0)"
 

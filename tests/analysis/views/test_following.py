@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.views.following import Begun, Following, awaiting
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
+from unified_prof.recording.task_order import Begun, Following, awaiting
 
 WORK = st.lists(
     st.tuples(st.integers(0, 2), st.integers(0, 9), st.integers(-1, 20)), min_size=1, max_size=30

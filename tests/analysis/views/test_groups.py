@@ -6,8 +6,8 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.analysis.views.groups import by_key
-from unified_prof.analysis.views.tracks import _row_of_each
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.tracks import _row_of_each
 
 
 @given(st.lists(st.integers(-3, 5)))

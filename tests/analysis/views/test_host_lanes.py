@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 
 from tests.analysis.builders import Device, training_step
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.views import host_lanes
-from unified_prof.analysis.views.host_lanes import HostThreads
-from unified_prof.analysis.views.timeline import Timeline
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording import host_lanes
+from unified_prof.recording.host_lanes import HostThreads
+from unified_prof.recording.timeline import Timeline
 
 
 def threads(path: Path, limit: int = 30_000) -> tuple[HostThreads, Timeline | None]:

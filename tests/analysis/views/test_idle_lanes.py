@@ -8,8 +8,8 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from tests.analysis.views.test_host_lanes import many
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.views.idle import REASONS
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.idle import REASONS
 
 
 def test_the_stretches_are_what_the_sums_are_made_of(tmp_path: Path) -> None:

@@ -9,10 +9,10 @@ import pytest
 from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
 from tests.decoders.kineto.made import call, complete, kernel, operation, write
-from unified_prof.analysis.compare import runs
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.trees import trees
+from unified_prof.compare import runs
 from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.skyline import trees
 from unified_prof.pipeline.convert import convert
 
 ENGINE = "autograd::engine::evaluate_function: "

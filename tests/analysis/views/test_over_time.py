@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.analysis.views.over_time import stacked, thinned
+from unified_prof.recording.timeline import stacked, thinned
 
 
 def test_a_long_line_keeps_its_ends_and_its_extremes() -> None:

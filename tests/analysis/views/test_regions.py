@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.analysis.builders import Device
-from unified_prof.analysis.load import open_analyses
-from unified_prof.analysis.model import Row
+from unified_prof.explain.api import open_analyses
+from unified_prof.recording.model import Row
 
 
 def mark(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from tests.analysis.builders import Device, training_step
-from unified_prof.analysis.load import open_analyses
+from unified_prof.explain.api import open_analyses
 
 
 def test_every_task_of_a_small_report_is_there(tmp_path: Path) -> None:

@@ -8,10 +8,9 @@ from typing import Any
 
 from tests.decoders.ascend_pt.made import EPOCH
 from tests.decoders.prof.memory_sink import Texts
-from unified_prof.columns import Column
+from unified_prof.base.columns import Column, Ledger
 from unified_prof.decoders.ascend_pt import recording
-from unified_prof.ledger import Ledger
-from unified_prof.store import batches
+from unified_prof.sqlite import batches
 
 NO_NAME = 4_294_967_295
 _TEXTS = {

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from tests.decoders.ascend_pt.made import Framework, record, tlv
 from tests.decoders.ascend_pt.rows import decode
 from tests.prof_generator import Recipe, generate
-from unified_prof.decoders.ascend_pt import records
+from unified_prof.decoders.ascend_pt import folder as records
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import convert
 

@@ -10,11 +10,11 @@ from hypothesis import strategies as st
 
 from tests.decoders.ascend_pt.made import PID, Framework
 from tests.decoders.ascend_pt.rows import RowSink, decode
-from unified_prof.columns import Column
-from unified_prof.decoders.ascend_pt import links
+from unified_prof.base.columns import Column
+from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.operators import Operators
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.ascend_pt.watched import Watched
+from unified_prof.decoders.ascend_pt.recording import Watched
 
 NUMBER = 5 << 28
 

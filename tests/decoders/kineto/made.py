@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.columns import Column
+from unified_prof.base.columns import Column
 from unified_prof.decoders import kineto
-from unified_prof.store.strings import StringPool
+from unified_prof.sqlite.batches import StringPool
 
 Event = dict[str, Any]
 Row = dict[str, Any]

@@ -107,8 +107,8 @@ def test_a_number_used_on_two_threads_is_not_guessed(tmp_path: Path) -> None:
 def test_windows_do_not_change_the_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     trace = write(tmp_path / "trace.json", TRACE)
     whole = decode(trace)
-    monkeypatch.setattr("unified_prof.decoders.gpu.parts.RUN_BYTES", 1)
-    monkeypatch.setattr("unified_prof.decoders.windows._MIN_BLOCK_ROWS", 1)
+    monkeypatch.setattr("unified_prof.decoders.gpu.rows.RUN_BYTES", 1)
+    monkeypatch.setattr("unified_prof.decoders.spool._MIN_BLOCK_ROWS", 1)
     monkeypatch.setattr(hosts, "WINDOW_ROWS", 1)
     assert chains(decode(trace)) == chains(whole)
 

@@ -22,7 +22,7 @@ from tests.decoders.kineto.made import (
     write,
 )
 from unified_prof.decoders import compression
-from unified_prof.decoders.kineto.known import KnownSlices
+from unified_prof.decoders.kineto.events import KnownSlices
 from unified_prof.decoders.kineto.slices import TraceReader
 
 FLOW = {"cat": "ac2g", "name": "ac2g", "id": 7, "pid": PID, "tid": TID, "ts": 12}

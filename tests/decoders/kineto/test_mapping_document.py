@@ -17,9 +17,9 @@ from tests.decoders.kineto.made import (
     kernel,
     operation,
 )
-from unified_prof.decoders.kineto.kinds import CATEGORIES, Kind
-from unified_prof.models import catalogue
-from unified_prof.store import layouts
+from unified_prof.decoders.kineto.events import CATEGORIES, Kind
+from unified_prof.schema import catalogue
+from unified_prof.sqlite import views
 
 SCRIPT = runpy.run_path(str(ROOT / "scripts" / "make_kineto_mapping.py"))
 MAPPINGS = SCRIPT["MAPPINGS"]
@@ -58,7 +58,7 @@ def test_tables_and_columns_are_those_declared(tmp_path: Path) -> None:
 
 
 def test_every_declared_column_exists(tmp_path: Path) -> None:
-    known = layouts.known_tables()
+    known = views.known_tables()
     for mapping in MAPPINGS:
         assert set(mapping.columns) <= set(known[mapping.table].column_names), mapping.table
 

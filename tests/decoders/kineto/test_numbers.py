@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.kineto.numbers import to_int64, us_to_ns
+from unified_prof.decoders.kineto.fields import to_int64, us_to_ns
 
 
 def raw(*texts: str) -> list[msgspec.Raw]:

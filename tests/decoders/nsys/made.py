@@ -10,7 +10,7 @@ from typing import Any
 
 from tests.decoders.kineto.made import KeepingSink
 from unified_prof.decoders import nsys
-from unified_prof.store.foreign import foreign_tables
+from unified_prof.sqlite.external_tables import foreign_tables
 
 Row = Mapping[str, Any]
 Made = Mapping[str, Sequence[Row]]

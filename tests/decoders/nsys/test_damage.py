@@ -162,6 +162,6 @@ def test_names_that_are_not_there_count(tmp_path: Path) -> None:
 
 
 def test_memory_does_not_grow_with_texts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("unified_prof.decoders.nsys.fields._TEXTS_IN_MEMORY_BYTES", 1)
+    monkeypatch.setattr("unified_prof.decoders.nsys.columns._TEXTS_IN_MEMORY_BYTES", 1)
     sink = decoded(tmp_path, small())
     assert sink.rows("COMPUTE_TASK_INFO", "name", texts=["name"]) == [("void gemm<float>()",)]

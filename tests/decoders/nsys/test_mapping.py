@@ -28,8 +28,8 @@ from tests.decoders.nsys.made import (
     write,
 )
 from unified_prof.decoders import nsys
-from unified_prof.decoders.gpu.marked import as_operation
-from unified_prof.store.foreign import foreign_tables
+from unified_prof.decoders.gpu.call_chains import as_operation
+from unified_prof.sqlite.external_tables import foreign_tables
 
 BASE = 1_700_000_000_000_000_000
 

@@ -27,7 +27,7 @@ from tests.decoders.nsys.made import (
 )
 from tests.decoders.nsys.test_parquet import as_parquet
 from unified_prof.decoders import nsys
-from unified_prof.decoders.nsys.parquet import ParquetTables
+from unified_prof.decoders.nsys.columns import ParquetTables
 
 DOMAIN = 1
 INIT, REDUCE, GATHER, PEER = (16_777_218 + number for number in range(4))

@@ -12,7 +12,7 @@ import pytest
 from tests.decoders.kineto.made import KeepingSink
 from tests.decoders.nsys.made import decode, packed, pushed, small, write
 from unified_prof.decoders import nsys
-from unified_prof.decoders.nsys.parquet import ParquetTables
+from unified_prof.decoders.nsys.columns import ParquetTables
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import source_of

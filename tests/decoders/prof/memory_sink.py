@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Column
+from unified_prof.base.columns import Column
 
 Tables = dict[str, dict[str, NDArray[Any]]]
 

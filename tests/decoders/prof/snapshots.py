@@ -18,9 +18,9 @@ from pathlib import Path
 
 from tests.decoders.prof.memory_sink import TEXT_COLUMNS
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 FOLDER = Path(__file__).resolve().parents[2] / "data" / "prof"
 

@@ -16,9 +16,9 @@ from unified_prof.decoders.prof.coverage import (
     undecoded,
     why_not_decoded,
 )
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
-from unified_prof.decoders.prof.raw.slices import DataFolder, RawFile
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.slices import DataFolder, RawFile
 
 # File names as collectors write them, one of every pattern that the exporter looks for.
 HOST_FILES = """

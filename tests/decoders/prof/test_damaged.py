@@ -18,11 +18,11 @@ from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
 from tests.prof_generator.aicpu import AicpuProgram
 from tests.prof_generator.encode import write_file
 from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
-from unified_prof.decoders.prof.raw.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 
 RECIPES = {
     5: Recipe(

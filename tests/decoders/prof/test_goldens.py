@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from unified_prof.decoders.prof import recording
-from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.pipeline.convert import convert
 
 GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "prof"

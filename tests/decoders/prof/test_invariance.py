@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, generate
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
-from unified_prof.decoders.prof.raw.layouts import RecordType
-from unified_prof.decoders.prof.raw.slices import RawFile, Records
-from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.layouts import RecordType
 from unified_prof.decoders.prof.recording import decode_recording
+from unified_prof.decoders.prof.slices import RawFile, Records, Workspace
 
 Rows = dict[str, Counter[tuple[Any, ...]]]
 

@@ -13,10 +13,10 @@ from tests.prof_generator import Recipe, generate
 DECODE = """
 import sys
 from pathlib import Path
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
-from unified_prof.decoders.prof.raw.workspace import Workspace
+from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.store.writer import ReportWriter
+from unified_prof.sqlite.writer import ReportWriter
 with ReportWriter(Path(sys.argv[2]), revision="latest") as report:
     decode_recording(
         ProfDirectory(Path(sys.argv[1])), report, workspace=Workspace(1 << 13, 1 << 18)

@@ -15,9 +15,9 @@ from tests.decoders.prof.memory_sink import MemorySink, with_tasks
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, generate
 from tests.prof_generator.encode import records
 from tests.prof_generator.timing import DEVICE_COUNTER
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof import memory_samples
+from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.decoders.prof.samples import qos
 
 # Tables whose rows the generator does not foresee.
 _NOT_FORESEEN = {
@@ -95,7 +95,7 @@ def test_qos_of_other_chips_is_counted_and_not_shown(tmp_path: Path) -> None:
     sample = records("qos", 1, timestamp=DEVICE_COUNTER, bandwidth=[range(10)])
     (path / "data" / "qos.data.0.slice_0").write_bytes(sample.tobytes())
     sink = MemorySink()
-    qos.decode(DeviceDirectory(path, 0), sink)
+    memory_samples.decode_qos(DeviceDirectory(path, 0), sink)
     assert not sink.tables()
     assert "qos_not_evaluated" in sink.anomalies
 

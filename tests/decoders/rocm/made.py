@@ -16,7 +16,7 @@ from typing import Any
 from tests.decoders.kineto.made import KeepingSink
 from unified_prof.decoders import rocm
 from unified_prof.decoders.rocm.json_tables import JsonTables
-from unified_prof.store.foreign import foreign_tables
+from unified_prof.sqlite.external_tables import foreign_tables
 
 Made = dict[str, Sequence[Mapping[str, Any]]]
 UUID = "_00006e7b_0ab1_7000_8000_00155d012345"

@@ -10,7 +10,7 @@ import pytest
 
 from tests.decoders.kineto.made import KeepingSink
 from tests.decoders.rocm.made import Made, as_json, decode, event, small, write, write_json
-from unified_prof.analysis.load import open_analyses
+from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 
 

@@ -17,11 +17,11 @@ import torch
 from tests.device import bench
 from tests.device.on_bench.workloads import LAYERS, PROVIDERS
 from tests.tracking.workloads import Workload, names
+from unified_prof.base.run_spec import OperationRecord, TrackedRun
 from unified_prof.errors import MeasuringError
-from unified_prof.runs.records import OperationRecord, TrackedRun
-from unified_prof.tracking.anomalies import Anomalies
-from unified_prof.tracking.watch import lag as lag_module
-from unified_prof.tracking.watch.device_clock import EventClock, _places
+from unified_prof.tracking import launch_delay as lag_module
+from unified_prof.tracking.device_clock import EventClock, _places
+from unified_prof.tracking.torch_names import Anomalies
 
 US, MS = 1_000, 1_000_000
 

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.store.btree import format as layout
+from unified_prof.sqlite.pages import format as layout
 
 
 @pytest.mark.parametrize("page_bytes", [512, 4096, 16384, 65536])

@@ -15,15 +15,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.columns import Tables
+from unified_prof.base.columns import Tables
 from unified_prof.errors import UprofError
-from unified_prof.store import integers, printed
-from unified_prof.store.btree import scan as scanning
-from unified_prof.store.btree.connection import FileConnection
-from unified_prof.store.btree.scan import Unusual, scan
-from unified_prof.store.foreign import foreign_tables
-from unified_prof.store.integers import MISSING, of_table
-from unified_prof.store.opening import open_read_only
+from unified_prof.sqlite import column_reader, integer_columns
+from unified_prof.sqlite.external_tables import foreign_tables
+from unified_prof.sqlite.integer_columns import MISSING, of_table
+from unified_prof.sqlite.opening import open_read_only
+from unified_prof.sqlite.pages import record_reader as scanning
+from unified_prof.sqlite.pages.format import FileConnection
+from unified_prof.sqlite.pages.record_reader import Unusual, scan
 
 WHOLE = st.one_of(
     st.integers(-(2**63) + 1, 2**63 - 1),
@@ -106,7 +106,7 @@ def check_foreign(path: Path, **asked: Any) -> None:
     with foreign_tables(path) as tables:
         found = all_cells(tables, **asked)
     with pytest.MonkeyPatch.context() as patch, foreign_tables(path) as tables:
-        patch.setattr("unified_prof.store.foreign.scan", lambda db, table: None)
+        patch.setattr("unified_prof.sqlite.external_tables.scan", lambda db, table: None)
         expected = all_cells(tables, **asked)
     assert repr(found) == repr(expected)  # NaN is not equal to itself
 
@@ -170,8 +170,8 @@ def test_defaults_of_null(tmp_path: Path, default: str) -> None:
     check_integers(path, f"coalesce(a, {default})", f"coalesce([b], {default})", "b")
     check_integers(path, f"coalesce(rowid, {default})")
     with opened(path) as db:
-        wanted = printed.Wanted(path, "t", (f"coalesce(a, {default})",), (False,))
-        assert integers._paged(db, wanted) is not None
+        wanted = column_reader.Wanted(path, "t", (f"coalesce(a, {default})",), (False,))
+        assert integer_columns._paged(db, wanted) is not None
 
 
 def test_every_serial_type_alone_and_beside_others(tmp_path: Path) -> None:
@@ -357,7 +357,7 @@ def test_a_log_beside_the_file_is_heeded(tmp_path: Path) -> None:
 def test_a_writer_waits_until_the_rows_are_read(tmp_path: Path) -> None:
     path = make(tmp_path / "a.db", rows_of_three(), columns="a, b")
     with opened(path) as db, closing(sqlite3.connect(path, timeout=0)) as writer:
-        parts = integers.windows(db, path, "t", {"a": "a"})
+        parts = integer_columns.windows(db, path, "t", {"a": "a"})
         found = next(parts)[0]["a"].tolist()
         with pytest.raises(sqlite3.OperationalError, match="locked"):
             writer.execute("UPDATE t SET a = 0").connection.commit()
@@ -420,8 +420,8 @@ def test_damage_gives_the_rows_of_sqlite_or_an_error(tmp_path: Path, seed: int) 
         path.write_bytes(damaged(data, rng))
         found = outcome(path)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr("unified_prof.store.foreign.scan", lambda db, table: None)
-            patch.setattr("unified_prof.store.integers.scan", lambda db, table: None)
+            patch.setattr("unified_prof.sqlite.external_tables.scan", lambda db, table: None)
+            patch.setattr("unified_prof.sqlite.integer_columns.scan", lambda db, table: None)
             expected = outcome(path)
         for one, other in zip(found, expected, strict=True):
             if "error" not in (one, other):
@@ -496,5 +496,5 @@ def test_numbers_that_stand_there_as_text(texts: list[str], others: list[Any], c
 def test_times_as_text_need_no_sqlite(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     times = [str(1_736_410_576_000_000_000 + 1001 * one) for one in range(500)]
     path = make(tmp_path / "a.db", list(enumerate([*times, "7", 12])), columns="d TEXT")
-    monkeypatch.setattr(printed, "read", None)
+    monkeypatch.setattr(column_reader, "read", None)
     check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS)

@@ -8,13 +8,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.runs import Runs
-from unified_prof.columns import Column, Sink
-from unified_prof.decoders.ascend_pt.links import dequeue_begun, enqueue_of
-from unified_prof.decoders.ascend_pt.operators import NONE, Clock, Operators
-from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.ascend_pt.records import DAMAGED, Layout, read_records
-from unified_prof.decoders.ascend_pt.texts import NO_NAME
+from unified_prof.arrays.grouping import Runs
+from unified_prof.base.columns import Column, Sink
+from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
+from unified_prof.decoders.ascend_pt.operators import NO_NAME, NONE, Clock, Operators
+from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_of
 
 Ints = NDArray[np.int64]
 

@@ -1,8 +1,11 @@
-"""Puts the two halves of a folder together: FRAMEWORK/ and PROF_*."""
+"""Watches the rows of PROF_* on their way into the report: launches, operator memory, ranks.
+
+Puts the two halves of a folder together: FRAMEWORK/ and PROF_*.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,22 +14,98 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Sink
+from unified_prof.base.columns import Column, Sink, Strings
+from unified_prof.base.vocabulary import FIRST_MARK_CONNECTION
 from unified_prof.decoders.ascend_pt import folder as files
-from unified_prof.decoders.ascend_pt import links, memory, tables
-from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of
-from unified_prof.decoders.ascend_pt.frames import read_frames
-from unified_prof.decoders.ascend_pt.host_times import epoch_ns
-from unified_prof.decoders.ascend_pt.operators import Operators
+from unified_prof.decoders.ascend_pt import memory, tables
+from unified_prof.decoders.ascend_pt import queue as links
+from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
+from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.ascend_pt.records import read_flat
-from unified_prof.decoders.ascend_pt.texts import string_ids
-from unified_prof.decoders.ascend_pt.watched import Watched
-from unified_prof.decoders.prof.coverage import undecoded
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.coverage import Stage, undecoded
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.decoders.prof.stages import Stage
 from unified_prof.errors import RawFormatError
+
+Ints = NDArray[np.int64]
+
+_NODE = 10_000
+"""ENUM_API_TYPE `node`."""
+_LAUNCH = "launch"
+_NO_RANK = -1
+
+_CALLS = ("startNs", "endNs", "globalTid", "connectionId")
+_ALLOCATIONS = (
+    *("operatorName", "addr", "type", "size", "timestampNs"),
+    *("totalAllocate", "totalReserve", "deviceId"),
+)
+
+
+class Watched(Sink):
+    """Passes everything on; keeps what FRAMEWORK/ is joined with, and puts in the rank."""
+
+    def __init__(self, sink: Sink, rank: int | None) -> None:
+        self._sink = sink
+        self._rank = _NO_RANK if rank is None else rank
+        self._calls: list[dict[str, Ints]] = []
+        self._marks: list[dict[str, Ints]] = []
+        self._allocations: list[dict[str, Ints]] = []
+
+    @property
+    def strings(self) -> Strings:
+        """The string pool of the sink behind."""
+        return self._sink.strings
+
+    def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
+        """Pass on; see `columns.Sink.anomaly`."""
+        self._sink.anomaly(name, count, detail)
+
+    def write(self, table: str, columns: Mapping[str, Column]) -> int:
+        """Pass on and keep what is needed; see `columns.Sink.write`."""
+        if table == "RANK_DEVICE_MAP":
+            columns = {**columns, "rankId": self._rank}
+        elif table == "CANN_API":
+            rows = _rows(columns, (*_CALLS, "type", "name"))
+            launch = self.strings.intern(_LAUNCH)
+            chosen = (rows["type"] == _NODE) & (rows["name"] == launch)
+            if chosen.any():
+                self._calls.append({name: rows[name][chosen] for name in _CALLS})
+        elif table == "MSTX_EVENTS":
+            rows = _rows(columns, _CALLS)
+            chosen = rows["connectionId"] >= FIRST_MARK_CONNECTION
+            if chosen.any():
+                self._marks.append({name: values[chosen] for name, values in rows.items()})
+        elif table == "NPU_OP_MEM":
+            self._allocations.append(_rows(columns, _ALLOCATIONS))
+        return self._sink.write(table, columns)
+
+    def launches(self) -> dict[str, Ints]:
+        """Return the calls in which something was launched, collectives aside."""
+        return _joined(self._calls, _CALLS)
+
+    def marks(self) -> dict[str, Ints]:
+        """Return the marks that have a half on the device, with the same columns."""
+        return _joined(self._marks, _CALLS)
+
+    def allocations(self) -> dict[str, Ints]:
+        """Return what CANN's own operators allocated and released."""
+        return _joined(self._allocations, _ALLOCATIONS)
+
+
+def _rows(columns: Mapping[str, Column], names: tuple[str, ...]) -> dict[str, Ints]:
+    """Return columns as arrays of one length; what is missing is 0."""
+    arrays = {name: np.asarray(columns.get(name, 0)) for name in names}
+    length = max((len(one) for one in arrays.values() if one.ndim), default=1)
+    return {
+        name: np.broadcast_to(one, length).astype(np.int64, copy=True)
+        for name, one in arrays.items()
+    }
+
+
+def _joined(parts: list[dict[str, Ints]], names: tuple[str, ...]) -> dict[str, Ints]:
+    nothing = np.zeros(0, np.int64)
+    return {name: np.concatenate([nothing, *(part[name] for part in parts)]) for name in names}
+
 
 _COLLECTION = np.dtype([("pid", "<u8"), ("start", "<u8"), ("end", "<u8")])
 

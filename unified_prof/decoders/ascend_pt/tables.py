@@ -5,14 +5,20 @@ from __future__ import annotations
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.runs import Runs
-from unified_prof.columns import Column, Sink
-from unified_prof.decoders.ascend_pt import links
-from unified_prof.decoders.ascend_pt.frames import Frames
-from unified_prof.decoders.ascend_pt.operators import NONE, STEP, Operators
+from unified_prof.arrays.grouping import Runs
+from unified_prof.base.columns import Column, Sink
+from unified_prof.base.vocabulary import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE
+from unified_prof.decoders.ascend_pt import queue as links
+from unified_prof.decoders.ascend_pt.operators import (
+    NO_TEXT,
+    NONE,
+    STEP,
+    Frames,
+    Operators,
+    Texts,
+    string_ids,
+)
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
-from unified_prof.decoders.ascend_pt.texts import NO_TEXT, Texts, string_ids
-from unified_prof.vocabulary import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE
 
 Ints = NDArray[np.int64]
 

@@ -1,20 +1,103 @@
-"""The host side of a text export: PyTorch's ranges and the calls of CANN."""
+"""Columns that grow by a row at a time: eight bytes a number, however many there are.
+
+The host side of a text export: PyTorch's ranges and the calls of CANN.
+
+Which part of the recording an event belongs to: the process it is shown in.
+"""
 
 from __future__ import annotations
+
+import re
+from array import array
+from collections import defaultdict
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from itertools import count
+from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Sink
-from unified_prof.decoders.ascend_pt import links, tables
-from unified_prof.decoders.ascend_pt.frames import Frames
-from unified_prof.decoders.ascend_pt.operators import Operators
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.ascend_pt import queue as links
+from unified_prof.decoders.ascend_pt import tables
+from unified_prof.decoders.ascend_pt.operators import Frames, Operators, Texts, string_ids
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
-from unified_prof.decoders.ascend_pt.texts import Texts, string_ids
-from unified_prof.decoders.ascend_text.columns import Columns, Names, number
-from unified_prof.decoders.ascend_text.events import Event
+from unified_prof.decoders.ascend_text.events import Event, read_events
 
 Ints = NDArray[np.int64]
+Enums = Callable[[str], Mapping[str, int]]
+"""Name to number of an ENUM_* table."""
+
+_LIMIT = 1 << 63
+
+_LARGEST = 2**62
+"""Ids are added to one another; none of a real recording is that large."""
+
+
+class Columns:
+    """Columns of whole numbers, all of one length."""
+
+    def __init__(self, *names: str) -> None:
+        self._columns = {name: array("q") for name in names}
+
+    def add(self, *values: int) -> None:
+        """Append a row, its values in the order of the names.
+
+        Raises:
+            ValueError: a value is no number of 64 bits.
+        """
+        if any(not -_LIMIT <= value < _LIMIT for value in values):
+            raise ValueError(f"a number beyond 64 bits: {values}")
+        for column, value in zip(self._columns.values(), values, strict=True):
+            column.append(value)
+
+    def __len__(self) -> int:
+        return len(next(iter(self._columns.values())))
+
+    def arrays(self) -> dict[str, Ints]:
+        """Return the columns; nothing may be added while they are used."""
+        return {
+            name: np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
+            for name, column in self._columns.items()
+        }
+
+
+class Names:
+    """Numbers texts from 0, in the order of first use."""
+
+    def __init__(self) -> None:
+        self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
+
+    def __getitem__(self, text: str) -> int:
+        return self._numbers[text]
+
+    @property
+    def all(self) -> list[str]:
+        """The texts by number."""
+        return list(self._numbers)
+
+
+def number(value: object, otherwise: int) -> int:
+    """Return a value of an event or cell as a whole number, which may be written as text."""
+    found = _whole(value)
+    return otherwise if found is None or abs(found) > _LARGEST else found
+
+
+def _whole(value: object) -> int | None:
+    if isinstance(value, bool):
+        return None
+    if isinstance(value, int):
+        return value
+    if isinstance(value, float) and value.is_integer():
+        return int(value)
+    if isinstance(value, str) and len(value) < 20:
+        try:
+            return int(value)
+        except ValueError:
+            return None
+    return None
+
 
 _LEVELS = {
     "AscendCL": 20_000,
@@ -196,3 +279,70 @@ def _distinct(numbers: Ints, sink: Sink) -> Ints:
         free = max(int(numbers.max()), 0) + 1
         result[again] = np.arange(free, free + int(again.sum()))
     return result
+
+
+PYTHON, COLLECTIONS, CANN, HARDWARE, OVERLAP = (
+    "Python",
+    "Python GC",
+    "CANN",
+    "Ascend Hardware",
+    "Overlap Analysis",
+)
+COMMUNICATION = ("Communication", "HCCL")
+_LABEL = re.compile(r"NPU (\d{1,4})")
+_DEVICE_BITS = 0x1F
+_PROCESS_SHIFT = 10
+
+
+@dataclass(frozen=True, slots=True)
+class Layer:
+    """A process of the trace."""
+
+    name: str
+    device: int
+    """What its label or its number says; meant for layers of devices only."""
+    process: int
+    """The real process that was recorded."""
+
+
+@dataclass(slots=True)
+class Layers:
+    """Names of processes and threads of the trace."""
+
+    by_pid: dict[int | str, Layer] = field(default_factory=dict)
+    threads: dict[tuple[int | str, int | str], str] = field(default_factory=dict)
+
+    def process(self) -> int | None:
+        """Return the process that PyTorch ran in, or that the layers are numbered after."""
+        found = [layer for layer in self.by_pid.values() if layer.name == PYTHON]
+        return next((layer.process for layer in found or self.by_pid.values()), None)
+
+
+def read_layers(path: Path, sink: Sink) -> Layers:
+    """Read the names in a first pass over the file: they stand anywhere in it.
+
+    Raises:
+        RawFormatError: it cannot be read.
+    """
+    layers = Layers()
+    names: dict[int | str, str] = {}
+    labels: dict[int | str, str] = {}
+    for events in read_events(path, sink):
+        for event in events:
+            if event.ph != "M" or not event.args:
+                continue
+            if event.name == "process_name":
+                names[event.pid] = str(event.args.get("name"))
+            elif event.name == "process_labels":
+                labels[event.pid] = str(event.args.get("labels"))
+            elif event.name == "thread_name":
+                layers.threads[event.pid, event.tid] = str(event.args.get("name"))
+    for pid, name in names.items():
+        label = _LABEL.fullmatch(labels.get(pid, ""))
+        shown = number(pid, 0)
+        layers.by_pid[pid] = Layer(
+            name,
+            int(label[1]) if label else shown & _DEVICE_BITS,
+            shown if name == PYTHON else shown >> _PROCESS_SHIFT,
+        )
+    return layers

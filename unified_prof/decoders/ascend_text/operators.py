@@ -1,16 +1,21 @@
-"""Operators: what kernel_details.csv says of tasks, the counters of cores among it."""
+"""Operators: what kernel_details.csv says of tasks, the counters of cores among it.
+
+The device side of a text export: tasks with their operators, collectives, overlap.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
+from itertools import count
 from pathlib import Path
 
-from unified_prof.columns import Sink
-from unified_prof.decoders.ascend_text.columns import Ints, Names, number
-from unified_prof.decoders.ascend_text.events import BadEventError, time_ns
-from unified_prof.decoders.ascend_text.export import read_rows
-from unified_prof.decoders.ascend_text.tasks import KERNELS
-from unified_prof.vocabulary import NOT_AVAILABLE
+import numpy as np
+
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.ascend_text.device import KERNELS, Collectives, Tasks
+from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_rows, time_ns
+from unified_prof.decoders.ascend_text.host import Columns, Enums, Ints, Layer, Names, number
 
 _COLLECTIVE_CORES = ("HCCL", "COMMUNICATION")
 _TEXTS = {
@@ -165,3 +170,60 @@ def _of_stream(places: list[int], tasks: dict[str, Ints], row: Mapping[str, str]
 def _block(cells: Mapping[str, str], names: tuple[str, str]) -> int | None:
     found = next((cells[name] for name in names if name in cells), "")
     return number(found, 0) if found.isdecimal() else None
+
+
+_OVERLAP = {"Computing": 0, "Communication": 1, "Communication(Not Overlapped)": 2, "Free": 3}
+
+
+class Device:
+    """Takes the events of devices, then writes their tables."""
+
+    def __init__(self, enums: Enums) -> None:
+        self._texts = Names()
+        self.tasks = Tasks(self._texts, enums)
+        self.collectives = Collectives(self._texts, enums)
+        self._overlap = Columns("device", "start", "end", "type")
+
+    @property
+    def devices(self) -> list[int]:
+        """The devices that did anything."""
+        found = [self.tasks.arrays()["device"], self._overlap.arrays()["device"]]
+        return [int(one) for one in np.unique(np.concatenate(found))]
+
+    def take_overlap(self, event: Event, start: int, end: int, layer: Layer) -> bool:
+        """Take what a device did at a time; tell whether it is known."""
+        kind = _OVERLAP.get(event.name)
+        if kind is None:
+            return False
+        self._overlap.add(layer.device, start, end, kind)
+        return True
+
+    def write(self, kernels: Path | None, sink: Sink) -> int:
+        """Write all tables of devices; return the number of tasks.
+
+        Args:
+            kernels: kernel_details.csv.
+            sink: Where rows go.
+        """
+        tasks = self.tasks.arrays()
+        extra = count(len(tasks["start"]))
+        texts = np.array(sink.strings.intern_all(self._texts.all), np.int64)
+        self.tasks.write(texts, sink)
+        write_operators(kernels, tasks, self._texts.all, sink)
+        self.collectives.write(tasks, texts, extra, sink)
+        self._write_overlap(sink)
+        return next(extra)
+
+    def _write_overlap(self, sink: Sink) -> None:
+        overlap = self._overlap.arrays()
+        if len(overlap["start"]):
+            sink.write(
+                "OVERLAP_ANALYSIS",
+                {
+                    "id": np.arange(len(overlap["start"])),
+                    "deviceId": overlap["device"],
+                    "startNs": overlap["start"],
+                    "endNs": overlap["end"],
+                    "type": overlap["type"],
+                },
+            )

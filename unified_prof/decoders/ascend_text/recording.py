@@ -9,19 +9,22 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from unified_prof.columns import Sink
+from unified_prof.base.columns import Sink
 from unified_prof.decoders.ascend_pt.folder import AscendFolder
-from unified_prof.decoders.ascend_text import export as files
-from unified_prof.decoders.ascend_text import layers as lanes
+from unified_prof.decoders.ascend_text import events as files
+from unified_prof.decoders.ascend_text import host as lanes
 from unified_prof.decoders.ascend_text import memory
-from unified_prof.decoders.ascend_text.columns import Enums
-from unified_prof.decoders.ascend_text.counters import Counters
-from unified_prof.decoders.ascend_text.device import Device
-from unified_prof.decoders.ascend_text.events import BadEventError, Event, read_events, time_ns
-from unified_prof.decoders.ascend_text.export import find_export
-from unified_prof.decoders.ascend_text.host import Host
-from unified_prof.decoders.ascend_text.layers import Layer, Layers, read_layers
-from unified_prof.decoders.prof.stages import Stage
+from unified_prof.decoders.ascend_text.events import (
+    BadEventError,
+    Event,
+    find_export,
+    read_events,
+    time_ns,
+)
+from unified_prof.decoders.ascend_text.host import Enums, Host, Layer, Layers, read_layers
+from unified_prof.decoders.ascend_text.memory import Counters
+from unified_prof.decoders.ascend_text.operators import Device
+from unified_prof.decoders.prof.coverage import Stage
 from unified_prof.errors import RawFormatError
 
 _UNKNOWN_CHIP = "UNKNOWN"

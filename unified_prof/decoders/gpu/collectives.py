@@ -6,8 +6,8 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.decoders.gpu.numbers import MISSING
-from unified_prof.vocabulary import NOT_AVAILABLE
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu.memory import MISSING
 
 # NCCL names its kernels ncclKernel_..., ncclDevKernel_... or nccl<Collective>...Kernel, RCCL the
 # same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.

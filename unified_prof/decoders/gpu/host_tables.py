@@ -1,24 +1,33 @@
-"""Writes what ran on the host: operations, annotations, steps."""
+"""Writes what ran on the host: operations, annotations, steps.
+
+Writes the tables that describe a recording: its span, host, devices and rank.
+
+Writes what msprof has no place for: the device's annotations and waits, and the rest.
+"""
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.nesting import NONE
-from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known, null_where
-from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.rows import Rows
-from unified_prof.vocabulary import (
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import (
     API_NAMES,
     API_OPERATION,
     NO_CATEGORY,
     NO_MARK_CONNECTION,
     NOT_AVAILABLE,
 )
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.memory import MISSING, Int64s, known, null_where
+from unified_prof.decoders.gpu.pools import plain_id
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.spool import Rows, windows
 
 RANGE_EVENT = 2
 """ENUM_MSTX_EVENT_TYPE `start/end`: the type whose statistics msprof-analyze computes."""
@@ -166,3 +175,152 @@ class HostTables:
 
     def _or_no_text(self, ids: Int64s) -> Int64s:
         return np.where(ids != MISSING, ids, self._no_text)
+
+
+UNKNOWN_NAME = "UNKNOWN"
+NO_DEVICE = -1
+NO_RANK = -1
+_NO_HOST_UID = "0"
+
+
+def write(
+    sink: Sink,
+    *,
+    start_ns: int,
+    end_ns: int,
+    host_name: str | None,
+    device_names: Mapping[int, str | None],
+    rank: int | None,
+) -> None:
+    """Write SESSION_TIME_INFO, HOST_INFO, NPU_INFO and RANK_DEVICE_MAP.
+
+    Args:
+        sink: Takes the rows.
+        start_ns: Unix time of the first event, or of the session's start.
+        end_ns: Unix time of the last event, or of the session's end.
+        host_name: None: not recorded.
+        device_names: By device; those that something ran on.
+        rank: The process of a distributed run, where it is known.
+    """
+    devices = sorted(device_names) or [NO_DEVICE]
+    sink.write("SESSION_TIME_INFO", {"startTimeNs": start_ns, "endTimeNs": end_ns})
+    sink.write("HOST_INFO", {"hostUid": _NO_HOST_UID, "hostName": host_name or UNKNOWN_NAME})
+    names = [device_names.get(device) or UNKNOWN_NAME for device in devices]
+    sink.write("NPU_INFO", {"id": devices, "name": names})
+    ranks = [NO_RANK if rank is None else rank] * len(devices)
+    sink.write("RANK_DEVICE_MAP", {"rankId": ranks, "deviceId": devices})
+
+
+def write_device_properties(sink: Sink, properties: Mapping[int, Mapping[str, Any]]) -> None:
+    """Write UPROF_GPU_DEVICES: what is known of each device, by name."""
+    rows = [
+        (device, name, value if isinstance(value, str) else json.dumps(value))
+        for device, values in sorted(properties.items())
+        for name, value in values.items()
+    ]
+    if rows:
+        columns = zip(*rows, strict=True)
+        sink.write(
+            "UPROF_GPU_DEVICES", dict(zip(("deviceId", "name", "value"), columns, strict=True))
+        )
+
+
+def write_extra_tables(parts: Parts, base_ns: int) -> None:
+    """Write the tables whose rows need no joining."""
+    _write_gpu_annotations(parts, base_ns)
+    _write_syncs(parts, base_ns)
+    _write_garbage_collections(parts, base_ns)
+    _write_other_events(parts, base_ns)
+    _write_threads(parts)
+
+
+def _write_gpu_annotations(parts: Parts, base_ns: int) -> None:
+    for (rows,) in windows(parts.gpu_annotations):
+        parts.sink.write(
+            "UPROF_GPU_ANNOTATIONS",
+            {
+                "startNs": rows["start"] + base_ns,
+                "endNs": rows["end"] + base_ns,
+                "deviceId": rows["device"],
+                "streamId": rows["stream"],
+                "name": rows["name"],
+                "externalId": known(rows["external"]),
+            },
+        )
+
+
+def _write_syncs(parts: Parts, base_ns: int) -> None:
+    for (rows,) in windows(parts.syncs):
+        parts.sink.write(
+            "UPROF_GPU_SYNCS",
+            {
+                "startNs": rows["start"] + base_ns,
+                "endNs": rows["end"] + base_ns,
+                "deviceId": rows["device"],
+                "streamId": known(rows["stream"]),
+                "contextId": known(rows["context"]),
+                "kind": rows["kind"],
+                "correlationId": known(rows["correlation"]),
+                "waitStream": known(rows["wait_stream"]),
+                "waitEvent": known(rows["wait_event"]),
+                "waitRecord": known(rows["wait_record"]),
+            },
+        )
+
+
+def _write_garbage_collections(parts: Parts, base_ns: int) -> None:
+    for (rows,) in windows(parts.collections):
+        parts.sink.write(
+            "GC_RECORD",
+            {
+                "startNs": rows["start"] + base_ns,
+                "endNs": rows["end"] + base_ns,
+                "globalTid": np.array(parts.threads.global_tids)[rows["thread"]],
+            },
+        )
+
+
+def _write_other_events(parts: Parts, base_ns: int) -> None:
+    places = [(str(process), str(thread)) for process, thread in parts.places]
+    for (rows,) in windows(parts.other):
+        instant = rows["end"] == r.NO_END
+        ends = np.where(instant, 0, rows["end"]) + base_ns
+        parts.sink.write(
+            "UPROF_TRACE_EVENTS",
+            {
+                "startNs": rows["start"] + base_ns,
+                "endNs": null_where(instant, ends),
+                "category": rows["category"],
+                "name": rows["name"],
+                "process": [places[place][0] for place in rows["place"].tolist()],
+                "thread": [places[place][1] for place in rows["place"].tolist()],
+                "args": [
+                    parts.texts.text(at, size)
+                    for at, size in zip(
+                        rows["args_at"].tolist(), rows["args_size"].tolist(), strict=True
+                    )
+                ],
+            },
+        )
+
+
+def _write_threads(parts: Parts) -> None:
+    threads = parts.threads
+    if threads:
+        # Labels may write a thread in another way than its events do.
+        processes = {plain_id(pid): name for pid, name in threads.process_names.items()}
+        names = {
+            (plain_id(pid), plain_id(tid)): name
+            for (pid, tid), name in threads.thread_names.items()
+        }
+        plain = [(plain_id(keys[0][0]), plain_id(keys[0][1])) for keys in threads.spellings]
+        parts.sink.write(
+            "UPROF_THREADS",
+            {
+                "globalTid": threads.global_tids,
+                "process": [str(keys[0][0]) for keys in threads.spellings],
+                "thread": [str(keys[0][1]) for keys in threads.spellings],
+                "processName": [processes.get(process) for process, _ in plain],
+                "threadName": [names.get(key) for key in plain],
+            },
+        )

@@ -12,14 +12,11 @@ import numpy as np
 
 from unified_prof.arrays.nesting import NONE, call_order, containing, inherit
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.forwards import Forwards
+from unified_prof.decoders.gpu.call_chains import Forwards
 from unified_prof.decoders.gpu.host_tables import HostTables
-from unified_prof.decoders.gpu.memory import Allocations
-from unified_prof.decoders.gpu.numbers import MISSING, Int64s
-from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.rows import Rows, selected, stacked
-from unified_prof.decoders.spool import Spool
-from unified_prof.decoders.windows import windows
+from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""

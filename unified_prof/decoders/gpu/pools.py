@@ -11,9 +11,9 @@ from typing import Any
 
 import msgspec
 
-from unified_prof.columns import Strings
-from unified_prof.decoders.gpu.numbers import MISSING
-from unified_prof.vocabulary import NOT_AVAILABLE
+from unified_prof.base.columns import Strings
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu.memory import MISSING
 
 PARAMETERS_OPERATION = "record_param_comms"
 """Operation that carries the parameters of a collective."""

@@ -1,4 +1,7 @@
-"""Writes what ran on devices: tasks, and what is known of kernels, copies and collectives."""
+"""Writes what ran on devices: tasks, and what is known of kernels, copies and collectives.
+
+Joins the parts of a recording and writes all tables of what ran on host and devices.
+"""
 
 from __future__ import annotations
 
@@ -8,23 +11,9 @@ from contextlib import ExitStack
 
 import numpy as np
 
-from unified_prof.columns import Column
-from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.collectives import (
-    Collective,
-    algorithm,
-    called,
-    collective_of_kernel,
-    data_type,
-)
-from unified_prof.decoders.gpu.numbers import MISSING, Int64s, known
-from unified_prof.decoders.gpu.overlap import Overlap
-from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.rows import Rows, selected
-from unified_prof.decoders.spool import Spool
-from unified_prof.decoders.windows import windows
-from unified_prof.units import NS_PER_S
-from unified_prof.vocabulary import (
+from unified_prof.base.columns import Column
+from unified_prof.base.text import NS_PER_S
+from unified_prof.base.vocabulary import (
     COPY_OTHER,
     KERNEL_CORE,
     NO_CONTEXT,
@@ -35,6 +24,20 @@ from unified_prof.vocabulary import (
     TYPE_INVALID,
     TYPE_NOT_AVAILABLE,
 )
+from unified_prof.decoders.gpu import host_tables, hosts
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.collectives import (
+    Collective,
+    algorithm,
+    called,
+    collective_of_kernel,
+    data_type,
+)
+from unified_prof.decoders.gpu.correlation import Correlator, Overlap
+from unified_prof.decoders.gpu.host_tables import HostTables
+from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s, known
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
 TASK_TYPES = {
     r.KERNEL: "KERNEL",
@@ -364,3 +367,46 @@ def _list_or_null(values: list[int]) -> list[int | None]:
 
 def _rank(rank: int) -> int:
     return NO_RANK if rank == MISSING else rank
+
+
+def write(
+    parts: Parts,
+    base_ns: int,
+    *,
+    has_column: HasColumn = lambda table, column: True,
+    data_types: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> int:
+    """Write everything but what describes the recording; return how many tasks were joined.
+
+    Args:
+        parts: All that was read.
+        base_ns: What makes its times Unix times.
+        has_column: Whether the revision being written has (table, column); what it lacks and
+            uprof keeps in tables of its own is not written twice.
+        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
+        progress: Told in a few words what is going on.
+    """
+    no_name = parts.sink.strings.intern(NOT_AVAILABLE)
+    progress("joining host events")
+    allocations = Allocations(
+        parts.sink,
+        base_ns,
+        no_name,
+        component=parts.memory_component,
+        adds_up=parts.adds_up_allocations,
+    )
+    with hosts.walk(parts, HostTables(parts, base_ns), allocations) as calls:
+        progress("joining launches and kernels")
+        correlator = Correlator(parts, base_ns)
+        with correlator.join(calls) as tasks:
+            tables = TaskTables(
+                parts,
+                base_ns,
+                main_process=parts.main_process,
+                has_column=has_column,
+                data_types=data_types or {},
+            )
+            tables.write(tasks)
+    host_tables.write_extra_tables(parts, base_ns)
+    return correlator.joined

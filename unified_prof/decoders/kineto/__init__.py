@@ -1,5 +1,5 @@
 """Decodes the Chrome traces that torch.profiler (Kineto) writes, of NVIDIA and AMD devices."""
 
-from unified_prof.decoders.kineto.trace import NAME, decode
+from unified_prof.decoders.kineto.session import NAME, decode
 
 __all__ = ["NAME", "decode"]

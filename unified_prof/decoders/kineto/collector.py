@@ -1,24 +1,219 @@
-"""Takes events as they come and puts their columns away, kind by kind."""
+"""Groups of ranks: who is in each, and who sends to whom, also where events name only the peer.
+
+torch writes ranks of a group with `...` in their middle where they are many, the peer of a send or
+receive by its global number (by its number inside the group in older versions), and never the own
+rank, which the trace says as a whole. Tables count ranks inside the group, as vendors do.
+
+What a trace says of collectives: the parameters of each call.
+
+Takes events as they come and puts their columns away, kind by kind.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any
 
 import msgspec
 import numpy as np
 
-from unified_prof.columns import Sink
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s, ints
-from unified_prof.decoders.gpu.pools import PARAMETERS_OPERATION, parse_json
+from unified_prof.decoders.gpu.collectives import Collective, Collectives
+from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s, ints
+from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto import events as ev
-from unified_prof.decoders.kineto.collectives import TraceCollectives, from_annotation
-from unified_prof.decoders.kineto.fields import Fields
-from unified_prof.decoders.kineto.kinds import Kind, Kinds
+from unified_prof.decoders.kineto.events import CollectiveArgs, Kind, Kinds
+from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64
 from unified_prof.decoders.kineto.merged import Labels
-from unified_prof.decoders.kineto.numbers import to_float64
-from unified_prof.decoders.kineto.phases import PHASES, Phases
-from unified_prof.decoders.rows import Rows
+from unified_prof.decoders.kineto.source import PHASES, Phases
+from unified_prof.decoders.spool import Rows
+
+_GAP = "..."
+_MOST_RANKS = 1 << 20
+
+Ranks = tuple[int, ...]
+
+
+def listed_ranks(text: str) -> Ranks | None:
+    """Return the ranks of `[0, 1, 2]`, None where that is no whole list."""
+    return _numbers(parse_json(text.encode("utf-8", "replace")))
+
+
+def strided_ranks(start: int, stride: int, size: int) -> Ranks | None:
+    """Return the ranks of a group that is evenly spaced, None where these are not such numbers."""
+    if start < 0 or not 0 < size <= _MOST_RANKS or (stride <= 0 and size > 1):
+        return None
+    return tuple(start + number * max(stride, 1) for number in range(size))
+
+
+def of_session(distributed: Mapping[str, Any]) -> dict[str, tuple[str, Ranks]]:
+    """Return description and global ranks of the groups that a trace lists, by name."""
+    groups = {}
+    listed = distributed.get("pg_config")
+    for group in listed if isinstance(listed, list) else ():
+        if isinstance(group, dict):
+            ranks = group.get("ranks")
+            known = listed_ranks(ranks) if isinstance(ranks, str) else _numbers(ranks)
+            if known is not None:
+                name = str(group.get("pg_name", ""))
+                groups[name] = (str(group.get("pg_desc", "") or name), known)
+    return groups
+
+
+def complete(
+    collectives: list[Collective],
+    session: Mapping[str, tuple[str, Ranks]],
+    rank: int,
+    count: Callable[[str, int, str], None],
+) -> dict[str, tuple[str, Ranks]]:
+    """Complete calls in place: ranks of groups, source and target; return all groups there are.
+
+    Args:
+        collectives: Distinct calls.
+        session: Groups that the trace lists.
+        rank: Whose trace it is, `MISSING` where it does not say.
+        count: Told of peers that are not in their group.
+    """
+    groups = dict(session)
+    strangers = 0
+    for number, one in enumerate(collectives):
+        ranks = _ranks_of(one, session)
+        if ranks is not None:
+            described = one.group_description
+            if one.group != NOT_AVAILABLE:
+                title = one.group if described == NOT_AVAILABLE else described
+                groups.setdefault(one.group, (title, ranks))
+            one = replace(
+                one,
+                group_ranks=json.dumps(list(ranks)),
+                group_size=one.group_size if one.group_size != MISSING else len(ranks),
+            )
+        source, target = _ends(one, ranks, rank)
+        if ranks is not None:
+            inside = [MISSING if end not in ranks else ranks.index(end) for end in (source, target)]
+            strangers += sum(
+                end != MISSING and at == MISSING
+                for end, at in zip((source, target), inside, strict=True)
+            )
+            source, target = inside
+        collectives[number] = replace(one, source_rank=source, target_rank=target)
+    if strangers:
+        count("peer_outside_group", strangers, "a rank that its group does not have: left out")
+    return groups
+
+
+def _ranks_of(one: Collective, session: Mapping[str, tuple[str, Ranks]]) -> Ranks | None:
+    """Return the global ranks of a call's group, from whatever says all of them."""
+    told = listed_ranks(one.group_ranks)
+    if told is not None:
+        return told
+    begins = _begins(one.group_ranks)
+    known = session.get(one.group, ("", None))[1]
+    for ranks in (known, one.strided_ranks):
+        if ranks and ranks[: len(begins)] == begins:
+            return ranks
+    return None
+
+
+def _begins(text: str) -> Ranks:
+    """Return the ranks before the `...` of a list that torch cut."""
+    before, gap, _ = text.partition(_GAP)
+    numbers = listed_ranks(before.rstrip(", ") + "]") if gap else None
+    return numbers or ()
+
+
+def _ends(one: Collective, ranks: Ranks | None, own: int) -> tuple[int, int]:
+    """Return the global numbers of source and target; `MISSING` where nobody says them."""
+    kind = one.name.lower()
+    if kind not in ("send", "recv"):
+        return one.source_rank, one.target_rank
+    peer = one.target_rank if kind == "send" else one.source_rank
+    if peer == MISSING and ranks is not None and 0 <= one.peer < len(ranks):
+        peer = ranks[one.peer]
+    return (own, peer) if kind == "send" else (peer, own)
+
+
+def _numbers(value: Any) -> Ranks | None:
+    if not isinstance(value, Sequence) or isinstance(value, str) or not value:
+        return None
+    return tuple(value) if all(type(one) is int and one >= 0 for one in value) else None
+
+
+class TraceCollectives(Collectives):
+    """The same, by the JSON text of the arguments that describe them."""
+
+    def __missing__(self, key: bytes) -> int:
+        """Return the number of the collective that `args`, as JSON text, describe."""
+        args = parse_collective(key)
+        return MISSING if args is None else self.number(args)
+
+
+def parse_collective(text: bytes) -> Collective | None:
+    """Read a collective's parameters from an event's arguments; None if there are none."""
+    import msgspec
+
+    try:
+        args = msgspec.json.decode(text, type=CollectiveArgs)
+    except (msgspec.MsgspecError, UnicodeDecodeError):
+        return None
+    if args.collective is None:
+        return None
+    numbers, _ = to_int64(
+        [
+            args.group_size,
+            args.in_elements,
+            args.out_elements,
+            args.source_rank,
+            args.target_rank,
+            args.sequence,
+            args.rank,
+            args.rank_start,
+            args.rank_stride,
+        ]
+    )
+    group_size, in_elements, out_elements, source, target, sequence = numbers.tolist()[:6]
+    peer, start, stride = numbers.tolist()[6:]
+    return Collective(
+        name=_text(args.collective),
+        group=_text(args.group_name),
+        group_description=_text(args.group_description),
+        group_size=group_size,
+        group_ranks=_text(args.group_ranks),
+        dtype=_text(args.dtype),
+        in_elements=in_elements,
+        out_elements=out_elements,
+        in_split=_text(args.in_split),
+        out_split=_text(args.out_split),
+        source_rank=source,
+        target_rank=target,
+        sequence=sequence,
+        peer=peer if _text(args.collective).lower() in ("send", "recv") else MISSING,
+        strided_ranks=strided_ranks(start, stride, group_size) or (),
+    )
+
+
+def from_annotation(name: str, elements: int, dtype: str) -> Collective:
+    """Return what an `nccl:all_reduce` annotation and its first input say of a collective."""
+    return Collective(
+        name=name.removeprefix(ANNOTATION_PREFIX),
+        dtype=dtype or NOT_AVAILABLE,
+        in_elements=elements,
+    )
+
+
+def _text(value: Any) -> str:
+    if value is None or value == "":
+        return NOT_AVAILABLE
+    return (
+        value
+        if isinstance(value, str)
+        else str(parse_json(value) if isinstance(value, bytes) else value)
+    )
+
 
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"

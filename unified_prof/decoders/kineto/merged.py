@@ -16,11 +16,9 @@ from collections.abc import Iterable, Iterator
 import numpy as np
 
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
-from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.rows import Rows
-from unified_prof.decoders.spool import Spool
-from unified_prof.decoders.windows import windows
+from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.spool import Rows, Spool, windows
 
 _NOBODY = -1
 _LATEST = np.iinfo(np.int64).max

@@ -1,18 +1,30 @@
-"""Writes what a trace says of itself: host, devices, ranks, span, provenance."""
+"""Writes what a trace says of itself: host, devices, ranks, span, provenance.
+
+Decodes one trace into a sink: collects events, joins them, writes the tables.
+"""
 
 from __future__ import annotations
 
+import gc
 import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
-from unified_prof.decoders.gpu import description
-from unified_prof.decoders.gpu.description import NO_RANK, UNKNOWN_NAME
-from unified_prof.decoders.kineto.collector import Collector
-from unified_prof.decoders.kineto.groups import Ranks
-from unified_prof.decoders.kineto.numbers import to_int, to_int64
-from unified_prof.redaction import MASK, is_secret_name, redact
+from unified_prof.base.columns import Sink
+from unified_prof.base.redaction import MASK, is_secret_name, redact
+from unified_prof.decoders.gpu import host_tables, task_tables
+from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
+from unified_prof.decoders.gpu.rows import Found
+from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.kineto import collector, merged
+from unified_prof.decoders.kineto.collector import Collector, Ranks
+from unified_prof.decoders.kineto.events import Kind
+from unified_prof.decoders.kineto.fields import to_int, to_int64
+from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
+from unified_prof.errors import RawFormatError
 
 _TOLD_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
 # What torch and Kineto themselves say of a recording, besides the versions of what made it.
@@ -73,7 +85,7 @@ def write(
     rank = own_rank(parts, metadata)
     host = metadata.get("host_name")
     start, end = parts.span
-    description.write(
+    host_tables.write(
         sink,
         start_ns=start + base_ns,
         end_ns=end + base_ns,
@@ -81,7 +93,7 @@ def write(
         device_names={device: names.get(device) for device in parts.devices},
         rank=rank,
     )
-    description.write_device_properties(
+    host_tables.write_device_properties(
         sink,
         {
             device: {name: value for name, value in values.items() if name != "id"}
@@ -186,3 +198,93 @@ def _vendor(parts: Collector, device_names: list[str]) -> str | None:
     if any(name.startswith(("cuda", "cuLaunch")) for name in calls):
         return "NVIDIA"
     return None
+
+
+NAME = "kineto"
+
+
+def decode(
+    path: Path,
+    sink: Sink,
+    *,
+    has_column: HasColumn = lambda table, column: True,
+    data_types: Mapping[str, int] | None = None,
+    is_outside: Callable[[str], bool] = lambda frame: False,
+    slice_bytes: int = SLICE_BYTES,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Found:
+    """Decode a torch.profiler trace, compressed or not, in memory that its length does not change.
+
+    Args:
+        path: The trace.
+        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Whether the revision being written has (table, column); what it lacks and
+            uprof keeps in tables of its own is not written twice.
+        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
+        is_outside: Whether a Python frame, `file.py(line): function`, belongs to what ran the
+            program: it and what called it are left out of call chains.
+        slice_bytes: How much JSON is decoded at a time.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        RawFormatError: not a trace, cut off before its first event, or damaged beyond reading.
+    """
+    reader = TraceReader(path, sink.anomaly, slice_bytes)
+    with _no_garbage_collection(), Collector(sink, is_outside) as parts:
+        progress("reading events")
+        for events in reader.slices():
+            parts.take(events)
+        parts.finish()
+        span = _require_events(path, parts, cut_off=reader.cut_off)
+        base_ns = base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
+        merged.settle(parts, parts.calling, parts.labels)
+        listed = collector.complete(
+            parts.collectives.all,
+            collector.of_session(distributed_info(reader.metadata)),
+            own_rank(parts, reader.metadata),
+            sink.anomaly,
+        )
+        if parts.allocations.rows and not parts.says_memory_in_use:  # torch before 1.10
+            parts.adds_up_allocations = True
+            sink.anomaly("memory_added_up", 1, "no event says what was in use: 0 at the beginning")
+        joined = task_tables.write(
+            parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
+        )
+        facts = write(parts, reader.metadata, base_ns, listed)
+        return Found(
+            events=reader.events_read,
+            counts=dict(parts.counts),
+            tasks=parts.gpu.rows,
+            tasks_joined=joined,
+            operations=parts.counts[Kind.OPERATION.value],
+            rank=rank_of(reader.metadata),
+            facts=facts,
+        )
+
+
+@contextmanager
+def _no_garbage_collection() -> Iterator[None]:
+    """Hold off the collector of cycles: millions of events pass by and none is part of one."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:
+    """Return the span of all events, if there are some that mean anything."""
+    meaningful = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
+    if parts.span is None or not any(spool.rows for spool in meaningful):
+        raise RawFormatError(
+            f"{path}: is cut off before the first whole event"
+            if cut_off
+            else f"{path}: holds no event that torch.profiler records",
+            hint="copy the file again, or record again and wait until the profiler has written it"
+            if cut_off
+            else "expected operations, runtime calls or kernels with ph, cat, ts and dur",
+            slug="damaged-recording" if cut_off else "empty-recording",
+        )
+    return parts.span

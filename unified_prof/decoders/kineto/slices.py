@@ -20,8 +20,7 @@ from typing import Any
 
 import msgspec
 
-from unified_prof.decoders.kineto.events import Event
-from unified_prof.decoders.kineto.known import KnownSlices
+from unified_prof.decoders.kineto.events import Event, KnownSlices
 from unified_prof.decoders.kineto.source import TraceFile
 from unified_prof.errors import RawFormatError
 

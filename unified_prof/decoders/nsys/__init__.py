@@ -4,6 +4,6 @@ Versions of nsys differ in tables and columns, and tables without rows are mostl
 columns are asked for, never versions: what is not there is not known.
 """
 
-from unified_prof.decoders.nsys.export import NAME, decode
+from unified_prof.decoders.nsys.recording import NAME, decode
 
 __all__ = ["NAME", "decode"]

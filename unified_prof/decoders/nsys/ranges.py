@@ -7,15 +7,15 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.columns import Cells
+from unified_prof.base.columns import Cells
+from unified_prof.base.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, as_operation, is_backward
 from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
-from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
-from unified_prof.decoders.gpu.numbers import MISSING, ints
-from unified_prof.decoders.nsys.fields import NO_ID, NO_TIME, Fields
-from unified_prof.decoders.nsys.others import Others
-from unified_prof.decoders.nsys.payloads import Payloads
-from unified_prof.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
+from unified_prof.decoders.gpu.memory import MISSING, ints
+from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
+from unified_prof.decoders.nsys.nccl import Payloads
+from unified_prof.decoders.nsys.other_events import Others
 
 RANGES = "NVTX_EVENTS"
 

@@ -2,17 +2,31 @@
 
 Every kind of file that the exporter reads stands in one of three tables. A kind in none of them is
 a newer one, and so told as undecoded.
+
+The decoders of files that need nothing but their own part of a recording.
+
+One row a decoder: the module, and the files (by `DataFolder` name) any of which makes it worth
+importing. What needs several parts at once - calls, tasks, operators, communication, PMU of
+tasks - is put together by `recording`, `host_side` and `device_side`.
+
+How decoding tells what it is doing.
+
+SESSION_TIME_INFO, HOST_INFO, NPU_INFO and RANK_DEVICE_MAP: what was recorded, and when.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from typing import Any
 
 import numpy as np
 
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory, ProfDirectory
-from unified_prof.decoders.prof.raw.layouts import record_type
-from unified_prof.decoders.prof.raw.slices import DataFolder
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.slices import DataFolder
 
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
 """Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""
@@ -106,3 +120,43 @@ def _has_unknown_collectives(device: DeviceDirectory) -> bool:
     return file is not None and any(
         np.any(piece["type"] == _UNKNOWN_COLLECTIVE) for piece in file.pieces(record_type("aicpu"))
     )
+
+
+Stage = Callable[[str], AbstractContextManager[Any]]
+"""Entered around each part of the work, with its name: for timing and progress."""
+
+
+_CHIPS = {
+    0: "Ascend310",
+    1: "Ascend910A",
+    4: "Ascend310P",
+    5: "Ascend910B",
+    7: "Ascend310B",
+    15: "Ascend950",
+}
+_UNKNOWN_CHIP = "UNKNOWN"
+_NONE = -1
+
+
+def write_session(prof: ProfDirectory, sink: Sink) -> None:
+    """Write the tables that every recording has.
+
+    Raises:
+        RawFormatError: nothing says when the recording began.
+    """
+    first = prof.host or prof.devices[0]
+    session = first.session
+    sink.write(
+        "SESSION_TIME_INFO", {"startTimeNs": [session.start_ns], "endTimeNs": [session.end_ns]}
+    )
+    sink.write(
+        "HOST_INFO",
+        {
+            "hostUid": [first.info.text("hostUid", "0")],
+            "hostName": [first.info.text("hostname")],
+        },
+    )
+    ids = [device.device_id for device in prof.devices] or [_NONE]
+    names = [_CHIPS.get(device.platform, _UNKNOWN_CHIP) for device in prof.devices]
+    sink.write("NPU_INFO", {"id": ids, "name": names or [_UNKNOWN_CHIP]})
+    sink.write("RANK_DEVICE_MAP", {"rankId": [_NONE] * len(ids), "deviceId": ids})

@@ -9,36 +9,39 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.columns import Sink
-from unified_prof.decoders.prof.collectives import communication_records as collectives
-from unified_prof.decoders.prof.collectives.communication import CommunicationWriter
-from unified_prof.decoders.prof.host import memory_copies, operators
-from unified_prof.decoders.prof.host.api_events import CALL, CallWriter, read_calls
-from unified_prof.decoders.prof.host.call_tree import NOWHERE
-from unified_prof.decoders.prof.host.captured_operators import read_captured
-from unified_prof.decoders.prof.host.captured_streams import read_captures
-from unified_prof.decoders.prof.host.collective_streams import read_collective_streams
-from unified_prof.decoders.prof.host.compute_info import HostKnowledge, operators_of
-from unified_prof.decoders.prof.host.host_windows import HostWindow, host_windows
-from unified_prof.decoders.prof.host.launched import KERNEL, LAUNCHED, Launched
-from unified_prof.decoders.prof.host.launches import Launches, launches_of
-from unified_prof.decoders.prof.host.operator_texts import HashTexts, ListTexts
-from unified_prof.decoders.prof.host.task_track import (
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.prof import collective_records as collectives
+from unified_prof.decoders.prof import host_events, operators
+from unified_prof.decoders.prof.captured_graphs import read_captured, read_captures
+from unified_prof.decoders.prof.clocks import Timeline
+from unified_prof.decoders.prof.collectives import CommunicationWriter
+from unified_prof.decoders.prof.compute_info import (
+    KERNEL,
+    LAUNCHED,
+    HostKnowledge,
+    Launched,
+    operators_of,
+)
+from unified_prof.decoders.prof.coverage import Stage
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_calls import CALL, NOWHERE, CallWriter, read_calls
+from unified_prof.decoders.prof.host_events import read_collective_streams
+from unified_prof.decoders.prof.host_records import host_records, keep
+from unified_prof.decoders.prof.host_windows import HostWindow, host_windows
+from unified_prof.decoders.prof.launches import (
     LAUNCH,
     HostTasks,
+    Launches,
+    launches_of,
     place,
     read_host_tasks,
     streams,
     without_lost_calls,
 )
-from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.prof.raw.host_records import host_records, keep
-from unified_prof.decoders.prof.raw.platforms import V6_PLATFORMS
-from unified_prof.decoders.prof.raw.timeline import Timeline
-from unified_prof.decoders.prof.raw.workspace import Workspace
-from unified_prof.decoders.prof.stages import Stage
-from unified_prof.decoders.rows import Rows, put
-from unified_prof.decoders.windows import windows
+from unified_prof.decoders.prof.layouts import V6_PLATFORMS
+from unified_prof.decoders.prof.operators import HashTexts, ListTexts
+from unified_prof.decoders.prof.slices import Workspace
+from unified_prof.decoders.spool import Rows, put, windows
 
 _LEVEL0 = ("l0", "level0")
 
@@ -88,7 +91,7 @@ class HostSide:
                 return reading.enter_context(self._workspace.spool(dtype))
 
             calls, tasks, contexts, sizes = (
-                spool(dtype) for dtype in (CALL, LAUNCH, operators.CONTEXTS, memory_copies.SIZES)
+                spool(dtype) for dtype in (CALL, LAUNCH, operators.CONTEXTS, host_events.SIZES)
             )
             described, attributes, tensors = (
                 spool(dtype)
@@ -181,7 +184,7 @@ class HostSide:
             self._put_away(launches, knowledge, records, to)
             if self._has_sizes:
                 to.copies.append(
-                    memory_copies.copies_of(
+                    host_events.copies_of(
                         tasks, device_id, self.types, sizes, wide_task_ids=self._wide
                     )
                 )

@@ -1,23 +1,174 @@
-"""Decodes one recording of rocprofv3 into a sink, session by session."""
+"""What the devices of a session did: kernels and copies.
+
+Decodes one recording of rocprofv3 into a sink, session by session.
+"""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from unified_prof.columns import Sink, Tables
-from unified_prof.decoders.gpu import description
-from unified_prof.decoders.gpu import tables as gpu_tables
-from unified_prof.decoders.gpu.found import Found
-from unified_prof.decoders.gpu.parts import Parts
+import numpy as np
+
+from unified_prof.arrays.grouping import distinct_rows
+from unified_prof.base.columns import Cells, Sink, Tables
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu import host_tables
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu import task_tables as gpu_tables
+from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.rows import Found, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
-from unified_prof.decoders.rocm.allocations import read_allocations
-from unified_prof.decoders.rocm.counters import SessionCounters
-from unified_prof.decoders.rocm.regions import Regions
-from unified_prof.decoders.rocm.session import Session
-from unified_prof.decoders.rocm.tables import SessionTables, sessions_of, tell_unread
-from unified_prof.decoders.rocm.tasks import Tasks
+from unified_prof.decoders.rocm.json_tables import SessionTables, sessions_of, tell_unread
+from unified_prof.decoders.rocm.regions import Regions, SessionCounters, read_allocations
+from unified_prof.decoders.rocm.session import NO_TIME, Session
+from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
+
+_INT32 = range(-(2**31), 2**31)
+_GEOMETRY = (
+    *("grid_size_x", "grid_size_y", "grid_size_z"),
+    *("workgroup_size_x", "workgroup_size_y", "workgroup_size_z"),
+)
+_PLACE = {
+    "start": NO_TIME,
+    "end": NO_TIME,
+    "pid": MISSING,
+    "tid": MISSING,
+    "queue_id": MISSING,
+    "stream_id": MISSING,
+    "event_id": MISSING,
+}
+
+
+class Tasks:
+    """Reads the tasks of a session."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._parts = session, session.parts
+        self._geometries: dict[tuple[int, ...], int] = {}
+        self._events: list[Int64s] = [np.empty(0, np.int64)]
+
+    @property
+    def events(self) -> Int64s:
+        """The events of all dispatches."""
+        return np.concatenate(self._events)
+
+    def read(self) -> None:
+        """Put all tasks into the parts."""
+        self._kernels()
+        self._copies()
+
+    def _kernels(self) -> None:
+        symbols = {
+            "id": MISSING,
+            "sgpr_count": MISSING,
+            "arch_vgpr_count": MISSING,
+            "accum_vgpr_count": 0,
+        }
+        names: dict[int, str] = {}
+        registers: dict[int, int] = {}
+        for cells in self._session.tables.slices(
+            "info_kernel_symbol", symbols, ["display_name", "kernel_name"]
+        ):
+            for at, row in enumerate(cells["id"].tolist()):
+                names[row] = cells["display_name"][at] or cells["kernel_name"][at] or NOT_AVAILABLE
+                count = int(cells["arch_vgpr_count"][at])
+                more = max(0, int(cells["accum_vgpr_count"][at]))
+                registers[row] = count + more if 0 <= count <= count + more < 2**31 else MISSING
+        wanted = {
+            **_PLACE,
+            "agent_id": MISSING,
+            "kernel_id": MISSING,
+            "group_segment_size": MISSING,
+            **dict.fromkeys(_GEOMETRY, MISSING),
+        }
+        for cells in self._session.tables.slices("kernel_dispatch", wanted):
+            rows, valid = self._task(cells, "kernel")
+            rows["device"] = self._session.agents.numbers_of_devices(cells["agent_id"])
+            kernels = cells["kernel_id"]
+            rows["name"] = self._session.names(kernels, names)
+            rows["kind"] = r.KERNEL
+            rows["kind"][self._parts.are_communication(rows["name"])] = r.COMMUNICATION
+            distinct, inverse = np.unique(kernels, return_inverse=True)
+            counts = [registers.get(number, MISSING) for number in distinct.tolist()]
+            rows["registers"] = np.array(counts, np.int64)[inverse]
+            rows["shared_memory"] = cells["group_segment_size"]
+            rows["geometry"] = self._geometry_numbers(cells)
+            rows["counted"] = self._session.events.key(cells["event_id"])
+            self._events.append(cells["event_id"][valid])
+            self._put(rows, valid)
+
+    def _geometry_numbers(self, cells: Cells) -> Int64s:
+        """Return launch sizes. AMD counts work items where others count blocks."""
+        first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
+        numbers = []
+        for at in first.tolist():
+            sizes = tuple(int(cells[name][at]) for name in _GEOMETRY)
+            number = self._geometries.get(sizes)
+            if number is None:
+                number = MISSING
+                if min(sizes) > 0:
+                    items, group = sizes[:3], sizes[3:]
+                    blocks = tuple(
+                        -(-size // width) for size, width in zip(items, group, strict=True)
+                    )
+                    texts = tuple(json.dumps(part).encode() for part in (blocks, group))
+                    number = self._parts.geometries[texts[0], texts[1]]
+                self._geometries[sizes] = number
+            numbers.append(number)
+        return np.array(numbers, np.int64)[inverse]
+
+    def _copies(self) -> None:
+        wanted = {
+            **_PLACE,
+            "src_agent_id": MISSING,
+            "dst_agent_id": MISSING,
+            "size": MISSING,
+            "name_id": MISSING,
+        }
+        for cells in self._session.tables.slices("memory_copy", wanted):
+            rows, valid = self._task(cells, "copy")
+            first, inverse = distinct_rows(cells["src_agent_id"], cells["dst_agent_id"])
+            names, devices = [], []
+            for at in first.tolist():
+                name, device = self._session.agents.direction(
+                    int(cells["src_agent_id"][at]), int(cells["dst_agent_id"][at])
+                )
+                names.append(self._parts.names[name])
+                devices.append(device)
+            rows["name"] = np.array(names, np.int64)[inverse]
+            rows["device"] = np.array(devices, np.int64)[inverse]
+            rows["kind"] = r.COPY
+            rows["size"] = cells["size"]
+            self._put(rows, valid)
+
+    def _task(self, cells: Cells, what: str) -> tuple[Rows, Bools]:
+        rows, valid = self._session.timed(cells, r.GPU_TASK, what)
+        stream = cells["stream_id"]
+        rows["stream"] = np.where(stream == MISSING, cells["queue_id"], stream)
+        rows["correlation"] = self._session.events.correlations(cells["event_id"])
+        distinct, inverse = np.unique(cells["pid"], return_inverse=True)
+        pids = [self._session.pids.get(row, row) for row in distinct.tolist()]
+        pids = [pid if pid in _INT32 else MISSING for pid in pids]
+        rows["process"] = np.array(pids, np.int64)[inverse]
+        for field in (
+            *("external", "geometry", "queued", "registers", "shared_memory", "size", "graph"),
+            *("connection", "thread", "operation_name", "signature", "collective"),
+            *("graph_node", "context", "counted"),
+        ):
+            rows[field] = MISSING
+        for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):
+            rows[field] = np.nan
+        return rows, valid
+
+    def _put(self, rows: Rows, valid: Bools) -> None:
+        rows = rows[valid]
+        self._parts.see_correlations(rows)
+        self._parts.devices.update(np.unique(rows["device"]).tolist())
+        self._parts.gpu.append(rows)
+
 
 NAME = "rocm"
 
@@ -79,7 +230,7 @@ def decode(
         tell_unread(tables, sessions, sink)
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}
-        description.write(
+        host_tables.write(
             sink,
             start_ns=first,
             end_ns=last,
@@ -87,7 +238,7 @@ def decode(
             device_names={device: names.get(device) for device in parts.devices},
             rank=None,
         )
-        description.write_device_properties(sink, devices)
+        host_tables.write_device_properties(sink, devices)
         return Found(
             events=sum(parts.counts.values()),
             counts=dict(parts.counts),

@@ -1,4 +1,9 @@
-"""The host side of a session: calls, marks and ranges of the program, other regions."""
+"""The host side of a session: calls, marks and ranges of the program, other regions.
+
+Allocations of device memory in a session.
+
+Hardware counters of a session: of dispatches, and samples over time.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +12,13 @@ import re
 
 import numpy as np
 
-from unified_prof.columns import Cells
+from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.base.columns import Cells
+from unified_prof.base.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.marked import SOME_FORWARD_THREAD, as_operation, is_backward
-from unified_prof.decoders.gpu.numbers import MISSING, Int64s
+from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, as_operation, is_backward
+from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.rocm.session import INTERVAL, NO_TIME, Session
-from unified_prof.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
 
 _RANGE_EVENT, _MARK_EVENT = 2, 0
 _CALLS = re.compile(r"HIP|HSA|RCCL|ROCDECODE|ROCJPEG")
@@ -162,3 +168,134 @@ def _message(text: str) -> str:
     except (ValueError, AttributeError, RecursionError):
         return ""
     return said if isinstance(said, str) else ""
+
+
+_COMPONENT = "ROCm"
+
+
+def read_allocations(session: Session) -> None:
+    """Read allocations of device memory; a release does not say its size."""
+    live: dict[tuple[int, int], int] = {}
+    wanted = {
+        "start": NO_TIME,
+        "end": NO_TIME,
+        "pid": MISSING,
+        "tid": MISSING,
+        "agent_id": MISSING,
+        "address": MISSING,
+        "size": 0,
+    }
+    unsized = 0
+    for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
+        times, valid = session.timed(cells, INTERVAL, "allocation")
+        rows = np.empty(len(times), r.ALLOCATION)
+        rows["start"] = times["start"]
+        rows["thread"] = session.thread_numbers(cells)
+        rows["device"] = session.agents.numbers_of_devices(cells["agent_id"])
+        rows["address"] = cells["address"]
+        rows["owner"] = session.number
+        rows["total_allocated"] = rows["total_reserved"] = MISSING
+        sizes = []
+        for kind, level, device, address, size in zip(
+            cells["type"],
+            cells["level"],
+            rows["device"].tolist(),
+            cells["address"].tolist(),
+            cells["size"].tolist(),
+            strict=True,
+        ):
+            signed = 0
+            if level in (None, "REAL") and kind == "ALLOC" and 0 < size < 2**53:
+                live[device, address] = signed = size
+            elif kind == "FREE":
+                # The release of a block may not say whose memory it was.
+                signed = -live.pop((device, address), 0)
+                unsized += not signed
+            sizes.append(signed)
+        rows["size"] = sizes
+        on_device = rows["device"] != MISSING
+        session.parts.memory_component, session.parts.adds_up_allocations = _COMPONENT, True
+        session.parts.allocations.append(rows[valid & (rows["size"] != 0) & on_device])
+    if unsized:
+        session.parts.sink.anomaly(
+            "release_without_allocation", unsized, "allocated before the recording"
+        )
+
+
+_ENTRIES = "pmc_event"
+
+
+class SessionCounters:
+    """Reads the counters of a session; its tasks have to be read before."""
+
+    def __init__(self, session: Session) -> None:
+        self._session, self._parts = session, session.parts
+        self._names: dict[int, str] = {}
+        self._agents: dict[int, int] = {}
+
+    def read(self, counted: Int64s) -> None:
+        """Put the values of tasks into `Parts.counters`, and write those of samples.
+
+        Args:
+            counted: The events of the session's tasks.
+        """
+        self._counters()
+        samples = self._samples()
+        without = 0
+        tasks = np.unique(counted)
+        for cells in self._session.tables.slices(
+            _ENTRIES, {"event_id": MISSING, "pmc_id": MISSING}, reals=["value"]
+        ):
+            events, values = cells["event_id"], cells["value"]
+            names = self._session.names(cells["pmc_id"], self._names)
+            known = ~np.isnan(values)
+            of_task = known & (find(tasks, events) != NOWHERE)
+            self._parts.counters.add(
+                self._session.events.key(events[of_task]), names[of_task], values[of_task]
+            )
+            rest = known & ~of_task
+            sampled = np.zeros(len(events), bool)
+            if samples is not None and rest.any():
+                at = find(samples[0], events)
+                agents = [self._agents.get(one, MISSING) for one in cells["pmc_id"].tolist()]
+                devices = self._session.agents.numbers_of_devices(np.array(agents, np.int64))
+                sampled = rest & (at != NOWHERE) & (devices != MISSING)
+                moments = samples[1][at]
+                timed = {"start": moments[sampled], "end": moments[sampled]}
+                times, valid = self._session.timed(timed, INTERVAL, "gpu_metric")
+                self._parts.sink.write(
+                    "UPROF_GPU_METRICS",
+                    {
+                        "timestampNs": times["start"][valid],
+                        "deviceId": devices[sampled][valid],
+                        "name": names[sampled][valid],
+                        "value": values[sampled][valid],
+                    },
+                )
+            without += int(np.count_nonzero(~of_task & ~sampled))
+        if without:
+            self._parts.sink.anomaly(
+                "counter_without_task", without, "values of no dispatch and no sample of a GPU"
+            )
+
+    def _counters(self) -> None:
+        for cells in self._session.tables.slices(
+            "info_pmc", {"id": MISSING, "agent_id": MISSING}, ["name", "symbol"]
+        ):
+            for at, row in enumerate(cells["id"].tolist()):
+                self._names[row] = cells["name"][at] or cells["symbol"][at] or NOT_AVAILABLE
+                self._agents[row] = int(cells["agent_id"][at])
+
+    def _samples(self) -> tuple[Int64s, Int64s] | None:
+        """Return events of samples, in order, and when each was taken."""
+        parts = [
+            (cells["event_id"], cells["timestamp"])
+            for cells in self._session.tables.slices(
+                "sample", {"event_id": MISSING, "timestamp": NO_TIME}
+            )
+        ]
+        if not parts:
+            return None
+        events, times = map(np.concatenate, zip(*parts, strict=True))
+        order = np.argsort(events, kind="stable")
+        return events[order], times[order]

@@ -1,4 +1,8 @@
-"""What the rows of one session of a recording refer to: texts, processes, threads, agents, events.
+"""The agents of a session: CPUs and GPUs.
+
+The events of a session, which regions and tasks refer to.
+
+What the rows of one session of a recording refer to: texts, processes, threads, agents, events.
 
 Ids of processes, threads, agents, queues and streams are row numbers, a session's own.
 """
@@ -10,15 +14,113 @@ from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.distinct import distinct_rows
-from unified_prof.columns import Cells
-from unified_prof.decoders.gpu.numbers import MISSING, Bools, Int64s
-from unified_prof.decoders.gpu.parts import Parts
-from unified_prof.decoders.rocm.agents import Agents
-from unified_prof.decoders.rocm.events import Events
-from unified_prof.decoders.rocm.tables import SessionTables
-from unified_prof.decoders.rows import Rows
-from unified_prof.vocabulary import NOT_AVAILABLE
+from unified_prof.arrays.grouping import NOWHERE, distinct_rows, find
+from unified_prof.base.columns import Cells
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.rocm.json_tables import SessionTables
+from unified_prof.decoders.spool import Rows
+
+_INT32 = range(-(2**31), 2**31)
+
+
+class Agents:
+    """Rows of info_agent, by their numbers."""
+
+    def __init__(self, tables: SessionTables) -> None:
+        self.devices: dict[int, dict[str, Any]] = {}
+        """GPUs by their number, with what the file says of each."""
+        self._agents: dict[int, tuple[str, int]] = {}
+        """Row -> (CPU or GPU, number among those of its type)."""
+        self._read(tables)
+
+    def _read(self, tables: SessionTables) -> None:
+        wanted = {"id": MISSING, "type_index": MISSING, "logical_index": MISSING}
+        names = ["type", "product_name", "name", "model_name", "vendor_name"]
+        for cells in tables.slices("info_agent", wanted, names):
+            for at, row in enumerate(cells["id"].tolist()):
+                kind = (cells["type"][at] or "").upper()
+                index = int(cells["type_index"][at])
+                if index not in _INT32 or index < 0:
+                    index = MISSING
+                self._agents[row] = (kind, index)
+                if kind == "GPU" and index != MISSING:
+                    told = {name: cells[name][at] for name in names[1:] if cells[name][at]}
+                    told["name"] = told.get("product_name") or told.get("name") or NOT_AVAILABLE
+                    self.devices.setdefault(index, told)
+
+    def numbers_of_devices(self, agents: Int64s) -> Int64s:
+        """Return the device that each agent is, MISSING where it is none."""
+        distinct, inverse = np.unique(agents, return_inverse=True)
+        found = []
+        for agent in distinct.tolist():
+            kind, index = self._agents.get(agent, ("", MISSING))
+            found.append(index if kind == "GPU" else MISSING)
+        return np.array(found, np.int64)[inverse]
+
+    def direction(self, source: int, target: int) -> tuple[str, int]:
+        """Return what a copy from agent to agent is called, and the device that it belongs to."""
+        nothing = ("", MISSING)
+        kinds = (self._agents.get(source, nothing), self._agents.get(target, nothing))
+        device = next((index for kind, index in reversed(kinds) if kind == "GPU"), MISSING)
+        letters = [{"CPU": "H", "GPU": "D"}.get(kind) for kind, _ in kinds]
+        if None in letters:
+            return "Memcpy Unknown", device
+        if letters == ["D", "D"] and source != target:
+            return "Memcpy PtoP", device
+        return f"Memcpy {letters[0]}to{letters[1]}", device
+
+
+_MOST_ID = 2**40
+
+
+class Events:
+    """What ties calls and tasks together, and which kind of call a region is.
+
+    Args:
+        tables: Of the session.
+        session: Its number; keys of different sessions are different.
+    """
+
+    def __init__(self, tables: SessionTables, session: int) -> None:
+        self._first_key = session * _MOST_ID
+        wanted = {"id": MISSING, "stack_id": 0, "correlation_id": 0, "category_id": MISSING}
+        parts: list[tuple[Int64s, ...]] = [
+            tuple(cells[name] for name in wanted) for cells in tables.slices("event", wanted)
+        ]
+        columns = (
+            [np.concatenate(column) for column in zip(*parts, strict=True)]
+            if parts
+            else [np.empty(0, np.int64)] * len(wanted)
+        )
+        order = np.argsort(columns[0], kind="stable")
+        self._ids, stacks, correlations, categories = (column[order] for column in columns)
+        keys = np.where(stacks > 0, stacks, correlations)
+        self._keys = np.where((keys > 0) & (keys < _MOST_ID), keys, MISSING)
+        self._categories = categories
+
+    def categories(self, events: Int64s) -> Int64s:
+        """Return string ids of what kind of call each is, MISSING where that is not known."""
+        return self._of(events, self._categories)
+
+    def correlations(self, events: Int64s) -> Int64s:
+        """Return what a call and the tasks it launched have in common, MISSING where nothing is."""
+        keys = self._of(events, self._keys)
+        return np.where(keys == MISSING, MISSING, self._first_key + keys)
+
+    def key(self, events: Int64s) -> Int64s:
+        """Return numbers of events that are different in all sessions, MISSING of what is none."""
+        known = (events > 0) & (events < _MOST_ID)
+        return np.where(known, self._first_key + events, MISSING)
+
+    def _of(self, events: Int64s, values: Int64s) -> Int64s:
+        place = find(self._ids, events)
+        found = np.full(len(events), MISSING)
+        there = place != NOWHERE
+        found[there] = values[place[there]]
+        return found
+
 
 NO_TIME = -(2**63)
 _SANE_NS = 2**62

@@ -1,16 +1,20 @@
-"""op_summary: one row for each kernel and each collective operator, in order of time."""
+"""The columns that op_summary has of the counters of AI cores.
+
+op_summary: one row for each kernel and each collective operator, in order of time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property
 from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.export.mindstudio import numbers
-from unified_prof.export.mindstudio.core_metrics import CoreMetrics
-from unified_prof.export.mindstudio.delivery import Delivery, lines
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.base.vocabulary import NO_CONTEXT, NOT_AVAILABLE
+from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import (
     Ints,
     Recording,
@@ -18,9 +22,277 @@ from unified_prof.export.mindstudio.recording import (
     in_order_of_text,
     ranks_of_texts,
 )
-from unified_prof.export.mindstudio.registry import deliverable
-from unified_prof.store.ownership import temporary_folder
-from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
+from unified_prof.export.mindstudio.registry import Delivery, deliverable, lines
+from unified_prof.recording import recording as whole_tables
+from unified_prof.sqlite.atomic import temporary_folder
+
+_TABLE = "TASK_PMU_INFO"
+_IN_MEMORY_BYTES = 64 << 20
+"""Larger matrices lie in a temporary file."""
+
+_CUBE = "cube_utilization(%)"
+_MEMORY_BOUND = "memory_bound"
+
+
+def _both(*stems: str) -> set[str]:
+    return {f"{stem}_{end}" for stem in stems for end in ("ratio", "time")}
+
+
+# Counters that a kind of core lacks; the vendor computes them and leaves them out.
+_NOT_OF_CUBE_CORES = {
+    *_both("vec"),
+    *("ub_read_bw", "ub_write_bw", "ub_read_bw_mte", "ub_write_bw_mte"),
+    *("ub_read_bw_vector", "ub_write_bw_vector", "l0c_read_bw", "l0c_write_bw", "vector_fops"),
+    *(f"vec_{what}_ratio" for what in ("fp32", "fp16", "int32", "misc")),
+    *(f"vec_{what}_ratio" for what in ("fp16_128lane", "fp16_64lane")),
+    *(f"vec_{what}_cflt_ratio" for what in ("bankgroup", "bank", "resc")),
+}
+_NOT_OF_VECTOR_CORES = {
+    *_both("mac", "mte1", "fixpipe"),
+    *("l1_read_bw", "l1_write_bw", "mac_fp16_ratio", "mac_int8_ratio", "cube_fops"),
+    *(f"l0{which}_{way}_bw" for which in "ab" for way in ("read", "write")),
+    *("l0c_read_bw_cube", "l0c_write_bw_cube"),
+}
+_HIDDEN = {f"aic_{name}" for name in _NOT_OF_CUBE_CORES} | {
+    f"aiv_{name}" for name in _NOT_OF_VECTOR_CORES
+}
+
+# Metrics whose columns have an order of their own; all others stand in the order of the table.
+_ORDER = (
+    *("ub_read_bw", "ub_write_bw", "l1_read_bw", "l1_write_bw"),
+    *("main_mem_read_bw", "main_mem_write_bw", "l2_read_bw", "l2_write_bw"),
+    *("l0a_read_bw", "l0a_write_bw", "l0b_read_bw", "l0b_write_bw"),
+    *("l0c_read_bw", "l0c_write_bw", "l0c_read_bw_cube", "l0c_write_bw_cube"),
+    *("ub_read_bw_vector", "ub_write_bw_vector", "ub_read_bw_scalar", "ub_write_bw_scalar"),
+    "fixp2ub_write_bw",
+)
+_TITLES = {
+    "total_time": "aicore_time(us)",
+    "aic_total_time": "aicore_time(us)",
+    "aiv_total_time": "aiv_time(us)",
+}
+_ONLY_WITH_CONTEXTS = {"aiv_time(us)", "aiv_total_time(us)"}
+_NS_PER_US = 1000.0
+
+
+def _core(name: str) -> str:
+    return name[:4] if name.startswith(("aic_", "aiv_")) else ""
+
+
+def shown(names: Sequence[str]) -> list[str]:
+    """Return the metrics that have a column, in the order of the columns.
+
+    The cores' blocks follow each other as in the table. In a block, metrics of `_ORDER` take the
+    places that metrics of it have, in its order.
+    """
+    result: list[str] = []
+    for core in dict.fromkeys(map(_core, names)):
+        block = [name for name in names if _core(name) == core and name not in _HIDDEN]
+        ranked = sorted(
+            (name for name in block if name.removeprefix(core) in _ORDER),
+            key=lambda name: _ORDER.index(name.removeprefix(_core(name))),
+        )
+        following = iter(ranked)
+        result += [next(following) if n.removeprefix(core) in _ORDER else n for n in block]
+    return result
+
+
+def title(name: str) -> str:
+    """Return what a metric's column is called: its name, and the unit where it has one."""
+    if name in _TITLES:
+        return _TITLES[name]
+    for part, unit in (("time", "(us)"), ("bw", "(GB/s)"), ("datas", "(KB)")):
+        if part in name:
+            return name if name.endswith(unit) else f"{name}{unit}"
+    return name
+
+
+class CoreMetrics:
+    """The metrics of every task that the counters have a record of.
+
+    A task that ran several times, as those of a captured graph do, has as many records.
+
+    Args:
+        recording: Where they are.
+        scratch: A folder for what is too big for memory.
+    """
+
+    def __init__(self, recording: Recording, scratch: Path) -> None:
+        self._recording = recording
+        self._scratch = scratch
+        first = next(self._windows(), None)
+        self.is_empty = first is None or not len(first[0]["name"])
+        if self.is_empty:
+            return
+        assert first is not None
+        counted = whole_tables.counts(
+            recording.source, _TABLE, "globalTaskId", where={"name": int(first[0]["name"][0])}
+        )
+        self._tasks = Lookup(counted["key"])
+        self._count = counted["rows"].astype(np.int64)
+        self._first = np.cumsum(self._count) - self._count
+
+    @cached_property
+    def _matrix(self) -> NDArray[np.float64]:
+        names = self._metric_ids
+        shape = (int(self._count.sum()), len(names))
+        matrix: NDArray[np.float64]
+        if 8 * shape[0] * shape[1] <= _IN_MEMORY_BYTES:
+            matrix = np.empty(shape)
+        else:
+            matrix = np.memmap(self._scratch / "core_metrics", np.float64, "w+", shape=shape)
+        matrix[:] = np.nan
+        seen = np.zeros((len(self._count), len(names)), np.int32) if self._repeats else None
+        lost = 0
+        for ints, reals in self._windows():
+            task = self._tasks.rows(ints["globalTaskId"]).astype(np.int64)
+            name = np.array([names.get(one, -1) for one in ints["name"].tolist()], np.int64)
+            known = (task >= 0) & (name >= 0)
+            task, name, value = task[known], name[known], reals["value"][known]
+            turn = _turns(seen, task, name)
+            fits = turn < self._count[task]
+            lost += len(known) - int(fits.sum())
+            matrix[self._first[task[fits]] + turn[fits], name[fits]] = value[fits]
+        if lost:
+            self._recording.findings.add(
+                "metric_without_record", f"{lost} rows of {_TABLE} belong to no record", lost
+            )
+        return matrix
+
+    def _windows(self) -> Iterator[whole_tables.Window]:
+        return whole_tables.windows(
+            self._recording.source, _TABLE, ["globalTaskId", "name"], ["value"]
+        )
+
+    @property
+    def _repeats(self) -> bool:
+        return bool((self._count > 1).any())
+
+    @cached_property
+    def _metric_ids(self) -> dict[int, int]:
+        """Text id of each metric -> its column of the matrix, in the order of the table."""
+        found: dict[int, int] = {}
+        for ints, _ in self._windows():
+            distinct, where = np.unique(ints["name"], return_index=True)
+            for place in np.argsort(where).tolist():
+                found.setdefault(int(distinct[place]), len(found))
+        return found
+
+    @cached_property
+    def _columns(self) -> list[tuple[str, int]]:
+        """(metric, column of the matrix), in the order in which they are shown."""
+        by_name = {self._recording.text(number): at for number, at in self._metric_ids.items()}
+        return [(name, by_name[name]) for name in shown(list(by_name))]
+
+    @property
+    def header(self) -> list[str]:
+        """Names of the columns."""
+        if self.is_empty:
+            return []
+        titles = [title(name) for name, _ in self._columns]
+        if not self._recording.has_contexts:
+            titles = [one for one in titles if one not in _ONLY_WITH_CONTEXTS]
+        return titles + [name for name, _ in self._derived]
+
+    @cached_property
+    def _derived(self) -> list[tuple[str, tuple[str, ...]]]:
+        """Columns that are computed from others: (name, what they are computed from)."""
+        names = {name for name, _ in self._columns}
+        derived = []
+        bounds = [
+            tuple(f"{unit}{part}_ratio" for unit in ("mac", "vec", "mte2")) for part in ("", "_exe")
+        ]
+        if (bound := next((one for one in bounds if names.issuperset(one)), None)) is not None:
+            derived.append((_MEMORY_BOUND, bound))
+        for core in ("aic_", ""):
+            needs = (f"{core}mac_ratio", f"{core}total_cycles")
+            if names.issuperset(needs):
+                derived.append((_CUBE, needs))
+                break
+        return derived
+
+    def records(self, task_ids: Ints) -> Ints:
+        """Return the record of each row of a task: its k-th row has its k-th record, -1: none."""
+        if self.is_empty:
+            return np.full(len(task_ids), -1, np.int64)
+        task = self._tasks.rows(task_ids).astype(np.int64)
+        known = task >= 0
+        turn = np.zeros(len(task), np.int64)
+        turn[known] = turns(task[known])
+        has = known & (turn < np.where(known, self._count[task], 0))
+        return np.where(has, self._first[task] + turn, -1)
+
+    def cells(self, records: Ints, device: Ints, duration_ns: Ints) -> list[list[str]]:
+        """Return the cells of some rows, column by column."""
+        if self.is_empty:
+            return []
+        values = self._matrix[np.maximum(records, 0)]
+        values[records < 0] = np.nan
+        by_name = {name: self._texts(name, values[:, at]) for name, at in self._columns}
+        cells = [
+            by_name[name]
+            for name, _ in self._columns
+            if self._recording.has_contexts or title(name) not in _ONLY_WITH_CONTEXTS
+        ]
+        for name, needs in self._derived:
+            inputs = list(zip(*(by_name[need] for need in needs), strict=True))
+            if name == _CUBE:
+                cells.append(self._cube(inputs, device, duration_ns))
+            else:
+                cells.append([_memory_bound(*row) for row in inputs])
+        return cells
+
+    @staticmethod
+    def _texts(name: str, values: NDArray[np.float64]) -> list[str]:
+        if "cycle" in name:
+            return registry.cycles(values)
+        return registry.rounded(values / _NS_PER_US if name.endswith("_time") else values)
+
+    def _cube(self, inputs: list[tuple[str, ...]], device: Ints, duration_ns: Ints) -> list[str]:
+        """Return which share of all cube cores' cycles in its time a task used, in percent."""
+        result = []
+        durations = registry.as_doubles(duration_ns).tolist()
+        for (mac, cycles), number, us in zip(inputs, device.tolist(), durations, strict=True):
+            per_us = self._recording.cube_cycles_per_us(number)
+            if mac == NOT_AVAILABLE or per_us is None:
+                result.append(NOT_AVAILABLE)
+            elif us == 0:
+                result.append("0")
+            else:
+                # What is divided has been through a text of six decimals.
+                share = float(f"{float(cycles) / per_us * 100:.6f}")
+                result.append(f"{share / us:.3f}")
+        return result
+
+
+def _memory_bound(mac: str, vector: str, transfer: str) -> str:
+    """Return how much longer the transfers took than the units that computed."""
+    if NOT_AVAILABLE in (mac, vector, transfer) or 0.0 in (float(mac), float(vector)):
+        return NOT_AVAILABLE
+    return f"{float(transfer) / max(float(mac), float(vector)):.6f}"
+
+
+def turns(values: Ints) -> Ints:
+    """Return how many equal values stand before each."""
+    order = np.argsort(values, kind="stable")
+    ranked = values[order]
+    new = np.ones(len(ranked), np.bool_)
+    new[1:] = ranked[1:] != ranked[:-1]
+    places = np.arange(len(ranked))
+    result = np.empty(len(ranked), np.int64)
+    result[order] = places - np.maximum.accumulate(np.where(new, places, 0))
+    return result
+
+
+def _turns(seen: NDArray[np.int32] | None, task: Ints, name: Ints) -> Ints:
+    """Return which record of its task each value belongs to, and note that it was seen."""
+    if seen is None:
+        return np.zeros(len(task), np.int64)
+    key = task * seen.shape[1] + name
+    turn = turns(key) + seen[task, name]
+    np.add.at(seen, (task, name), 1)
+    return turn
+
 
 _PLACE = ("Device_id", "Model ID", "Task ID", "Stream ID")
 _OPERATOR = ("Op Name", "OP Type", "OP State", "Task Type")
@@ -44,7 +316,7 @@ _COLLECTIVE_KERNEL = "AivKernel"
 
 
 @deliverable("op_summary", tables=("COMPUTE_TASK_INFO", "COMMUNICATION_OP"))
-def write(recording: Recording, delivery: Delivery) -> None:
+def write_op_summary(recording: Recording, delivery: Delivery) -> None:
     """Write the table; a collective has N/A where a kernel has tensors and counters."""
     with temporary_folder() as scratch:
         _Summary(recording, scratch).write(delivery)
@@ -113,7 +385,7 @@ class _Summary:
         recording, tasks = self._recording, self._recording.tasks
         task, info = self._task[rows], self._info[rows]
         columns = recording.kernels.columns
-        integers = numbers.integers
+        integers = registry.integers
         start, end = tasks.start_ns[task], tasks.end_ns[task]
 
         def texts(name: str) -> list[str]:
@@ -126,8 +398,8 @@ class _Summary:
             integers(tasks.number[task]),
             integers(tasks.stream[task]),
             *(texts(name) for name in ("name", "opType", "opState", "taskType")),
-            numbers.tabbed(numbers.microseconds(start)),
-            numbers.microseconds(end - start),
+            registry.tabbed(registry.microseconds(start)),
+            registry.microseconds(end - start),
             wait,
             integers(columns["blockNum"][info]),
         ]
@@ -151,16 +423,16 @@ class _Summary:
         start, end = others.start_ns[rows], others.end_ns[rows]
         nothing = [NOT_AVAILABLE] * len(rows)
         cells = [
-            numbers.integers(others.device[rows]),
-            numbers.integers(others.model[rows]),
+            registry.integers(others.device[rows]),
+            registry.integers(others.model[rows]),
             nothing,
             nothing,
             self._recording.cells(columns["opName"][rows]),
             self._recording.cells(columns["opType"][rows]),
             nothing,
             [_COLLECTIVE] * len(rows),
-            numbers.tabbed(numbers.microseconds(start)),
-            numbers.microseconds(end - start),
+            registry.tabbed(registry.microseconds(start)),
+            registry.microseconds(end - start),
             wait,
         ]
         width = len(self._header())
@@ -189,7 +461,7 @@ def _waits(start: Ints, duration: Ints) -> NDArray[np.float64]:
     In float64 and in this order, as the vendor computes it: at today's times a microsecond has
     two binary places left, so waits are off by up to half a microsecond, and these are compared.
     """
-    start_us, duration_us = numbers.as_doubles(start), numbers.as_doubles(duration)
+    start_us, duration_us = registry.as_doubles(start), registry.as_doubles(duration)
     waits = np.zeros(len(start))
     waits[1:] = np.maximum(0.0, start_us[1:] - start_us[:-1] - duration_us[:-1])
     return waits

@@ -9,18 +9,18 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read import whole_tables
-from unified_prof.analysis.read.source import Findings, Source
-from unified_prof.analysis.read.whole_tables import MISSING, Texts
-from unified_prof.arrays.lookup import Lookup
-from unified_prof.export.mindstudio.delivery import cell
-from unified_prof.vocabulary import (
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.base.vocabulary import (
     NO_CONNECTION,
     NO_CONTEXT,
     NO_MODEL,
     NOT_AVAILABLE,
     OLD_NO_CONNECTION,
 )
+from unified_prof.export.mindstudio.registry import cell
+from unified_prof.recording import recording as whole_tables
+from unified_prof.recording.recording import MISSING_WHOLE_TABLES, Texts
+from unified_prof.recording.source import Findings, Source
 
 Ints = NDArray[np.int64]
 
@@ -150,9 +150,9 @@ class Recording:
             info: their rows of `kernels`, -1: none.
         """
         if not len(self.kernels):
-            return np.full(len(tasks), MISSING, np.int64)
+            return np.full(len(tasks), MISSING_WHOLE_TABLES, np.int64)
         name = self.kernels.columns["name"][info].astype(np.int64)
-        return np.where(info >= 0, name, MISSING)
+        return np.where(info >= 0, name, MISSING_WHOLE_TABLES)
 
     def ids(self, wanted: Collection[str]) -> Ints:
         """Return the ids of texts."""
@@ -331,4 +331,6 @@ def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
 
 def first_known(*columns: Iterable[int]) -> int | None:
     """Return the first value that is there."""
-    return next((int(v) for column in columns for v in column if v != MISSING and v >= 0), None)
+    return next(
+        (int(v) for column in columns for v in column if v != MISSING_WHOLE_TABLES and v >= 0), None
+    )

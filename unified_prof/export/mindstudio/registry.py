@@ -6,22 +6,42 @@ A deliverable is one module with one function that writes its files, marked with
     def write(recording: Recording, delivery: Delivery) -> None: ...
 
 It writes nothing where it has no rows, and tells `recording.left_out` what it cannot know.
+
+Files of the vendor's names: `<kind>_<time>.csv|json`, tables of at most a million rows.
+
+Numbers as the vendor's files have them: cut, rounded and trimmed each in its own way.
+
+Times are whole nanoseconds and written as microseconds with three decimals, exactly. Ratios and
+averages are rounded; which way a half goes depends on who rounded it, so there are three
+roundings here, each named after its rule.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import json
+import math
+import re
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from importlib import import_module
+from itertools import chain
 from typing import TYPE_CHECKING
 
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.export.files import OutputFiles
+from unified_prof.recording.recording import MISSING_WHOLE_TABLES
+
 if TYPE_CHECKING:
-    from unified_prof.export.mindstudio.delivery import Delivery
     from unified_prof.export.mindstudio.recording import Recording
+
 
 Write = Callable[["Recording", "Delivery"], None]
 
-MODULES = (
+ORDER = (
     "op_summary",
     "op_statistic",
     "task_time",
@@ -34,8 +54,9 @@ MODULES = (
     "npu_module_mem",
     "msprof_tx",
     "msprof",
+    "msprof_tx timeline",
 )
-"""The modules with deliverables, in the order in which they are written."""
+"""The deliverables in the order in which they are written."""
 
 _REGISTERED: dict[str, Deliverable] = {}
 
@@ -67,6 +88,207 @@ def deliverable(
 
 def deliverables() -> tuple[Deliverable, ...]:
     """Return all deliverables."""
-    for module in MODULES:
+    # Each registers its deliverables when it is imported.
+    for module in ("op_summary", "statistics", "task_time", "memory", "timeline"):
         import_module(f"unified_prof.export.mindstudio.{module}")
-    return tuple(_REGISTERED.values())
+    return tuple(_REGISTERED[name] for name in ORDER)
+
+
+ROWS_A_FILE = 1_000_000
+"""A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`."""
+
+_NEEDS_QUOTES = re.compile(r'[",\r\n]')
+
+
+def cell(text: str) -> str:
+    """Return a text as a cell: in quotes where it would end the cell, its own quotes doubled."""
+    if _NEEDS_QUOTES.search(text):
+        doubled = text.replace('"', '""')
+        return f'"{doubled}"'
+    return text
+
+
+def lines(*columns: Sequence[str]) -> list[str]:
+    """Return the lines of a block from the cells of its columns."""
+    return list(map(",".join, zip(*columns, strict=True)))
+
+
+class Delivery:
+    """Where deliverables put their files.
+
+    Args:
+        files: Takes them.
+        moment: Local time of the export, in every name.
+    """
+
+    def __init__(self, files: OutputFiles, moment: datetime) -> None:
+        self._files = files
+        self._time = f"{moment:%Y%m%d%H%M%S}"
+
+    def table(
+        self, kind: str, header: Sequence[str], rows: int, blocks: Iterable[Sequence[str]]
+    ) -> None:
+        """Write a table; none where it has no rows.
+
+        Args:
+            kind: Its name.
+            header: Names of the columns.
+            rows: How many lines `blocks` has.
+            blocks: The lines without their ends, some thousand at a time.
+        """
+        if rows <= ROWS_A_FILE:
+            names = [f"{kind}_{self._time}.csv"] if rows else []
+        else:
+            count = -(-rows // ROWS_A_FILE)
+            names = [f"{kind}_slice_{number}_{self._time}.csv" for number in range(count)]
+        self._files.tables(names, ",".join(header), blocks, rows_each=ROWS_A_FILE)
+
+    def timeline(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
+        """Write a list of trace events; none where there is no event.
+
+        Args:
+            kind: Its name.
+            blocks: The events as JSON, some thousand at a time.
+        """
+        filled = (events for events in blocks if events)
+        first = next(filled, None)
+        if first is None:
+            return
+        with self._files.text(f"{kind}_{self._time}.json") as text:
+            separator = "["
+            for events in chain([first], filled):
+                text.write(separator + ",".join(events))
+                text.entries += len(events)
+                separator = ","
+            text.write("]")
+
+
+def as_json(value: object) -> str:
+    """Return a value as the vendor writes JSON: without spaces, its texts as they are."""
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
+
+
+_MILLI = 1000
+# Beyond this the thousandths of a float64 are no longer whole numbers of int64, or never exact.
+_EXACT_THOUSANDTHS = float(1 << 52)
+_EXACT_INTEGERS = 1 << 53
+_SQLITE_EXPONENT_FROM = 1e15
+
+
+def microseconds(ns: NDArray[np.int64]) -> list[str]:
+    """Return times or durations as microseconds with exactly three decimals.
+
+    What is missing or negative, as no time is, becomes N/A.
+    """
+    whole, rest = np.divmod(ns, _MILLI)
+    return [
+        f"{us}.{thousandth:03d}" if us >= 0 else NOT_AVAILABLE
+        for us, thousandth in zip(whole.tolist(), rest.tolist(), strict=True)
+    ]
+
+
+def tabbed(cells: Sequence[str]) -> list[str]:
+    """Return absolute times with the tab that keeps spreadsheets from rounding them."""
+    return [f"{cell}\t" for cell in cells]
+
+
+def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
+    """Return microseconds as the float64 next to them, as reading their text would."""
+    whole, rest = np.divmod(ns, _MILLI)
+    # Numbers beyond 2**53 would be rounded before the division; of those, the microseconds are
+    # exact, and no sum of theirs and a thousandth lies halfway between two float64 by error.
+    large = whole.astype(np.float64) + rest.astype(np.float64) / _MILLI
+    return np.where(ns < _EXACT_INTEGERS, ns.astype(np.float64) / _MILLI, large)
+
+
+def integers(values: NDArray[np.int64]) -> list[str]:
+    """Return integers, N/A where there is none."""
+    return [
+        NOT_AVAILABLE if value == MISSING_WHOLE_TABLES else str(value) for value in values.tolist()
+    ]
+
+
+def trimmed(value: float) -> str:
+    """Return a number with at most three decimals and no zero at the end: `6`, `11.33`."""
+    text = f"{value:.3f}"
+    return text.rstrip("0").rstrip(".")
+
+
+def half_away(value: float, places: int = 3) -> float:
+    """Round as C does after scaling: multiply, half away from zero, divide."""
+    scale = float(10**places)
+    scaled = abs(value) * scale
+    below = math.floor(scaled)
+    rounded = below + (scaled - below >= 0.5)
+    return math.copysign(rounded / scale, value)
+
+
+def thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
+    """Round to whole thousandths as SQLite's `round(x, 3)`: exact halves go away from zero.
+
+    The values lie within 2**52 thousandths. Scaling a float64 errs by less than one unit of its
+    last place, so only values that close to a half are looked at one by one.
+    """
+    scaled = np.abs(values) * _MILLI
+    below = np.floor(scaled)
+    above_half = scaled - below - 0.5
+    result = below + (above_half >= 0)
+    close = np.abs(above_half) <= np.maximum(np.spacing(scaled), 1e-12)
+    for place in np.flatnonzero(close).tolist():
+        numerator, denominator = abs(float(values[place])).as_integer_ratio()
+        quotient, rest = divmod(numerator * _MILLI, denominator)
+        result[place] = quotient + (2 * rest >= denominator)
+    return np.asarray(np.copysign(result, values).astype(np.int64))
+
+
+def rounded(values: NDArray[np.float64]) -> list[str]:
+    """Return numbers as SQLite prints `round(x, 3)`: `0.0`, `1.412`; NaN as N/A."""
+    known = np.isfinite(values)
+    large = known & (np.abs(values) >= _EXACT_THOUSANDTHS / _MILLI)
+    plain = known & ~large
+    whole_thousandths = thousandths(np.where(plain, values, 0.0))
+    distinct, places = np.unique(whole_thousandths, return_inverse=True)
+    texts = [_of_thousandths(one) for one in distinct.tolist()]
+    cells = [texts[place] for place in places.reshape(-1).tolist()]
+    for place in np.flatnonzero(~plain).tolist():
+        cells[place] = as_sqlite(float(values[place])) if known[place] else NOT_AVAILABLE
+    return cells
+
+
+def as_sqlite(value: float) -> str:
+    """Return a float64 as SQLite turns it into a text: 15 digits, always with a point."""
+    if abs(value) < _SQLITE_EXPONENT_FROM:
+        text = f"{value:.15g}"
+        if "e" not in text:
+            return text if "." in text else f"{text}.0"
+    mantissa, _, exponent = f"{value:.14e}".partition("e")
+    mantissa = mantissa.rstrip("0")
+    return f"{mantissa}{'0' if mantissa.endswith('.') else ''}e{int(exponent):+03d}"
+
+
+def cycles(values: NDArray[np.float64]) -> list[str]:
+    """Return counts without decimals where they are whole; NaN as N/A."""
+    return [
+        NOT_AVAILABLE
+        if math.isnan(value)
+        else str(int(value))
+        if value.is_integer()
+        else f"{value}"
+        for value in values.tolist()
+    ]
+
+
+def kilobytes(size_bytes: NDArray[np.int64]) -> list[str]:
+    """Return bytes as KB, rounded to three decimals as Python does: exact halves to even."""
+    distinct, places = np.unique(size_bytes, return_inverse=True)
+    texts = [
+        NOT_AVAILABLE if one == MISSING_WHOLE_TABLES else str(round(one / 1024, 3))
+        for one in distinct.tolist()
+    ]
+    return [texts[place] for place in places.reshape(-1).tolist()]
+
+
+def _of_thousandths(value: int) -> str:
+    sign, value = ("-", -value) if value < 0 else ("", value)
+    decimals = f"{value % _MILLI:03d}".rstrip("0") or "0"
+    return f"{sign}{value // _MILLI}.{decimals}"

@@ -1,4 +1,11 @@
-"""Groups of durations: how many, how long in all, at least, on average, at most, which share."""
+"""api_statistic: the durations of the host's calls by level and name.
+
+Groups of durations: how many, how long in all, at least, on average, at most, which share.
+
+communication_statistic: the durations of collective operators by type.
+
+op_statistic: the durations of kernels by type of operator and of core.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +15,67 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.export.mindstudio.recording import Ints
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.export.mindstudio import registry
+from unified_prof.export.mindstudio.recording import Ints, Recording
+from unified_prof.export.mindstudio.registry import (
+    Delivery,
+    cell,
+    deliverable,
+    half_away,
+    thousandths,
+    trimmed,
+)
+from unified_prof.recording import recording as whole_tables
+
+_HEADER = (
+    *("Device_id", "Level", "API Name"),
+    *("Time(us)", "Count", "Avg(us)", "Min(us)", "Max(us)", "Variance"),
+)
+
+
+@deliverable("api_statistic", tables=("CANN_API",))
+def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, in the order of the names' bytes, then of the levels' numbers."""
+    found = whole_tables.integers(
+        recording.source, "CANN_API", ["startNs", "endNs", "type", "name"], narrow=["type", "name"]
+    )
+    keep = recording.times("CANN_API", found["startNs"], found["endNs"])
+    found = {name: values[keep] for name, values in found.items()}
+    levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
+    duration = found["endNs"] - found["startNs"]
+    order = np.lexsort((found["type"], found["name"]))  # stable: calls stay in order in a group
+    name, level, duration = found["name"][order], found["type"][order], duration[order]
+    new = np.ones(len(order), np.bool_)
+    new[1:] = (name[1:] != name[:-1]) | (level[1:] != level[:-1])
+    starts = np.flatnonzero(new)
+    rows = []
+    for start, end in zip(starts, [*starts[1:], len(order)], strict=True):
+        text, number = recording.text(int(name[start])), int(level[start])
+        row = ("host", levels.get(number, ""), cell(text), *_figures(duration[start:end]))
+        rows.append((text.encode("utf-8", "surrogateescape"), number, ",".join(row)))
+    rows.sort()
+    delivery.table("api_statistic", _HEADER, len(rows), [[line for _, _, line in rows]])
+
+
+def _figures(duration_ns: Ints) -> tuple[str, ...]:
+    """Return total, count, average, least, most and variance, in microseconds.
+
+    Summed one after the other in float64, and the variance round the rounded average, as the
+    vendor does: where a third decimal is a close call, that decides it.
+    """
+    us = registry.as_doubles(duration_ns)
+    count = len(us)
+    total = float(np.add.accumulate(us)[-1])
+    mean = half_away(total / count)
+    squares = float(np.add.accumulate((us - mean) ** 2)[-1])
+    return (
+        trimmed(total),
+        str(count),
+        *(trimmed(one) for one in (mean, float(us.min()), float(us.max()))),
+        trimmed(half_away(squares / count)),
+    )
+
 
 PERCENT = 100
 
@@ -50,9 +117,94 @@ def groups(keys: Sequence[NDArray[np.integer]], duration_ns: Ints) -> list[Group
     ]
 
 
-def totals(of: Sequence[Group]) -> dict[int, int]:
+def totals_statistics(of: Sequence[Group]) -> dict[int, int]:
     """Return the total of each value of the keys' first part."""
     result: dict[int, int] = {}
     for group in of:
         result[group.key[0]] = result.get(group.key[0], 0) + group.total_ns
     return result
+
+
+_HEADER_COMMUNICATION_STATISTIC = (
+    *("Device_id", "OP Type", "Count"),
+    *("Total Time(us)", "Min Time(us)", "Avg Time(us)", "Max Time(us)", "Ratio(%)"),
+)
+
+
+@deliverable("communication_statistic", tables=("COMMUNICATION_OP",))
+def write_communication_statistic(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, longest total first; none where no operator's type is known."""
+    operators = recording.collectives
+    found = groups((operators.device, operators.columns["opType"]), operators.duration_ns)
+    totals = totals_statistics(found)
+    named = [(group.key[0], recording.text(group.key[1]), group) for group in found]
+    known = {device for device, op_type, _ in named if op_type != NOT_AVAILABLE}
+    named = [one for one in named if one[0] in known]
+    named.sort(key=lambda one: (-one[2].total_ns, *one[:2]))
+    rows = []
+    for device, op_type, group in named:
+        # SQLite has rounded the average, C the share.
+        mean = int(thousandths(np.array([group.total_ns / group.count / 1000]))[0]) / 1000
+        share = group.total_ns * PERCENT / totals[device] if totals[device] else 0.0
+        rows.append(
+            ",".join(
+                (
+                    *(str(device), cell(op_type), str(group.count)),
+                    trimmed(group.total_ns / 1000),
+                    trimmed(group.min_ns / 1000),
+                    trimmed(mean),
+                    trimmed(group.max_ns / 1000),
+                    trimmed(half_away(share)),
+                )
+            )
+        )
+    delivery.table("communication_statistic", _HEADER_COMMUNICATION_STATISTIC, len(rows), [rows])
+
+
+_HEADER_OP_STATISTIC = (
+    *("Device_id", "OP Type", "Core Type", "Count"),
+    *("Total Time(us)", "Min Time(us)", "Avg Time(us)", "Max Time(us)", "Ratio(%)"),
+)
+_COUNTED_ELSEWHERE = ("COMMUNICATION", "HCCL_AI_CPU")
+_NOT_SHOWN = ("WRITE_BACK", "INVALID")
+
+
+@deliverable("op_statistic", tables=("COMPUTE_TASK_INFO",))
+def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, longest total first.
+
+    The average is that of whole nanoseconds and cut, the share is that of all kernels of the
+    device, also of those without a row.
+    """
+    tasks, columns = recording.tasks, recording.kernels.columns
+    info = recording.kernels.of(tasks.id)
+    task = np.flatnonzero(info >= 0)
+    core = columns["taskType"][info[task]]
+    task = task[~np.isin(core, recording.ids(_COUNTED_ELSEWHERE))]
+    row = info[task]
+    found = groups(
+        (tasks.device[task], columns["opType"][row], columns["taskType"][row]),
+        tasks.duration_ns[task],
+    )
+    totals = totals_statistics(found)
+    named = []
+    for group in found:
+        device, op_type, core_type = group.key
+        op, kind = recording.text(op_type), recording.text(core_type)
+        if op != NOT_AVAILABLE and kind not in _NOT_SHOWN:
+            named.append((device, op, kind, group))
+    named.sort(key=lambda one: (-one[3].total_ns, *one[:3]))
+    rows = []
+    for device, op, kind, group in named:
+        share = group.total_ns / totals[device] * PERCENT if totals[device] else 0.0
+        times = (group.total_ns, group.min_ns, group.total_ns // group.count, group.max_ns)
+        rows.append(
+            ",".join(
+                (
+                    *(str(device), cell(op), cell(kind), str(group.count)),
+                    *(trimmed(ns / 1000) for ns in times),
+                    trimmed(round(share, 3)),
+                )
+            )
+        )
+    delivery.table("op_statistic", _HEADER_OP_STATISTIC, len(rows), [rows])

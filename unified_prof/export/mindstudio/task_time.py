@@ -1,14 +1,28 @@
-"""task_time: one row for each task of a device, in order of time."""
+"""The marks that a program set, for the table and the timeline of them.
+
+msprof_tx: the marks that a program set, and the moments at which a device reached them.
+
+step_trace: one row for each iteration of a model or of a program's steps.
+
+task_time: one row for each task of a device, in order of time.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.export.mindstudio import numbers
-from unified_prof.export.mindstudio.delivery import Delivery, lines
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.base.vocabulary import (
+    HOST_ONLY_CONNECTION,
+    NO_CONTEXT,
+    NOT_AVAILABLE,
+    OLD_NO_CONNECTION,
+)
+from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import (
     Ints,
     Recording,
@@ -16,23 +30,139 @@ from unified_prof.export.mindstudio.recording import (
     blocks,
     in_order_of_text,
 )
-from unified_prof.export.mindstudio.registry import deliverable
-from unified_prof.vocabulary import NO_CONTEXT, NOT_AVAILABLE
+from unified_prof.export.mindstudio.registry import Delivery, deliverable, lines
+from unified_prof.recording import recording as whole_tables
+
+TABLE = "MSTX_EVENTS"
+_UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)
+"""Connections of marks that were set through the older interface, which has no numbers."""
+
+
+@dataclass(frozen=True, slots=True)
+class Marks:
+    """Rows of MSTX_EVENTS as columns, in order of time."""
+
+    start_ns: Ints
+    end_ns: Ints
+    event: Ints
+    category: Ints
+    message: Ints
+    global_tid: Ints
+    domain: Ints
+    connection: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def is_numbered(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+        """Whether each was set through the interface whose marks have numbers."""
+        return ~np.isin(self.connection, _UNNUMBERED)
+
+
+def marks(recording: Recording) -> Marks:
+    """Return the marks of a recording; those at impossible times are counted."""
+    found = whole_tables.integers(
+        recording.source,
+        TABLE,
+        (
+            *("startNs", "endNs", "eventType", "category"),
+            *("message", "globalTid", "domainId", "connectionId"),
+        ),
+    )
+    order = np.argsort(in_order_of_text(found["startNs"]), kind="stable")
+    order = order[recording.times(TABLE, found["startNs"][order], found["endNs"][order])]
+    return Marks(*(values[order] for values in found.values()))
+
+
+def event_names(recording: Recording, events: Ints) -> list[str]:
+    """Return what kinds of marks are called."""
+    names = whole_tables.names(recording.source, "ENUM_MSTX_EVENT_TYPE")
+    return [names.get(event, "") for event in events.tolist()]
+
 
 _HEADER = (
+    *("Device_id", "pid", "tid", "category", "event_type", "payload_type", "payload_value"),
+    *("Start_time(us)", "End_time(us)", "message_type", "message", "domain"),
+    *("Device Start_time(us)", "Device End_time(us)"),
+)
+_NO_DOMAIN = ""
+
+
+@deliverable("msprof_tx", tables=(TABLE,))
+def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, in order of time; of older marks the category is known only."""
+    found = marks(recording)
+    delivery.table(
+        "msprof_tx", _HEADER, len(found), (_block(recording, found, p) for p in blocks(len(found)))
+    )
+    if len(found) and not found.is_numbered.all():
+        recording.leave_out(
+            "msprof_tx",
+            "payload and message type of marks set through the older interface",
+            "not in the database",
+        )
+
+
+def _block(recording: Recording, found: Marks, part: slice) -> list[str]:
+    device = recording.mark_tasks
+    numbered = found.is_numbered[part]
+    row = Lookup(device.connection).rows(found.connection[part])
+    row[~numbered] = -1
+    has_device = (row >= 0).tolist()
+
+    def of_device(cells: list[str], without: str) -> list[str]:
+        return [one if has else without for one, has in zip(cells, has_device, strict=True)]
+
+    devices = registry.integers(device.device[row]) if len(device) else ["host"] * len(row)
+    begins = (
+        registry.tabbed(registry.microseconds(device.start_ns[row])) if len(device) else devices
+    )
+    ends = registry.tabbed(registry.microseconds(device.end_ns[row])) if len(device) else devices
+    nothing = [NOT_AVAILABLE] * len(row)
+    category = registry.integers(found.category[part])
+    domain = recording.cells(found.domain[part])
+    return lines(
+        of_device(devices, "host"),
+        registry.integers(found.global_tid[part] >> 32),
+        registry.integers(found.global_tid[part] & 0xFFFFFFFF),
+        [NOT_AVAILABLE if new else c for c, new in zip(category, numbered.tolist(), strict=True)],
+        event_names(recording, found.event[part]),
+        nothing,
+        nothing,
+        registry.tabbed(registry.microseconds(found.start_ns[part])),
+        registry.tabbed(registry.microseconds(found.end_ns[part])),
+        nothing,
+        recording.cells(found.message[part]),
+        [
+            name if new and name != _NO_DOMAIN else NOT_AVAILABLE
+            for name, new in zip(domain, numbered.tolist(), strict=True)
+        ],
+        of_device(begins, NOT_AVAILABLE),
+        of_device(ends, NOT_AVAILABLE),
+    )
+
+
+@deliverable("step_trace", tables=("TASK",))
+def write_step_trace(recording: Recording, _delivery: Delivery) -> None:
+    """Say that the file cannot be had; steps of PyTorch (STEP_TIME) are others, timed on hosts."""
+    recording.leave_out("step_trace", "the file", "no table has the bounds of iterations")
+
+
+_HEADER_TASK_TIME = (
     *("Device_id", "kernel_name", "kernel_type", "stream_id", "task_id"),
     *("task_time(us)", "task_start(us)", "task_stop(us)"),
 )
 
 
 @deliverable("task_time", tables=("TASK",))
-def write(recording: Recording, delivery: Delivery) -> None:
+def write_task_time(recording: Recording, delivery: Delivery) -> None:
     """Write the table, over all devices in order of start."""
     tasks = recording.tasks
     row = np.flatnonzero(_is_shown(tasks))
     keys = (tasks.number, tasks.stream, tasks.device, in_order_of_text(tasks.start_ns))
     row = row[np.lexsort([key[row] for key in keys])]
-    delivery.table("task_time", _HEADER, len(row), _blocks(recording, row))
+    delivery.table("task_time", _HEADER_TASK_TIME, len(row), _blocks(recording, row))
     if len(row) and not recording.knows_launches:
         recording.leave_out(
             "task_time",
@@ -54,14 +184,14 @@ def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
             kind = np.where(has_info & ~np.isin(own, unknown), own, kind)
         start, end = tasks.start_ns[task], tasks.end_ns[task]
         yield lines(
-            numbers.integers(tasks.device[task]),
+            registry.integers(tasks.device[task]),
             recording.cells(recording.kernel_name(task, info)),
             recording.cells(kind),
-            numbers.integers(tasks.stream[task]),
-            numbers.integers(tasks.number[task]),
-            numbers.microseconds(end - start),
-            numbers.tabbed(numbers.microseconds(start)),
-            numbers.tabbed(numbers.microseconds(end)),
+            registry.integers(tasks.stream[task]),
+            registry.integers(tasks.number[task]),
+            registry.microseconds(end - start),
+            registry.tabbed(registry.microseconds(start)),
+            registry.tabbed(registry.microseconds(end)),
         )
 
 

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from unified_prof.integrations.pytest_uprof.measuring import Uprof
     from unified_prof.integrations.pytest_uprof.session import Session
+    from unified_prof.integrations.pytest_uprof.settings import Uprof
 
 _FOLDER = pytest.StashKey[Path]()
 """Where what was measured lies until the session ends; made when there is something."""
@@ -83,9 +83,9 @@ def pytest_configure(config: pytest.Config) -> None:
         "and how much worse is too much",
     )
     if folder := os.environ.pop(_RUN_OF, None):
-        from unified_prof.integrations.pytest_uprof import again
+        from unified_prof.integrations.pytest_uprof import verdicts
 
-        again.only_measure(config, Path(folder))
+        verdicts.only_measure(config, Path(folder))
         config.stash[_FOLDER], config.stash[_ONE_RUN] = Path(folder), True
     elif not hasattr(config, "workerinput") and any(
         getattr(config.option, f"uprof_{name}") is not None
@@ -111,7 +111,7 @@ def pytest_configure_node(node: Any) -> None:
 @pytest.fixture
 def uprof(request: pytest.FixtureRequest) -> Uprof:
     """Return what measures: `uprof.run(step)`."""
-    from unified_prof.integrations.pytest_uprof.measuring import Uprof
+    from unified_prof.integrations.pytest_uprof.settings import Uprof
 
     item = request.node
     item.stash[_USED] = found = Uprof(item, _session(request.config))

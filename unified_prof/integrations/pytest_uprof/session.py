@@ -15,13 +15,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from unified_prof.analysis.compare.comparable import Run, pool
-from unified_prof.baselines import keep
+from unified_prof.baselines import api
 from unified_prof.baselines.store import MAX_NAME, Entry, NewBaseline
+from unified_prof.compare.comparable import Run, pool
 from unified_prof.errors import StoreError, UprofError
-from unified_prof.integrations.pytest_uprof import again, judging
-from unified_prof.integrations.pytest_uprof.judging import Judged
+from unified_prof.integrations.pytest_uprof import verdicts
 from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
+from unified_prof.integrations.pytest_uprof.verdicts import Judged
 
 _SUFFIX = ".measured"
 _MARK = 12
@@ -53,19 +53,19 @@ class Session:
         self.is_one_run = one_run
         """Whether it only measures for another session."""
         self._folder = folder
-        self._begun = again.Begun(config, told)
+        self._begun = verdicts.Begun(config, told)
         option = config.option
         self._save: str | None = option.uprof_save
         self._compare: str | None = option.uprof_compare
         store = option.uprof_store
-        self._store = str(config.rootpath / keep.DEFAULT_STORE) if store is None else store
+        self._store = str(config.rootpath / api.DEFAULT_STORE) if store is None else store
         self._entries: dict[str, Entry] | None = None
         self._told: list[str] = []
         self._failed: str | None = None
 
     def test_id(self, item: pytest.Item, name: str) -> str:
         """Return what a step is called in every session."""
-        test = again.plain_id(item)
+        test = verdicts.plain_id(item)
         return f"{test} ({name})" if name else test
 
     @contextmanager
@@ -90,7 +90,7 @@ class Session:
             StoreError: the baseline cannot be read.
         """
         if self.is_one_run:
-            again.save(self._folder, {name: run for name, (_, run) in measured.items()})
+            verdicts.save(self._folder, {name: run for name, (_, run) in measured.items()})
             return
         runs = {name: [run] for name, (_, run) in measured.items()}
         if self._save is not None or self._compare is not None:
@@ -100,19 +100,19 @@ class Session:
                     more = self._begun.measure(item, number, asked)
                     for name, (wanted, _) in measured.items():
                         if number <= wanted.runs:
-                            runs[name].append(again.of(more, name))
+                            runs[name].append(verdicts.of(more, name))
         failures = []
         for name, (wanted, run) in measured.items():
             test = self.test_id(item, name)
             whole = replace(pool(runs[name]), label=test, facts=run.facts)
             judged = self._judged(test, whole, wanted)
-            item.user_properties.extend(judging.properties(judged, name))
+            item.user_properties.extend(verdicts.properties(judged, name))
             fails = judged.outcome == "regression" or (
                 judged.outcome == "unclear" and wanted.fail_unclear
             )
             saved = None
             if self._save is not None and not fails:
-                saved = keep.to_save(stored_name(self._save, test), whole)
+                saved = api.to_save(stored_name(self._save, test), whole)
             self._leave(Record(test, time.time_ns(), judged, saved))
             if fails:
                 failures.append(judged.told)
@@ -131,7 +131,7 @@ class Session:
             self._told.append("nothing was saved: no test measured anything that did well")
         else:
             try:
-                entries = keep.save_all(new, self._store)
+                entries = api.save_all(new, self._store)
             except UprofError as err:
                 self._failed = f"nothing was saved: {err.told}" + (
                     f" ({err.hint})" if err.hint else ""
@@ -153,7 +153,7 @@ class Session:
         reporter.section("uprof")
         if records:
             judged = {record.test: record.judged for record in records}
-            for line in judging.table(judged, compared=self._compare is not None):
+            for line in verdicts.table(judged, compared=self._compare is not None):
                 reporter.write_line(line)
         for line in self._told:
             reporter.write_line(line)
@@ -164,10 +164,10 @@ class Session:
         entry = self._entry(test)
         if self._compare is None or entry is None:
             compared = self._compare is not None
-            return judging.measured(run, "no baseline" if compared else "measured")
-        base = keep.load(f"{entry.name}@{entry.version}", self._store)
+            return verdicts.measured(run, "no baseline" if compared else "measured")
+        base = api.load_baseline(f"{entry.name}@{entry.version}", self._store)
         name = entry.name.partition(SEPARATOR)[0]
-        return judging.judge(test, base.named(f"{name}@{entry.version}"), run, wanted)
+        return verdicts.judge(test, base.named(f"{name}@{entry.version}"), run, wanted)
 
     def _entry(self, test: str) -> Entry | None:
         """Return the baseline to compare a step with: the newest of the name, or of any."""
@@ -175,7 +175,7 @@ class Session:
             return None
         if self._entries is None:
             try:
-                self._entries = {entry.name: entry for entry in keep.entries(self._store)}
+                self._entries = {entry.name: entry for entry in api.entries(self._store)}
             except StoreError as err:
                 if err.slug != "no-store":
                     raise

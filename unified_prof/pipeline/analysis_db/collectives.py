@@ -1,20 +1,65 @@
-"""Collectives: where the time of each went, and how much passed over which links.
+"""What analyses take from a recording itself: numbers of groups, the offset of its clock.
+
+Collectives: where the time of each went, and how much passed over which links.
 
 The rules are those of msprof's own analysis (`--analyze=on`). A collective runs on several planes
 at once; its times are those of the master's plane, bandwidths count all of them.
+
+CommAnalyzerMatrix as torch_npu has it: of every kind of collective the best and worst links.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import re
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from itertools import groupby
+from pathlib import Path
 from typing import Any, NamedTuple
 
-from unified_prof.pipeline.analysis_db.recorded import Recorded
-from unified_prof.store.reader import Report
-from unified_prof.units import NS_PER_MS
-from unified_prof.vocabulary import NO_RANK
+from unified_prof.base.text import NS_PER_MS
+from unified_prof.base.vocabulary import NO_RANK, group_hash
+from unified_prof.sqlite.reader import Report
+
+
+@dataclass(frozen=True, slots=True)
+class Recorded:
+    """What a database made of a recording does not keep."""
+
+    groups: Mapping[str, int] = field(default_factory=dict)
+    """Numbers of texts, names of communication groups among them."""
+    offset_ns: int = 0
+    """Of the epoch to the clock that times were taken with."""
+
+    def group_name(self, text: str) -> str:
+        """Return what stands in `group_name`: a group's number, which its name may be already."""
+        if text in self.groups:
+            return str(self.groups[text])
+        return text if text.isdecimal() else str(group_hash(text))
+
+    def start_us(self, ns: int) -> float:
+        """Return a time as msprof computes it: the sum of two float64, a quarter of a us exact."""
+        return (ns - self.offset_ns) / 1000 + self.offset_ns / 1000
+
+
+def read_recorded(prof: Path) -> Recorded:
+    """Read it from a PROF_* directory; what cannot be read is left out."""
+    from unified_prof.decoders.prof.directory import ProfDirectory
+    from unified_prof.errors import RawFormatError
+
+    try:
+        directory = ProfDirectory(prof)
+        texts = directory.dictionaries.hashes
+    except RawFormatError:
+        return Recorded()
+    start = (directory.host or directory.devices[0]).start
+    begin, begin_monotonic = (
+        start.integer("collectionTimeBegin"),
+        start.integer("clockMonotonicRaw"),
+    )
+    offset = 0 if begin is None or begin_monotonic is None else begin * 1000 - begin_monotonic
+    return Recorded({text: number for number, text in texts.items()}, offset)
+
 
 BYTES_PER_MB = 1e6
 _PAYLOAD = "RDMA_SEND_PAYLOAD"
@@ -246,3 +291,47 @@ def _large(name: str, packets: dict[float, Any]) -> float:
     least = _LARGE_MB.get(name, _LARGE_OTHER_MB)
     count = sum(found[0] for found in packets.values())
     return ratio(sum(found[0] for size, found in packets.items() if size > least), count)
+
+
+# In the order in which they are tried where several begin at one place.
+_KINDS = re.compile(
+    "send|reduce|invalid|broadcast|allreduce|receive|allgather|reducescatter|scatter|alltoall|"
+    "alltoallv|alltoallvc|batchsendrecv"
+)
+
+
+class _Link(NamedTuple):
+    name: str
+    transport: str | None
+    size_mb: float
+    ms: float
+    bandwidth: float
+
+
+def rows(placed: Iterable[tuple[Collective, str, str]]) -> Iterator[tuple[object, ...]]:
+    """Yield the rows of collectives with their step and type."""
+    links: dict[tuple[str, str, str, str, tuple[str, str]], list[_Link]] = {}
+    for one, step, kind in placed:
+        for ranks, (transport, size, ms) in one.by_link().items():
+            key = (step, kind, _operation(one.name), one.group, ranks)
+            link = _Link(one.name, transport, size, ms, ratio(size, ms))
+            links.setdefault(key, []).append(link)
+    for (step, kind, operation, group, ranks), found in links.items():
+        found.sort(key=lambda link: link.bandwidth, reverse=True)
+        chosen = {"top1": found[0], "middle": found[len(found) // 2], "bottom1": found[-1]}
+        if len(found) >= 2:
+            chosen["bottom2"] = found[-2]
+        if len(found) >= 3:
+            chosen["bottom3"] = found[-3]
+        size, ms = sum(one.size_mb for one in found), sum(one.ms for one in found)
+        chosen["total"] = _Link("", found[0].transport, size, ms, ratio(size, ms))
+        for place, link in chosen.items():
+            yield (
+                *(f"{operation}-{place}", group, *ranks, link.transport),
+                *(link.size_mb, link.ms, link.bandwidth, step, kind, link.name),
+            )
+
+
+def _operation(name: str) -> str:
+    found = _KINDS.search(name.lower())
+    return found.group() if found else name.partition("__")[0]

@@ -1,4 +1,6 @@
-"""What a GPU's recording, whose launches are those of CUDA or HIP, says for `analysis.db`.
+"""StepTraceTime: what the devices did in each training step, as torch_npu counts it.
+
+What a GPU's recording, whose launches are those of CUDA or HIP, says for `analysis.db`.
 
 A task belongs to the step in which it was launched: the device runs behind the host, and no task
 belongs to two. All else is counted as for Ascend devices. A collective is one kernel, in which
@@ -11,17 +13,53 @@ the rank itself, so that readers find the ranks of the group.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.analysis.read import groups
+from unified_prof.base.text import NS_PER_MS, NS_PER_US
+from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collective, Transfer
-from unified_prof.pipeline.analysis_db.steps import FOREVER, Range, Work
-from unified_prof.store.reader import Report
-from unified_prof.units import NS_PER_MS, NS_PER_US
-from unified_prof.vocabulary import NO_RANK, NOT_AVAILABLE, group_hash
+from unified_prof.recording import collectives, steps
+from unified_prof.recording.steps import (
+    FOREVER,
+    Range,
+    Work,
+    is_of_ascend,
+    ranges,
+    read_tasks,
+    read_work,
+)
+from unified_prof.sqlite.reader import Report
+
+__all__ = ["FOREVER", "Range", "Work", "is_of_ascend", "ranges", "read_tasks", "read_work", "rows"]
+
+
+def rows(
+    report: Report, work: tuple[Work, Work], all_ranges: Sequence[Range]
+) -> Iterator[tuple[object, ...]]:
+    """Yield a row for every step and device that worked anywhere; times are microseconds.
+
+    Args:
+        report: Whose operators say when a recording without steps began.
+        work: What computed, and what communicated.
+        all_ranges: Of the steps.
+    """
+    for one in steps.traces(report, work, all_ranges):
+        times = (
+            one.computing_ns,
+            one.communication_not_overlapped_ns,
+            one.overlapped_ns,
+            one.communication_ns,
+            one.free_ns,
+            one.stage_ns,
+            one.bubble_ns,
+            one.communication_not_overlapped_and_exclude_receive_ns,
+            one.preparing_ns,
+        )
+        yield (one.device_id, one.step, *(ns / NS_PER_US for ns in times))
+
 
 _LAUNCHED = "coalesce(a.startNs, t.startNs)"
 _COMPUTE = f"""
@@ -57,7 +95,7 @@ Ints = NDArray[np.int64]
 Ranks = tuple[int, ...]
 
 
-def ranges(report: Report) -> list[Range]:
+def ranges_gpu(report: Report) -> list[Range]:
     """Return when the host was in each step; what it launched then belongs to it."""
     found = [
         Range(str(number), int(start), int(start), int(end))
@@ -66,7 +104,7 @@ def ranges(report: Report) -> list[Range]:
     return found or [Range(None, None, 0, FOREVER)]
 
 
-def read_work(report: Report) -> tuple[Work, Work]:
+def read_work_gpu(report: Report) -> tuple[Work, Work]:
     """Return the kernels, and the kernels of collectives: each counts where it was launched."""
     compute, communication = report.columns(_COMPUTE), report.columns(_COMMUNICATION)
     return _work(compute), _work(communication, receives=communication["receives"] != 0)
@@ -78,7 +116,7 @@ def _work(found: dict[str, Ints], *, receives: NDArray[np.bool_] | None = None) 
 
 def read_collectives(report: Report) -> Iterator[tuple[int, Collective]]:
     """Yield every call of a collective and when it was launched."""
-    named = groups.load(report)
+    named = collectives.load_groups(report)
     own = _own_rank(report)
     ranks, join = _RANKS if _PARAMETERS in report.tables else _NO_RANKS
     for name, group, listed, start, end, launched, size, source, target in report.rows(

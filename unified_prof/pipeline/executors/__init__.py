@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unified_prof.errors import EngineError, UsageError
-from unified_prof.pipeline.executors.base import Crew, Failure, Here, WorkerDied
+from unified_prof.pipeline.executors.processes import Crew, Failure, Here, WorkerDied
 
 __all__ = ["Crew", "Failure", "WorkerDied", "cpus", "each", "open_executor", "refuse_wrong"]
 

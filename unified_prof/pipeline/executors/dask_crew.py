@@ -21,7 +21,7 @@ from functools import partial
 from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError
-from unified_prof.pipeline.executors.base import Crew, WorkerDied
+from unified_prof.pipeline.executors.processes import Crew, WorkerDied
 from unified_prof.version import VERSION
 
 T = TypeVar("T")

@@ -1,4 +1,6 @@
-"""Processes of this machine that may die: no task is lost with them but the one they did.
+"""What all executors have in common, and how a task is told that ended the process it ran in.
+
+Processes of this machine that may die: no task is lost with them but the one they did.
 
 `concurrent.futures.ProcessPoolExecutor` gives up everything when the system kills one of its
 processes, as it does with what takes too much memory. Here each process has a pipe and one task at
@@ -16,19 +18,79 @@ import sys
 import threading
 import time
 import traceback
+from abc import abstractmethod
 from collections import deque
 from collections.abc import Sequence
-from concurrent.futures import Future
+from concurrent.futures import Executor, Future
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
 from multiprocessing.reduction import ForkingPickler
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
+from unified_prof.base.signals import ended_by_signals
 from unified_prof.errors import EngineError
-from unified_prof.pipeline.executors.base import Crew, WorkerDied
-from unified_prof.signals import ended_by_signals
+
+P = ParamSpec("P")
+T = TypeVar("T")
+
+
+class WorkerDied(Exception):  # noqa: N818 (it is not the task that is in error)
+    """The process that did a task ended without a result; `str` says how, after "the process"."""
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """An item whose process ended without a result, and ended again when it was tried alone."""
+
+    why: str
+    """How the process ended, as words that follow "the process": "was ended by SIGKILL"."""
+
+    def __str__(self) -> str:
+        return self.why
+
+
+class Crew(Executor):
+    """An executor that says how much it wants in flight, and whether anybody is there to work."""
+
+    task_s: float = 0.0
+    """How long a task is to be at least, for what it costs to hand one out: shorter items are
+    put together."""
+
+    @abstractmethod
+    def in_flight(self) -> int:
+        """Return how many tasks are to be submitted and not finished at a time."""
+
+    def rest(self) -> None:
+        """Called when one task alone is to come: whoever is idle need not hold memory."""
+
+    def check(self) -> None:
+        """Called when nothing has finished for a while; or when a task was cancelled.
+
+        Raises:
+            EngineError: nobody is there any more who could do what was submitted.
+        """
+
+
+class Here(Crew):
+    """Does each task at once, in this process, which a task may end."""
+
+    def in_flight(self) -> int:
+        """Return 1: results are to be had one by one."""
+        return 1
+
+    def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
+        """Do it, and return the future that has its result."""
+        future: Future[Any] = Future()
+        try:
+            result = fn(*args, **kwargs)
+        except Exception as err:
+            future.set_exception(err)
+        else:
+            future.set_result(result)
+        return future
+
 
 _GRACE_S = 10.0
 """How long a process may take to clean up when it is told to end."""

@@ -14,15 +14,16 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from unified_prof.pipeline.sources.ascend_pt import AscendPt
-from unified_prof.pipeline.sources.ascend_text import AscendText
+from unified_prof.pipeline.sources.ascend import AscendPt, AscendText, Prof
 from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
-from unified_prof.pipeline.sources.kineto import Kineto
-from unified_prof.pipeline.sources.memory_snapshot import MemorySnapshot
-from unified_prof.pipeline.sources.nsys import Nsys
-from unified_prof.pipeline.sources.prof import Prof
-from unified_prof.pipeline.sources.recognised import Recognised, recognised
-from unified_prof.pipeline.sources.rocm import Rocm
+from unified_prof.pipeline.sources.gpu import (
+    Kineto,
+    MemorySnapshot,
+    Nsys,
+    Recognised,
+    Rocm,
+    recognised,
+)
 
 __all__ = [
     "SOURCES",

@@ -1,10 +1,15 @@
-"""What a source is: a kind of recording, and all that converting one needs to know of it."""
+"""What a source is: a kind of recording, and all that converting one needs to know of it.
+
+CPU time by stage of a job, and whom it tells what it is doing.
+"""
 
 from __future__ import annotations
 
 import os
+import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from enum import Enum
 from pathlib import Path
@@ -13,7 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 if TYPE_CHECKING:
     from contextlib import AbstractContextManager
 
-    from unified_prof.columns import Sink
+    from unified_prof.base.columns import Sink
 
 
 class Sign(Enum):
@@ -165,3 +170,42 @@ class Source(ABC):
             OSError: the place cannot be listed.
         """
         return [target] if os.path.lexists(target) else []
+
+
+@dataclass(slots=True)
+class Stages:
+    """CPU time in seconds by stage, in order; a stage inside another counts for itself only."""
+
+    progress: Callable[[str], None] = lambda _: None
+    seconds: dict[str, float] = field(default_factory=dict)
+    _running: list[str] = field(default_factory=list)
+    _since: float = field(default_factory=time.process_time)
+
+    @contextmanager
+    def stage(self, name: str) -> Iterator[None]:
+        """Count the block's time as that of `name`."""
+        self._count()
+        self._running.append(name)
+        self.progress(name)
+        try:
+            yield
+        finally:
+            self._count()
+            self._running.pop()
+
+    def now(self, name: str) -> None:
+        """Let `name` take the place of the innermost stage."""
+        self._count()
+        self._running[-1:] = [name]
+        self.progress(name)
+
+    def end(self) -> None:
+        """Count what is left."""
+        self._count()
+        self._running.clear()
+
+    def _count(self) -> None:
+        now = time.process_time()
+        name = self._running[-1] if self._running else "other"
+        self.seconds[name] = self.seconds.get(name, 0.0) + now - self._since
+        self._since = now

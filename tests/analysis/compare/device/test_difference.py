@@ -10,14 +10,13 @@ from hypothesis import strategies as st
 
 import unified_prof
 from tests.analysis.compare.device.recordings import GPU, NPU, Op, on_npu, recording
-from unified_prof.analysis.compare.compared import of_devices
-from unified_prof.analysis.compare.device import leaves
-from unified_prof.analysis.compare.device.difference import DeviceDifference
-from unified_prof.analysis.compare.device.lines import Line
-from unified_prof.analysis.compare.device.side import PARTS
-from unified_prof.analysis.compare.diff import Difference
-from unified_prof.analysis.read import tasks
+from unified_prof.compare import device_leaves
+from unified_prof.compare.device_diff import DeviceDifference, of_devices
+from unified_prof.compare.device_side import PARTS
+from unified_prof.compare.device_tables import Line
+from unified_prof.compare.diff import Difference
 from unified_prof.errors import UsageError
+from unified_prof.recording import tasks
 
 
 def compared(base: Path, new: Path) -> DeviceDifference:
@@ -269,7 +268,7 @@ def test_work_read_in_many_windows_is_the_same(
     base, new = recording(tmp_path / "a.db", host=host), on_npu(tmp_path / "b.db", host=host)
     whole = compared(base, new)
     monkeypatch.setattr(tasks, "WINDOW", 3)
-    monkeypatch.setattr(leaves, "_MANY", 4)
+    monkeypatch.setattr(device_leaves, "_MANY", 4)
     parts = compared(base, new)
     assert parts.operations == whole.operations
     assert parts.kernels == whole.kernels

@@ -10,9 +10,9 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from unified_prof.analysis.explain.roofline.arguments import parsed
-from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.costs.cost import Cost
+from unified_prof.explain.roofline.arguments import parsed
+from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.serving_formulas import formula_of
 
 _TYPES = {
     torch.float32: "float",

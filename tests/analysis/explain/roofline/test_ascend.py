@@ -6,11 +6,10 @@ import json
 
 import pytest
 
-from unified_prof.analysis.explain.roofline.arguments import parsed
-from unified_prof.analysis.explain.roofline.ascend import costs, recorded
-from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.costs.cost import Cost
-from unified_prof.analysis.explain.roofline.tensors import UntoldError
+from unified_prof.explain.roofline import ascend
+from unified_prof.explain.roofline.arguments import UntoldError, parsed
+from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.serving_formulas import formula_of
 
 
 def cost(
@@ -22,9 +21,9 @@ def cost(
     """Return the cost of an operator by shapes, types and formats, as CANN writes them."""
     around = None
     if framework is not None:
-        around = recorded.Framework(framework[0], parsed(framework[1], framework[2]))
-    return costs.cost(
-        recorded.Operator(op_type, recorded.laid(*inputs), recorded.laid(*outputs), around)
+        around = ascend.Framework(framework[0], parsed(framework[1], framework[2]))
+    return ascend.cost(
+        ascend.Operator(op_type, ascend.laid(*inputs), ascend.laid(*outputs), around)
     )
 
 

@@ -12,21 +12,14 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from tests.analysis.explain.roofline.counted import both, costs
-from unified_prof.analysis.explain.roofline.costs import (
-    attention,
-    collectives,
-    convolutions,
-    memory,
-    products,
-    vector,
-)
-from unified_prof.analysis.explain.roofline.costs.attention import (
-    LOWER_RIGHT,
-    UPPER_LEFT,
-    Attention,
-)
-from unified_prof.analysis.explain.roofline.costs.cost import Cost
-from unified_prof.analysis.explain.roofline.tensors import Tensor, UntoldError
+from unified_prof.explain.roofline import costs as attention
+from unified_prof.explain.roofline import costs as collectives
+from unified_prof.explain.roofline import costs as convolutions
+from unified_prof.explain.roofline import costs as memory
+from unified_prof.explain.roofline import costs as products
+from unified_prof.explain.roofline import costs as vector
+from unified_prof.explain.roofline.arguments import Tensor, UntoldError
+from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
 
 SIZE = st.integers(1, 6)
 

@@ -11,11 +11,11 @@ from typer.testing import CliRunner
 
 from tests.analysis.builders import Device
 from unified_prof import open_report
-from unified_prof.analysis.explain.roofline import of_recording, offered
-from unified_prof.analysis.explain.roofline.of_recording import Roofline
-from unified_prof.analysis.explain.roofline.placed import Placed
-from unified_prof.analysis.recording import Recording
 from unified_prof.cli.app import app
+from unified_prof.explain.roofline import breakdown
+from unified_prof.explain.roofline import peaks as offered
+from unified_prof.explain.roofline.breakdown import Placed, Roofline
+from unified_prof.recording.recording import Recording
 
 
 class Shaped(Device):
@@ -105,7 +105,7 @@ def roofline(path: Path) -> Roofline:
     with open_report(path) as report:
         recording = Recording(report)
         assert offered.offered(recording)
-        return of_recording.of(recording)
+        return breakdown.of(recording)
 
 
 def only(found: Roofline, name: str) -> Placed:

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.analysis.explain.roofline import peaks
 from unified_prof.cli import config
 from unified_prof.errors import UsageError
+from unified_prof.explain.roofline import peaks
 
 if sys.version_info >= (3, 11):
     import tomllib

@@ -8,9 +8,8 @@ import pytest
 from typer.testing import CliRunner
 
 from tests.analysis.explain.roofline.test_of_recording import roofline
-from unified_prof.analysis.explain.roofline.of_recording import Roofline
-from unified_prof.analysis.explain.roofline.placed import Placed
 from unified_prof.cli.app import app
+from unified_prof.explain.roofline.breakdown import Placed, Roofline
 
 
 def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:

@@ -8,15 +8,13 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.explain.roofline.test_of_recording import Shaped, only
-from unified_prof.analysis.explain.roofline import of_recording
-from unified_prof.analysis.explain.roofline.arguments import Arguments, parsed
-from unified_prof.analysis.explain.roofline.aten.formulas import formula_of
-from unified_prof.analysis.explain.roofline.aten.served import Batch
-from unified_prof.analysis.explain.roofline.costs.cost import Cost
-from unified_prof.analysis.explain.roofline.of_recording import Roofline
-from unified_prof.analysis.explain.roofline.tensors import UntoldError
-from unified_prof.analysis.load import open_reports
-from unified_prof.analysis.msprof import MsprofAnalysis
+from unified_prof.explain.api import open_reports
+from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.explain.roofline import breakdown
+from unified_prof.explain.roofline.arguments import Arguments, UntoldError, parsed
+from unified_prof.explain.roofline.breakdown import Roofline
+from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.serving_formulas import Batch, formula_of
 
 BF16, INT64, FP8 = "c10::BFloat16", "long int", "c10::Float8_e4m3fn"
 
@@ -261,7 +259,7 @@ def roofline(replay: Path, capture: Path | None) -> tuple[Roofline, MsprofAnalys
     with open_reports(replay, capture=capture) as opened:
         (analysis,) = opened.analyses
         assert isinstance(analysis, MsprofAnalysis)
-        return of_recording.of(analysis.recording), analysis
+        return breakdown.of(analysis.recording), analysis
 
 
 def test_replayed_kernels_have_the_work_of_the_captured_operations(tmp_path: Path) -> None:

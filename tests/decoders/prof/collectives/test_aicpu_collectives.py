@@ -14,10 +14,10 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink, Tables
 from tests.prof_generator.aicpu import C_CORE, AicpuProgram
-from unified_prof.decoders.prof.collectives.aicpu_members import placed
-from unified_prof.decoders.prof.collectives.aicpu_operators import Operator
-from unified_prof.decoders.prof.collectives.transfers import FINE_PARTS, bandwidth_in_order
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.aicpu_collectives import placed
+from unified_prof.decoders.prof.aicpu_records import Operator
+from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth_in_order
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 
 KERNEL, FIRST_STREAM, SECOND_STREAM = 45, 51, 52

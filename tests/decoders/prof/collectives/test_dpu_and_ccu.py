@@ -11,7 +11,7 @@ from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import host_records, records, write_file
 from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 
 DPU = 0x1000

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.collectives.exporter_decimals import duration_ns, sum_of_digits
+from unified_prof.decoders.prof.collectives import duration_ns, sum_of_digits
 
 MHZ_48 = Fraction(1000, 48)
 

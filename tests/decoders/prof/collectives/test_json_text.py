@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.collectives.json_text import array_text, double_text
+from unified_prof.decoders.prof.collectives import array_text, double_text
 
 
 @given(st.floats(allow_nan=False, allow_infinity=False))

@@ -7,12 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
-from unified_prof.decoders.prof.device.task_log import first_to_first, mark_order, type_name
-from unified_prof.decoders.prof.identity.flips import Flips
-from unified_prof.decoders.prof.identity.stream_words import decode_words
-from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys
-from unified_prof.vocabulary import NO_CONTEXT
+from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.decoders.prof.task_identity import Flips, IdCounter, decode_words, pack_keys
+from unified_prof.decoders.prof.task_join import DeviceTasks
+from unified_prof.decoders.prof.task_log import first_to_first, mark_order, type_name
 
 MARKS = st.lists(
     st.tuples(st.integers(0, 3), st.integers(0, 50), st.booleans()), min_size=0, max_size=60

@@ -10,13 +10,12 @@ import pytest
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
-from unified_prof.decoders.prof.host.call_tree import NOWHERE
-from unified_prof.decoders.prof.host.launches import Launches, launches_of
-from unified_prof.decoders.prof.host.operators import Contexts
-from unified_prof.decoders.prof.host.task_track import HostTasks, TaskTypes
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.decoders.prof.directory import ProfDirectory
+from unified_prof.decoders.prof.host_calls import NOWHERE
+from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes, launches_of
+from unified_prof.decoders.prof.operators import Contexts
 from unified_prof.decoders.prof.recording import decode_recording
-from unified_prof.vocabulary import NO_CONTEXT
 
 TYPES = TaskTypes(("KERNEL_AIVEC", "FFTS_PLUS", "EVENT_RECORD"))
 KERNEL, GRAPH, EVENT = range(3)

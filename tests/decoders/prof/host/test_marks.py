@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from unified_prof.decoders.prof.host.marks import _messages
+from unified_prof.decoders.prof.host_events import _messages
 
 
 def test_segments_end_at_their_first_nul_and_are_joined() -> None:

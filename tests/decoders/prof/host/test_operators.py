@@ -3,7 +3,7 @@ from __future__ import annotations
 import numpy as np
 
 from tests.decoders.prof.memory_sink import MemorySink
-from unified_prof.decoders.prof.host.operators import Contexts, unrolled
+from unified_prof.decoders.prof.operators import Contexts, unrolled
 
 
 def test_ranges_of_contexts_are_unrolled_and_impossible_ones_counted() -> None:

@@ -3,8 +3,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from unified_prof.decoders.prof.host import tensors
-from unified_prof.decoders.prof.host.tensors import TensorTexts, data_type_text, format_text
+from unified_prof.decoders.prof import tensors
+from unified_prof.decoders.prof.tensors import TensorTexts, data_type_text, format_text
 
 
 def record(*tensors: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:

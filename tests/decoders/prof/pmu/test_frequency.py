@@ -10,13 +10,13 @@ from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
 from unified_prof.decoders.prof.coverage import undecoded
-from unified_prof.decoders.prof.pmu.frequency import decode
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.pmu_tables import decode_frequency
 
 
 def frequencies(recording: Path) -> list[list[int]]:
     sink = MemorySink()
-    decode(DeviceDirectory(recording / "device_0", 0), sink)
+    decode_frequency(DeviceDirectory(recording / "device_0", 0), sink)
     table = sink.tables()["AICORE_FREQ"]
     return [table["timestampNs"].tolist(), table["freq"].tolist()]
 

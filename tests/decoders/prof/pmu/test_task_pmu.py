@@ -14,14 +14,12 @@ from numpy.typing import NDArray
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import Records, joined, records
-from unified_prof.decoders.prof.device.joined_tasks import DeviceTasks
-from unified_prof.decoders.prof.identity.flips import Flips
-from unified_prof.decoders.prof.identity.task_keys import IdCounter, pack_keys
-from unified_prof.decoders.prof.pmu.core_metrics import CoreKind
-from unified_prof.decoders.prof.pmu.pmu_records import Blocks, Counted, MixBlocks
-from unified_prof.decoders.prof.pmu.task_pmu import decode
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory
-from unified_prof.vocabulary import NO_CONTEXT
+from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.pmu_records import Blocks, Counted, MixBlocks, decode_task_pmu
+from unified_prof.decoders.prof.pmu_tables import CoreKind
+from unified_prof.decoders.prof.task_identity import Flips, IdCounter, pack_keys
+from unified_prof.decoders.prof.task_join import DeviceTasks
 
 STREAM = 7
 
@@ -59,7 +57,7 @@ def task_records(task_id: int, **fields: object) -> Records:
 
 def metrics(device: DeviceDirectory, tasks: DeviceTasks) -> tuple[dict[str, float], MemorySink]:
     sink = MemorySink()
-    decode(device, tasks, sink)
+    decode_task_pmu(device, tasks, sink)
     table = sink.tables().get("TASK_PMU_INFO")
     rows = {} if table is None else dict(zip(table["name"], table["value"].tolist(), strict=True))
     return rows, sink

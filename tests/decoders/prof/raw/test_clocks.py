@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.raw.clocks import MAX_NS, LinearClock, build_clocks
+from unified_prof.decoders.prof.clocks import MAX_NS, LinearClock, build_clocks
 
 MHZ = st.sampled_from(["50.000000", "48", "100", "37.5", "1000", "49.999999", "24.576", "0.3"])
 

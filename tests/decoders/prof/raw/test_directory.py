@@ -15,7 +15,7 @@ from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
 from unified_prof.decoders.prof.coverage import undecoded
-from unified_prof.decoders.prof.raw.directory import ProfDirectory
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
 

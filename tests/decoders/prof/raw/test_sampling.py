@@ -8,8 +8,8 @@ import numpy as np
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.raw import sampling
-from unified_prof.decoders.prof.raw.slices import RawFile, scan
+from unified_prof.decoders.prof import sampling
+from unified_prof.decoders.prof.slices import RawFile, scan
 
 
 @settings(deadline=None)

@@ -8,9 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.decoders.prof.raw.layouts import names, record_type
-from unified_prof.decoders.prof.raw.slice_runs import Slice
-from unified_prof.decoders.prof.raw.slices import RawFile, scan
+from unified_prof.decoders.prof.layouts import names, record_type
+from unified_prof.decoders.prof.slices import RawFile, Slice, scan
 
 RECORD = np.dtype([("number", "<u4")])
 

@@ -12,9 +12,8 @@ from numpy.typing import NDArray
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.recipe import PROCESS_ID
-from unified_prof.decoders.prof.host import os_calls
-from unified_prof.decoders.prof.raw.directory import HostDirectory
-from unified_prof.decoders.prof.samples import host_cpu, host_disk, host_mem, host_network
+from unified_prof.decoders.prof import host_calls, host_samples
+from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.errors import RawFormatError
 
 # A session of seed 0: host monotonic clock and time since 1970 at its start.
@@ -41,7 +40,7 @@ def rows(table: dict[str, NDArray[Any]], *columns: str) -> list[tuple[Any, ...]]
 
 def test_memory_is_that_of_the_later_sample_at_the_earlier_time(tmp_path: Path) -> None:
     text = f"{T0} 1 100 1 1 0 1 0\n{T0 + 5} 1 25000000 1 1 0 1 0\nbroken line\n"
-    table, sink = decoded(host_mem, host_with(tmp_path, "host_mem", text), "HOST_MEM_USAGE")
+    table, sink = decoded(host_samples, host_with(tmp_path, "host_mem", text), "HOST_MEM_USAGE")
     assert rows(table, "timestampNs", "usage") == [(BEGIN_NS, 5.0)]
     assert sink.anomalies == {"damaged_line": 1}
 
@@ -52,7 +51,7 @@ def test_memory_rounds_halves_to_the_even_digit(tmp_path: Path) -> None:
     host = host_with(tmp_path, "host_mem", lines)
     path = host.path / "info.json"
     path.write_text(path.read_text().replace("2000000000", "4000000000"))
-    table, _ = decoded(host_mem, HostDirectory(host.path), "HOST_MEM_USAGE")
+    table, _ = decoded(host_samples, HostDirectory(host.path), "HOST_MEM_USAGE")
     assert table["usage"].tolist() == [0.0, 2e-06, 2e-06]
 
 
@@ -69,7 +68,9 @@ def test_cpu_threads_count_for_the_cpu_they_ran_on_last(tmp_path: Path) -> None:
             ]
         )
     ]
-    table, sink = decoded(host_cpu, host_with(tmp_path, "host_cpu", "".join(moments)), "CPU_USAGE")
+    table, sink = decoded(
+        host_samples, host_with(tmp_path, "host_cpu", "".join(moments)), "CPU_USAGE"
+    )
     assert rows(table, "timestampNs", "cpuId", "usage") == [
         (BEGIN_NS, 4, 100.0),
         (BEGIN_NS, 5, 50.0),
@@ -84,7 +85,7 @@ def test_network_leaves_out_cards_that_went_backwards(tmp_path: Path) -> None:
         for step, received in enumerate((1000, 26000, 500))
     )
     host = host_with(tmp_path, "host_network", text)
-    table, _ = decoded(host_network, host, "HOST_NETWORK_USAGE")
+    table, _ = decoded(host_samples, host, "HOST_NETWORK_USAGE")
     assert table["speed"].tolist() == pytest.approx([25000.0, 0.0])
     assert table["usage"].tolist() == pytest.approx([0.001 * 0.8, 0.0])
 
@@ -96,7 +97,7 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
         "12:00:01 7 be/4 me 1.00 M/s 1.00 G/s 0.00 % 0.00 % x\nnonsense\n"
     )
     host = host_with(tmp_path, "host_disk", text)
-    table, sink = decoded(host_disk, host, "HOST_DISK_USAGE")
+    table, sink = decoded(host_samples, host, "HOST_DISK_USAGE")
     assert rows(table, "timestampNs", "readRate", "writeRate", "usage") == [
         (BEGIN_NS, 1.5, 2048.0, 3.25),
         (BEGIN_NS + 20_000_000, float(1 << 20), float(1 << 30), 0.0),
@@ -107,7 +108,7 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
 def test_disk_without_a_start_says_so(tmp_path: Path) -> None:
     text = "12:00:00 7 be/4 me 1.50 B/s 2.00 K/s 0.00 % 3.25 % x\n"
     with pytest.raises(RawFormatError, match="start_time"):
-        decoded(host_disk, host_with(tmp_path, "host_disk", text), "HOST_DISK_USAGE")
+        decoded(host_samples, host_with(tmp_path, "host_disk", text), "HOST_DISK_USAGE")
 
 
 def test_calls_start_with_the_session(tmp_path: Path) -> None:
@@ -118,7 +119,7 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
         "  102.000 ( 1.000 ms): python/31338 invented(1) = 0\n"
         "half a li"
     )
-    table, sink = decoded(os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
+    table, sink = decoded(host_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
     tid = PROCESS_ID << 32
     assert rows(table, "name", "globalTid", "startNs", "endNs") == [
         ("read", tid | 31337, BEGIN_NS, BEGIN_NS + 250_000),
@@ -129,15 +130,23 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8_do_no_harm(tmp_path: Path) -> None:
     text = b"  100.500 ( 0.250 ms): \xff\xfe/31337 read(fd: 3) = 0\n"
-    table, _ = decoded(os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
+    table, _ = decoded(host_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
     assert table["name"].tolist() == ["read"]
 
 
-@pytest.mark.parametrize("decoder", [host_cpu, host_disk, host_mem, host_network, os_calls])
-def test_binary_rubbish_gives_no_rows(decoder: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("decode", "name"),
+    [
+        (host_samples.decode_host_cpu, "host_cpu"),
+        (host_samples.decode_host_disk, "host_disk"),
+        (host_samples.decode_host_mem, "host_mem"),
+        (host_samples.decode_host_network, "host_network"),
+        (host_calls.decode_os_calls, "host_syscall"),
+    ],
+)
+def test_binary_rubbish_gives_no_rows(decode: Any, name: str, tmp_path: Path) -> None:
     rubbish = np.random.default_rng(0).bytes(20_000)
-    name = "host_syscall" if decoder is os_calls else decoder.__name__.rpartition(".")[2]
     sink = MemorySink()
-    decoder.decode(host_with(tmp_path, name, rubbish), sink)
+    decode(host_with(tmp_path, name, rubbish), sink)
     assert not sink.tables()
     assert sink.anomalies

@@ -9,8 +9,8 @@ import pytest
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records, write_file
-from unified_prof.decoders.prof.raw.directory import DeviceDirectory
-from unified_prof.decoders.prof.samples import unified_bus
+from unified_prof.decoders.prof import link_samples
+from unified_prof.decoders.prof.directory import DeviceDirectory
 
 
 @pytest.mark.parametrize(("platform", "shown"), [(15, True), (5, False)])
@@ -23,7 +23,7 @@ def test_ports_have_a_row_a_sample_on_chips_that_have_the_bus(
     part = records("ub", 2, port_id=[1, 2], time_us=[5, 6], rx_bind=1 << 33, tx_bind=[7, 8])
     write_file(folder / "data" / "ub.data.0.slice_0", part.tobytes())
     device, sink = DeviceDirectory(folder, 0), MemorySink()
-    unified_bus.decode(device, sink)
+    link_samples.decode_unified_bus(device, sink)
     if not shown:
         assert sink.anomalies["ub_not_evaluated"] == 1
         assert not sink.tables()

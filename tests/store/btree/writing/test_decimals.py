@@ -5,7 +5,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.store.btree.writing.decimals import decimals
+from unified_prof.sqlite.pages.row_encoder import decimals
 
 
 @given(

@@ -12,8 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.store.btree.writing.index import IndexTree
-from unified_prof.store.btree.writing.page_file import PageFile
+from unified_prof.sqlite.pages.tree_writer import IndexTree, PageFile
 
 Rows = list[tuple[int, int]]
 

@@ -14,11 +14,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from unified_prof.store import batches
-from unified_prof.store.btree.writing.affinity import affinity_of
-from unified_prof.store.btree.writing.fields import field_of
-from unified_prof.store.btree.writing.page_file import PageFile
-from unified_prof.store.btree.writing.tree import TableTree
+from unified_prof.sqlite import batches
+from unified_prof.sqlite.pages.row_encoder import affinity_of, field_of
+from unified_prof.sqlite.pages.tree_writer import PageFile, TableTree
 
 Block = tuple[Sequence[Any], Any]
 """Columns, and rowids or None for the next ones."""

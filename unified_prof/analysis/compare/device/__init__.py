@@ -1,1 +1,0 @@
-"""Two recordings of devices against each other, whoever made the devices."""

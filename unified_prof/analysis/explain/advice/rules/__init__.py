@@ -1,1 +1,0 @@
-"""The rules, a module a cause; `registry.RULES` names them."""

@@ -1,1 +1,0 @@
-"""What the operators of an Ascend cost, told by their types, shapes and formats."""

@@ -1,1 +1,0 @@
-"""Tables of a report as columns, by what they hold."""

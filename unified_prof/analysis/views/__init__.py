@@ -1,1 +1,0 @@
-"""What was read, by operation, by moment, by device: what reports show."""

@@ -1,0 +1,1 @@
+"""Infrastructure that knows no profile: text, streams, signals, redaction, columns, run records."""

@@ -1,0 +1,289 @@
+"""A comparable run as bytes, for keeping: zlib-compressed MessagePack with a version.
+
+What stands in it are the fields of `Run`, by name. What is read is bounded (in bytes here, in
+entries by the types of `comparable`): a store may be shared, and a few damaged or hostile
+kilobytes must not take gigabytes of memory.
+
+Save reports as baselines and load them to compare with.
+"""
+
+from __future__ import annotations
+
+import re
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import numpy as np
+
+from unified_prof.baselines.store import BaselineStore, Entry, NewBaseline, open_store
+from unified_prof.compare import runs
+from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Place, Run, Sized
+from unified_prof.errors import StoreError, UsageError
+
+_VERSION = 3
+_SINCE = 2
+"""Since then a document holds a `Run` by its fields; version 2 did not tell its runs apart."""
+_MAX_BYTES = 1 << 28
+"""A million operations with ten samples each have 0.2 GB."""
+
+
+class _Document(msgspec.Struct, forbid_unknown_fields=True):
+    version: int
+    run: Run
+
+
+def dump(run: Run) -> bytes:
+    """Return `run` as bytes that `load` takes.
+
+    Raises:
+        UsageError: it is larger than what `load` believes.
+    """
+    raw = msgspec.msgpack.encode(_Document(_VERSION, run), enc_hook=_plain)
+    if len(raw) > _MAX_BYTES:
+        raise UsageError(
+            f"{run.label} is too large to keep: {len(run.operations):,} operations with "
+            f"{run.operations.forward_ns.shape[1]:,} samples take {len(raw) >> 20} MiB, "
+            f"at most {_MAX_BYTES >> 20}",
+            hint="measure fewer iterations, or save fewer files",
+            slug="too-large-to-keep",
+        )
+    return zlib.compress(raw)
+
+
+def load(data: bytes, *, where: str) -> Run:
+    """Return the run that `dump` wrote.
+
+    Args:
+        data: the bytes.
+        where: what to call their place in a message.
+
+    Raises:
+        StoreError: they are damaged, expand to more than any run has, or are of a version that
+            this build does not know.
+    """
+    try:
+        raw = _unpacked(data)
+        version = msgspec.msgpack.decode(raw, type=_Version).version
+        if version == 1:
+            return _of_version_1(msgspec.msgpack.decode(raw, type=_Document1))
+        if not _SINCE <= version <= _VERSION:
+            raise StoreError(
+                f"{where} has version {version}, this build reads {_VERSION}", slug="other-version"
+            )
+        run = msgspec.msgpack.decode(raw, type=_Document, dec_hook=_array).run
+        run.check()
+        return run
+    except (zlib.error, msgspec.MsgspecError, ValueError) as err:
+        raise StoreError(f"{where} is damaged: {err}", slug="damaged-file") from None
+
+
+class _Version(msgspec.Struct):
+    version: int
+
+
+def _unpacked(data: bytes) -> bytes:
+    unpacker = zlib.decompressobj()
+    raw = unpacker.decompress(data, _MAX_BYTES)
+    if not unpacker.eof:
+        expands = len(raw) >= _MAX_BYTES
+        raise ValueError(f"it expands to more than {_MAX_BYTES:,} bytes" if expands else "cut off")
+    return raw
+
+
+def _plain(value: object) -> Any:
+    if isinstance(value, np.ndarray):
+        return value.shape, np.ascontiguousarray(value, "<f8").tobytes()
+    raise NotImplementedError(f"a run holds {type(value).__name__}")
+
+
+def _array(_: type, value: Any) -> Any:
+    """Return the array that `_plain` wrote; `Run` holds nothing else that MessagePack lacks."""
+    if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], bytes)):
+        raise ValueError("what should be numbers is something else")
+    shape, data = value
+    if not (isinstance(shape, list) and all(type(one) is int and one >= 0 for one in shape)):
+        raise ValueError("the shape of numbers is something else")
+    return np.frombuffer(data, "<f8").astype(np.float64, copy=False).reshape(shape)
+
+
+class _Document1(msgspec.Struct, forbid_unknown_fields=True):
+    """What uprof wrote before it kept the waiting beside the times."""
+
+    version: int
+    label: str
+    families: Annotated[list[str], msgspec.Meta(max_length=10)]
+    clock: str
+    facts: Annotated[dict[str, str], msgspec.Meta(max_length=100_000)]
+    places: Annotated[
+        list[tuple[str, str | None, str | None, str]], msgspec.Meta(max_length=1_000_000)
+    ]
+    samples: int
+    forward_ns: bytes
+    backward_ns: bytes
+    sizes: Annotated[
+        list[tuple[str, str | None, str | None, str, int]], msgspec.Meta(max_length=1_000_000)
+    ]
+    totals: Annotated[dict[str, bytes], msgspec.Meta(max_length=100)]
+    kernels: Annotated[
+        dict[str, Annotated[dict[str, float], msgspec.Meta(max_length=100_000)]],
+        msgspec.Meta(max_length=100_000),
+    ]
+    steps: int | None = None
+    outside_steps_ns: float = 0.0
+
+
+def _of_version_1(old: _Document1) -> Run:
+    """Return what such a document says.
+
+    On the host its total is without the waiting, its passes are with it: those have no like now.
+    """
+    totals = {metric: np.frombuffer(data, "<f8") for metric, data in old.totals.items()}
+    waited = {}
+    if old.clock == "operation" and old.facts.get("device", "").startswith("cpu"):
+        totals = {metric: totals[metric] for metric in (TOTAL, PEAK) if metric in totals}
+        waited = {TOTAL: np.zeros(len(totals[TOTAL]))} if TOTAL in totals else {}
+    shape = (len(old.places), old.samples)
+    return Run(
+        label=old.label,
+        families=frozenset(old.families),
+        clock=old.clock,
+        facts=old.facts,
+        operations=Operations(
+            tuple(Place(*place) for place in old.places),
+            np.frombuffer(old.forward_ns, "<f8").reshape(shape),
+            np.frombuffer(old.backward_ns, "<f8").reshape(shape),
+        ),
+        sizes=tuple(Sized(Place(*one[:4]), one[4]) for one in old.sizes),
+        totals=totals,
+        waited=waited,
+        kernels=old.kernels,
+        steps=old.steps,
+        outside_steps_ns=old.outside_steps_ns,
+    )
+
+
+DEFAULT_STORE = ".uprof/baselines.sqlite"
+"""In the folder where the command runs; CI caches it, or names a shared store."""
+
+_VERSIONED = re.compile(r"(.+)@([0-9]{1,9})")
+
+
+def save(
+    name: str,
+    paths: Sequence[Path],
+    store: str | None,
+    read: Callable[[Sequence[Path]], Run] = runs.load,
+) -> Entry:
+    """Save the run of `paths`, as `read` gives it, as the newest version of baseline `name`.
+
+    Raises:
+        UsageError: the name cannot be one, or the reports hold nothing to compare with.
+        StoreError: a report or the store cannot be read.
+        OutputError: the store cannot be written.
+    """
+    _refuse_version(name)
+    new = to_save(name, read(paths))
+    with opened(store, create=True) as baselines:
+        return baselines.save(new)
+
+
+def to_save(name: str, run: Run) -> NewBaseline:
+    """Return `run` as what a store takes as the newest version of baseline `name`.
+
+    Raises:
+        UsageError: the name cannot be one, or the run holds nothing to compare with.
+    """
+    _refuse_version(name)
+    if not len(run.operations) and not run.totals:
+        raise UsageError(f"{run.label} is empty: it cannot be a baseline", slug="empty-report")
+    samples = len(run.totals[TOTAL]) if TOTAL in run.totals else run.operations.forward_ns.shape[1]
+    return NewBaseline(
+        name=name,
+        label=run.label,
+        document=dump(run),
+        device=run.facts.get("device"),
+        commit=run.facts.get("git_commit"),
+        samples=samples,
+    )
+
+
+def save_all(new: Sequence[NewBaseline], store: str | None) -> list[Entry]:
+    """Save several runs, each as the newest version of its baseline.
+
+    Raises:
+        UsageError: a name cannot be one.
+        StoreError: the store cannot be read.
+        OutputError: it cannot be written.
+    """
+    with opened(store, create=True) as baselines:
+        return [baselines.save(one) for one in new]
+
+
+def _refuse_version(name: str) -> None:
+    if _VERSIONED.fullmatch(name):
+        raise UsageError(
+            f"{name!r} names a version; `save` numbers versions by itself",
+            hint=f"save it as {name.rpartition('@')[0]}",
+            slug="wrong-baseline-name",
+        )
+
+
+def entries(store: str | None, name: str | None = None) -> list[Entry]:
+    """Return the versions of all baselines, or of one, oldest first."""
+    with opened(store) as baselines:
+        found = baselines.entries(name)
+        if name is not None and not found:
+            baselines.document(name)  # says what there is
+        return found
+
+
+def load_baseline(name: str, store: str | None) -> Run:
+    """Return the run of baseline `name`; `NAME@2` is its second version.
+
+    Raises:
+        UsageError: there is none of that name or version.
+        StoreError: the store cannot be read, or what it holds is damaged.
+    """
+    with opened(store) as baselines:
+        versioned = _VERSIONED.fullmatch(name)
+        if versioned is None:
+            entry, data = baselines.document(name)
+        else:
+            entry, data = baselines.document(versioned[1], int(versioned[2]))
+        where = f"baseline {entry.name}@{entry.version} of {baselines.place}"
+    run = load(data, where=where)
+    return run.named(f"baseline {entry.name}@{entry.version}")
+
+
+def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]:
+    """Return the newest versions of baseline `name`, so many at most, the oldest first.
+
+    Raises:
+        UsageError: there is none of that name.
+        StoreError: the store cannot be read, or what it holds is damaged.
+    """
+    found = []
+    with opened(store) as baselines:
+        known = baselines.entries(name)
+        if not known:
+            baselines.document(name)  # says what there is
+        for entry in known[-last:]:
+            _, data = baselines.document(name, entry.version)
+            label = f"baseline {entry.name}@{entry.version}"
+            run = load(data, where=f"{label} of {baselines.place}")
+            found.append((entry, run.named(label)))
+    return found
+
+
+@contextmanager
+def opened(store: str | None, *, create: bool = False) -> Iterator[BaselineStore]:
+    """Yield the store, by default the one of this folder."""
+    baselines = open_store(store or DEFAULT_STORE, create=create)
+    try:
+        yield baselines
+    finally:
+        baselines.close()

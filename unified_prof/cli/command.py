@@ -1,0 +1,518 @@
+"""Options that belong together are one value: a dataclass of what they say.
+
+Typer makes a command's parameters from a function's. Here a function may take several of them at
+once: a parameter whose type is a dataclass stands for the dataclass's fields.
+
+Options that mean the same in every command that has them.
+
+What stands on the command line as Python's values, without what Typer needs for odd ones.
+
+Typer (0.29) has pydantic make a validator for each parameter, also for those that nobody gives: a
+tenth of a second for every command, most of what a small one takes. Words whose meaning is plain
+(a name, a path, one of some choices, a number within its bounds) are taken as they are here; all
+others, and all errors, are Typer's as before. A Typer that works otherwise is left alone.
+
+How every command appears on the command line: variables, help by sections, examples.
+
+Typer names variables after Python's parameters and lists all options in one heap. Here a variable
+is named after its option (`UPROF_GATE_FORMAT` for `uprof gate --format`), the screen has sections,
+and examples stand where people look first: before the exit codes.
+
+What a command leaves out that lives for half a second: looking for garbage, threads of BLAS.
+
+To import what a command needs makes some hundred thousand objects, which all stay. Python looks
+through them 120 times meanwhile, and once more at the end, together a tenth of a small command's
+processor time; NumPy's BLAS starts a thread for each processor, and nothing here multiplies
+matrices. A program that runs inside this process finds everything as it is without uprof.
+"""
+
+from __future__ import annotations
+
+import functools
+import gc
+import inspect
+import os
+import re
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import MISSING, fields, is_dataclass
+from enum import Enum
+from pathlib import Path
+from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from unified_prof.cli.examples import EXAMPLES
+from unified_prof.errors import UsageError
+
+
+def with_groups(command: Callable[..., None]) -> Callable[..., None]:
+    """Return `command` with the fields of its dataclasses as parameters, where those stood."""
+    own = inspect.signature(command, eval_str=True)
+    groups: dict[str, Any] = {
+        name: parameter.annotation
+        for name, parameter in own.parameters.items()
+        if is_dataclass(parameter.annotation)
+    }
+
+    @functools.wraps(command)
+    def wrapper(**arguments: Any) -> None:
+        made = {
+            name: group(**{one.name: arguments.pop(one.name) for one in fields(group)})
+            for name, group in groups.items()
+        }
+        command(**arguments, **made)
+
+    parameters: list[inspect.Parameter] = []
+    for name, parameter in own.parameters.items():
+        parameters += _fields(groups[name]) if name in groups else [_by_name(parameter)]
+    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
+    return wrapper
+
+
+def _fields(group: Any) -> list[inspect.Parameter]:
+    types = get_type_hints(group, include_extras=True)
+    return [
+        inspect.Parameter(
+            one.name,
+            inspect.Parameter.KEYWORD_ONLY,
+            default=inspect.Parameter.empty if one.default is MISSING else one.default,
+            annotation=types[one.name],
+        )
+        for one in fields(group)
+    ]
+
+
+def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
+    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+
+
+Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
+Quiet = Annotated[
+    bool, typer.Option("-q", "--quiet", help="No remarks, progress or summaries; errors only.")
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
+AsJsonFormat = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
+FullNames = Annotated[
+    bool, typer.Option("--full-names", help="Show names whole in tables, however long.")
+]
+Noise = Annotated[
+    str | None,
+    typer.Option(
+        metavar="SHARE",
+        help="How much runs of the unchanged workload differ here, such as 2%.",
+        show_default="what `uprof gate --self-test` learned",
+    ),
+]
+OutputFile = Annotated[
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
+]
+OneRank = Annotated[
+    int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
+]
+SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
+Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
+
+
+_Number = TypeVar("_Number", int, float)
+_DIGITS = 10
+"""Of a number of plain words; what has more is looked at twice."""
+
+_UNCHECKED = {
+    "parser": None,
+    "exists": False,
+    "file_okay": True,
+    "dir_okay": True,
+    "writable": False,
+    "resolve_path": False,
+    "allow_dash": False,
+    "path_type": None,
+    "clamp": False,
+}
+"""Settings of a parameter that say nothing more is to be looked at."""
+
+
+class _Odd(Exception):  # noqa: N818 (none that anybody sees)
+    """A value whose meaning is Typer's to say."""
+
+
+def make_plain(param: Any) -> None:
+    """Let a parameter of Typer's take plain values without a validator."""
+    made = getattr(param, "_runtime_param", "")
+    if made is None and callable(getattr(param, "get_runtime_param", None)):
+        param._runtime_param = _Plain(param)
+
+
+class _Plain:
+    """Takes the place of a parameter's validator, which is made where a value is not plain."""
+
+    def __init__(self, param: Any) -> None:
+        self._param = param
+
+    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
+        """Return what a value means."""
+        try:
+            return _plain(value, param)
+        except _Odd:
+            pass
+        self._param._runtime_param = None  # it makes its own
+        return self._param.get_runtime_param().coerce(value, param=param, ctx=ctx)
+
+
+def _plain(value: Any, param: Any) -> Any:
+    """Return what a value means.
+
+    Raises:
+        _Odd: it is none of the plain ones.
+    """
+    several = param.multiple or param.nargs == -1
+    if value is None:
+        return () if several else None
+    about, kind = param.type_descriptor.parameter_info, param.type_descriptor.annotation
+    if any(getattr(about, name, usual) not in (usual, None) for name, usual in _UNCHECKED.items()):
+        raise _Odd
+    if several and get_origin(kind) is list and isinstance(value, tuple | list):
+        (kind,) = get_args(kind)
+        return [_one(each, kind, about) for each in value]
+    return _one(value, kind, about)
+
+
+def _one(value: Any, kind: Any, about: Any) -> Any:
+    if not isinstance(kind, type):
+        raise _Odd
+    if issubclass(kind, Enum):
+        return _choice(value, kind)
+    if kind is int:
+        return _within(_integer(value), about)
+    if kind is float and type(value) is float:
+        return _within(value, about)
+    if kind is Path and isinstance(value, str | Path):
+        # What is there and may not be read is an error of Typer's.
+        if not os.fspath(value) or (os.path.exists(value) and not os.access(value, os.R_OK)):  # noqa: PTH110
+            raise _Odd
+        return Path(_text(value)) if isinstance(value, str) else value
+    if kind is str:
+        return _text(value)
+    raise _Odd
+
+
+def _choice(value: Any, kind: type[Enum]) -> Enum:
+    for one in kind:
+        if value is one or (type(value) is str and value == one.value):
+            return one
+    raise _Odd
+
+
+def _integer(value: Any) -> int:
+    if type(value) is int:
+        return value
+    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < _DIGITS:
+        return int(value)
+    raise _Odd
+
+
+def _within(number: _Number, about: Any) -> _Number:
+    if (about.min is not None and number < about.min) or (
+        about.max is not None and number > about.max
+    ):
+        raise _Odd
+    return number
+
+
+def _text(value: Any) -> str:
+    if not isinstance(value, str):
+        raise _Odd
+    try:
+        value.encode()
+    except UnicodeEncodeError:  # bytes that are no text
+        raise _Odd from None
+    return value
+
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+
+OUTPUT = "Output"
+_OUTPUT_OPTIONS = frozenset(
+    "--output --force --format --json --quiet --verbose --dry-run --no-backup".split()
+)
+_ENOUGH_FOR_SECTIONS = 9
+"""With fewer options than this, one section is easier to read than several."""
+
+_METAVARS = (
+    (r"<int( range)?>", "N"),
+    (r"<float( range)?>", "NUMBER"),
+    (r"<(str|text)>", "TEXT"),
+    (r"<path>", "PATH"),
+    (r"<([^>]*)>", r"\1"),
+)
+_EXTRA = re.compile(r"\s*\[((?:default|required|env var|x[<>]|[0-9]+<)[^\[\]]*)\]$")
+
+
+class Application(typer.Typer):
+    """A group of commands; what is added to it is a `Command` unless asked otherwise."""
+
+    def __init__(self, **settings: Any) -> None:
+        super().__init__(
+            **{
+                "cls": Group,
+                "no_args_is_help": True,
+                "pretty_exceptions_enable": False,
+                "rich_markup_mode": None,  # its tables cut long names off at 80 columns
+                **settings,
+            }
+        )
+
+    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
+        """Return the decorator that adds a command."""
+        return super().command(name, **{"cls": Command, **settings})
+
+
+class _Shown:
+    """What commands and groups of commands have in common."""
+
+    folded: dict[str, str] = {}  # noqa: RUF012 (replaced as a whole, never changed)
+    """Sections that --help does not show -> the option that does."""
+    params: list[Any]
+    epilog: str | None
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        """Read arguments, settings and variables."""
+        for param in self.params:
+            _name_variable(param, ctx.auto_envvar_prefix)
+            make_plain(param)
+        self._refuse_empty_output(ctx, args)
+        return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
+
+    def _refuse_empty_output(self, ctx: Any, args: list[str]) -> None:
+        """Raise UsageError for `-o ''`: an empty path means this folder, and nobody means that."""
+        if ctx.resilient_parsing or not any(arg == "" or arg.endswith("=") for arg in args):
+            return
+        given, _, _ = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
+        outputs = [param.name for param in self.params if "--output" in param.opts]
+        if any(given.get(name) == "" for name in outputs):
+            raise UsageError(
+                "-o is empty, expected a name",
+                hint="a variable of the shell may be empty; `-o .` means this folder",
+                slug="empty-output",
+            )
+
+    def get_help_option(self, ctx: Any) -> Any:
+        """Return --help, which no variable can ask for."""
+        option = super().get_help_option(ctx)  # type: ignore[misc]
+        if option is not None:
+            option.allow_from_autoenv = False
+            make_plain(option)
+        return option
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the line that begins with `Usage:`."""
+        pieces = ["[OPTIONS]"]
+        for param in self.params:
+            if param.param_type_name == "argument":
+                name = param.metavar or param.name.upper()
+                many = param.nargs == -1 and not name.endswith(("...", "]"))
+                pieces.append(f"{name}..." if many else name)
+        return pieces
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the arguments, and the options by sections."""
+        arguments = [
+            (param.metavar or param.name.upper(), param.help or "")
+            for param in self.params
+            if param.param_type_name == "argument" and not param.hidden
+        ]
+        if arguments:
+            with formatter.section("Arguments"):
+                formatter.write_dl(arguments)
+        for title, options in self._sections(ctx).items():
+            if title not in self.folded:
+                write_section(formatter, ctx, title, options)
+
+    def format_epilog(self, ctx: Any, formatter: Any) -> None:
+        """Write examples, and what the exit code says."""
+        if examples := EXAMPLES.get(" ".join(ctx.command_path.split()[1:])):
+            with formatter.section("Examples"):
+                for line in _in_columns(examples):
+                    formatter.write(f"  {line}\n")
+        super().format_epilog(ctx, formatter)  # type: ignore[misc]
+
+    def _sections(self, ctx: Any) -> dict[str, list[Any]]:
+        """Return the options by the titles of their sections, in the order of the screen."""
+        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]  # type: ignore[attr-defined]
+        options = [param for param in options if not param.hidden]
+        several = len(options) >= _ENOUGH_FOR_SECTIONS
+        sections: dict[str, list[Any]] = {"Options": []}
+        for option in options:
+            title = getattr(option, "rich_help_panel", None)
+            if title is None:
+                is_output = several and _OUTPUT_OPTIONS.intersection(option.opts)
+                title = OUTPUT if is_output else "Options"
+            sections.setdefault(title, []).append(option)
+        sections.setdefault(OUTPUT, []).extend(
+            option for option in options if several and "--help" in option.opts
+        )
+        if several:
+            sections["Options"] = [one for one in sections["Options"] if "--help" not in one.opts]
+        return {title: found for title, found in sections.items() if found}
+
+
+class Command(_Shown, TyperCommand):
+    """A command of uprof."""
+
+
+class Group(_Shown, TyperGroup):
+    """A group of commands."""
+
+    order: tuple[str, ...] = ()
+    """The commands in the order of the screen; others follow."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of the commands in the order of the screen."""
+        names = list(self.commands)  # Typer asks for each command to name them
+        return [name for name in self.order if name in names] + [
+            name for name in names if name not in self.order
+        ]
+
+    def summary_of(self, ctx: Any, name: str) -> str | None:
+        """Return the first sentence of a command's help; None: it is not listed."""
+        command = self.get_command(ctx, name)
+        return None if command is None or command.hidden else command.get_short_help_str(limit=200)
+
+    def collect_usage_pieces(self, ctx: Any) -> list[str]:
+        """Return the words of the line that begins with `Usage:`."""
+        return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        """Write the commands, each with its whole first sentence, then the options."""
+        told = ((name, self.summary_of(ctx, name)) for name in self.list_commands(ctx))
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, summary) for name, summary in told if summary is not None])
+        super().format_options(ctx, formatter)
+
+
+def write_section(formatter: Any, ctx: Any, title: str, options: list[Any]) -> None:
+    """Write one section of options."""
+    with formatter.section(title):
+        formatter.write_dl([_record(option, ctx) for option in options])
+
+
+def is_setting(param: Any) -> bool:
+    """Return whether variables and pyproject.toml may set a parameter.
+
+    Not --help, --version and the like: left behind in an environment or a file, they would turn
+    every command into one that does nothing and succeeds.
+    """
+    return bool(param.param_type_name == "option" and param.expose_value and not param.is_eager)
+
+
+def _name_variable(param: Any, prefix: str | None) -> None:
+    """Name an option's variable after its first long name."""
+    if param.param_type_name == "option" and prefix is not None:
+        name = next((one[2:] for one in param.opts if one.startswith("--")), None)
+        if name is not None and is_setting(param):
+            param.envvar = f"{prefix}_{name.replace('-', '_').upper()}"
+        param.show_envvar = False
+        param.allow_from_autoenv = False
+
+
+def _record(option: Any, ctx: Any) -> tuple[str, str]:
+    """Return an option's names with what it takes, and its help with its default."""
+    names, text = option.get_help_record(ctx)
+    for pattern, metavar in _METAVARS:
+        names = re.sub(pattern, metavar, names)
+    names = names.replace(" / ", ", ")
+    extra = _EXTRA.search(text)
+    if extra is None:
+        return names, text
+    text = text[: extra.start()]
+    default = re.search(r"default: (\((.*)\)|[^;]*)", extra[1])
+    if default is not None:
+        text += f" [default: {default[2] or default[1]}]"
+    if "required" in extra[1].split("; "):
+        text += " [required]"
+    return names, text
+
+
+def _in_columns(examples: tuple[tuple[str, str], ...]) -> Iterator[str]:
+    width = max(len(command) for command, _ in examples)
+    for command, purpose in examples:
+        yield f"{command:{width}}  {purpose}".rstrip()
+
+
+_SELDOM = 200_000
+"""So many new objects before the next look: what is garbage by then are a few dozen MB at most."""
+_THREADS = "OPENBLAS_NUM_THREADS"
+
+# Numbers of malloc.h, and the most that it takes for the first.
+_TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
+_LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
+
+_usual: tuple[int, int, int] | None = None
+"""Python's thresholds, while ours count."""
+_is_ours_alone = False
+"""Whether no program but uprof has run in this process."""
+
+
+@contextmanager
+def seldom_collecting() -> Iterator[None]:
+    """Have Python look for garbage seldom within the block, or until `as_usual`."""
+    global _usual, _is_ours_alone
+    if _usual is None and gc.get_threshold()[0]:  # 0: somebody wants no looking at all
+        _usual, _is_ours_alone = gc.get_threshold(), True
+        gc.set_threshold(_SELDOM, *_usual[1:])
+    try:
+        yield
+    finally:
+        _restore()
+
+
+def as_usual() -> None:
+    """Have Python look for garbage as it does by itself: somebody's program is to run."""
+    global _is_ours_alone
+    _is_ours_alone = False
+    _restore()
+
+
+def _restore() -> None:
+    global _usual
+    if _usual is not None:
+        gc.set_threshold(*_usual)
+        _usual = None
+
+
+def leave() -> None:
+    """Spare Python its look through everything as the process ends; only ever the last call."""
+    if _is_ours_alone:
+        gc.freeze()
+
+
+def keep_memory() -> None:
+    """Have the GNU C library keep what is freed for what comes next, until the process ends.
+
+    It gives megabytes back as they are freed, and gets the next column's from the kernel again,
+    which clears every page of them: a twentieth of a conversion. No more is held than was in use
+    at one time.
+    """
+    import ctypes
+
+    try:
+        mallopt = ctypes.CDLL(None).mallopt
+    except (OSError, AttributeError, TypeError):  # another C library, or none of that name
+        return
+    mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
+    mallopt(_TRIM_THRESHOLD, _MOST_KEPT)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Let NumPy, if it is imported within the block, start no threads; the user's wish counts."""
+    if _THREADS in os.environ:
+        yield
+        return
+    os.environ[_THREADS] = "1"
+    try:
+        yield
+    finally:
+        os.environ.pop(_THREADS, None)

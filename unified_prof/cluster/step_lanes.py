@@ -1,0 +1,281 @@
+"""What some ranks did in one step, on one clock: a lane a rank, from their partials.
+
+Ranks' timelines on the common clock, cut to a step: what a merged trace is written from.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster import partial
+from unified_prof.cluster.clocks import CommonClock
+from unified_prof.cluster.overview import Overview
+from unified_prof.cluster.partial import Partial
+from unified_prof.cluster.stored import Rank, Run
+from unified_prof.errors import UprofError, UsageError
+from unified_prof.explain.report_questions import OverTime
+from unified_prof.recording.model import Series
+from unified_prof.recording.tracks import Track
+
+Ints = NDArray[np.int64]
+
+KERNELS = "kernels"
+"""Label of stretches with kernels: the first of all labels."""
+FOLDER = "partials"
+"""Name of the partials' folder in a run's."""
+_MOST = 16
+_BLOCKS = 5_000
+"""Of a lane; what is shorter than the others is left out."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """One rank; times are of the common clock where it is aligned."""
+
+    rank: int
+    host: str | None
+    aligned: bool
+    """Whether its clock is known beside that of the first lane."""
+    step_start_ns: int
+    step_end_ns: int
+    start_ns: Ints
+    end_ns: Ints
+    label: Ints
+    """Numbers of the lanes' labels."""
+    left_out: int
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lanes:
+    """Ranks in one step."""
+
+    step: int
+    start_ns: int
+    end_ns: int
+    error_ns: int
+    """The largest error of a clock among them."""
+    labels: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+
+
+def chosen_lanes(
+    overview: Overview, *, step: int | None = None, ranks: Iterable[int] | None = None
+) -> Lanes | None:
+    """Return the ranks that tell most, in the step that does, unless they are given.
+
+    Returns:
+        None where the run has no steps, or its partials are not beside it or cannot be read.
+    """
+    run = overview.run
+    if step is None:
+        step = _telling_step(overview)
+    if step is None:
+        return None
+    chosen = list(ranks) if ranks is not None else telling_ranks(overview)
+    by_number = {one.rank: one for one in run.ranks}
+    found = [
+        (by_number[number], columns)
+        for number in chosen
+        if number in by_number and (columns := _partial(run, by_number[number])) is not None
+    ]
+    return _lanes(run, found, step) if found else None
+
+
+def telling_ranks(overview: Overview, *, most: int = _MOST) -> list[int]:
+    """Return ranks to look at: those of findings, those that wait for them, one of each stage."""
+    run = overview.run
+    named: list[int] = []
+    for one in run.findings:
+        named += one.ranks[:4]
+        named += [rank for pair in one.links[:2] for rank in pair]
+    culprit = named[0] if named else None
+    for group in run.groups:
+        if culprit is not None and culprit in group.ranks and group.size <= most:
+            named += group.ranks[:4]
+    stages: dict[int | None, int] = {}
+    for rank in run.read:
+        stages.setdefault(rank.pp, rank.rank)
+    known = {one.rank for one in run.read}
+    ordered = dict.fromkeys((*named, *stages.values(), *sorted(known)))
+    return sorted([rank for rank in ordered if rank in known][:most])
+
+
+def _telling_step(overview: Overview) -> int | None:
+    steps = overview.steps
+    for one in overview.run.findings:
+        if one.steps:
+            named = [row for row in steps if row.step in one.steps]
+            if named:
+                return max(named, key=lambda row: row.longest_ns).step
+    return max(steps, key=lambda row: row.longest_ns).step if steps else None
+
+
+def _partial(run: Run, rank: Rank) -> Partial | None:
+    """Return a rank's partial; None where there is none that can be read."""
+    if rank.partial is None:
+        return None
+    path = run.file.parent / FOLDER / Path(rank.partial).name
+    try:
+        return partial.read(path.read_bytes(), str(path))
+    except (OSError, UprofError):  # the summary is whole without it
+        return None
+
+
+def _lanes(run: Run, found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
+    labels: dict[str, int] = {KERNELS: 0}
+    lanes = []
+    island = found[0][0].clock_island
+    for rank, columns in found:
+        rows = np.flatnonzero(columns.steps["step"] == step)
+        if not len(rows):
+            continue
+        begin, end = (int(columns.steps[name][rows[0]]) for name in ("start", "end"))
+        aligned = rank.clock_island is not None and rank.clock_island == island
+        clock = run.clock(rank) if aligned else CommonClock()
+        lanes.append(_lane(rank, columns, (begin, end), clock, aligned, labels))
+    if not lanes:
+        return None
+    return Lanes(
+        step,
+        min(min(lane.step_start_ns, *lane.start_ns[:1].tolist()) for lane in lanes),
+        max(max(lane.step_end_ns, *lane.end_ns.tolist()[-1:]) for lane in lanes),
+        max((rank.clock_error_ns or 0 for rank, _ in found), default=0),
+        tuple(labels),
+        tuple(lanes),
+    )
+
+
+def _lane(
+    rank: Rank,
+    columns: Partial,
+    step: tuple[int, int],
+    clock: CommonClock,
+    aligned: bool,
+    labels: dict[str, int],
+) -> Lane:
+    begin, end = step
+    marks, calls = columns.marks, columns.communication
+    until = np.r_[marks["time"][1:], marks["time"][-1:]]
+    first, last = marks["time"] + marks["lead"], until - marks["tail"]
+    kernels = (marks["kernels"] > 0) & (last > first) & (first < end) & (last > begin)
+    called = (calls["start"] < end) & (calls["end"] > begin)
+    numbers = np.array([labels.setdefault(kind, len(labels)) for kind in columns.kinds], np.int64)
+    start_ns = np.r_[first[kernels], calls["start"][called]]
+    end_ns = np.r_[last[kernels], calls["end"][called]]
+    label = np.r_[
+        np.zeros(int(kernels.sum()), np.int64),
+        numbers[calls["kind"][called]] if len(numbers) else np.zeros(0, np.int64),
+    ]
+    kept = np.argsort(start_ns - end_ns, kind="stable")[:_BLOCKS]
+    order = kept[np.argsort(start_ns[kept], kind="stable")]
+    return Lane(
+        rank.rank,
+        rank.host,
+        aligned,
+        clock.common_at(begin),
+        clock.common_at(end),
+        clock.common(start_ns[order]),
+        clock.common(end_ns[order]),
+        label[order],
+        max(0, len(start_ns) - _BLOCKS),
+    )
+
+
+Window = tuple[int, int]
+"""Begin and end of what is wanted, by the rank's own clock, ns."""
+
+
+class Shifted:
+    """A report whose times are moved to another clock and cut to a window.
+
+    Slices that reach into the window are kept whole: a cut one would tell a wrong duration.
+    """
+
+    def __init__(
+        self, timeline: OverTime, clock: CommonClock, window: Window | None = None
+    ) -> None:
+        self._timeline = timeline
+        self._clock = clock
+        self._window = window
+
+    @property
+    def path(self) -> str:
+        """The report."""
+        return self._timeline.path
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield the streams and threads that have something in the window."""
+        for track in self._timeline.tracks():
+            kept = self._kept(track.start_ns, track.end_ns)
+            if kept.any():
+                yield self._track(track, kept)
+
+    def _track(self, track: Track, kept: NDArray[np.bool_]) -> Track:
+        several = len(track.category) > 1
+        return replace(
+            track,
+            start_ns=self._clock.common(track.start_ns[kept]),
+            end_ns=self._clock.common(track.end_ns[kept]),
+            label=track.label[kept],
+            category=[track.category[index] for index in np.flatnonzero(kept).tolist()]
+            if several
+            else track.category,
+            flow_in=track.flow_in[kept],
+            flow_first=track.flow_first[kept],
+            flow_count=track.flow_count[kept],
+        )
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return the memory over time within the window."""
+        return self._series(self._timeline.memory_series())
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return the counters within the window."""
+        return self._series(self._timeline.counter_series())
+
+    def _series(self, found: tuple[Series, ...]) -> tuple[Series, ...]:
+        moved = []
+        for one in found:
+            kept = self._kept(one.time_ns, one.time_ns)
+            if kept.any():
+                time_ns = self._clock.common(one.time_ns[kept])
+                moved.append(replace(one, time_ns=time_ns, value=one.value[kept]))
+        return tuple(moved)
+
+    def _kept(self, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> NDArray[np.bool_]:
+        if self._window is None:
+            return np.ones(len(start_ns), bool)
+        begin, end = self._window
+        return np.asarray((end_ns >= begin) & (start_ns < end))
+
+
+def window_of(run: Run, rank: Rank, step: int | None) -> Window | None:
+    """Return where a step of a rank lies by its own clock; None: all of it is wanted.
+
+    Raises:
+        UsageError: the rank has no such step.
+    """
+    if step is None:
+        return None
+    table = run.steps
+    rows = np.flatnonzero((table.step == step) & (table.rank == rank.rank))
+    if not len(rows):
+        known = np.unique(table.step[table.rank == rank.rank]).tolist()
+        told = f"its steps: {known[0]} to {known[-1]}" if known else rank.why or "it has none"
+        raise UsageError(
+            f"rank {rank.rank} of {run.path} has no step {step}", hint=told, slug="no-such-step"
+        )
+    return int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])
+
+
+def islands(ranks: list[Rank]) -> dict[int | None, list[int]]:
+    """Return the ranks by the clock that they share; None: their clock is not known."""
+    found: dict[int | None, list[int]] = {}
+    for one in ranks:
+        found.setdefault(one.clock_island, []).append(one.rank)
+    return found

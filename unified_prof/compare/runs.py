@@ -1,0 +1,400 @@
+"""Report files as comparable runs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from itertools import takewhile
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import FirstSeen
+from unified_prof.compare.comparable import (
+    BACKWARD,
+    FORWARD,
+    PEAK,
+    TOTAL,
+    Floats,
+    Operations,
+    Place,
+    Run,
+    Sized,
+    pool,
+)
+from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_analyses
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording.calls import (
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    WEIGHT,
+    Calls,
+    Ints,
+    SomeCalls,
+    region_names,
+)
+from unified_prof.recording.framework import NOT_ATTRIBUTED
+from unified_prof.recording.model import Gaps, Step
+
+BETWEEN = "(between operations)"
+"""What the time that belongs to no operation is called."""
+
+# A recording of device work has one call for each execution; so many are compared one by one,
+# beyond that all of one module, line and name together.
+_MAX_CALLS = 20_000
+_HALF = 32
+"""Bits of a number that another one is put before."""
+_NAMED = 4
+"""Of several runs in one folder."""
+
+
+def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
+    """Return the run that the files are of; several files give the samples that one lacks.
+
+    Raises:
+        StoreError: a file is no report or cannot be read.
+        UsageError: a folder holds several runs; the files are of different kinds.
+    """
+    runs = [_load(Path(path)) for path in paths]
+    if len({run.clock for run in runs}) > 1:
+        kinds = ", ".join(f"{run.label} has {run.clock} time" for run in runs)
+        raise UsageError(
+            f"one side of a comparison mixes reports of different kinds: {kinds}",
+            slug="not-comparable",
+        )
+    return pool(runs)
+
+
+def _load(path: Path) -> Run:
+    with open_analyses(path) as analyses:
+        if len(analyses) > 1:
+            found = "; ".join(analysis.path for analysis in analyses[:_NAMED])
+            more = f" and {len(analyses) - _NAMED} more" if len(analyses) > _NAMED else ""
+            raise UsageError(
+                f"{path} holds {len(analyses)} runs",
+                hint=f"name one of: {found}{more}; if they are ranks of one run, make a summary of "
+                f"each side with `uprof cluster build`, then `uprof cluster diff` or `gate`",
+                slug="several-runs",
+            )
+        return _run(str(path), analyses[0])
+
+
+def _run(label: str, analysis: Analysis) -> Run:
+    calls: SomeCalls = analysis.summed_calls(above=_MAX_CALLS) or analysis.held_calls
+    summary = analysis.summary
+    stepped = _per_step(analysis, calls)
+    steps = None if stepped is None else stepped.forward_ns.shape[1]
+    return Run(
+        label=label,
+        families=frozenset(summary.family.split(" + ")),
+        clock=summary.clock,
+        facts=dict(summary.facts),
+        operations=_operations(analysis, calls) if stepped is None else stepped,
+        sizes=_sizes(calls),
+        totals=_totals(analysis),
+        waited=_waited(analysis),
+        kernels=_kernels(analysis, steps or 1),
+        steps=steps,
+        outside_steps_ns=0.0 if stepped is None else _left_out(calls, stepped),
+    )
+
+
+def _left_out(calls: SomeCalls, stepped: Operations) -> float:
+    """Return the time of the calls that belong to no step."""
+    return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
+
+
+def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
+    found: dict[str, dict[str, float]] = {}
+    for operation, row in analysis.kernels_of_operations():
+        if row.total_ns is not None:
+            found.setdefault(operation, {})[row.name] = row.total_ns / steps
+    return found
+
+
+def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
+    if not calls.has("total_ns"):
+        return Operations.none()
+    count, samples = calls.known("total_ns"), analysis.samples()
+    measured = samples is not None and len(samples.forward_ns) == count
+    if not measured and count > _MAX_CALLS:
+        return _summed(calls, 1, lambda some: np.zeros(len(some), np.int64), split=False)
+    whole = calls.whole()
+    assert whole.total_ns is not None
+    timed = np.flatnonzero(whole.total_ns != UNKNOWN)
+    places = _places(whole, timed)
+    if samples is not None and measured:
+        found = Operations(places, samples.forward_ns, samples.backward_ns, _regions(whole, timed))
+        return _with_gaps(found, analysis.gaps())
+    forward, backward = _passes(whole, timed)
+    return Operations(places, forward[:, None], backward[:, None], _regions(whole, timed))
+
+
+def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
+    """Put the time between operations where it stands in the program, as entries of its own."""
+    if gaps is None or not len(gaps.before):
+        return operations
+    order = np.argsort(
+        np.concatenate((np.arange(len(operations)) * 2 + 1, gaps.before * 2)), kind="stable"
+    )
+    places = [
+        *operations.places,
+        *(
+            Place(BETWEEN, operations.places[index].module, line, "between")
+            for index, line in zip(gaps.before.tolist(), gaps.lines, strict=True)
+        ),
+    ]
+    nothing = np.full(gaps.gap_ns.shape, np.nan)
+    regions = operations.regions
+    if regions:
+        regions += tuple(
+            _around_both(regions[max(index - 1, 0)], regions[index])
+            for index in gaps.before.tolist()
+        )
+    return Operations(
+        tuple(places[index] for index in order.tolist()),
+        np.concatenate((operations.forward_ns, gaps.gap_ns))[order],
+        np.concatenate((operations.backward_ns, nothing))[order],
+        tuple(regions[index] for index in order.tolist()) if regions else (),
+    )
+
+
+def _around_both(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the regions that were open between two operations."""
+    pairs = zip(before, after, strict=False)
+    return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
+
+
+def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
+    """Return the operations with a sample for each step, None where calls belong to no steps.
+
+    Steps are alike, but for a few calls: those that come after one another with the same module,
+    line and name, in the same number, are one operation. Calls in no step are left out, so that
+    recordings with another number of steps, or another start, can be compared.
+    """
+    found = analysis.steps_of_calls()
+    if found is None or not calls.has("total_ns"):
+        return None
+    count, step_of = found
+    rows = sum(len(_timed(some, step_of)[0]) for some in calls.windows())
+    if not rows:
+        return None
+    return _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
+
+
+StepOf = Callable[[Calls], Ints]
+"""Returns the step of each of some calls, UNKNOWN if in none."""
+
+
+def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], Ints]:
+    """Return the rows that were timed and are in a step, and their steps."""
+    step = step_of(calls)
+    assert calls.total_ns is not None
+    rows = np.flatnonzero((calls.total_ns != UNKNOWN) & (step != UNKNOWN))
+    return rows, step[rows]
+
+
+def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
+    """Return calls of the same kind, name, module and line together, with a sample for each step.
+
+    Args:
+        calls: What to sum up, in order of their steps.
+        count: Of steps.
+        step_of: Tells which step a call is of.
+        split: Whether the first of them in a step is another operation than the second.
+    """
+    groups, rows = _Groups(), FirstSeen()
+    occurrences = _Occurrences()
+    forward, backward = _Cells(count), _Cells(count)
+    for some in calls.windows():
+        timed, step = _timed(some, step_of)
+        group = groups.of(some, timed)
+        occurrence = occurrences.of(group, step) if split else np.zeros(len(group), np.int64)
+        row = rows.numbers(group << _HALF | occurrence)
+        for cells, values in zip((forward, backward), _passes(some, timed), strict=True):
+            cells.add(row, step, values, len(rows))
+    return Operations(
+        tuple(groups.places[group] for group in (rows.values >> _HALF).tolist()),
+        forward.sums(),
+        backward.sums(),
+    )
+
+
+class _Groups:
+    """Numbers what calls have in common, in the order in which it comes."""
+
+    def __init__(self) -> None:
+        self._numbered = [FirstSeen() for _ in range(3)]
+        self.places: list[Place] = []
+
+    def of(self, calls: Calls, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the group of each of some calls."""
+        group = calls.name[rows].astype(np.int64) * len(KINDS) + calls.kind[rows]
+        for numbered, labels in zip(self._numbered, (None, calls.module, calls.line), strict=True):
+            if labels is not None:
+                group = group << _HALF | (labels[rows].astype(np.int64) + 1)
+            group = numbered.numbers(group)
+        known = len(self.places)
+        if len(self._numbered[-1]) > known:
+            # The numbers of new groups rise in the order of their first calls.
+            fresh = np.flatnonzero(group >= known)
+            first = fresh[np.unique(group[fresh], return_index=True)[1]]
+            self.places += _places(calls, rows[first])
+        return group
+
+
+class _Occurrences:
+    """Counts the calls of each group within their step."""
+
+    def __init__(self) -> None:
+        self._step = UNKNOWN
+        self._counted = np.zeros(0, np.int64)
+        """Of each group in that step, which may go on."""
+
+    def of(self, group: NDArray[np.int64], step: Ints) -> NDArray[np.int64]:
+        """Return how many of its group came before each call in its step; steps never fall."""
+        if not len(group):
+            return group
+        order = np.lexsort((np.arange(len(group)), step, group))
+        new = np.ones(len(group), bool)
+        new[1:] = (np.diff(group[order]) != 0) | (np.diff(step[order]) != 0)
+        start = np.maximum.accumulate(np.where(new, np.arange(len(group)), 0))
+        occurrence = np.empty(len(group), np.int64)
+        occurrence[order] = np.arange(len(group)) - start
+        size = max(int(group.max()) + 1, len(self._counted))
+        self._counted = np.append(self._counted, np.zeros(size - len(self._counted), np.int64))
+        going_on = step == self._step
+        occurrence[going_on] += self._counted[group[going_on]]
+        last = int(step[-1])
+        if last != self._step:
+            self._step, self._counted = last, np.zeros(size, np.int64)
+        self._counted += np.bincount(group[step == last], minlength=size)
+        return occurrence
+
+
+class _Cells:
+    """Sums of times by operation and step; NaN is what nothing was added to."""
+
+    def __init__(self, steps: int) -> None:
+        self._total = np.zeros((0, steps))
+        self._known = np.zeros((0, steps), bool)
+
+    def add(self, row: NDArray[np.int64], step: Ints, values: Floats, rows: int) -> None:
+        """Add times, NaN being none."""
+        more = rows - len(self._total)
+        if more:
+            steps = self._total.shape[1]
+            self._total = np.concatenate((self._total, np.zeros((more, steps))))
+            self._known = np.concatenate((self._known, np.zeros((more, steps), bool)))
+        known = ~np.isnan(values)
+        if known.any():
+            cell = row[known] * self._total.shape[1] + step[known]
+            np.add.at(self._total.reshape(-1), cell, values[known])
+            self._known.reshape(-1)[cell] = True
+
+    def sums(self) -> Floats:
+        """Return all, a row for each operation."""
+        self._total[~self._known] = np.nan
+        return self._total
+
+
+def _passes(calls: Calls, rows: Ints) -> tuple[Floats, Floats]:
+    """Return forward and backward times; where passes are not told apart, all is forward time."""
+    assert calls.total_ns is not None
+    forward, backward = _column(calls.forward_ns, rows), _column(calls.backward_ns, rows)
+    unknown = np.isnan(forward) & np.isnan(backward)
+    forward[unknown] = calls.total_ns[rows][unknown].astype(np.float64)
+    return forward, backward
+
+
+def _column(values: Ints | None, rows: Ints) -> Floats:
+    if values is None:
+        return np.full(len(rows), np.nan)
+    column: Floats = np.array(values[rows], np.float64)
+    column[column == UNKNOWN] = np.nan
+    return column
+
+
+def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
+    texts = [*calls.labels.texts, None]  # UNKNOWN is -1, and so the last
+    unknown = [UNKNOWN] * len(rows)
+    module = unknown if calls.module is None else calls.module[rows].tolist()
+    line = unknown if calls.line is None else calls.line[rows].tolist()
+    modules = [None if text == NOT_ATTRIBUTED else text for text in texts]
+    return tuple(
+        Place(texts[name] or "", modules[where], texts[at], KINDS[kind])
+        for name, where, at, kind in zip(
+            calls.name[rows].tolist(), module, line, calls.kind[rows].tolist(), strict=True
+        )
+    )
+
+
+def _regions(calls: Calls, rows: Ints) -> tuple[tuple[str, ...], ...]:
+    """Return the regions around each call; none where the report knows of no region."""
+    if calls.region is None:
+        return ()
+    names = [*map(region_names, calls.labels.texts), ()]  # UNKNOWN is -1, and so the last
+    return tuple(names[number] for number in calls.region[rows].tolist())
+
+
+def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
+    found: list[Sized] = []
+    for kind, name, called in (
+        (WEIGHT, "weight_bytes", "weight"),
+        (OPERATION, "activation_bytes", "activation"),
+    ):
+        if not calls.has(name):
+            continue
+        whole = calls.whole()
+        column: Ints = getattr(whole, name)
+        rows = np.flatnonzero((whole.kind == kind) & (column != UNKNOWN))
+        found += [
+            Sized(Place(place.name, place.module, place.line, called), size)
+            for place, size in zip(_places(whole, rows), column[rows].tolist(), strict=True)
+        ]
+    return tuple(found)
+
+
+def _iterations(analysis: Analysis) -> tuple[Step, ...]:
+    """Return the iterations to compare by: those that are like the others, in order."""
+    return tuple(step for step in analysis.steps() if step.matched)
+
+
+def _totals(analysis: Analysis) -> dict[str, Floats]:
+    """Return whole iterations where the report has them, else the report's totals, one sample."""
+    totals = analysis.summary.totals
+    samples: dict[str, list[int | None]] = {
+        TOTAL: [totals.total_ns],
+        FORWARD: [totals.forward_ns],
+        BACKWARD: [totals.backward_ns],
+    }
+    if analysis.steps():
+        steps = _iterations(analysis)
+        samples = {
+            TOTAL: [step.total_ns for step in steps],
+            FORWARD: [step.forward_ns for step in steps],
+            BACKWARD: [step.backward_ns for step in steps],
+            PEAK: [step.peak_bytes for step in steps],
+        }
+    if not any(samples.get(PEAK, ())):
+        samples[PEAK] = [totals.peak_bytes]
+    known = {name: [one for one in values if one is not None] for name, values in samples.items()}
+    return {name: np.array(values, np.float64) for name, values in known.items() if values}
+
+
+def _waited(analysis: Analysis) -> dict[str, Floats]:
+    """Return what of each of those times the thread waited; NaN where that is not known."""
+    steps = _iterations(analysis)
+    found: dict[str, list[tuple[int | None, int | None]]] = {
+        TOTAL: [(step.total_ns, step.waited_ns) for step in steps],
+        FORWARD: [(step.forward_ns, step.forward_waited_ns) for step in steps],
+        BACKWARD: [(step.backward_ns, step.backward_waited_ns) for step in steps],
+    }
+    waited = {
+        name: np.array([one for time_ns, one in values if time_ns is not None], np.float64)
+        for name, values in found.items()
+    }
+    return {name: values for name, values in waited.items() if not np.isnan(values).all()}

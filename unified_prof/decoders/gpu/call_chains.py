@@ -1,0 +1,214 @@
+"""Python call chains: each is one frame and the chain that called it.
+
+Remembers which call chain each forward operation had, for the backward one to ask.
+
+Operations that `torch.autograd.profiler.emit_nvtx` marked, on NVIDIA (NVTX) and AMD (roctx).
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.nesting import NONE
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.gpu.memory import MISSING, Int64s
+
+# Built-in methods are named with the address of the object they are bound to, which says
+# nothing and would make every call a frame of its own.
+_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
+_BATCH_ROWS = 100_000
+
+
+class Frames(dict[Any, int]):
+    """Names of Python functions -> dense numbers."""
+
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
+        self.texts: list[str] = []
+        self.outside: set[int] = set()
+        """Frames of whoever ran the program: what called them is none of its business."""
+        self._is_outside = is_outside
+        self._numbers: dict[str, int] = {}
+
+    def __missing__(self, name: Any) -> int:
+        text = _ADDRESS.sub("", str(name))
+        number = self._numbers.get(text)
+        if number is None:
+            number = self._numbers[text] = len(self.texts)
+            self.texts.append(text)
+            if self._is_outside(text):
+                self.outside.add(number)
+        if len(text) == len(str(name)):
+            self[name] = number  # names with addresses come once; they would pile up here
+        return number
+
+
+class CallChains:
+    """All distinct call chains of a trace, as a tree of frames."""
+
+    def __init__(self, is_outside: Callable[[str], bool]) -> None:
+        self.frames = Frames(is_outside)
+        self._numbers: dict[int, int] = {}  # parent << 32 | frame -> number
+        self._parents: list[int] = []
+        self._frames: list[int] = []
+        self._stacks: dict[str, int] = {}
+
+    def __len__(self) -> int:
+        return len(self._parents)
+
+    def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
+        """Return the chain of each of many frames.
+
+        Args:
+            parents: Index, in these lists, of the frame around each one, or `NONE`; a frame
+                comes after the one around it.
+            known: The chain of a frame that was seen before, else `NONE`.
+            frames: Numbers of `Frames`.
+        """
+        chains: list[int] = []
+        numbers, all_parents, all_frames = self._numbers, self._parents, self._frames
+        outside = self.frames.outside
+        for parent, chain, frame in zip(parents, known, frames, strict=True):
+            if chain == NONE and frame not in outside:
+                above = chains[parent] if parent != NONE else NONE
+                key = (above + 1) << 32 | frame
+                found = numbers.get(key)
+                if found is None:
+                    found = numbers[key] = len(all_parents)
+                    all_parents.append(above)
+                    all_frames.append(frame)
+                chain = found
+            chains.append(chain)
+        return chains
+
+    def of_stack(self, text: Any) -> int:
+        """Return the chain that an event's own `Call stack` names, innermost frame first."""
+        if not isinstance(text, str) or not text:
+            return NONE
+        chain = self._stacks.get(text)
+        if chain is None:
+            parts = [part.strip() for part in reversed(text.split(";"))]
+            frames = [self.frames[part] for part in parts if part]
+            above = list(range(NONE, len(frames) - 1))
+            chains = self.extend_all(above, [NONE] * len(frames), frames)
+            chain = self._stacks[text] = chains[-1] if chains else NONE
+        return chain
+
+    def write(self, sink: Sink, used: Int64s) -> None:
+        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost 0."""
+        strings = [NONE] * len(self.frames.texts)
+        ids: list[int] = []
+        stacks: list[int] = []
+        depths: list[int] = []
+        for chain in np.unique(used).tolist():
+            depth, at = 0, chain
+            while at != NONE:
+                frame = self._frames[at]
+                if strings[frame] == NONE:
+                    strings[frame] = sink.strings.intern(self.frames.texts[frame])
+                ids.append(chain)
+                stacks.append(strings[frame])
+                depths.append(depth)
+                depth, at = depth + 1, self._parents[at]
+            if len(ids) >= _BATCH_ROWS:
+                _write_rows(sink, ids, stacks, depths)
+                ids, stacks, depths = [], [], []
+        _write_rows(sink, ids, stacks, depths)
+
+
+def _write_rows(sink: Sink, ids: list[int], stacks: list[int], depths: list[int]) -> None:
+    if ids:
+        sink.write("PYTORCH_CALLCHAINS", {"id": ids, "stack": stacks, "stackDepth": depths})
+
+
+REMEMBERED = 1 << 18
+"""Forward operations kept: more than any iteration has, whatever the trace's length."""
+
+_AMBIGUOUS = -2
+
+
+class Forwards:
+    """Autograd sequence number -> call chain of the operation that made the node.
+
+    An operation records the number that the next node will get. Several in a row may record the
+    same one; the node belongs to the last of them to start.
+    """
+
+    def __init__(self, remembered: int = REMEMBERED) -> None:
+        self._remembered = remembered
+        empty = np.empty(0, dtype=np.int64)
+        self._sequence, self._chain, self._thread = empty, empty, empty
+
+    def add(self, sequence: Int64s, chain: Int64s, thread: Int64s) -> None:
+        """Remember forward operations, given in the order of their start."""
+        if not len(sequence):
+            return
+        sequence = np.concatenate((self._sequence, sequence))
+        chain = np.concatenate((self._chain, chain))
+        thread = np.concatenate((self._thread, thread))
+        order = np.argsort(sequence, kind="stable")
+        sequence, chain, thread = sequence[order], chain[order], thread[order]
+        last = np.append(sequence[1:] != sequence[:-1], True)
+        # Sequence numbers count per thread: the same one on two threads means two nodes.
+        clash = np.append(False, (sequence[1:] == sequence[:-1]) & (thread[1:] != thread[:-1]))
+        clashing = np.unique(sequence[clash])
+        sequence, chain, thread = sequence[last], chain[last], thread[last]
+        chain[np.isin(sequence, clashing)] = _AMBIGUOUS
+        # Numbers only grow, so the smallest ones are the oldest.
+        keep = slice(max(0, len(sequence) - self._remembered), None)
+        self._sequence, self._chain, self._thread = sequence[keep], chain[keep], thread[keep]
+
+    def find(self, sequence: Int64s) -> tuple[Int64s, int]:
+        """Return the call chains of forward operations, and how many were ambiguous."""
+        if not len(self._sequence):
+            return np.full(len(sequence), NONE), 0
+        at = find(self._sequence, sequence)
+        chain = np.where(at != NOWHERE, self._chain[at], NONE)
+        ambiguous = chain == _AMBIGUOUS
+        chain[ambiguous] = NONE
+        return chain, int(np.count_nonzero(ambiguous))
+
+
+# What emit_nvtx adds to the name of an operation, in this order.
+_ADDED = re.compile(
+    r"(?:, seq = (?P<sequence>\d{1,18}))?"
+    r"(?:, op_id = (?P<number>\d{1,18}))?"
+    r"(?:, sizes = (?P<sizes>\[[\d\[\], -]*\]))?"
+    r"(?:, input_op_ids = .*)?$",
+    re.DOTALL,
+)
+_FIRST_ADDED = (", seq = ", ", op_id = ", ", sizes = ")
+_OPERATION = re.compile(r"aten::|autograd::engine::")
+_BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*$")
+SOME_FORWARD_THREAD = 1
+"""Above 0 marks a backward operation; the range does not say which thread went forward."""
+
+
+def as_operation(text: str) -> tuple[str, int, int, str] | None:
+    """Return name, autograd sequence number, number and sizes of an operation, as far as told.
+
+    Returns:
+        None where the range was not made by `emit_nvtx`.
+    """
+    first = min((at for at in map(text.find, _FIRST_ADDED) if at > 0), default=-1)
+    if first < 0:
+        return (text, MISSING, MISSING, "") if _OPERATION.match(text) else None
+    match = _ADDED.match(text, first)
+    if match is None or match.end() == first:
+        return None
+    sequence, number, sizes = match.group("sequence", "number", "sizes")
+    return (
+        text[:first],
+        MISSING if sequence is None else int(sequence),
+        MISSING if number is None else int(number),
+        sizes or "",
+    )
+
+
+def is_backward(name: str) -> bool:
+    """Tell whether an operation of this name is a node of autograd."""
+    return _BACKWARD.match(name) is not None

@@ -1,0 +1,406 @@
+"""Columns of an export to columns of rows: times, names, processes, threads, devices.
+
+`nsys export --type parquetdir`: the same tables, a Parquet file each.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from unified_prof.arrays.grouping import NOWHERE, distinct, find
+from unified_prof.base.columns import Cells, Tables
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.spool import Rows
+from unified_prof.errors import RawFormatError
+
+NO_TIME = NO_ID = -(2**63)
+"""What stands for NULL where -1 may be a value."""
+
+_SANE_NS = 2**62
+_THREAD_BITS = 24
+_LOW_BITS = (1 << _THREAD_BITS) - 1
+_MOST_CORRELATION = 2**32
+_TEXTS_IN_MEMORY_BYTES = 32 << 20
+_INT32 = np.iinfo(np.int32)
+
+
+class Texts:
+    """StringIds: ids -> texts, which lie outside memory where they are many."""
+
+    def __init__(self, tables: Tables) -> None:
+        self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
+        ids: list[Int64s] = []
+        sizes: list[Int64s] = []
+        try:
+            for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
+                coded = [
+                    (text or "").encode("utf-8", "backslashreplace") for text in cells["value"]
+                ]
+                self._file.write(b"".join(coded))
+                ids.append(cells["id"])
+                sizes.append(np.fromiter(map(len, coded), np.int64, len(coded)))
+        except BaseException:
+            self.close()
+            raise
+        all_ids = np.concatenate(ids) if ids else np.empty(0, np.int64)
+        all_sizes = np.concatenate(sizes) if sizes else np.empty(0, np.int64)
+        order = np.argsort(all_ids, kind="stable")
+        self._ids = all_ids[order]
+        self._sizes = all_sizes[order]
+        self._places = (np.cumsum(all_sizes) - all_sizes)[order]
+
+    def __getitem__(self, number: int) -> str | None:
+        """Return the text of an id, None where there is none."""
+        (at,) = find(self._ids, np.array([number]))
+        if at == NOWHERE:
+            return None
+        self._file.seek(int(self._places[at]))
+        return self._file.read(int(self._sizes[at])).decode("utf-8", "replace")
+
+    def close(self) -> None:
+        """Forget all texts."""
+        self._file.close()
+
+
+class Fields:
+    """What turns the columns of one export into columns of `Parts`."""
+
+    def __init__(self, parts: Parts, tables: Tables, texts: Texts) -> None:
+        self.parts = parts
+        self.tables = tables
+        self.texts = texts
+        self._names: dict[int, int] = {}
+        self._threads: dict[int, int] = {}
+        self._processes: dict[int, int] = {}
+        self._pids: dict[int, int | str] = {}
+        self._devices = _device_map(tables)
+
+    # ---- times
+
+    def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
+        """Return new rows with start and end, and which of them are valid; others count."""
+        start, end = cells["start"], cells["end"]
+        rows = r.missing(dtype, len(start))
+        rows["start"], rows["end"] = start, end
+        has_times = (np.abs(start) < _SANE_NS) & (np.abs(end) < _SANE_NS)
+        has_times &= (start != NO_TIME) & (end != NO_TIME)
+        negative = has_times & (end < start)
+        self._count("event_without_time", ~has_times, what)
+        self._count("negative_duration", negative, what)
+        valid = has_times & ~negative
+        if valid.any():
+            self.parts.see(int(start[valid].min()), int(end[valid].max()))
+        self.parts.counts[what] += len(rows)
+        return rows, valid
+
+    def _count(self, name: str, odd: Bools, what: str) -> None:
+        if odd.any():
+            self.parts.sink.anomaly(name, int(np.count_nonzero(odd)), f"{what}, left out")
+
+    # ---- names
+
+    def names(self, ids: Int64s) -> Int64s:
+        """Return the string ids of texts that are given by their ids in the export."""
+        return _mapped(ids, self._names, self._intern)
+
+    def _intern(self, number: int) -> int:
+        text = None if number == MISSING else self.texts[number]
+        if text is None:
+            if number != MISSING:
+                self.parts.sink.anomaly("unknown_text", 1, f"no StringIds.id {number}")
+            text = NOT_AVAILABLE
+        return self.parts.names[text]
+
+    # ---- processes, threads, devices
+
+    def process_id(self, packed: int) -> int | str:
+        """Return the system's id of the process of a packed id.
+
+        Two virtual machines may have processes of the same id; the later one gets a text.
+        """
+        upper = packed >> _THREAD_BITS
+        if upper not in self._pids:
+            pid = upper & _LOW_BITS
+            taken = pid in self._pids.values()
+            self._pids[upper] = f"{pid} of VM {upper >> _THREAD_BITS & 0xFF}" if taken else pid
+        return self._pids[upper]
+
+    def threads(self, packed: Int64s, *, active: bool = True) -> Int64s:
+        """Return the numbers of threads; `active` ones count for what is the main process."""
+        numbers = _mapped(packed, self._threads, self._thread)
+        if active:
+            known = numbers[numbers != MISSING]
+            self.parts.activity.update(dict(enumerate(np.bincount(known).tolist())))
+        return numbers
+
+    def on_threads(self, packed: Int64s, valid: Bools, what: str) -> tuple[Int64s, Bools]:
+        """Return the numbers of threads, and which of the valid rows have one; others count."""
+        numbers = self.threads(packed)
+        on_one = numbers != MISSING
+        self._count("event_without_thread", valid & ~on_one, what)
+        return numbers, valid & on_one
+
+    def _thread(self, packed: int) -> int:
+        if packed == NO_ID:
+            return MISSING
+        return self.parts.threads[self.process_id(packed), packed & _LOW_BITS]
+
+    def has_thread(self, packed: int) -> bool:
+        """Tell whether the thread of a packed id did something."""
+        return packed in self._threads
+
+    def has_process(self, packed: int) -> bool:
+        """Tell whether the process of a packed id did something."""
+        return packed >> _THREAD_BITS in self._pids
+
+    def name_thread(self, packed: int, name: str) -> None:
+        """Take note of what a thread is called."""
+        key = (self.process_id(packed), packed & _LOW_BITS)
+        self.parts.threads.thread_names[key] = name
+
+    def processes(self, packed: Int64s) -> Int64s:
+        """Return dense numbers of the processes of packed ids.
+
+        Where an export does not say it, it is the only process that is known; MISSING where
+        several are.
+        """
+        upper = packed >> _THREAD_BITS
+        numbers = _mapped(upper, self._processes, self._process)
+        unsaid = packed == NO_ID
+        if unsaid.any():
+            numbers[unsaid] = 0 if self._known_processes() <= 1 else MISSING
+        return numbers
+
+    def _process(self, upper: int) -> int:
+        return MISSING if upper == NO_ID >> _THREAD_BITS else self._known_processes()
+
+    def _known_processes(self) -> int:
+        return sum(number != MISSING for number in self._processes.values())
+
+    def process_ids(self, packed: Int64s) -> Int64s:
+        """Return the ids of processes as they are written, MISSING where there is none."""
+        return _mapped(packed >> _THREAD_BITS << _THREAD_BITS, {}, self._process_id)
+
+    def _process_id(self, packed: int) -> int:
+        if packed == NO_ID:
+            return MISSING
+        pid = self.process_id(packed)
+        return pid if isinstance(pid, int) else MISSING
+
+    def correlations(self, processes: Int64s, correlations: Int64s) -> Int64s:
+        """Return what ties calls and tasks together: the id, made unique by its process.
+
+        CUPTI numbers the calls of each process on its own, so ids of two processes are equal.
+        """
+        fits = (correlations > 0) & (correlations < _MOST_CORRELATION) & (processes != MISSING)
+        return np.where(fits, processes * _MOST_CORRELATION + correlations, MISSING)
+
+    def devices(self, packed: Int64s, ordinals: Int64s) -> Int64s:
+        """Return the numbers of GPUs that processes know by ordinals of their own."""
+        ordinals = self.small(ordinals, "device")
+        if not self._devices:
+            return ordinals
+        pids = (packed >> _THREAD_BITS) & _LOW_BITS
+        devices = ordinals.copy()
+        for (pid, ordinal), device in self._devices.items():
+            devices[(pids == pid) & (ordinals == ordinal)] = device
+        return devices
+
+    def small(self, values: Int64s, what: str) -> Int64s:
+        """Return ids of 32 bits; others count, and are as if not recorded."""
+        fits = (values >= _INT32.min) & (values <= _INT32.max)
+        if fits.all():
+            return values
+        self.parts.sink.anomaly("unreadable_number", int(np.count_nonzero(~fits)), what)
+        return np.where(fits, values, MISSING)
+
+
+def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
+    """Return GPUs by (process id, CUDA ordinal), where an export says it."""
+    wanted = {"pid": NO_ID, "cudaId": NO_ID, "gpuId": NO_ID}
+    found: dict[tuple[int, int], int] = {}
+    for cells in tables.slices("TARGET_INFO_CUDA_DEVICE", wanted):
+        rows = zip(*(cells[name].tolist() for name in wanted), strict=True)
+        for pid, ordinal, device in rows:
+            if NO_ID not in (pid, ordinal) and 0 <= device <= _INT32.max:
+                found[pid, ordinal] = device
+    return found
+
+
+def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
+    """Look every value up in `known`; `make` what is not there yet."""
+    found_values, inverse = distinct(values)
+    result = np.empty(len(found_values), np.int64)
+    for at, value in enumerate(found_values.tolist()):
+        found = known.get(value)
+        if found is None:
+            found = known[value] = make(value)
+        result[at] = found
+    return result[inverse]
+
+
+_ENDING = ".parquet"
+_ROWS = 1 << 14
+
+
+class ParquetTables:
+    """`columns.Tables` of a folder of Parquet files."""
+
+    def __init__(self, folder: Path) -> None:
+        """Look what there is.
+
+        Raises:
+            RawFormatError: the folder cannot be listed, or pyarrow is not installed.
+        """
+        try:
+            import pyarrow.parquet as parquet
+        except ImportError:
+            raise RawFormatError(
+                f"{folder}: reading Parquet files needs pyarrow",
+                hint="pip install 'unified-prof[parquet]', or export with nsys export "
+                "--type sqlite",
+                slug="missing-package",
+            ) from None
+        self._parquet: Any = parquet
+        self._unreadable: Counter[str] = Counter()
+        try:
+            files = sorted(folder.glob(f"*{_ENDING}"))
+        except OSError as err:
+            raise RawFormatError(
+                f"cannot list {folder}: {err.strerror}", slug="cannot-read"
+            ) from err
+        self._files = {file.name.removesuffix(_ENDING): file for file in files}
+        self._columns: dict[str, tuple[str, ...]] = {}
+
+    @property
+    def names(self) -> Sequence[str]:
+        """What tables there are."""
+        return tuple(self._files)
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        """How many values so far were not what was asked for."""
+        return self._unreadable
+
+    def columns(self, table: str) -> Collection[str]:
+        """Return the names of the columns of `table`."""
+        if table not in self._files:
+            return ()
+        if table not in self._columns:
+            with self._open(table) as file:
+                self._columns[table] = tuple(file.schema_arrow.names)
+        return self._columns[table]
+
+    def slices(
+        self,
+        table: str,
+        numbers: Mapping[str, int],
+        *,
+        reals: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        only: tuple[str, Collection[int] | None] | None = None,
+    ) -> Iterator[Cells]:
+        """Yield the rows of `table`, see `columns.Tables`."""
+        there = self.columns(table)
+        if not there or (only is not None and only[0] not in there):
+            return
+        wanted = [name for name in (*numbers, *reals, *texts) if name in there]
+        read = [*dict.fromkeys([*wanted, *([] if only is None else [only[0]])])]
+        with self._open(table) as file:
+            batches = file.iter_batches(batch_size=_ROWS, columns=read or [*there][:1])
+            while (batch := self._next(table, batches)) is not None:
+                if only is not None:
+                    batch = batch.filter(_mask(batch.column(only[0]), only[1]))
+                if batch.num_rows:
+                    yield self._cells(table, batch, wanted, numbers, reals, texts)
+
+    def _cells(
+        self,
+        table: str,
+        batch: Any,
+        wanted: Sequence[str],
+        numbers: Mapping[str, int],
+        reals: Sequence[str],
+        texts: Sequence[str],
+    ) -> Cells:
+        rows = batch.num_rows
+        cells: dict[str, Any] = {}
+        for name, default in numbers.items():
+            cells[name] = (
+                self._whole(f"{table}.{name}", batch.column(name), default)
+                if name in wanted
+                else np.full(rows, default, np.int64)
+            )
+        for name in reals:
+            cells[name] = (
+                self._real(f"{table}.{name}", batch.column(name))
+                if name in wanted
+                else np.full(rows, np.nan)
+            )
+        for name in texts:
+            values = batch.column(name).to_pylist() if name in wanted else [None] * rows
+            cells[name] = [value if value is None else _text(value) for value in values]
+        return cells
+
+    def _whole(self, place: str, column: Any, default: int) -> Any:
+        import pyarrow
+
+        try:
+            if pyarrow.types.is_uint64(column.type):  # what does not fit wraps, as in SQLite
+                values = column.fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
+                return np.where(column.is_null().to_numpy(zero_copy_only=False), default, values)
+            column = column.cast(pyarrow.int64()).fill_null(default)
+            return column.to_numpy(zero_copy_only=False).astype(np.int64)
+        except (pyarrow.ArrowException, ValueError, TypeError):
+            self._unreadable[place] += len(column)
+            return np.full(len(column), default, np.int64)
+
+    def _real(self, place: str, column: Any) -> Any:
+        import pyarrow
+
+        try:
+            values = column.cast(pyarrow.float64()).to_numpy(zero_copy_only=False)
+            return values.astype(np.float64)
+        except (pyarrow.ArrowException, ValueError, TypeError):
+            self._unreadable[place] += len(column)
+            return np.full(len(column), np.nan)
+
+    def _open(self, table: str) -> Any:
+        path = self._files[table]
+        try:
+            return self._parquet.ParquetFile(path)
+        except (OSError, ValueError) as err:  # pyarrow's own errors are ValueErrors
+            raise _damaged(path, err) from err
+
+    def _next(self, table: str, batches: Iterator[Any]) -> Any:
+        try:
+            return next(batches, None)
+        except (OSError, ValueError) as err:
+            raise _damaged(self._files[table], err) from err
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+def _damaged(path: Path, err: Exception) -> RawFormatError:
+    words = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
+    return RawFormatError(f"{path} cannot be read: {words}", slug="cannot-read")
+
+
+def _mask(column: Any, values: Collection[int] | None) -> Any:
+    import pyarrow
+    import pyarrow.compute as compute
+
+    if values is None:
+        return compute.is_valid(column)
+    return compute.is_in(column, value_set=pyarrow.array(sorted(values), column.type))

@@ -1,0 +1,212 @@
+"""The rest: overhead, calls of other libraries, allocations, metrics, what the profiler says."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from typing import Any
+
+import numpy as np
+
+from unified_prof.base.columns import Cells
+from unified_prof.base.redaction import redact
+from unified_prof.base.text import NS_PER_MS
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.gpu import rows as r
+from unified_prof.decoders.gpu.memory import MISSING
+from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
+from unified_prof.decoders.spool import Rows
+
+DIAGNOSTICS = "DIAGNOSTIC_EVENT"
+MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
+METRICS = "GPU_METRICS"
+METRIC_NAMES = "TARGET_INFO_GPU_METRICS"
+OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
+LIBRARIES = {
+    "OSRT_API": "osrt",
+    "CUDNN_EVENTS": "cudnn",
+    "CUBLAS_EVENTS": "cublas",
+    "MPI_COLLECTIVES_EVENTS": "mpi",
+    "MPI_P2P_EVENTS": "mpi",
+    "MPI_OTHER_EVENTS": "mpi",
+    "MPI_START_WAIT_EVENTS": "mpi",
+    "UCP_EVENTS": "ucx",
+}
+"""Tables of calls that have no place of their own -> category of UPROF_TRACE_EVENTS."""
+
+_OVERHEAD_TYPES = {
+    2: "JIT compilation",
+    3: "buffer flush",
+    4: "instrumentation",
+    5: "resource creation",
+    6: "module loading",
+    7: "lazy function loading",
+    8: "command buffer full",
+}
+_QUEUE_FULL = 8
+_SEVERITIES = {2: "diagnostic_warning", 3: "diagnostic_error"}
+_SHOWN_DIAGNOSTICS = 5
+_PAGEABLE, _PINNED = 0, 1
+_DEALLOCATION = 1
+_GPU_OF_TYPE = 0xFF
+_COMPONENT = "CUDA"
+
+
+class Others:
+    """Reads what needs no joining."""
+
+    def __init__(self, fields: Fields) -> None:
+        self._fields = fields
+        self._parts = fields.parts
+
+    def read(self) -> None:
+        """Read overhead, calls of other libraries, allocations and diagnostics."""
+        for table in OVERHEADS:
+            self._overheads(table)
+        for table, category in LIBRARIES.items():
+            self._calls(table, category)
+        self._allocations()
+        self._diagnostics()
+
+    def _overheads(self, table: str) -> None:
+        count = duration = 0
+        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "nameId": MISSING}
+        for cells in self._fields.tables.slices(table, wanted | {"overheadType": MISSING}):
+            rows = self._events(cells, "overhead", cells["overheadType"].tolist())
+            full = (cells["overheadType"] == _QUEUE_FULL) & (rows["end"] >= rows["start"])
+            count += int(np.count_nonzero(full))
+            duration += int((rows["end"] - rows["start"])[full].sum())
+        if count:
+            self._parts.sink.anomaly(
+                "launch_queue_full",
+                count,
+                f"calls waited {duration / NS_PER_MS:.0f} ms in all because the queue of launches "
+                "was full",
+            )
+
+    def _calls(self, table: str, category: str) -> None:
+        name = "nameId" if "nameId" in self._fields.tables.columns(table) else "textId"
+        wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, name: MISSING}
+        for cells in self._fields.tables.slices(table, wanted):
+            self._events({**cells, "nameId": cells[name]}, category, None)
+
+    def _events(self, cells: Cells, category: str, types: list[int] | None) -> Rows:
+        """Put events into `Parts.other`; return all rows, valid or not."""
+        fields, parts = self._fields, self._parts
+        rows, valid = fields.timed(cells, r.OTHER, category)
+        rows["category"] = parts.names[category]
+        rows["name"] = fields.names(cells["nameId"])
+        rows["place"] = self._places(cells)
+        rows["args_at"] = rows["args_size"] = 0
+        if types is not None:
+            for kind in set(types):
+                text = json.dumps({"type": _OVERHEAD_TYPES.get(kind, kind)}).encode()
+                chosen = np.array(types) == kind
+                rows["args_at"][chosen] = parts.texts.append(text)
+                rows["args_size"][chosen] = len(text)
+        parts.other.append(rows[valid])
+        return rows
+
+    def _places(self, cells: Cells) -> Any:
+        """Return numbers of (process, thread) as UPROF_TRACE_EVENTS names them."""
+        places = self._parts.places
+        distinct, inverse = np.unique(cells["globalTid"], return_inverse=True)
+        numbers = []
+        for packed in distinct.tolist():
+            key: tuple[Any, Any] = (NOT_AVAILABLE, NOT_AVAILABLE)
+            if packed != NO_ID:
+                key = (self._fields.process_id(packed), packed & 0xFFFFFF)
+            numbers.append(places.setdefault(key, len(places)))
+        return np.array(numbers, np.int64)[inverse]
+
+    def write_payloads(self, cells: Cells, names: list[str], values: list[Any]) -> None:
+        """Keep the payloads of NVTX events as events of their own."""
+        parts = self._parts
+        start = cells["start"]
+        end = np.where(cells["end"] == NO_TIME, start, cells["end"])
+        rows, valid = self._fields.timed({"start": start, "end": end}, r.OTHER, "nvtx_payload")
+        rows["category"] = parts.names["nvtx payload"]
+        rows["name"] = [parts.names[name] for name in names]
+        rows["place"] = self._places(cells)
+        texts = [json.dumps({"payload": value}).encode() for value in values]
+        rows["args_at"] = [parts.texts.append(text) for text in texts]
+        rows["args_size"] = [len(text) for text in texts]
+        parts.other.append(rows[valid])
+
+    def _allocations(self) -> None:
+        """Read what CUDA allocated; how much is in use follows by adding up."""
+        parts, fields = self._parts, self._fields
+        wanted = {
+            "start": NO_TIME,
+            "globalPid": NO_ID,
+            "deviceId": MISSING,
+            "address": MISSING,
+            "bytes": 0,
+            "memKind": MISSING,
+            "memoryOperationType": MISSING,
+        }
+        for cells in fields.tables.slices(MEMORY, wanted):
+            timed = {"start": cells["start"], "end": cells["start"]}
+            times, valid = fields.timed(timed, _INTERVAL, "allocation")
+            rows = np.empty(len(times), r.ALLOCATION)
+            rows["start"] = times["start"]
+            rows["thread"] = MISSING
+            on_host = (cells["memKind"] == _PAGEABLE) | (cells["memKind"] == _PINNED)
+            device = fields.devices(cells["globalPid"], cells["deviceId"])
+            rows["device"] = np.where(on_host, MISSING, device)
+            rows["address"] = cells["address"]
+            rows["owner"] = fields.processes(cells["globalPid"])
+            freed = cells["memoryOperationType"] == _DEALLOCATION
+            size = np.abs(cells["bytes"])
+            rows["size"] = np.where(freed, -size, size)
+            rows["total_allocated"] = rows["total_reserved"] = MISSING
+            parts.memory_component, parts.adds_up_allocations = _COMPONENT, True
+            parts.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
+            parts.allocations.append(rows[valid & (size > 0)])
+
+    def _diagnostics(self) -> None:
+        """Tell what the profiler warned of: events lost are told nowhere else."""
+        found: Counter[tuple[int, str]] = Counter()
+        wanted = {"severity": MISSING}
+        for cells in self._fields.tables.slices(DIAGNOSTICS, wanted, texts=["text"]):
+            for severity, text in zip(cells["severity"].tolist(), cells["text"], strict=True):
+                if severity in _SEVERITIES and len(found) < 10_000:
+                    found[severity, redact(text or "")] += 1
+        for severity, name in _SEVERITIES.items():
+            mine = [(text, count) for (kind, text), count in found.items() if kind == severity]
+            if mine:
+                detail = "; ".join(text for text, _ in mine[:_SHOWN_DIAGNOSTICS])
+                self._parts.sink.anomaly(name, sum(count for _, count in mine), detail[:2000])
+
+    def write_metrics(self, base_ns: int) -> None:
+        """Write UPROF_GPU_METRICS: counters of devices, sampled at regular intervals."""
+        sink = self._parts.sink
+        names: dict[tuple[int, int], int] = {}
+        wanted = {"typeId": NO_ID, "metricId": NO_ID}
+        for cells in self._fields.tables.slices(METRIC_NAMES, wanted, texts=["metricName"]):
+            for kind, metric, text in zip(
+                cells["typeId"].tolist(),
+                cells["metricId"].tolist(),
+                cells["metricName"],
+                strict=True,
+            ):
+                names[kind, metric] = sink.strings.intern(text or NOT_AVAILABLE)
+        wanted = {"timestamp": NO_TIME, "typeId": NO_ID, "metricId": NO_ID}
+        for cells in self._fields.tables.slices(METRICS, wanted, reals=["value"]):
+            timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
+            times, valid = self._fields.timed(timed, _INTERVAL, "gpu_metric")
+            keys = list(zip(cells["typeId"].tolist(), cells["metricId"].tolist(), strict=True))
+            for key in set(keys) - names.keys():
+                names[key] = sink.strings.intern(f"metric {key[1]}")
+            sink.write(
+                "UPROF_GPU_METRICS",
+                {
+                    "timestampNs": (times["start"] + base_ns)[valid],
+                    "deviceId": (cells["typeId"] & _GPU_OF_TYPE)[valid],
+                    "name": np.array([names[key] for key in keys], np.int64)[valid],
+                    "value": cells["value"][valid],
+                },
+            )
+
+
+_INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])

@@ -1,0 +1,301 @@
+"""What an export says of itself: times, devices, processes, versions, and what is not read.
+
+Decodes one export into a sink: reads its tables, joins them, writes those of the report.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.base.columns import Sink, Tables
+from unified_prof.decoders.gpu import host_tables
+from unified_prof.decoders.gpu import task_tables as gpu_tables
+from unified_prof.decoders.gpu.memory import MISSING
+from unified_prof.decoders.gpu.rows import Found, Parts
+from unified_prof.decoders.gpu.task_tables import HasColumn
+from unified_prof.decoders.nsys import calls, other_events, ranges
+from unified_prof.decoders.nsys import calls as tasks
+from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
+from unified_prof.decoders.nsys.nccl import NcclCalls, Payloads
+from unified_prof.decoders.nsys.other_events import Others
+from unified_prof.errors import RawFormatError
+
+_SANE_NS = 2**62
+_MOST_ROWS_OF_FACTS = 100_000
+_WINDOW = re.compile(r"(\d{1,18})-(\d{1,18})")
+
+# Facts about a recording that are nobody's secret. The environment of the program is exported
+# whole, tokens, hosts and users with it: of that, only what says which rank it was.
+_SYSTEM_FACTS = frozenset(
+    "NvDriverVersion CudaDriverVersion OsDescription SoftwareReleaseVersion CpuArchitecture "
+    "CpuDescription CpuCores".split()
+)
+_CAPTURE_FACTS = frozenset(
+    "CAPTURE_EVENT_TYPE CUDA_GRAPH_TRACE_OPTIONS:MODE COLLECT_GPU_MEMORY_USAGE RATE_HZ".split()
+)
+_RANK = re.compile(r"(RANK|LOCAL_RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK)=(\d{1,9})")
+_ENVIRONMENT = "PROCESS_0:ENVIRONMENT_VARIABLE"
+_GPU_COLUMNS = (
+    *("smCount", "totalMemory", "memoryBandwidth", "clockRate", "l2CacheSize"),
+    *("computeMajor", "computeMinor"),
+)
+_READ = frozenset(
+    {
+        *(tasks.KERNELS, tasks.COPIES, tasks.SETS, tasks.GRAPHS, ranges.RANGES),
+        *(calls.CALLS, calls.WAITS, calls.EVENTS, *other_events.OVERHEADS, *other_events.LIBRARIES),
+        *(
+            other_events.DIAGNOSTICS,
+            other_events.MEMORY,
+            other_events.METRICS,
+            "StringIds",
+            "ThreadNames",
+        ),
+        *("PROCESSES", "ANALYSIS_DETAILS", "ANALYSIS_FILE", "ProcessStreams", "EXPORT_META_DATA"),
+        *("NVTX_PAYLOAD_SCHEMAS", "NVTX_PAYLOAD_SCHEMA_ENTRIES", "NVTX_PAYLOAD_ENUMS"),
+        *("NVTX_PAYLOAD_ENUM_ENTRIES", "NVTX_PAYLOAD_TYPES", "NVTX_SCOPES"),
+    }
+)
+_DESCRIBING = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
+
+
+@dataclass(frozen=True, slots=True)
+class Times:
+    """When a session was, in its own time and in the world's."""
+
+    base_ns: int
+    """What makes times of the session Unix times; 0 where nothing says it."""
+    is_absolute: bool
+    duration_ns: int | None
+    window: tuple[int, int] | None
+    """The part of it that a tool cut out."""
+
+
+def times(tables: Tables) -> Times:
+    """Return when the session was."""
+    base = _first(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
+    duration = _first(tables, "ANALYSIS_DETAILS", "duration")
+    match = _WINDOW.fullmatch(dict(_pairs(tables, "META_DATA_EXPORT")).get("DERIVED_WINDOW_NS", ""))
+    return Times(
+        base_ns=base or 0,
+        is_absolute=base is not None,
+        duration_ns=duration if duration is not None and duration > 0 else None,
+        window=(int(match[1]), int(match[2])) if match else None,
+    )
+
+
+def _first(tables: Tables, table: str, column: str) -> int | None:
+    for cells in tables.slices(table, {column: NO_TIME}):
+        for value in cells[column].tolist():
+            if abs(value) < _SANE_NS:
+                return int(value)
+    return None
+
+
+def _pairs(tables: Tables, table: str) -> Iterable[tuple[str, str]]:
+    count = 0
+    for cells in tables.slices(table, {}, texts=["name", "value"]):
+        for name, value in zip(cells["name"], cells["value"], strict=True):
+            if name is not None and value is not None:
+                yield name, value
+        count += len(cells["name"])
+        if count > _MOST_ROWS_OF_FACTS:
+            return
+
+
+def write(fields: Fields, when: Times, categories: Mapping[str, str]) -> dict[str, Any]:
+    """Write the tables that describe the recording; return provenance facts."""
+    parts, tables = fields.parts, fields.tables
+    assert parts.span is not None
+    start, end = parts.span
+    if when.window is not None:
+        start, end = min(start, when.window[0]), max(end, when.window[1])
+    elif when.duration_ns is not None:
+        start, end = min(start, 0), max(end, when.duration_ns)
+    if not when.is_absolute:
+        parts.sink.anomaly("relative_times", 1, "the export does not say when its session began")
+    properties = _gpus(tables)
+    capture = list(_pairs(tables, "META_DATA_CAPTURE"))
+    ranks = {
+        match[1]: match[2]
+        for name, value in capture
+        if name == _ENVIRONMENT and (match := _RANK.fullmatch(value))
+    }
+    one_process = len(set(parts.threads.process_ids)) <= 1
+    rank = int(ranks["RANK"]) if one_process and "RANK" in ranks else None
+    host_tables.write(
+        parts.sink,
+        start_ns=start + when.base_ns,
+        end_ns=end + when.base_ns,
+        host_name=None,
+        device_names={device: properties.get(device, {}).get("name") for device in parts.devices},
+        rank=rank,
+    )
+    host_tables.write_device_properties(parts.sink, properties)
+    _tell_unread(tables, parts)
+    exported = dict(_pairs(tables, "META_DATA_EXPORT"))
+    return {
+        "decoder": "nsys",
+        "device_kind": "gpu" if parts.devices or properties else "cpu",
+        "device_vendor": "NVIDIA",
+        "base_time_ns": when.base_ns,
+        "nsys_version": exported.get("EXPORT_PRODUCT_VERSION"),
+        "nsys_schema": exported.get("EXPORT_SCHEMA_VERSION"),
+        "nsys_window_ns": exported.get("DERIVED_WINDOW_NS"),
+        "nsys_system": _facts(_pairs(tables, "TARGET_INFO_SYSTEM_ENV"), _SYSTEM_FACTS),
+        "nsys_capture": _facts(capture, _CAPTURE_FACTS) | ranks,
+        "nsys_categories": dict(categories) or None,
+        "events": dict(sorted(parts.counts.items())),
+        "rank": rank,
+    }
+
+
+def _facts(pairs: Iterable[tuple[str, str]], allowed: frozenset[str]) -> dict[str, str]:
+    found: dict[str, list[str]] = {}
+    for name, value in pairs:
+        if name in allowed:
+            found.setdefault(name, []).append(value)
+    return {name: ", ".join(values) for name, values in found.items()}
+
+
+def _gpus(tables: Tables) -> dict[int, dict[str, Any]]:
+    """Return what is known of each GPU, by its number."""
+    found: dict[int, dict[str, Any]] = {}
+    wanted = {"id": NO_ID, **dict.fromkeys(_GPU_COLUMNS, NO_ID)}
+    for cells in tables.slices("TARGET_INFO_GPU", wanted, texts=["name", "chipName"]):
+        for at, number in enumerate(cells["id"].tolist()):
+            if not 0 <= number < 2**31:
+                continue
+            known = {name: int(cells[name][at]) for name in _GPU_COLUMNS}
+            found[number] = {
+                **{name: cells[name][at] for name in ("name", "chipName") if cells[name][at]},
+                **{name: value for name, value in known.items() if value != NO_ID},
+            }
+    if not found:
+        for name, value in _pairs(tables, "TARGET_INFO_SYSTEM_ENV"):
+            if name == "GpuInfo":
+                found = _gpus_of_text(value)
+    return found
+
+
+def _gpus_of_text(text: str) -> dict[int, dict[str, Any]]:
+    try:
+        listed = json.loads(text).get("Gpus", [])
+        return {
+            int(gpu["Id"]): {"name": str(gpu["Name"])}
+            for gpu in listed
+            if 0 <= int(gpu["Id"]) < 2**31
+        }
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return {}
+
+
+def name_threads(fields: Fields) -> None:
+    """Give processes and threads that have events the names that the export has for them."""
+    threads = fields.parts.threads
+    for cells in fields.tables.slices("PROCESSES", {"globalPid": NO_ID}, texts=["name"]):
+        for packed, name in zip(cells["globalPid"].tolist(), cells["name"], strict=True):
+            if name and packed != NO_ID and fields.has_process(packed):
+                threads.process_names[fields.process_id(packed)] = name
+    wanted = {"globalTid": NO_ID, "nameId": MISSING}
+    for cells in fields.tables.slices("ThreadNames", wanted):
+        for packed, number in zip(
+            cells["globalTid"].tolist(), cells["nameId"].tolist(), strict=True
+        ):
+            if fields.has_thread(packed) and (text := fields.texts[number]):
+                fields.name_thread(packed, text)
+
+
+def _tell_unread(tables: Tables, parts: Parts) -> None:
+    unread = sorted(
+        table
+        for table in tables.names
+        if table not in _READ
+        and not table.startswith(_DESCRIBING)
+        and next(iter(tables.slices(table, {})), None) is not None
+    )
+    if unread:
+        parts.sink.anomaly("table_not_read", len(unread), ", ".join(unread)[:2000])
+    for place, count in tables.unreadable.items():
+        parts.sink.anomaly("unreadable_number", count, place)
+
+
+NAME = "nsys"
+
+_ONE_OF = (tasks.KERNELS, tasks.COPIES, tasks.GRAPHS, ranges.RANGES, calls.CALLS)
+
+
+def decode(
+    path: object,
+    tables: Tables,
+    sink: Sink,
+    *,
+    has_column: HasColumn = lambda table, column: True,
+    data_types: Mapping[str, int] | None = None,
+    progress: Callable[[str], None] = lambda message: None,
+) -> Found:
+    """Decode the tables of an export, in memory that their length does not change.
+
+    Args:
+        path: What messages call the export.
+        tables: Its tables.
+        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Whether the revision being written has (table, column).
+        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
+        progress: Told in a few words what is going on.
+
+    Raises:
+        RawFormatError: it holds nothing that can be shown.
+        UprofError: the file is damaged.
+    """
+    if not any(tables.columns(table) for table in _ONE_OF):
+        raise RawFormatError(
+            f"{path}: holds no events of Nsight Systems",
+            hint=f"expected one of the tables {', '.join(_ONE_OF)}",
+            slug="not-a-recording",
+        )
+    when = times(tables)
+    texts = Texts(tables)
+    try:
+        with Parts(sink) as parts:
+            fields = Fields(parts, tables, texts)
+            progress("reading events")
+            payloads = Payloads(tables)
+            calls.read_calls(fields, NcclCalls(fields, payloads))
+            tasks.Tasks(fields).read()
+            calls.read_waits(fields)
+            others = Others(fields)
+            others.read()
+            last = when.window[1] if when.window is not None else when.duration_ns
+            if last is None:
+                last = parts.span[1] if parts.span is not None else 0
+            marked = ranges.Ranges(fields, others, payloads, last, when.base_ns)
+            marked.read()
+            others.write_metrics(when.base_ns)
+            if parts.span is None:
+                raise RawFormatError(
+                    f"{path}: holds no event, its tables are empty", slug="empty-recording"
+                )
+            name_threads(fields)
+            joined = gpu_tables.write(
+                parts,
+                when.base_ns,
+                has_column=has_column,
+                data_types=data_types,
+                progress=progress,
+            )
+            facts = write(fields, when, marked.categories)
+            return Found(
+                events=sum(parts.counts.values()),
+                counts=dict(parts.counts),
+                tasks=parts.gpu.rows,
+                tasks_joined=joined,
+                operations=marked.operations,
+                rank=facts["rank"],
+                facts=facts,
+            )
+    finally:
+        texts.close()

@@ -1,0 +1,392 @@
+"""Which tasks belong to the operators that AI CPU kernels ran, on which plane of their group.
+
+Collectives that AI CPU kernels run on the device: which task belongs to which of them.
+
+The host launches only the kernel. What the kernel then puts on the streams of its group is in the
+device's log, and what it was for in the records of the AI CPUs. A task belongs to the operator of
+its group that was running when the task ended.
+
+Rows of collectives that AI CPU kernels ran: COMMUNICATION_OP and COMMUNICATION_TASK_INFO.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections import defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE
+from unified_prof.decoders.prof.aicpu_records import (
+    Bounds,
+    Ground,
+    Operator,
+    find_rows,
+    operators_of,
+)
+from unified_prof.decoders.prof.collective_records import (
+    FINE_PARTS,
+    bandwidth_in_order,
+    closing_tasks,
+)
+from unified_prof.decoders.prof.collectives import (
+    FINE_ORIGIN_NS,
+    CommunicationTimes,
+    CommunicationWriter,
+)
+from unified_prof.decoders.prof.launches import MISSING
+from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.task_log import C_CORE, type_name
+
+
+@dataclass(slots=True)
+class Members:
+    """Tasks of operators; columns of one length, in the order of their ends for each group."""
+
+    operator: NDArray[np.int64]
+    row: NDArray[np.int64]
+    """In `TaskRows`."""
+    record: NDArray[np.int64]
+    """In `AicpuRecords.tasks`, MISSING where no task at all is described."""
+    master: NDArray[np.bool_]
+    plane: NDArray[np.int64]
+
+
+def members_of(
+    ground: Ground, operators: list[Operator], record_row: NDArray[np.int64], bounds: Bounds
+) -> Members:
+    """Place the tasks of each group in its operators."""
+    rows = ground.rows
+    record = np.flatnonzero(record_row != MISSING)
+    row = record_row[record]
+    of_tasks = ground.streams.of_tasks
+    if not len(record_row):  # the lowest trace level: every task of the streams is one
+        row = np.flatnonzero(np.isin(rows.stream_id, list(of_tasks)))
+        record = np.full(len(row), MISSING, np.int64)
+    order = np.argsort(rows.end[row], kind="stable")
+    record, row = record[order], row[order]
+    streams_of_group: dict[int, list[int]] = defaultdict(list)
+    for stream, groups in of_tasks.items():
+        for group in groups:
+            streams_of_group[group].append(stream)
+    parts = []
+    for group, streams in streams_of_group.items():
+        chosen = np.flatnonzero(np.isin(rows.stream_id[row], streams))
+        mine = [index for index, item in enumerate(operators) if item.group == group]
+        operator, place = placed([operators[index] for index in mine], rows.end[row[chosen]])
+        parts.append(
+            _Group(ground, operators, bounds).members(
+                np.array(mine, np.int64)[operator], row[chosen[place]], record[chosen[place]]
+            )
+        )
+    none = np.zeros(0, np.int64)
+    return Members(
+        *(
+            np.concatenate([none.astype(kind), *(getattr(part, name) for part in parts)])
+            for name, kind in (
+                ("operator", np.int64),
+                ("row", np.int64),
+                ("record", np.int64),
+                ("master", np.bool_),
+                ("plane", np.int64),
+            )
+        )
+    )
+
+
+def placed(
+    operators: list[Operator], ends: NDArray[np.uint64]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Return the operator of each task that has one, and the task.
+
+    Args:
+        operators: of one group, by start.
+        ends: when the tasks of the group ended, ascending.
+    """
+    times = ends.tolist()
+    of_task: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    place: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
+    following = 0
+    for index, operator in enumerate(operators):
+        begin = max(following, bisect_left(times, operator.start))
+        following = max(begin, bisect_right(times, operator.end))
+        of_task.append(np.full(following - begin, index, np.int64))
+        place.append(np.arange(begin, following))
+    return np.concatenate(of_task), np.concatenate(place)
+
+
+@dataclass(slots=True)
+class _Group:
+    """Tells which tasks of one group are on its master stream, and numbers its streams."""
+
+    ground: Ground
+    operators: list[Operator]
+    bounds: Bounds
+    of_host: NDArray[np.bool_] = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.of_host = np.array([item.of_host for item in self.operators], bool)
+
+    def members(
+        self, operator: NDArray[np.int64], row: NDArray[np.int64], record: NDArray[np.int64]
+    ) -> Members:
+        """Return the tasks of the group, given in the order of their ends."""
+        of_host = self.of_host[operator] if len(operator) else np.zeros(0, bool)
+        first = np.isin(row, self.bounds.first_rows)
+        master = self._masters(row, first, of_host)
+        plane = self._planes(row, master | first, of_host)
+        plane[record == MISSING] = -1
+        return Members(operator, row, record, master, plane)
+
+    def _masters(
+        self, row: NDArray[np.int64], first: NDArray[np.bool_], of_host: NDArray[np.bool_]
+    ) -> NDArray[np.bool_]:
+        """Tell which tasks are on the master stream.
+
+        That is the stream of the last task before them that shows it: one of the control core, or
+        the first of an operator. These two may have waited since before the operator, so they do
+        not count as its own where the host has the operator.
+        """
+        rows = self.ground.rows
+        shows = first | (rows.type_code[row] == self._control_core())
+        place = np.maximum.accumulate(np.where(shows, np.arange(len(row)), -1))
+        stream = rows.stream_id[row]
+        on_master = (place >= 0) & (stream == stream[place])
+        return np.where(shows, ~of_host, on_master)
+
+    def _planes(
+        self, row: NDArray[np.int64], main: NDArray[np.bool_], of_host: NDArray[np.bool_]
+    ) -> NDArray[np.int64]:
+        """Number the streams in the order in which the group used them, from 1.
+
+        The master stream has 0. The host's collectives have that for what the host launched, so
+        that there all numbers are one higher.
+        """
+        result = of_host.astype(np.int64)
+        streams = self.ground.rows.stream_id[row[~main]]
+        distinct, first, inverse = np.unique(streams, return_index=True, return_inverse=True)
+        number = np.empty(len(distinct), np.int64)
+        number[np.argsort(first)] = np.arange(1, len(distinct) + 1)
+        result[~main] += number[inverse]
+        return result
+
+    def _control_core(self) -> int:
+        """Return the code of the control core's tasks; none where the chip names no such task."""
+        return C_CORE if type_name(C_CORE, self.ground.device.platform) == "C_CORE_SQE" else -1
+
+
+@dataclass(slots=True)
+class Collectives:
+    """The collectives of one device that AI CPU kernels ran."""
+
+    operators: list[Operator]
+    members: Members
+    record_row: NDArray[np.int64]
+    """Of every record of a task: its row in `TaskRows`, MISSING where the log has no such task."""
+
+    def flags(self) -> dict[str, tuple[int, int]]:
+        """Return relay and retry by the full name of operators that the host may have too."""
+        return {item.name: (item.relay, item.retry) for item in self.operators if item.of_host}
+
+
+def find_collectives(ground: Ground, sink: Sink) -> Collectives | None:
+    """Tell the collectives of a device and their tasks; None without any sign of one."""
+    streams = ground.streams
+    if not streams.of_kernels:
+        if len(ground.records):
+            sink.anomaly(
+                "collective_without_streams",
+                len(ground.records),
+                "records of AI CPUs, of a group that no mc2_comm_info names",
+            )
+        return None
+    record_row = _rows_of(ground, ground.records.tasks, sink)
+    bounds = Bounds(ground, record_row)
+    operators = operators_of(ground, bounds)
+    members = members_of(ground, operators, record_row, bounds)
+    placed = np.unique(members.record[members.record != MISSING])
+    if outside := int((record_row != MISSING).sum()) - len(placed):
+        sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
+    return Collectives(operators, members, record_row)
+
+
+def _rows_of(ground: Ground, tasks: Records, sink: Sink) -> NDArray[np.int64]:
+    """Return the row of the device's log of every record of a task."""
+    batch = ground.records.flips.batch_of(
+        tasks["stream_id"], tasks["task_id"] & 0xFFFF, tasks["timestamp"], at_flip=True
+    )
+    found = find_rows(ground, tasks["stream_id"], tasks["task_id"], batch)
+    if lost := int((found == MISSING).sum()):
+        sink.anomaly("aicpu_task_not_in_log", lost, "tasks that AI CPUs say they launched")
+    return found
+
+
+_PAYLOAD = 1
+_OWN_SUFFIX = " Aicpu"
+"""Ends the group's name where the operator has a row of its own."""
+
+
+def write_collectives(
+    ground: Ground,
+    ran: Collectives,
+    host: CommunicationWriter,
+    host_ids: Mapping[str, int],
+    sink: Sink,
+) -> CommunicationTimes:
+    """Write the operators that the host has no row for, and the tasks of all.
+
+    Args:
+        ground: what they were told from.
+        ran: the operators and their tasks.
+        host: hands out the ids of operators.
+        host_ids: opIds of the host's operators, by full name.
+        sink: takes the rows.
+
+    Returns:
+        When the operators that got a row were running.
+    """
+    ids = host.take_ids(len(ran.operators))
+    for index, operator in enumerate(ran.operators):
+        if operator.of_host:
+            ids[index] = host_ids.get(operator.name, ids[index])
+    names = sink.strings.intern_all(operator.name for operator in ran.operators)
+    groups = sink.strings.intern_all(_group_name(ran, index, ground) for index in _indexes(ran))
+    if len(ran.members.row):
+        _write_tasks(ground, ran, names, groups, ids, sink)
+    return _write_operators(ground, ran, names, groups, ids, sink)
+
+
+def _indexes(ran: Collectives) -> range:
+    return range(len(ran.operators))
+
+
+def _group_name(ran: Collectives, index: int, ground: Ground) -> str:
+    operator = ran.operators[index]
+    if operator.group is None:
+        return NOT_AVAILABLE
+    text = ground.dictionaries.text(operator.group)
+    return text if operator.of_host else text + _OWN_SUFFIX
+
+
+def _write_tasks(
+    ground: Ground,
+    ran: Collectives,
+    names: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    sink: Sink,
+) -> None:
+    members = ran.members
+    described = members.record != MISSING
+    records = ground.records.tasks[members.record[described]]
+    count = len(members.row)
+
+    def column(field: str, missing: int) -> NDArray[np.int64]:
+        values = np.full(count, missing, np.int64)
+        values[described] = records[field].astype(np.int64)
+        return values
+
+    kind = np.full(count, sink.strings.intern(NOT_AVAILABLE), np.int64)
+    kind[described] = ground.dictionaries.string_ids(sink.strings, records["item"])
+    moved = np.zeros(count)
+    moved[described] = _bandwidth(ground, ran)[members.record[described]]
+    sink.write(
+        "COMMUNICATION_TASK_INFO",
+        {
+            "name": names[members.operator],
+            "globalTaskId": ground.rows.global_task_id[members.row],
+            "taskType": kind,
+            "planeId": np.where(members.plane < 0, NO_RANK, members.plane),
+            "groupName": groups[members.operator],
+            "notifyId": column("notify_id", -1),
+            "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE),
+            "srcRank": column("local_rank", NO_RANK),
+            "dstRank": column("remote_rank", NO_RANK),
+            "transportType": column("transport_type", TYPE_NOT_AVAILABLE),
+            "size": column("size_bytes", -1),
+            "dataType": column("data_type", TYPE_NOT_AVAILABLE),
+            "linkType": column("link_type", TYPE_NOT_AVAILABLE),
+            "opId": ids[members.operator],
+            "isMaster": members.master.astype(np.int64),
+            "bandwidth": moved,
+        },
+    )
+
+
+def _bandwidth(ground: Ground, ran: Collectives) -> NDArray[np.float64]:
+    """Return the bandwidth of every record of a task; 0 for those that the log does not have.
+
+    Transfers go over all records with one text and one plane, whatever operator they are of, in
+    the order of the records.
+    """
+    tasks = ground.records.tasks
+    result = np.zeros(len(tasks))
+    known = np.flatnonzero(ran.record_row != MISSING)
+    row, tasks = ran.record_row[known], tasks[known]
+    clock = ground.rows.clock.finer(FINE_PARTS, ground.device.session.start_ns - FINE_ORIGIN_NS)
+    items, item = np.unique(tasks["item"], return_inverse=True)
+    texts = [ground.dictionaries.text(value).lower() for value in items.tolist()]
+    result[known] = bandwidth_in_order(
+        (tasks["plane_id"], item),
+        clock.to_ns(ground.rows.start[row]),
+        clock.to_ns(ground.rows.end[row]),
+        tasks["size_bytes"].astype(np.int64),
+        tasks["rdma_type"] == _PAYLOAD,
+        closing_tasks(texts)[item],
+    )
+    return result
+
+
+def _write_operators(
+    ground: Ground,
+    ran: Collectives,
+    names: NDArray[np.int64],
+    groups: NDArray[np.int64],
+    ids: NDArray[np.int64],
+    sink: Sink,
+) -> CommunicationTimes:
+    """Write the operators of devices alone that have a master task: they last as these do."""
+    start, end, has_master = _extent(ground, ran.members, len(ran.operators))
+    own = np.array([not operator.of_host for operator in ran.operators], bool)
+    kept = np.flatnonzero(own & has_master)
+    if not len(kept):
+        return CommunicationTimes.none()
+    none = sink.strings.intern(NOT_AVAILABLE)
+    operators = [ran.operators[index] for index in kept.tolist()]
+    columns: dict[str, Any] = {
+        "opName": names[kept],
+        "startNs": start[kept],
+        "endNs": end[kept],
+        "connectionId": [operator.connection_id for operator in operators],
+        "groupName": groups[kept],
+        "opId": ids[kept],
+        "relay": -1,
+        "retry": -1,
+        "dataType": TYPE_NOT_AVAILABLE,
+        "algType": none,
+        "count": -1,
+        "opType": [operator.op_type for operator in operators],
+        "deviceId": ground.device.device_id,
+        "rankSize": NO_RANK,
+    }
+    sink.write("COMMUNICATION_OP", columns)
+    return CommunicationTimes(start[kept], end[kept])
+
+
+def _extent(
+    ground: Ground, members: Members, count: int
+) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
+    """Return the start of each operator's first master task, the end of its last, whether any."""
+    start = np.full(count, np.iinfo(np.int64).max)
+    end = np.full(count, np.iinfo(np.int64).min)
+    of, row = members.operator[members.master], members.row[members.master]
+    np.minimum.at(start, of, ground.rows.start_ns[row])
+    np.maximum.at(end, of, ground.rows.end_ns[row])
+    has_master = np.zeros(count, bool)
+    has_master[of] = True
+    return start, end, has_master

@@ -1,0 +1,215 @@
+"""capture_stream_info: which model the tasks of a captured stream belong to.
+
+capture_op_info: operators of captured graphs (NPUGraph, torch.compile), told task by task.
+
+The tasks of a captured graph are launched outside every NODE call, so that nothing describes them
+but these records, which name a task by its numbers. Files of the kind `additional` hold records of
+256 bytes with at most three tensors; those of the kind `variable` hold records as long as their
+tensors need, one after another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE, Runs, find
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_MODEL
+from unified_prof.decoders.prof.clocks import Keys, Timeline
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_records import collect, host_records
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.tensors import TensorTexts
+
+_BEGUN = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Captures:
+    """Captured streams, sorted by device, stream and batch; columns of one length."""
+
+    key: NDArray[np.uint64]
+    """Device << 48 | stream << 32 | batch: each capture of a stream has the next batch."""
+    start: NDArray[np.uint64]
+    """Host counter."""
+    model_id: NDArray[np.uint32]
+    timeline: Timeline
+
+    def models(
+        self,
+        device_id: int,
+        stream_id: NDArray[Any],
+        batch_id: NDArray[Any],
+        launched: Keys,
+    ) -> NDArray[np.uint32]:
+        """Return the model of every task: of its capture if launched after that began."""
+        if not len(self.key):
+            return np.full(len(stream_id), NO_MODEL, np.uint32)
+        key = _pack(np.uint64(device_id), stream_id, batch_id)
+        row = find(self.key, key)
+        captured = (row != NOWHERE) & (self.timeline.ticks(launched) >= self.start[row])
+        return np.where(captured, self.model_id[row], np.uint32(NO_MODEL))
+
+
+def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captures:
+    """Read the captures of streams; their ends do not bound them in the exporter either."""
+    records, _ = collect(host, "compact", "capture_stream_info", timeline, sink)
+    records = records[records["status"] == _BEGUN]
+    device, stream = records["device_id"], records["model_stream_id"]
+    order = np.lexsort((records["timestamp"], stream, device))
+    records, device, stream = records[order], device[order], stream[order]
+    return Captures(
+        _pack(device, stream, Runs(device, stream).rank()),
+        records["timestamp"].copy(),
+        records["model_id"].astype(np.uint32),
+        timeline,
+    )
+
+
+def _pack(device: Any, stream: NDArray[Any], batch: NDArray[Any]) -> NDArray[np.uint64]:
+    return np.asarray(
+        np.asarray(device).astype(np.uint64) << np.uint64(48)
+        | stream.astype(np.uint64) << np.uint64(32)
+        | batch.astype(np.uint64)
+    )
+
+
+PLATFORMS = (2, 3, 4, 5, 15, 16)
+"""Chips whose recordings are read for these records."""
+
+_KIND = "capture_op_info"
+_HEAD = "capture_op_head"
+_HEAD_BYTES, _TENSOR_BYTES = 88, 44
+_LENGTH_OF_HEAD = 64
+"""What the length field of a record counts of its head."""
+
+
+@dataclass(frozen=True, slots=True)
+class CapturedOperators:
+    """Operators of captured graphs by device, stream and task; columns of one length."""
+
+    key: NDArray[np.uint64]
+    """Of `_pack`, ascending."""
+    name: NDArray[np.uint64]
+    """Hash."""
+    op_type: NDArray[np.uint64]
+    """Hash."""
+    attribute: NDArray[np.uint64]
+    """Hash; 0 without attributes."""
+    task_type: NDArray[np.int64]
+    block_dim: NDArray[np.uint32]
+    """Blocks in the low, the mix factor in the high 16 bits."""
+    hf32: NDArray[np.bool_]
+    static: NDArray[np.bool_]
+    tensors: NDArray[np.uint32]
+    """Index into the texts of tensors."""
+
+    def find(
+        self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
+    ) -> NDArray[np.int64]:
+        """Return the row of every task, -1 where nothing describes it."""
+        if not len(self.key):
+            return np.full(len(task_id), NOWHERE, np.int64)
+        return find(self.key, _pack_captured_operators(device_id, stream_id, task_id))
+
+
+def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> CapturedOperators:
+    """Read the operators; of several records of one task the last counts.
+
+    Args:
+        host: what the host recorded.
+        texts: takes the tensors.
+        sink: takes what is odd.
+    """
+    parts: list[tuple[Records, NDArray[np.uint32], bool]] = []
+    if host.platform in PLATFORMS:
+        for prefix in ("unaging", "aging"):
+            static = prefix == "unaging"
+            parts += [
+                (records, _fixed_tensors(records, texts), static)
+                for records in host_records(host, "additional", _KIND, sink, prefix=prefix)
+            ]
+            parts.append((*_variable_records(host, prefix, texts, sink), static))
+
+    def column(name: str, kind: Any) -> NDArray[Any]:
+        return np.concatenate(
+            [np.zeros(0, kind), *(records[name].astype(kind) for records, _, _ in parts)]
+        )
+
+    key = _pack_captured_operators(
+        column("device_id", "u8"), column("stream_id", "u8"), column("task_id", "u8")
+    )
+    order = np.argsort(key, kind="stable")
+    last = order[Runs(key[order]).last] if len(order) else order
+    lists = np.concatenate([np.zeros(0, np.uint32), *(lists for _, lists, _ in parts)])
+    static_ops = np.concatenate(
+        [np.zeros(0, bool), *(np.full(len(records), kind) for records, _, kind in parts)]
+    )
+    return CapturedOperators(
+        key[last],
+        column("op_name", "u8")[last],
+        column("op_type", "u8")[last],
+        column("attribute", "u8")[last],
+        column("task_type", "i8")[last],
+        column("block_dim", "u4")[last],
+        column("op_flag", "u4")[last] != 0,
+        static_ops[last],
+        lists[last],
+    )
+
+
+def _pack_captured_operators(
+    device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
+) -> NDArray[np.uint64]:
+    device, stream, task = (
+        np.asarray(part).astype(np.uint64) for part in (device_id, stream_id, task_id)
+    )
+    low = np.uint64(0xFFFF)
+    return np.asarray(device << np.uint64(48) | (stream & low) << np.uint64(16) | task & low)
+
+
+def _fixed_tensors(records: Records, texts: TensorTexts) -> NDArray[np.uint32]:
+    words = np.zeros((len(records), texts.WORDS_PER_RECORD), np.uint32)
+    words[:, : records["tensors"].shape[1]] = records["tensors"]
+    most = records["tensors"].shape[1] * 4 // _TENSOR_BYTES
+    return texts.signatures(words, np.minimum(records["tensor_num"], most))
+
+
+def _variable_records(
+    host: HostDirectory, prefix: str, texts: TensorTexts, sink: Sink
+) -> tuple[Records, NDArray[np.uint32]]:
+    """Return the heads of records of any length, and the tensors of each."""
+    head = record_type(_HEAD)
+    file = host.data.get(f"{prefix}.variable.{_KIND}")
+    heads: list[bytes] = []
+    lists: list[int] = []
+    skipped = 0
+    for part in file.by_slice() if file is not None else ():
+        raw = part.read_bytes()
+        for at, end in _spans(raw):
+            one = np.frombuffer(raw, head, 1, at)[0]
+            stop = at + _HEAD_BYTES + int(one["tensor_num"]) * _TENSOR_BYTES
+            if int(one["magic"]) != HOST_MAGIC or stop != end or end > len(raw):
+                skipped += 1
+                continue
+            heads.append(raw[at : at + _HEAD_BYTES])
+            lists.append(texts.intern(raw[at + _HEAD_BYTES : stop]))
+    if skipped:
+        sink.anomaly(f"bad_record_{_KIND}", skipped, f"{_KIND} records of another length")
+    return np.frombuffer(b"".join(heads), head), np.array(lists, np.uint32)
+
+
+def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
+    """Yield where each record begins and where its own length says that it ends."""
+    at = 0
+    while at + _HEAD_BYTES <= len(raw):  # what is left is no whole record
+        length = int.from_bytes(raw[at + 12 : at + 16], "little")
+        end = at + _HEAD_BYTES + max(length - _LENGTH_OF_HEAD, 0)
+        yield at, end
+        at = end

@@ -1,0 +1,272 @@
+"""From counters of the host and the device to nanoseconds since 1970, exactly.
+
+    host ticks    t -> (t - C_host) * 1000 / F_host + M      (monotonic ns; t itself without F_host)
+    device ticks  t -> (t - C_dev)  * 1000 / F_dev  + M
+    device ns     t -> t + M - D
+    monotonic ns  t -> t + collectionTimeBegin * 1000 - clockMonotonicRaw    (since 1970)
+
+F are frequencies in MHz as decimal text; M is host_start.log's clock_monotonic_raw plus
+cntvct_diff * 1000 / F_host (1000 without F_host), D dev_start.log's clock_monotonic_raw, C the
+counters of those logs. Results are cut to whole nanoseconds once, at the end, in rational
+arithmetic on int64: a float64 cannot hold them.
+
+Threads and times of the host packed into keys that sort by thread, then time.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from decimal import Decimal
+from fractions import Fraction
+from math import lcm
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Pool
+from unified_prof.errors import RawFormatError
+
+Int64 = NDArray[np.int64]
+
+MAX_NS = (1 << 63) - 1
+"""What a time beyond the range of int64 becomes: no genuine time is near (year 2262)."""
+
+_INT64_LIMIT = 1 << 63
+_NANOSECONDS_MHZ = 1000
+"""Frequency of a host counter that shows nanoseconds."""
+
+
+@dataclass(frozen=True, slots=True)
+class LinearClock:
+    """ns = floor(ticks * rate + offset_ns), both rational."""
+
+    rate: Fraction
+    offset_ns: Fraction
+
+    def to_ns(self, ticks: NDArray[Any]) -> Int64:
+        """Convert counter values (any integer array) to int64 ns.
+
+        Times before 1970 become 0 and times beyond int64 become `MAX_NS`: neither is genuine.
+        """
+        ticks = np.asarray(ticks)
+        if not ticks.size:
+            return np.zeros(ticks.shape, np.int64)
+        denominator = lcm(self.rate.denominator, self.offset_ns.denominator)
+        multiplier = int(self.rate * denominator)
+        offset, rest = divmod(int(self.offset_ns * denominator), denominator)
+        if not self._fits(multiplier, denominator, offset):
+            return self._to_ns_slowly(ticks)
+        lowest = _first_tick_at(0, multiplier, denominator, offset, rest)
+        highest = _first_tick_at(_INT64_LIMIT, multiplier, denominator, offset, rest)
+        unusable = bool(ticks.min() < lowest or ticks.max() >= highest)
+        if unusable:
+            early, late = ticks < lowest, ticks >= highest
+            ticks = np.where(early | late, np.asarray(0, ticks.dtype), ticks)
+        # Partial sums may leave int64 where the result does not: wrapping cancels out.
+        with np.errstate(over="ignore"):
+            if denominator == 1:
+                result = ticks.astype(np.int64) * multiplier + offset
+            else:
+                wide = ticks.astype(np.int64 if ticks.dtype.kind == "i" else np.uint64)
+                quotient, remainder = (
+                    part.astype(np.int64) for part in np.divmod(wide, wide.dtype.type(denominator))
+                )
+                result = (
+                    quotient * multiplier + offset + (remainder * multiplier + rest) // denominator
+                )
+        if unusable:
+            result[early] = 0
+            result[late] = MAX_NS
+        return np.asarray(result, np.int64)
+
+    def finer(self, parts: int, origin_ns: int) -> LinearClock:
+        """Return the clock of the same counter that gives nearest `parts` of a ns since a time."""
+        return LinearClock(self.rate * parts, (self.offset_ns - origin_ns) * parts + Fraction(1, 2))
+
+    def duration(self) -> LinearClock:
+        """Return the clock that converts differences of counter values."""
+        return LinearClock(self.rate, Fraction(0))
+
+    def one(self, tick: int) -> int:
+        """Convert one counter value."""
+        exact = tick * self.rate + self.offset_ns
+        return min(max(exact.numerator // exact.denominator, 0), MAX_NS)
+
+    def _fits(self, multiplier: int, denominator: int, offset: int) -> bool:
+        return multiplier * (denominator + 1) < _INT64_LIMIT and abs(offset) < _INT64_LIMIT
+
+    def _to_ns_slowly(self, ticks: NDArray[Any]) -> Int64:
+        """For frequencies with so many digits that int64 cannot hold the products."""
+        return np.array([self.one(tick) for tick in ticks.ravel().tolist()], np.int64).reshape(
+            ticks.shape
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Readings:
+    """What the clocks of a directory are made from, for times that the exporter rounds on the way.
+
+    Names of the formulas above stand in brackets.
+    """
+
+    start_ns: Fraction
+    """Host monotonic time of the start [M]."""
+    begin_us: int
+    """The same moment since 1970 [collectionTimeBegin]."""
+    begin_monotonic_ns: int
+    """The same moment on the host's monotonic clock [clockMonotonicRaw]."""
+    device_mhz: Decimal | None = None
+    """Frequency of the device counter [F_dev]."""
+    device_counter: int | None = None
+    """The device counter at the start [C_dev]."""
+    device_monotonic_ns: int | None = None
+    """Monotonic time of the device at the start [D]."""
+
+
+@dataclass(frozen=True, slots=True)
+class Clocks:
+    """The clocks of one host or device directory."""
+
+    host: LinearClock
+    """Host counter values (api, task_track, npu_module_mem, ...)."""
+    host_origin_ticks: int
+    """The host counter when the recording was started."""
+    monotonic: LinearClock
+    """Host monotonic nanoseconds."""
+    readings: Readings
+    device_origin_ticks: int = 0
+    """The device counter when the recording was started."""
+    device: LinearClock | None = None
+    """Device counter values (task logs, PMU, frequency)."""
+    device_monotonic: LinearClock | None = None
+    """Nanoseconds of the device's monotonic clock (HCCS, NIC, RoCE, PCIe, sampled PMU)."""
+    since_start_us: LinearClock | None = None
+    """Microseconds since the device's start (HBM, LLC, DDR, NPU memory of version 1.0)."""
+
+
+def build_clocks(
+    *,
+    host_mhz: Decimal | None,
+    host_monotonic_ns: int,
+    host_counter: int,
+    host_counter_diff: int,
+    begin_us: int,
+    begin_monotonic_ns: int,
+    device_mhz: Decimal | None = None,
+    device_counter: int | None = None,
+    device_monotonic_ns: int | None = None,
+) -> Clocks:
+    """Build the clocks of a directory from the values of its control files.
+
+    Args:
+        host_mhz: frequency of the host counter; None when host time stamps are ns already.
+        host_monotonic_ns: clock_monotonic_raw of host_start.log.
+        host_counter: cntvct of host_start.log.
+        host_counter_diff: cntvct_diff of host_start.log, 0 when absent.
+        begin_us: collectionTimeBegin of start_info, microseconds since 1970.
+        begin_monotonic_ns: clockMonotonicRaw of start_info.
+        device_mhz: hwts_frequency of the device; with the next two only for a device directory.
+        device_counter: cntvct of dev_start.log.
+        device_monotonic_ns: clock_monotonic_raw of dev_start.log.
+    """
+    local = Fraction(begin_us * 1000 - begin_monotonic_ns)
+    start = Fraction(host_monotonic_ns)
+    start += Fraction(host_counter_diff * 1000) / Fraction(host_mhz or _NANOSECONDS_MHZ)
+    device = device_monotonic = None
+    if device_mhz is not None and device_counter is not None:
+        device = _counter(device_mhz, device_counter, start + local)
+    if device_monotonic_ns is not None:
+        device_monotonic = LinearClock(Fraction(1), start + local - device_monotonic_ns)
+    return Clocks(
+        host=(
+            LinearClock(Fraction(1), local)
+            if host_mhz is None
+            else _counter(host_mhz, host_counter, start + local)
+        ),
+        host_origin_ticks=host_monotonic_ns if host_mhz is None else host_counter,
+        monotonic=LinearClock(Fraction(1), local),
+        readings=Readings(
+            start,
+            begin_us,
+            begin_monotonic_ns,
+            device_mhz,
+            device_counter,
+            device_monotonic_ns,
+        ),
+        device_origin_ticks=device_counter or 0,
+        device=device,
+        device_monotonic=device_monotonic,
+        since_start_us=LinearClock(Fraction(1000), start + local),
+    )
+
+
+def _counter(mhz: Decimal, origin: int, origin_ns: Fraction) -> LinearClock:
+    rate = Fraction(1000) / Fraction(mhz)
+    return LinearClock(rate, origin_ns - origin * rate)
+
+
+def _first_tick_at(ns: int, multiplier: int, denominator: int, offset: int, rest: int) -> int:
+    """Return the lowest tick whose exact time is at least `ns`."""
+    needed = (ns - offset) * denominator - rest
+    return -(-needed // multiplier)
+
+
+Keys = NDArray[np.uint64]
+
+_TIME_BITS = 48
+_TIME_MASK = np.uint64((1 << _TIME_BITS) - 1)
+_BEFORE_START = 1 << 46
+_MAX_THREADS = 1 << (64 - _TIME_BITS)
+
+
+class Timeline:
+    """Packs (thread, host counter) into sortable keys: thread in the high bits, time below.
+
+    Times far from the start of the recording (about 8 days before to 24 days after it at 100 MHz,
+    a tenth of that with counters in ns) do not fit; genuine ones are never there.
+    """
+
+    def __init__(self, origin_ticks: int) -> None:
+        self.base = max(0, origin_ticks - _BEFORE_START)
+        self.threads = Pool()
+        # Differences of unsigned times wrap: what is before the base is far above this.
+        self._most = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
+
+    def fits(self, ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Tell which times can be packed."""
+        return np.asarray(ticks - np.uint64(self.base) <= self._most)
+
+    def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
+        """Return the keys of times that fit; others are cut to the nearest time that does.
+
+        Raises:
+            RawFormatError: more threads than a process can have.
+        """
+        rank = self.threads.index_of(thread_id).astype(np.uint64)
+        if len(self.threads) > _MAX_THREADS:
+            raise RawFormatError(
+                f"records of more than {_MAX_THREADS} threads, which cannot be",
+                slug="damaged-recording",
+            )
+        return rank << np.uint64(_TIME_BITS) | self._relative(ticks)
+
+    def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
+        """Return the keys of other times of the same threads."""
+        return (keys & ~_TIME_MASK) | self._relative(ticks)
+
+    def ticks(self, keys: Keys) -> NDArray[np.uint64]:
+        """Return the times of keys."""
+        return (keys & _TIME_MASK) + np.uint64(self.base)
+
+    def thread_ids(self, keys: Keys) -> NDArray[np.int64]:
+        """Return the thread ids of keys."""
+        ranks = keys >> np.uint64(_TIME_BITS)
+        return np.asarray(self.threads.values[ranks], np.int64)
+
+    def _relative(self, ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
+        base = np.uint64(self.base)
+        relative = ticks - base
+        if len(relative) and relative.max() > self._most:
+            relative = np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
+        return np.asarray(relative, np.uint64)

@@ -1,0 +1,452 @@
+"""COMMUNICATION_OP and COMMUNICATION_TASK_INFO: collective operators and their device tasks.
+
+Durations as the vendor's exporter has them: decimal numbers that become doubles digit by digit.
+
+It divides ticks by the frequency, keeps six decimals of the microseconds and adds the digits up,
+each times its power of ten, from the last to the first. The sum is now and then one unit in the
+last place away from the double nearest to the text, and bandwidths are printed with all digits.
+
+JSON as the vendor's exporter writes it into columns: compact, with its own texts of doubles.
+
+Its writer turns a double into digits by the algorithm Grisu2 (Loitsch, PLDI 2010): the shortest
+digits that lie safely inside the double's rounding interval, which are not always the closest, nor
+always Python's. Databases are compared text by text, so the algorithm is followed here, with whole
+numbers of any size in place of tables.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from fractions import Fraction
+from functools import cache
+from math import isfinite
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Runs
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_INVALID, TYPE_NOT_AVAILABLE
+from unified_prof.decoders.prof.clocks import LinearClock
+from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth, closing_tasks
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.spool import Rows
+
+_SCHEDULE_SUFFIX = "AicpuKernel"
+FINE_ORIGIN_NS = 10**15
+_ITERATION = 1
+"""Nothing in a recording with several iterations changes what the exporter writes here."""
+_RDMA, _PAYLOAD = 1, 1
+# The exporter evaluates this platform by another program, which closes transfers differently.
+_NATIVE_PLATFORM = 5
+
+
+@dataclass(frozen=True, slots=True)
+class CommunicationTimes:
+    """Intervals of collective operators on one device, ns."""
+
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    id_by_name: Mapping[str, int] = field(default_factory=dict)
+    """opId of the operators that were asked for by name and have a row."""
+
+    @classmethod
+    def none(cls) -> CommunicationTimes:
+        """Return no intervals."""
+        none = np.zeros(0, np.int64)
+        return cls(none, none)
+
+
+@dataclass(frozen=True, slots=True)
+class Steps:
+    """Steps of collectives that ran on one device, by start; columns of one length."""
+
+    told: Rows
+    """Of `communication_records.STEP`."""
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    global_task_id: NDArray[np.int64]
+    start: NDArray[np.uint64]
+    """Device counter."""
+    end: NDArray[np.uint64]
+
+
+class CommunicationWriter:
+    """Writes the collectives of a recording, one device after another."""
+
+    def __init__(self, host: HostDirectory, sink: Sink) -> None:
+        self._host, self._sink = host, sink
+        self._next_operator_id = 0
+
+    def write(
+        self,
+        device_id: int,
+        steps: Steps,
+        clock: LinearClock,
+        flags: Mapping[str, tuple[int, int]] | None = None,
+    ) -> CommunicationTimes:
+        """Write the operators and tasks of one device; returns when operators were running.
+
+        Args:
+            device_id: the device.
+            steps: what it ran of them.
+            clock: of the device counter.
+            flags: relay and retry, by full name, of operators that the device describes.
+        """
+        if not len(steps.told):
+            return CommunicationTimes.none()
+        operators = self._operators(steps.told)
+        self._write_tasks(steps, operators, clock)
+        return self._write_operators(device_id, steps, operators, flags or {})
+
+    def take_ids(self, count: int) -> NDArray[np.int64]:
+        """Return opIds that no operator of the host has."""
+        ids = np.arange(self._next_operator_id, self._next_operator_id + count)
+        self._next_operator_id += count
+        return ids
+
+    def _operators(self, told: Rows) -> _Operators:
+        """Tell the operators apart: the tasks of one NODE call and one group are one operator."""
+        group = np.zeros(len(told), np.uint64)
+        for what in ("operator", "told"):
+            has = told[f"has_{what}"]
+            group[has] = told[what]["group_name"][has]
+        grouped = told["has_told"] | told["has_operator"]
+        order = np.lexsort((group, grouped, told["node"]))
+        runs = Runs(told["node"][order], group[order], grouped[order])
+        of_task = np.empty(len(order), np.int64)
+        of_task[order] = runs.number()
+        first = order[runs.starts]
+        return self._named(_Operators(of_task, told[first], group[first], grouped[first]))
+
+    def _named(self, operators: _Operators) -> _Operators:
+        texts = [self._host.dictionaries.text(item) for item in operators.told["item"].tolist()]
+        suffixes = [
+            str(group)[-3:] if grouped else NOT_AVAILABLE[-3:]
+            for group, grouped in zip(
+                operators.group.tolist(), operators.grouped.tolist(), strict=True
+            )
+        ]
+        scheduled = np.array([text.endswith(_SCHEDULE_SUFFIX) for text in texts], bool)
+        begin = operators.told["begin"]
+        early = self._host.clocks.host.to_ns(begin) < self._host.session.start_ns
+        order = np.lexsort((begin, operators.group, operators.grouped, scheduled))
+        counters = Runs(scheduled[order], operators.group[order], operators.grouped[order])
+        counted: NDArray[np.int64] = np.cumsum(~early[order]) - ~early[order]
+        number = np.empty(len(order), np.int64)
+        number[order] = counted - counters.spread(counted[counters.starts])
+        operators.names = [
+            f"{text}_{suffix}_{index}_{_ITERATION}"
+            for text, suffix, index in zip(texts, suffixes, number.tolist(), strict=True)
+        ]
+        operators.name_id = self._sink.strings.intern_all(operators.names)
+        operators.id = self.take_ids(len(order))
+        return operators
+
+    def _write_tasks(self, tasks: Steps, operators: _Operators, clock: LinearClock) -> None:
+        sink, dictionaries = self._sink, self._host.dictionaries
+        has_info = tasks.told["has_told"]
+        info = tasks.told["told"][has_info]
+        none = sink.strings.intern(NOT_AVAILABLE)
+        count = len(tasks.told)
+
+        def column(field: str, missing: int, *, enum: bool = False) -> NDArray[np.int64]:
+            values = np.full(count, missing, np.int64)
+            found = info[field].astype(np.int64)
+            values[has_info] = np.minimum(found, TYPE_INVALID) if enum else found
+            return values
+
+        task_type = np.full(count, none, np.int64)
+        task_type[has_info] = dictionaries.string_ids(sink.strings, info["item_id"])
+        group_name = self._group_names(operators, none)[operators.of_task]
+        size = column("size_bytes", -1)
+        plane = column("plane_id", NO_RANK)
+        columns: dict[str, Any] = {
+            "name": operators.name_id[operators.of_task],
+            "globalTaskId": tasks.global_task_id,
+            "taskType": task_type,
+            "planeId": plane,
+            "groupName": group_name,
+            "notifyId": column("notify_id", -1),
+            "rdmaType": column("rdma_type", TYPE_NOT_AVAILABLE, enum=True),
+            "srcRank": column("local_rank", NO_RANK),
+            "dstRank": column("remote_rank", NO_RANK),
+            "transportType": column("transport_type", TYPE_NOT_AVAILABLE, enum=True),
+            "size": size,
+            "dataType": column("data_type", TYPE_NOT_AVAILABLE, enum=True),
+            "linkType": column("link_type", TYPE_NOT_AVAILABLE, enum=True),
+            "opId": operators.id[operators.of_task],
+            "isMaster": tasks.told["master"].astype(np.int64),
+        }
+        payload = (columns["transportType"] == _RDMA) & (columns["rdmaType"] == _PAYLOAD)
+        fine = clock.finer(FINE_PARTS, self._host.session.start_ns - FINE_ORIGIN_NS)
+        columns["bandwidth"] = bandwidth(
+            operators.of_task,
+            plane,
+            fine.to_ns(tasks.start),
+            fine.to_ns(tasks.end),
+            size,
+            payload,
+            closing_tasks(operators.names)[operators.of_task],
+            one_by_one=self._host.platform != _NATIVE_PLATFORM,
+        )
+        sink.write("COMMUNICATION_TASK_INFO", columns)
+
+    def _group_names(self, operators: _Operators, none: int) -> NDArray[np.int64]:
+        ids = np.full(len(operators.told), none, np.int64)
+        ids[operators.grouped] = self._host.dictionaries.string_ids(
+            self._sink.strings, operators.group[operators.grouped]
+        )
+        return ids
+
+    def _write_operators(
+        self,
+        device_id: int,
+        tasks: Steps,
+        operators: _Operators,
+        flags: Mapping[str, tuple[int, int]],
+    ) -> CommunicationTimes:
+        """Write operators that have a master task: they last from its first to its last one."""
+        sink, dictionaries = self._sink, self._host.dictionaries
+        count = len(operators.told)
+        master = tasks.told["master"]
+        start = np.full(count, np.iinfo(np.int64).max)
+        end = np.full(count, np.iinfo(np.int64).min)
+        np.minimum.at(start, operators.of_task[master], tasks.start_ns[master])
+        np.maximum.at(end, operators.of_task[master], tasks.end_ns[master])
+        has_record = operators.told["has_operator"]
+        found = operators.told["operator"][has_record]
+        none = sink.strings.intern(NOT_AVAILABLE)
+
+        def column(values: NDArray[Any], missing: int) -> NDArray[np.int64]:
+            result = np.full(count, missing, np.int64)
+            result[has_record] = values
+            return result
+
+        def names(field: str) -> NDArray[np.int64]:
+            return column(dictionaries.string_ids(sink.strings, found[field]), none)
+
+        algorithm = names("alg_type")
+        unnamed = np.flatnonzero(has_record)[found["alg_type"] == 0]
+        algorithm[unnamed] = sink.strings.intern("NA")
+        described = operators.told["described"]
+        op_type = np.full(count, none, np.int64)
+        op_type[described] = dictionaries.string_ids(
+            sink.strings, operators.told["op_type"][described]
+        )
+        columns: dict[str, NDArray[Any]] = {
+            "opName": operators.name_id,
+            "startNs": start,
+            "endNs": end,
+            "connectionId": operators.told["node"].copy(),
+            "groupName": names("group_name"),
+            "opId": operators.id,
+            "relay": column(found["flags"] & 1, -1),
+            "retry": column(found["flags"] >> 1 & 1, -1),
+            "dataType": column(found["data_type"], TYPE_NOT_AVAILABLE),
+            "algType": algorithm,
+            "count": column(found["count"].astype(np.int64), -1),
+            "opType": op_type,
+            "deviceId": np.full(count, device_id),
+            "rankSize": _rank_sizes(tasks.told, operators),
+        }
+        has_master = np.zeros(count, bool)
+        has_master[operators.of_task[master]] = True
+        kept = np.flatnonzero(has_master)
+        ids: dict[str, int] = {}
+        for index in kept.tolist() if flags else ():
+            name = operators.names[index]
+            if name in flags:
+                ids[name] = int(operators.id[index])
+                columns["relay"][index], columns["retry"][index] = flags[name]
+        if len(kept):
+            sink.write("COMMUNICATION_OP", {name: values[kept] for name, values in columns.items()})
+        return CommunicationTimes(start[kept], end[kept], ids)
+
+
+def _rank_sizes(told: Rows, operators: _Operators) -> NDArray[np.int64]:
+    """Return the rank size that the last launched task of each call tells, else 0."""
+    sizes = np.where(told["has_told"], told["told"]["rank_size"], 0).astype(np.int64)
+    order = np.lexsort((told["launched"], told["node"]))
+    last = order[Runs(told["node"][order]).last]
+    return sizes[last][np.searchsorted(told["node"][last], operators.told["node"])]
+
+
+@dataclass(slots=True)
+class _Operators:
+    """Collective operators of one device; all columns but the first have one length."""
+
+    of_task: NDArray[np.int64]
+    told: Rows
+    """Of any task of each."""
+    group: NDArray[np.uint64]
+    grouped: NDArray[np.bool_]
+    """False: neither the operator nor its tasks name a group."""
+    names: list[str] = field(default_factory=list)
+    name_id: Any = None
+    id: Any = None
+
+
+_PLACES = 6
+_US_TO_NS_POWER = 3
+
+
+def duration_ns(ticks: int, rate: Fraction) -> float:
+    """Return what `ticks` of `rate` ns each take in ns, to the bit as the exporter has it."""
+    if ticks <= 0:
+        return 0.0
+    return sum_of_digits(f"{ticks / float(1000 / rate):.{_PLACES}f}", _US_TO_NS_POWER)
+
+
+def sum_of_digits(text: str, power: int = 0) -> float:
+    """Return a plain decimal such as `1.020833` times 10 to `power`, summed from the last digit."""
+    whole, _, decimals = text.partition(".")
+    digits = (whole + decimals).lstrip("0")
+    last = power - len(decimals)
+    total = 0.0
+    for index, digit in enumerate(reversed(digits)):
+        # 10.0 ** -3 is the double nearest to 0.001 only where the C library's pow is exact.
+        total += int(digit) * float(f"1e{last + index}")
+    return total
+
+
+_FRACTION_BITS = 52
+_HIDDEN = 1 << _FRACTION_BITS
+_LEAST_EXPONENT, _EXPONENT_BIAS = -1074, 1075
+_POWERS_FROM, _POWER_STEP = -348, 8
+_LOG10_2 = 0.30102999566398114
+_ROUNDED_PLACES = 9
+"""Digits behind the point that the exporter's writer still rounds."""
+_PLAIN_DIGITS, _LEADING_ZEROS = 21, 6
+
+_Float = tuple[int, int]
+"""A fraction and its power of two."""
+
+
+def array_text(items: Sequence[object]) -> str:
+    """Return a list of texts, whole numbers and doubles as JSON."""
+    return "[" + ",".join(map(_item_text, items)) + "]"
+
+
+def _item_text(item: object) -> str:
+    if isinstance(item, float):
+        return double_text(item) if isfinite(item) else "null"
+    return json.dumps(item, ensure_ascii=False)
+
+
+def double_text(value: float) -> str:
+    """Return a finite double as text, such as `0.0`, `2687186122000000.0` or `1e30`."""
+    if value == 0:
+        return "0.0"
+    digits, exponent = _shortest(abs(value))
+    return ("-" if value < 0 else "") + _placed(digits, exponent)
+
+
+def _placed(digits: str, exponent: int) -> str:
+    """Set the point into `digits`, whose last stands for 10 to the power of `exponent`."""
+    point = len(digits) + exponent
+    if exponent >= 0 and point <= _PLAIN_DIGITS:
+        return digits + "0" * exponent + ".0"
+    if 0 < point <= _PLAIN_DIGITS:
+        return f"{digits[:point]}.{digits[point:]}"
+    if -_LEADING_ZEROS < point <= 0:
+        return "0." + "0" * -point + digits
+    fraction = f".{digits[1:]}" if len(digits) > 1 else ""
+    return f"{digits[0]}{fraction}e{point - 1}"
+
+
+def _shortest(value: float) -> tuple[str, int]:
+    """Return digits of a positive double and the power of ten of the last one."""
+    bits = struct.unpack("<Q", struct.pack("<d", value))[0]
+    fraction, biased = bits & (_HIDDEN - 1), bits >> _FRACTION_BITS
+    exponent = biased - _EXPONENT_BIAS if biased else _LEAST_EXPONENT
+    fraction |= _HIDDEN if biased else 0
+    above = _normalized((2 * fraction + 1, exponent - 1))
+    closer = fraction == _HIDDEN  # the next double below is half as far away
+    below = (4 * fraction - 1, exponent - 2) if closer else (2 * fraction - 1, exponent - 1)
+    below = (below[0] << (below[1] - above[1]), above[1])
+    index = _power_index(above[1])
+    power = _power_of_ten(_POWERS_FROM + _POWER_STEP * index)
+    scaled = _product(_normalized((fraction, exponent)), power)
+    top = _product(above, power)
+    width = top[0] - 1 - (_product(below, power)[0] + 1)
+    digits, places = _digits(top[0] - 1, -top[1], width, top[0] - 1 - scaled[0])
+    return "".join(map(str, digits)), -(_POWERS_FROM + _POWER_STEP * index) + places
+
+
+def _digits(top: int, shift: int, width: int, distance: int) -> tuple[list[int], int]:
+    """Return the fewest leading digits of `top` that stay within `width` below it.
+
+    Args:
+        top: upper end of the interval, in units of 2 to the power of -`shift`.
+        shift: bits behind the point.
+        width: length of the interval.
+        distance: how far the double itself lies below `top`.
+    """
+    whole, rest = top >> shift, top & ((1 << shift) - 1)
+    digits: list[int] = []
+    for place in range(len(str(whole)) - 1, -1, -1):
+        digit, whole = divmod(whole, 10**place)
+        if digit or digits:
+            digits.append(digit)
+        left = (whole << shift) + rest
+        if left <= width:
+            _round(digits, left, 10**place << shift, width, distance)
+            return digits, place
+    for place in range(1, 64):
+        rest, width = rest * 10, width * 10
+        digit, rest = rest >> shift, rest & ((1 << shift) - 1)
+        if digit or digits:
+            digits.append(digit)
+        if rest < width:
+            reach = distance * 10**place if place < _ROUNDED_PLACES else 0
+            _round(digits, rest, 1 << shift, width, reach)
+            return digits, -place
+    raise AssertionError("a double has fewer than 64 digits behind the point")
+
+
+def _round(digits: list[int], left: int, unit: int, width: int, distance: int) -> None:
+    """Lower the last digit while that comes closer to the double and stays in the interval."""
+    while (
+        left < distance
+        and width - left >= unit
+        and (left + unit < distance or distance - left > left + unit - distance)
+    ):
+        digits[-1] -= 1
+        left += unit
+
+
+def _power_index(exponent: int) -> int:
+    """Return which of the powers of ten, eight apart, brings a fraction into the working range."""
+    estimate = (-61 - exponent) * _LOG10_2 + 347
+    return (int(estimate) + (estimate > int(estimate)) >> 3) + 1
+
+
+@cache
+def _power_of_ten(power: int) -> _Float:
+    """Return 10 to the power of `power` with a fraction of 64 bits, rounded to nearest."""
+    numerator, denominator = (10**power, 1) if power >= 0 else (1, 10**-power)
+    exponent = numerator.bit_length() - denominator.bit_length() - 64
+    while True:
+        shifted = numerator << max(-exponent, 0)
+        divisor = denominator << max(exponent, 0)
+        quotient, remainder = divmod(shifted, divisor)
+        if quotient.bit_length() == 64:
+            break
+        exponent += 1 if quotient.bit_length() > 64 else -1
+    quotient += 2 * remainder >= divisor
+    return (quotient, exponent) if quotient < 1 << 64 else (quotient >> 1, exponent + 1)
+
+
+def _normalized(number: _Float) -> _Float:
+    shift = 64 - number[0].bit_length()
+    return number[0] << shift, number[1] - shift
+
+
+def _product(one: _Float, other: _Float) -> _Float:
+    product = one[0] * other[0]
+    return (product >> 64) + (product >> 63 & 1), one[1] + other[1] + 64

@@ -1,0 +1,373 @@
+"""COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO: the operators behind kernel launches.
+
+What the host launched for one device, put away until the device's log says what ran.
+"""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import distinct
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.decoders.prof.captured_graphs import CapturedOperators
+from unified_prof.decoders.prof.host_calls import NOWHERE, CallTree
+from unified_prof.decoders.prof.host_events import COPY, CollectiveStreams
+from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes
+from unified_prof.decoders.prof.operators import Descriptions, HashTexts, ListTexts
+from unified_prof.decoders.prof.slices import Workspace
+from unified_prof.decoders.spool import Rows, selected, stacked
+
+# By the task type number of a description.
+_TASK_TYPES = (
+    "AI_CORE AI_CPU AI_VECTOR_CORE WRITE_BACK MIX_AIC MIX_AIV FFTS_PLUS DSA DVPP"
+    " COMMUNICATION FUSION"
+).split()
+_COMMUNICATION = 9
+_KERNEL_TASK_TYPES = {
+    "KERNEL_AICORE": "AI_CORE",
+    "KERNEL_AIVEC": "AI_VECTOR_CORE",
+    "KERNEL_AICPU": "AI_CPU",
+    "KERNEL_MIX_AIC": "MIX_AIC",
+    "KERNEL_MIX_AIV": "MIX_AIV",
+}
+_RATIO_BITS = 0x7
+_TENSOR_COLUMNS = (
+    "inputFormats",
+    "inputDataTypes",
+    "inputShapes",
+    "outputFormats",
+    "outputDataTypes",
+    "outputShapes",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class HostKnowledge:
+    """What the host recorded that operators are told from."""
+
+    calls_items: NDArray[np.uint64]
+    """Item hashes of calls by index."""
+    tree: CallTree
+    types: TaskTypes
+    descriptions: Descriptions
+    names: HashTexts
+    lists: ListTexts
+    captured_lists: ListTexts
+    collective_streams: CollectiveStreams
+    """Streams whose AI CPU kernels run collectives, and those of their tasks."""
+    captured: CapturedOperators
+    level0: bool
+    """The lowest trace level: operators have a name and blocks, nothing else."""
+
+    def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
+        """Return for every launch the row of the captured operator that it runs, or -1."""
+        return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
+
+
+_TEXTS = "name taskType opType attrInfo opState hf32Eligible gridDim blockDim".split()
+_NUMBERS = ("blockNum", "mixBlockNum")
+
+OPERATOR = np.dtype(
+    [
+        ("scheduler", "?"),
+        ("counts_as_compute", "?"),
+        *((name, "i4") for name in (*_TEXTS, *_TENSOR_COLUMNS)),
+        *((name, "u4") for name in _NUMBERS),
+    ]
+)
+"""An operator: its row in COMPUTE_TASK_INFO but for the id, whether it schedules communication and
+so has its row in the other table, and whether it is neither that nor communication."""
+
+
+def operators_of(
+    launches: Launches, host: HostKnowledge, sink: Sink
+) -> tuple[NDArray[np.int64], Rows, NDArray[np.uint64]]:
+    """Return which launches run operators, what these are, and the hashes of their names.
+
+    Args:
+        launches: launches of one device.
+        host: what the host knows about them.
+        sink: takes the texts.
+    """
+    tasks = launches.tasks
+    kernel = host.types.kernels()[tasks.type_index]
+    other = host.types.named("STARS_COMMON")[tasks.type_index]
+    graph = host.types.named("FFTS_PLUS")[tasks.type_index] & (tasks.communication == NOWHERE)
+    in_node = tasks.node != NOWHERE
+    described = np.zeros(len(tasks), bool)
+    described[in_node] = host.descriptions.described[tasks.node[in_node]]
+    named = (tasks.kernel_name != 0) | (host.captured_rows(tasks) >= 0)
+    operator = np.where(
+        in_node, (kernel | other | graph) & (described | host.level0), kernel & named
+    )
+    launch = np.flatnonzero(operator[launches.task] & ~launches.placeholder)
+    operators = np.zeros(len(launch), OPERATOR)
+    if not len(launch):
+        return launch, operators, np.zeros(0, np.uint64)
+    rows = _Rows(launches, launch, host)
+    columns, schedule, counts = rows.columns(sink)
+    for name, values in columns.items():
+        operators[name] = values
+    operators["scheduler"], operators["counts_as_compute"] = schedule, counts
+    return launch, operators, rows.name_hashes()
+
+
+def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
+    """Write some operators."""
+    schedule = operators["scheduler"]
+    for table, mask, names in (
+        ("COMMUNICATION_SCHEDULE_TASK_INFO", schedule, ("name", "taskType", "opType")),
+        ("COMPUTE_TASK_INFO", ~schedule, (operators.dtype.names or ())[2:]),
+    ):
+        if mask.any():
+            chosen, ids = operators, global_task_id
+            if not mask.all():
+                chosen, ids = selected(operators, mask), global_task_id[mask]
+            sink.write(table, {"globalTaskId": ids, **{name: chosen[name] for name in names}})
+
+
+class _Rows:
+    """Some operators, and what their columns are made from."""
+
+    def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostKnowledge) -> None:
+        self.host = host
+        self.tasks = launches.tasks.take(launches.task[launch])
+        self.in_node = self.tasks.node != NOWHERE
+        self.in_communication = self.in_node & (self.tasks.communication != NOWHERE)
+        self.node = np.where(self.in_node, self.tasks.node, 0)
+        self.described = self.in_node & ~np.bool_(host.level0)
+
+        self.captured = host.captured_rows(self.tasks)
+        self.captured[self.in_node] = -1
+        self.told = (self.captured >= 0) & ~np.bool_(host.level0)
+        """Tasks of captured graphs that a record describes."""
+        self.record = self.captured[self.told]
+
+    def columns(self, sink: Sink) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return the columns, which rows are scheduling, which count as compute."""
+        described, about, names = self.described, self.host.descriptions, self.host.names
+        none = sink.strings.intern(NOT_AVAILABLE)
+        count = len(described)
+        name, schedule, communication = names.names(self.name_hashes())
+        schedule |= np.isin(self.tasks.stream_id, self.host.collective_streams.kernel_streams())
+        op_type = np.full(count, none, np.int64)
+        node = self.node[described]
+        op_type[described] = names.ids(about.hashes[about.op_type[node]])
+        bare = ~self.in_node & ~np.bool_(self.host.level0)
+        op_type[bare] = name[bare]
+        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])
+        block_num, mix_block_num = self._blocks()
+        columns: dict[str, Any] = {
+            "name": name,
+            "blockNum": block_num,
+            "mixBlockNum": mix_block_num,
+            "taskType": self._task_types(none, sink),
+            "opType": op_type,
+            **self._tensor_columns(none),
+            "attrInfo": np.full(count, none, np.int64),
+            "opState": np.full(count, none, np.int64),
+            "hf32Eligible": np.full(count, none, np.int64),
+            **self._dimension_columns(none, sink),
+        }
+        attribute = self._attributes()
+        with_attribute = np.flatnonzero(attribute)
+        if len(with_attribute):
+            hashes = attribute[with_attribute]
+            # A hash without text says nothing about attributes, unlike one of a name.
+            known = names.known(hashes)
+            columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
+        told, record, captured = self.told, self.record, self.host.captured
+        for column, flag, captured_flag, texts in (
+            ("opState", about.static, captured.static, ("dynamic", "static")),
+            ("hf32Eligible", about.hf32, captured.hf32, ("NO", "YES")),
+        ):
+            if len(node) or len(record):
+                ids = sink.strings.intern_all(texts)
+                columns[column][described] = ids[flag[node].astype(np.int64)]
+                columns[column][told] = ids[captured_flag[record].astype(np.int64)]
+        return columns, schedule, ~schedule & ~communication
+
+    def _attributes(self) -> NDArray[np.uint64]:
+        """Return the hash of every operator's attributes, 0 where it has none."""
+        about = self.host.descriptions
+        result = np.zeros(len(self.described), np.uint64)
+        result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
+        result[self.told] = self.host.captured.attribute[self.record]
+        return result
+
+    def name_hashes(self) -> NDArray[np.uint64]:
+        """Return the hash of every name: communication item, operator, call item or kernel."""
+        about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
+        result = self.tasks.kernel_name.copy()
+        captured = self.captured >= 0
+        result[captured] = self.host.captured.name[self.captured[captured]]
+        result[self.described] = about.hashes[about.name[self.node[self.described]]]
+        unnamed = self.in_node & ~self.described
+        result[unnamed] = items[tree.node.item[self.node[unnamed]]]
+        inside = self.in_communication
+        row = self.tasks.communication[inside]
+        result[inside] = items[tree.communication.item[row]]
+        return result
+
+    def _blocks(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return blocks and mix blocks: of the launch where it says them, else described ones."""
+        tasks = self.tasks
+        packed = np.zeros(len(tasks), np.uint32)
+        packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
+        packed[self.told] = self.host.captured.block_dim[self.record]
+        blocks: NDArray[np.uint32] = packed & np.uint32(0xFFFF)
+        factor = packed >> np.uint32(16)
+        dimensions = self.host.types.named("KERNEL_SIMT")[tasks.type_index]
+        said = tasks.extended & ~dimensions
+        blocks[said] = tasks.ext[said, 0]
+        factor[said] = tasks.ext[said, 2] & _RATIO_BITS
+        return blocks, np.asarray(blocks * factor, np.uint32)
+
+    def _task_types(self, none: int, sink: Sink) -> NDArray[np.int64]:
+        described = self.described
+        result = np.full(len(described), none, np.int64)
+        kind = self.host.descriptions.task_type[self.node[described]].astype(np.int64)
+        on_cpu = self.host.types.named("KERNEL_AICPU")[self.tasks.type_index[described]]
+        kind[on_cpu & (kind == _COMMUNICATION) & self.in_communication[described]] = 256
+        result[described] = _looked_up(kind, _described_task_type, sink)
+        bare = ~self.in_node & ~np.bool_(self.host.level0)
+        result[bare] = _looked_up(
+            self.tasks.type_index[bare].astype(np.int64),
+            lambda index: _KERNEL_TASK_TYPES.get(
+                self.host.types.names[index], self.host.types.names[index]
+            ),
+            sink,
+        )
+        kinds = self.host.captured.task_type[self.record]
+        result[self.told] = _looked_up(kinds, _described_task_type, sink)
+        return result
+
+    def _tensor_columns(self, none: int) -> dict[str, NDArray[np.int32]]:
+        about, host = self.host.descriptions, self.host
+        ids = np.full((len(self.described), len(_TENSOR_COLUMNS)), none, np.int32)
+        ids[self.described] = host.lists.ids(about.tensors[self.node[self.described]])
+        ids[self.told] = host.captured_lists.ids(host.captured.tensors[self.record])
+        return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
+
+    def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
+        count = len(self.described)
+        columns = {
+            "gridDim": np.full(count, none, np.int64),
+            "blockDim": np.full(count, none, np.int64),
+        }
+        simt = self.host.types.named("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
+        rows = np.flatnonzero(simt & ~np.bool_(self.host.level0))
+        for name, words in (("gridDim", slice(0, 3)), ("blockDim", slice(3, 6))):
+            distinct, inverse = np.unique(self.tasks.ext[rows, words], axis=0, return_inverse=True)
+            ids = sink.strings.intern_all(",".join(map(str, dims)) for dims in distinct.tolist())
+            if len(rows):
+                columns[name][rows] = ids[inverse.ravel()]
+        return columns
+
+
+def _described_task_type(kind: int) -> str:
+    if kind == 256:
+        return "HCCL_AI_CPU"
+    return _TASK_TYPES[kind] if kind < len(_TASK_TYPES) else str(kind)
+
+
+def _looked_up(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
+    found, place = distinct(numbers)
+    return sink.strings.intern_all(text(number) for number in found.tolist())[place]
+
+
+LAUNCHED = np.dtype(
+    [
+        ("key", "u8"),
+        ("launched", "u8"),
+        ("connection_id", "i8"),
+        ("model_id", "u4"),
+        ("type_index", "u2"),
+        ("is_operator", "?"),
+        ("operator", OPERATOR),
+        ("step", "i4"),
+        ("kernel", "i4"),
+    ]
+)
+"""One launch, or one context of it: the identity of the task (`pack_keys`), the place of the launch
+on the timeline, and what TASK and COMPUTE_TASK_INFO have of it. `step` and `kernel` are rows of
+`Launched.steps` and `kernels`, or -1."""
+
+KERNEL = np.dtype([("name", "u8"), ("outer", "u8"), ("in_collective", "?"), ("op_type", "i4")])
+"""A kernel that schedules communication: hash of its name, and of the host's collective whose call
+it was launched in, where it was; and the string id of its operator type."""
+
+
+class Launched:
+    """The launches for one device. A context manager, as `Spool` is."""
+
+    def __init__(self, types: TaskTypes, step: np.dtype[Any], workspace: Workspace) -> None:
+        self.types = types
+        self._stack = ExitStack()
+        self.rows = self._stack.enter_context(workspace.spool(LAUNCHED))
+        """Of `LAUNCHED`, by identity."""
+        self.copies = self._stack.enter_context(workspace.spool(COPY))
+        """Of `memory_copies.COPY`, by identity."""
+        self._steps: list[Rows] = [np.zeros(0, step)]
+        self._kernels: list[Rows] = [np.zeros(0, KERNEL)]
+        self._counts = {"steps": 0, "kernels": 0}
+        self._streams: list[tuple[NDArray[np.uint32], NDArray[np.uint32]]] = []
+
+    def __enter__(self) -> Launched:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        self._stack.close()
+
+    def add_steps(self, rows: Rows) -> NDArray[np.int64]:
+        """Keep steps of collectives; returns their places among all."""
+        self._steps.append(rows)
+        return self._places("steps", len(rows))
+
+    def add_kernels(self, rows: Rows) -> NDArray[np.int64]:
+        """Keep kernels that schedule communication; returns their places among all."""
+        self._kernels.append(rows)
+        return self._places("kernels", len(rows))
+
+    def add_streams(self, task_id: NDArray[np.uint32], stream_id: NDArray[np.uint16]) -> None:
+        """Keep on which stream tasks with 32-bit ids are."""
+        self._streams.append((task_id, stream_id.astype(np.uint32)))
+
+    def steps(self) -> Rows:
+        """Return all steps of collectives (`communication_records.STEP`); one call only."""
+        return _taken(self._steps)
+
+    def kernels(self) -> Rows:
+        """Return all kernels that schedule communication (`KERNEL`); one call only."""
+        return _taken(self._kernels)
+
+    def stream_by_task(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
+        """Return the task ids in the order of their launches, and the stream of each."""
+        none = np.zeros(0, np.uint32)
+        return (
+            np.concatenate([none, *(task for task, _ in self._streams)]),
+            np.concatenate([none, *(stream for _, stream in self._streams)]),
+        )
+
+    def _places(self, what: str, count: int) -> NDArray[np.int64]:
+        first = self._counts[what]
+        self._counts[what] += count
+        return np.arange(first, first + count)
+
+
+def _taken(parts: list[Rows]) -> Rows:
+    rows = stacked(parts)
+    parts.clear()
+    return rows

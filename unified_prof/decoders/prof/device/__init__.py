@@ -1,1 +1,0 @@
-"""What the device logged of its tasks, joined with what launched them."""

@@ -1,0 +1,534 @@
+"""The text dictionaries of a recording: hash ids to texts, record types to names.
+
+hash_dic has lines `<64-bit decimal>:<text>`, type_info_dic `<level>_<type>:<name>`; a line is
+split at its first colon and a later line wins. A hash that is missing shows as its number.
+
+Reads the control files of a recording: info.json, sample.json, start and end, start logs.
+
+Every value is looked up by name and checked when it is asked for, so that a recording that lacks
+something only its own decoder needs still gives everything else.
+
+A PROF_* directory: its host and device parts, their control files, clocks and data files.
+"""
+
+from __future__ import annotations
+
+import re
+import stat
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from decimal import Decimal, InvalidOperation
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.columns import Sink, Strings
+from unified_prof.decoders.prof.clocks import Clocks, build_clocks
+from unified_prof.decoders.prof.slices import DataFolder, scan
+from unified_prof.errors import RawFormatError
+
+# Names that the collector does not always write.
+_KNOWN_TYPES = {27: "DYNAMIC_ENABLE", 28: "DYNAMIC_DISABLE"}
+_UINT64_LIMIT = 1 << 64
+
+
+@dataclass(slots=True)
+class Dictionaries:
+    """Texts of hash ids and names of record types."""
+
+    hashes: Mapping[int, str] = field(default_factory=dict)
+    types: Mapping[tuple[int, int], str] = field(default_factory=dict)
+    malformed: int = 0
+    """Lines that are no entry."""
+    missing: set[int] = field(default_factory=set)
+    """Hash ids that were asked for and are not in the dictionary."""
+
+    def text(self, hash_id: int) -> str:
+        """Return the text of a hash id, or its decimal number."""
+        found = self.hashes.get(hash_id)
+        if found is None:
+            if hash_id:
+                self.missing.add(hash_id)
+            return str(hash_id)
+        return found
+
+    def knows(self, hash_id: int) -> bool:
+        """Tell whether a hash id has a text."""
+        return hash_id in self.hashes
+
+    def type_name(self, level: int, type_id: int) -> str:
+        """Return the name of a record type, or its decimal number."""
+        name = self.types.get((level, type_id))
+        return _KNOWN_TYPES.get(type_id, str(type_id)) if name is None else name
+
+    def string_ids(self, strings: Strings, hash_ids: NDArray[Any]) -> NDArray[np.int64]:
+        """Intern the texts of a column of hash ids; each distinct id is looked up once."""
+        distinct, inverse = np.unique(np.asarray(hash_ids, np.uint64), return_inverse=True)
+        ids = strings.intern_all(self.text(int(value)) for value in distinct.tolist())
+        return np.asarray(ids, np.int64)[inverse]
+
+
+def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
+    """Count what the dictionaries did not have, after everything was looked up."""
+    if dictionaries.malformed:
+        sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "no number and text")
+    if dictionaries.missing:
+        sink.anomaly(
+            "hash_without_text",
+            len(dictionaries.missing),
+            f"shown as a number, such as {min(dictionaries.missing)}",
+        )
+
+
+def read_dictionaries(data: DataFolder) -> Dictionaries:
+    """Read the dictionaries of a host data folder; missing files give empty ones.
+
+    Raises:
+        RawFormatError: a file cannot be read.
+    """
+    result = Dictionaries()
+    hashes: dict[int, str] = {}
+    for key, text in _entries(data, "additional.hash_dic", result):
+        number = _unsigned(key)
+        if number is None:
+            result.malformed += 1
+        else:
+            hashes[number] = text
+    types: dict[tuple[int, int], str] = {}
+    for key, text in _entries(data, "additional.type_info_dic", result):
+        level, separator, type_id = key.partition("_")
+        pair = (_unsigned(level), _unsigned(type_id))
+        if not separator or pair[0] is None or pair[1] is None:
+            result.malformed += 1
+        else:
+            types[pair[0], pair[1]] = text
+    result.hashes, result.types = hashes, types
+    return result
+
+
+def _entries(data: DataFolder, kind: str, result: Dictionaries) -> list[tuple[str, str]]:
+    file = data.host_file(kind)
+    if file is None:
+        return []
+    entries = []
+    for line in file.lines():
+        key, separator, text = line.partition(":")
+        if separator:
+            entries.append((key, text))
+        elif line:
+            result.malformed += 1
+    return entries
+
+
+def _unsigned(text: str) -> int | None:
+    if not (text.isascii() and text.isdigit() and len(text) <= 20):
+        return None
+    number = int(text)
+    return number if number < _UINT64_LIMIT else None
+
+
+_MAX_BYTES = 16 << 20  # no genuine control file comes near
+_MAX_COUNTER = 1 << 62
+_INTEGER = re.compile(r"[+-]?\d{1,19}")
+
+
+@dataclass(frozen=True, slots=True)
+class Control:
+    """One JSON control file: a mapping that knows where it came from."""
+
+    path: Path
+    values: Mapping[str, Any]
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return the value of `key` as text, numbers printed; `default` when absent."""
+        value = self.values.get(key)
+        if value is None or isinstance(value, dict | list):
+            return default
+        return str(value)
+
+    def integer(self, key: str, default: int | None = None) -> int | None:
+        """Return the value of `key` as an integer, which may be written as text."""
+        value = self.values.get(key)
+        if isinstance(value, bool):
+            return default
+        if isinstance(value, int):
+            return value if abs(value) < 1 << 63 else default
+        if isinstance(value, str) and _INTEGER.fullmatch(value.strip()):
+            return int(value)
+        return default
+
+    def decimal(self, key: str) -> Decimal | None:
+        """Return the value of `key` as a positive decimal number, None when it is not one."""
+        return positive_decimal(self.text(key))
+
+    def records(self, key: str) -> list[Control]:
+        """Return the objects of the list `key`; an empty list when there is none."""
+        value = self.values.get(key)
+        if not isinstance(value, list):
+            return []
+        return [Control(self.path, item) for item in value if isinstance(item, dict)]
+
+
+def positive_decimal(text: str) -> Decimal | None:
+    """Return `text` as a positive decimal number of at most 18 digits, else None."""
+    try:
+        value = Decimal(text.strip())
+    except InvalidOperation:
+        return None
+    if not value.is_finite() or value <= 0:
+        return None
+    _sign, digits, exponent = value.as_tuple()
+    plain = isinstance(exponent, int) and len(digits) <= 18 and -12 <= exponent <= 12
+    return value if plain else None
+
+
+_NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log", "dev_start.log")
+
+
+def unfinished(folder: Path) -> list[str]:
+    """Return the control files of `folder` that have no `.done` companion beside them.
+
+    Raises:
+        RawFormatError: the folder cannot be listed.
+    """
+    names = {path.name for path in _entries_control(folder)}
+    return sorted(
+        name
+        for name in names
+        if name.startswith(_NAMES) and not name.endswith(".done") and f"{name}.done" not in names
+    )
+
+
+def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
+    """Return the one control file `name` or `name.<N>` of `folder`.
+
+    Raises:
+        RawFormatError: there are several, or none although it is required.
+    """
+    pattern = re.compile(re.escape(name) + r"(\.\d+)?")
+    found = [path for path in _entries_control(folder) if pattern.fullmatch(path.name)]
+    if len(found) > 1:
+        listed = ", ".join(path.name for path in found)
+        raise RawFormatError(
+            f"{folder} has {len(found)} files where one {name} is expected: {listed}",
+            hint="keep the one that belongs to this recording",
+            slug="doubled-files",
+        )
+    if not found and required:
+        raise RawFormatError(
+            f"{folder} has no {name}",
+            hint="the recording is incomplete: copy the whole PROF_* directory again",
+            slug="incomplete-recording",
+        )
+    return found[0] if found else None
+
+
+def read_json(path: Path) -> Control:
+    """Read one JSON object.
+
+    Raises:
+        RawFormatError: it cannot be read, or is not one JSON object.
+    """
+    raw = _read(path)
+    try:
+        values = msgspec.json.decode(raw)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
+        try:
+            values = msgspec.json.decode(raw.decode("utf-8", "backslashreplace"))
+        except (msgspec.DecodeError, RecursionError) as err:
+            raise RawFormatError(f"{path} is not JSON: {err}", slug="damaged-recording") from err
+    if not isinstance(values, dict):
+        raise RawFormatError(
+            f"{path} holds {type(values).__name__}, expected a JSON object",
+            slug="damaged-recording",
+        )
+    return Control(path, values)
+
+
+@dataclass(frozen=True, slots=True)
+class StartLog:
+    """The counters that a start log names, by name: `clock_monotonic_raw`, `cntvct`, ..."""
+
+    path: Path
+    values: Mapping[str, int]
+
+    def value(self, key: str) -> int:
+        """Return a counter that must be there.
+
+        Raises:
+            RawFormatError: it is not, or is no time that a counter can show.
+        """
+        number = self.counter(key)
+        if number is None:
+            raise RawFormatError(
+                f"{self.path} has no line {key}:<counter>", slug="damaged-recording"
+            )
+        return number
+
+    def counter(self, key: str) -> int | None:
+        """Return a counter, None when it is missing or cannot be one."""
+        number = self.values.get(key, -1)
+        return number if 0 <= number <= _MAX_COUNTER else None
+
+
+def read_start_log(path: Path) -> StartLog:
+    """Read `name:number` lines of a host_start.log or dev_start.log.
+
+    Raises:
+        RawFormatError: the file cannot be read.
+    """
+    values: dict[str, int] = {}
+    for line in _read(path).decode("utf-8", "replace").splitlines():
+        key, separator, number = line.partition(":")
+        if separator and _INTEGER.fullmatch(number.strip()):
+            values[key.strip()] = int(number)
+    return StartLog(path, values)
+
+
+def _entries_control(folder: Path) -> list[Path]:
+    """Return the regular files of a folder by name; links are not followed."""
+    try:
+        return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
+    except OSError as err:
+        raise RawFormatError(f"cannot list {folder}: {err.strerror}", slug="cannot-read") from err
+
+
+def _read(path: Path) -> bytes:
+    try:
+        if path.lstat().st_size > _MAX_BYTES:
+            raise RawFormatError(
+                f"{path} is over {_MAX_BYTES >> 20} MiB, too big for its kind",
+                slug="damaged-recording",
+            )
+        return path.read_bytes()
+    except OSError as err:
+        raise RawFormatError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
+
+
+DEFAULT_SESSION_NS = 30 * 60 * 1_000_000_000
+"""Length of a session whose end was not recorded, as the exporter assumes."""
+
+_LATEST_US = 8 * 10**15
+"""Latest possible time, in the year 2223: nanoseconds until then fit into 64 bits."""
+
+_DEVICE = re.compile(r"device_(\d{1,4})")
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """When profiling began and ended, ns since 1970."""
+
+    start_ns: int
+    end_ns: int
+    ended: bool
+    """False: no end was recorded and `end_ns` is assumed."""
+
+
+class _Part:
+    """What the host and a device directory have in common."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self.info = self._control("info.json")
+        self.sample = self._control("sample.json")
+        self.start = self._control("start_info")
+        end = find(path, "end_info", required=False)
+        self.end = None if end is None else read_json(end)
+        self.data: DataFolder = scan(path / "data")
+        self.unfinished = [path / name for name in unfinished(path)]
+        """Files that have no `.done` companion: still being written, or left by a crash."""
+        self.unfinished += [self.data.path / name for name in self.data.unfinished]
+
+    def _control(self, name: str) -> Control:
+        path = find(self.path, name)
+        assert path is not None
+        return read_json(path)
+
+    @cached_property
+    def session(self) -> Session:
+        """When the session began and ended by this part's own files."""
+        begin_us = _needed(self.start, "collectionTimeBegin", _LATEST_US)
+        end_us = None if self.end is None else self.end.integer("collectionTimeEnd")
+        if end_us is None or not 0 < end_us <= _LATEST_US:
+            return Session(begin_us * 1000, begin_us * 1000 + DEFAULT_SESSION_NS, False)
+        return Session(begin_us * 1000, end_us * 1000, True)
+
+    @property
+    def platform(self) -> int:
+        """`platform_version` of info.json: the kind of chip; -1 when it is none."""
+        version = self.info.integer("platform_version")
+        return -1 if version is None else version
+
+    @property
+    def layout_version(self) -> str:
+        """`version` of info.json, "1.0" or "2.0": selects the layouts of some samples."""
+        return self.info.text("version", "1.0")
+
+    @cached_property
+    def clocks(self) -> Clocks:
+        """The clocks of this part.
+
+        Raises:
+            RawFormatError: a start log or start_info is missing or lacks a value.
+        """
+        path = find(self.path, "host_start.log")
+        assert path is not None
+        log = read_start_log(path)
+        device = self._device_origin()
+        return build_clocks(
+            host_mhz=_host_mhz(self.info),
+            host_monotonic_ns=log.value("clock_monotonic_raw"),
+            host_counter=log.value("cntvct"),
+            host_counter_diff=log.counter("cntvct_diff") or 0,
+            begin_us=_needed(self.start, "collectionTimeBegin", _LATEST_US),
+            begin_monotonic_ns=_needed(self.start, "clockMonotonicRaw", _LATEST_US * 1000),
+            device_mhz=_device_mhz(self.info),
+            device_counter=None if device is None else device.counter("cntvct"),
+            device_monotonic_ns=None if device is None else device.counter("clock_monotonic_raw"),
+        )
+
+    def _device_origin(self) -> StartLog | None:
+        path = find(self.path, "dev_start.log", required=False)
+        return None if path is None else read_start_log(path)
+
+
+class HostDirectory(_Part):
+    """The `host/` part: interval and task records of the CPU side, dictionaries, host samples."""
+
+    @cached_property
+    def dictionaries(self) -> Dictionaries:
+        """The texts that all parts of the recording refer to."""
+        return read_dictionaries(self.data)
+
+
+class DeviceDirectory(_Part):
+    """One `device_<N>/` part: task logs, PMU records and samples of one device."""
+
+    def __init__(self, path: Path, device_id: int) -> None:
+        super().__init__(path)
+        self.device_id = device_id
+
+    @cached_property
+    def device_info(self) -> Control:
+        """The one element of info.json's DeviceInfo; empty when there is none."""
+        records = self.info.records("DeviceInfo")
+        return records[-1] if records else Control(self.info.path, {})
+
+
+class ProfDirectory:
+    """A whole recording. Parts that cannot be read are listed in `problems`, not lost silently."""
+
+    def __init__(self, path: Path) -> None:
+        """Open the recording at `path`.
+
+        Raises:
+            RawFormatError: it is not a recording, or no part of it can be used.
+        """
+        self.path = path
+        self.problems: list[tuple[str, str]] = []
+        """(anomaly name, message) of every part that is left out."""
+        self.host: HostDirectory | None = None
+        self.devices: list[DeviceDirectory] = []
+        errors: list[RawFormatError] = []
+        for part, device_id in self._parts():
+            try:
+                if device_id is None:
+                    self.host = HostDirectory(part)
+                else:
+                    self.devices.append(DeviceDirectory(part, device_id))
+            except RawFormatError as err:
+                errors.append(err)
+                self.problems.append(("unreadable_directory", str(err)))
+        if self.host is None and not self.devices:
+            if errors:
+                raise errors[0]
+            raise RawFormatError(
+                f"{path} has neither host/ nor device_<N>/",
+                hint="give a PROF_* directory as the profiler wrote it, or a folder of several",
+                slug="incomplete-recording",
+            )
+
+    @property
+    def dictionaries(self) -> Dictionaries:
+        """The host's dictionaries, or empty ones."""
+        return Dictionaries() if self.host is None else self.host.dictionaries
+
+    @property
+    def process_id(self) -> int:
+        """`pid` of the host's info.json (a device's without host), 0 when it is none."""
+        return (self.host or self.devices[0]).info.integer("pid") or 0
+
+    def report_problems(self, sink: Sink) -> None:
+        """Count what is left out, linked elsewhere or still being written."""
+        for name, message in self.problems:
+            sink.anomaly(name, 1, message)
+        for part in [self.host, *self.devices]:
+            if part is None:
+                continue
+            if part.data.links:
+                sink.anomaly(
+                    "link_not_followed",
+                    len(part.data.links),
+                    f"{part.data.path / part.data.links[0]} is not a regular file",
+                )
+            if part.data.lost:
+                sink.anomaly(
+                    "lost_slice", len(part.data.lost), f"{part.data.path}: {part.data.lost[0]}"
+                )
+            if part.unfinished:
+                sink.anomaly(
+                    "unfinished_file",
+                    len(part.unfinished),
+                    f"{part.unfinished[0]} has no .done beside it:"
+                    " the recording is being written or was interrupted",
+                )
+
+    def _parts(self) -> list[tuple[Path, int | None]]:
+        parts: list[tuple[Path, int | None]] = []
+        for path in _folders(self.path, self.problems):
+            match = _DEVICE.fullmatch(path.name)
+            if path.name == "host":
+                parts.append((path, None))
+            elif match:
+                parts.append((path, int(match[1])))
+        return sorted(parts, key=lambda part: -1 if part[1] is None else part[1])
+
+
+def _folders(path: Path, problems: list[tuple[str, str]]) -> list[Path]:
+    try:
+        children = sorted(path.iterdir())
+    except OSError as err:
+        raise RawFormatError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
+    folders = []
+    for child in children:
+        mode = child.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            folders.append(child)
+        elif stat.S_ISLNK(mode):
+            problems.append(("link_not_followed", f"{child} is a symbolic link"))
+    return folders
+
+
+def _needed(values: Control, key: str, most: int) -> int:
+    number = values.integer(key)
+    if number is None or not 0 <= number <= most:
+        found = values.values.get(key)
+        raise RawFormatError(
+            f"{values.path}: {key} is {found!r}, expected a number up to {most}",
+            slug="damaged-recording",
+        )
+    return number
+
+
+def _host_mhz(info: Control) -> Decimal | None:
+    records = info.records("CPU")
+    return records[-1].decimal("Frequency") if records else None
+
+
+def _device_mhz(info: Control) -> Decimal | None:
+    records = info.records("DeviceInfo")
+    return records[-1].decimal("hwts_frequency") if records else None

@@ -1,1 +1,0 @@
-"""What the host recorded: calls, launches, operators and their tensors, captures, copies, marks."""

@@ -1,0 +1,266 @@
+"""MSTX_EVENTS, the user's marks and ranges, and their halves on the device.
+
+MEMCPY_INFO: size and direction of asynchronous copies.
+
+NPU_OP_MEM: memory that operators take and give back.
+
+mc2_comm_info: which streams AI CPUs use for collectives that they run by themselves.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Runs
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import (
+    COPY_OTHER,
+    FIRST_MARK_CONNECTION,
+    HOST_ONLY_CONNECTION,
+    NO_CATEGORY,
+    NO_CONTEXT,
+    NO_MODEL,
+)
+from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
+from unified_prof.decoders.prof.host_records import host_records, join
+from unified_prof.decoders.prof.launches import HostTasks, TaskTypes
+from unified_prof.decoders.prof.layouts import DEVICE_COLLECTIVE_PLATFORMS, record_type
+from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.task_identity import IdCounter, pack_keys
+from unified_prof.decoders.spool import Rows
+
+_EXTENDED = 1
+_STREAM_MASK = 0x7FF
+
+
+def write_marks(host: HostDirectory, sink: Sink) -> None:
+    """Write every mark; segments of one extended mark make one message."""
+    pieces = list(host_records(host, "additional", "msproftx", sink))
+    if not pieces:
+        return
+    records = join(pieces)
+    extended = records["info_type"] == _EXTENDED
+    parts = np.flatnonzero(extended)
+    parts = parts[np.lexsort((records["segment"][parts], records["mark_id"][parts]))]
+    whole = Runs(records["mark_id"][parts])
+    rows = np.concatenate([parts[whole.starts], np.flatnonzero(~extended)])
+    count = len(whole)
+    messages = _messages(records["message"][parts], whole.sizes)
+    messages += _messages(records["message"][rows[count:]], np.ones(len(rows) - count, np.int64))
+    order = np.argsort(records["start"][rows], kind="stable")
+    rows = rows[order]
+    marks = records[rows]
+    is_extended = marks["info_type"] == _EXTENDED
+    end_ns = host.clocks.host.to_ns(marks["end"])
+    thread = (host.info.integer("pid") or 0) << 32 | marks["tx_thread_id"].astype(np.int64)
+    columns: dict[str, Any] = {
+        "startNs": host.clocks.host.to_ns(marks["start"]),
+        "endNs": end_ns,
+        "eventType": marks["event_type"].astype(np.int64),
+        "rangeId": np.full(len(marks), NO_CATEGORY),
+        "category": np.where(is_extended, NO_CATEGORY, marks["category"]).astype(np.int64),
+        "message": sink.strings.intern_all(messages)[order],
+        "globalTid": thread,
+        "endGlobalTid": thread,
+        "domainId": _domains(host, marks, is_extended, sink),
+        "connectionId": np.where(
+            is_extended,
+            marks["mark_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
+            HOST_ONLY_CONNECTION,
+        ),
+    }
+    keep = end_ns >= host.session.start_ns
+    sink.write("MSTX_EVENTS", {name: values[keep] for name, values in columns.items()})
+
+
+def device_marks(
+    device: DeviceDirectory, marks: Records, process_id: int, ids: IdCounter, sink: Sink
+) -> None:
+    """Write the device halves of marks as TASK rows, from the first to the last note of each."""
+    order = np.lexsort((marks["timestamp"], marks["index_id"]))
+    marks = marks[order]
+    notes = Runs(marks["index_id"])
+    if not len(notes) or device.clocks.device is None:
+        return
+    start_ns = device.clocks.device.to_ns(marks["timestamp"][notes.starts])
+    end_ns = device.clocks.device.to_ns(marks["timestamp"][notes.last])
+    rows = marks[notes.starts]
+    count = len(rows)
+    columns: dict[str, Any] = {
+        "startNs": start_ns,
+        "endNs": end_ns,
+        "deviceId": np.full(count, device.device_id),
+        "connectionId": rows["index_id"].astype(np.int64) + FIRST_MARK_CONNECTION,
+        "globalTaskId": ids.take(count),
+        "globalPid": np.full(count, process_id),
+        "taskType": np.full(count, sink.strings.intern("MsTx")),
+        "contextId": np.full(count, NO_CONTEXT),
+        "streamId": (rows["stream_id"] & _STREAM_MASK).astype(np.int64),
+        "taskId": rows["task_id"].astype(np.int64),
+        "modelId": np.full(count, NO_MODEL),
+    }
+    keep = end_ns >= device.session.start_ns
+    if keep.any():
+        sink.write("TASK", {name: values[keep] for name, values in columns.items()})
+
+
+def _messages(parts: NDArray[np.bytes_], segments: NDArray[np.int64]) -> list[str]:
+    """Join the segments of every message and decode it; each ends at its first NUL."""
+    texts = [part.partition(b"\0")[0] for part in parts.tolist()]
+    messages, at = [], 0
+    for count in segments.tolist():
+        messages.append(b"".join(texts[at : at + count]).decode("utf-8", "backslashreplace"))
+        at += count
+    return messages
+
+
+def _domains(
+    host: HostDirectory, marks: Records, is_extended: NDArray[np.bool_], sink: Sink
+) -> NDArray[np.int64]:
+    distinct, inverse = np.unique(marks["domain"], return_inverse=True)
+    known = host.dictionaries
+    ids = sink.strings.intern_all(
+        known.text(value) if known.knows(value) else "invalid" for value in distinct.tolist()
+    )
+    return np.where(is_extended, ids[inverse], sink.strings.intern(""))
+
+
+_LAST_DIRECTION = 7
+
+SIZES = np.dtype([("key", "u8"), ("record", record_type("memcpy_info"))])
+"""A memcpy_info record and its place on the timeline."""
+
+COPY = np.dtype([("key", "u8"), ("task_id", "u4"), ("size", "i8"), ("operation", "u2")])
+"""A copy: the identity of its task, and what MEMCPY_INFO says of it."""
+
+
+def copies_of(
+    tasks: HostTasks, device_id: int, types: TaskTypes, sizes: Rows, *, wide_task_ids: bool
+) -> Rows:
+    """Return every asynchronous copy of one device.
+
+    A size belongs to the copies launched at exactly its thread and time, in the order of their
+    batch and task id: each takes as much as a copy can, until nothing is left. Copies without a
+    size have size 0 and operation `other`.
+
+    Args:
+        tasks: launches.
+        device_id: the device.
+        types: the types of launches.
+        sizes: the records of the same stretch of the timeline, in the order of their keys.
+        wide_task_ids: as in `pack_keys`.
+    """
+    is_copy = types.named("MEMCPY_ASYNC")[tasks.type_index] & (tasks.device_id == device_id)
+    task = np.flatnonzero(is_copy)
+    task = task[
+        np.lexsort(
+            (tasks.stream_id[task], tasks.task_id[task], tasks.batch_id[task], tasks.key[task])
+        )
+    ]
+    copies = np.zeros(len(task), COPY)
+    key = tasks.key[task]
+    copies["key"] = pack_keys(
+        tasks.stream_id[task],
+        tasks.task_id[task],
+        tasks.batch_id[task],
+        np.full(len(task), NO_CONTEXT, np.uint32),
+        wide_task_ids=wide_task_ids,
+    )
+    copies["task_id"] = tasks.task_id[task]
+    row = np.searchsorted(sizes["key"], key, side="right") - 1
+    has_size = row >= 0
+    has_size[has_size] = sizes["key"][row[has_size]] == key[has_size]
+    found = sizes["record"][row[has_size]]
+    size, direction = _shared(found, Runs(key).rank()[has_size].astype(np.uint64))
+    copies["size"][has_size] = size.astype(np.int64)
+    copies["operation"] = COPY_OTHER
+    copies["operation"][has_size] = np.where(size > 0, direction, COPY_OTHER)
+    return copies
+
+
+def _shared(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return size and direction of copies: what the nth of those that share a record gets of it."""
+    limit, total = found["max_size"], found["data_size"]
+    divisor = np.maximum(limit, np.uint64(1))
+    chunks = total // divisor + (total % divisor > 0)
+    remaining = np.where(nth < chunks, total - nth * limit, np.uint64(0))
+    direction = np.where(found["direction"] > _LAST_DIRECTION, COPY_OTHER, found["direction"])
+    return np.minimum(remaining, limit), direction.astype(np.int64)
+
+
+def write_copies(copies: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
+    """Write some copies."""
+    if len(copies):
+        sink.write(
+            "MEMCPY_INFO",
+            {
+                "globalTaskId": global_task_id,
+                "size": copies["size"].copy(),
+                "memcpyOperation": copies["operation"].astype(np.int64),
+            },
+        )
+
+
+_COMPONENT = "GE"
+
+
+def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
+    """Write every task_memory_info record; a negative size is a release."""
+    process = (host.info.integer("pid") or 0) << 32
+    types = sink.strings.intern_all(("allocate", "release"))
+    for records in host_records(host, "additional", "task_memory_info", sink):
+        time_ns = host.clocks.host.to_ns(records["timestamp"])
+        keep = time_ns >= host.session.start_ns
+        rows, time_ns = records[keep], time_ns[keep]
+        if not len(rows):
+            continue
+        size = rows["size_bytes"].astype(np.int64)
+        sink.write(
+            "NPU_OP_MEM",
+            {
+                "operatorName": host.dictionaries.string_ids(sink.strings, rows["node_id"]),
+                "addr": rows["addr"].astype(np.int64),
+                "type": types[(size < 0).astype(np.int64)],
+                "size": np.abs(size),
+                "timestampNs": time_ns,
+                "globalTid": process | rows["thread_id"].astype(np.int64),
+                "totalAllocate": rows["total_allocate"].astype(np.int64),
+                "totalReserve": rows["total_reserve"].astype(np.int64),
+                "component": sink.strings.intern(_COMPONENT),
+                "deviceId": rows["device_id"].astype(np.int64),
+            },
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class CollectiveStreams:
+    """Which streams serve which group of ranks; groups are hashes of their names."""
+
+    of_kernels: dict[int, int] = field(default_factory=dict)
+    """The group whose AI CPU kernels run on a stream."""
+    of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
+    """The groups whose kernels put their tasks on a stream."""
+
+    def kernel_streams(self) -> NDArray[np.int64]:
+        """Return the streams of AI CPU kernels, ascending."""
+        return np.array(sorted(self.of_kernels), np.int64)
+
+
+def read_collective_streams(host: HostDirectory, sink: Sink) -> CollectiveStreams:
+    """Read which streams AI CPUs use for which group, on chips that have such collectives."""
+    streams = CollectiveStreams()
+    if host.platform not in DEVICE_COLLECTIVE_PLATFORMS:
+        return streams
+    of_tasks: dict[int, dict[int, None]] = {}
+    for records in host_records(host, "additional", "mc2_comm_info", sink):
+        for record in records:
+            group = int(record["group_name"])
+            streams.of_kernels[int(record["stream_id"])] = group
+            for stream in record["comm_stream_ids"][: int(record["stream_num"])].tolist():
+                of_tasks.setdefault(stream, {})[group] = None
+    streams.of_tasks.update((stream, tuple(groups)) for stream, groups in of_tasks.items())
+    return streams

@@ -1,0 +1,90 @@
+"""Reads host compact and additional records: checks the magic, packs thread and time."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from unified_prof.base.columns import Sink
+from unified_prof.decoders.prof.clocks import Keys, Timeline
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
+from unified_prof.decoders.prof.slices import RawFile, Records
+from unified_prof.decoders.spool import Spool
+
+
+def host_records(
+    host: HostDirectory, envelope: str, kind: str, sink: Sink, *, prefix: str | None = None
+) -> Iterator[Records]:
+    """Yield the good records of one kind, a piece at a time; bad magic numbers are counted.
+
+    Args:
+        host: where they are.
+        envelope: `compact` or `additional`.
+        kind: name of file and layout.
+        sink: takes the counts.
+        prefix: only of `unaging` (static) or `aging` files; both by default, in that order.
+    """
+    name = f"{envelope}.{kind}"
+    file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
+    if file is None:
+        return
+    yield from checked(file, kind, sink)
+
+
+def checked(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
+    """Yield the records of a host file that have their magic number; the others are counted.
+
+    Slices of the host hold whole records. If one does not, it was cut, and only it suffers.
+    """
+    record = record_type(kind)
+    cut = [part for part in file.by_slice() if part.size_bytes % record.itemsize]
+    if cut:
+        sink.anomaly("cut_slice", len(cut), f"{cut[0].paths[0]} ends inside a record")
+    for part in file.by_slice() if cut else (file,):
+        for piece in part.pieces(record, magic=HOST_MAGIC):
+            good = piece["magic"] == HOST_MAGIC
+            if good.all():
+                yield piece
+            else:
+                sink.anomaly(f"bad_magic_{kind}", int((~good).sum()), f"{file.name} records")
+                yield piece[good]
+
+
+def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
+    """Return the records whose time is possible, and their keys."""
+    good = timeline.fits(records["timestamp"])
+    if not good.all():
+        sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records left out")
+        records = records[good]
+    return records, timeline.pack(records["thread_id"], records["timestamp"])
+
+
+def collect(
+    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, sink: Sink
+) -> tuple[Records, Keys]:
+    """Return all records of a kind that is never many, sorted by time, with their keys."""
+    pieces = list(host_records(host, envelope, kind, sink))
+    if not pieces:
+        return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
+    records, keys = timed(join(pieces), kind, timeline, sink)
+    order = np.argsort(records["timestamp"], kind="stable")
+    return records[order], keys[order]
+
+
+def keep(
+    host: HostDirectory, envelope: str, kind: str, timeline: Timeline, spool: Spool, sink: Sink
+) -> None:
+    """Put records of a kind away whole, with their keys."""
+    for records in host_records(host, envelope, kind, sink):
+        records, key = timed(records, kind, timeline, sink)
+        rows = np.empty(len(records), spool.dtype)
+        rows["key"], rows["record"] = key, records
+        spool.append(rows)
+
+
+def join(pieces: list[Records]) -> Records:
+    """Concatenate records without repacking their fields."""
+    raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
+    return np.concatenate(raw).view(pieces[0].dtype)

@@ -1,0 +1,117 @@
+"""The host's records in windows: stretches of the timeline that no operator reaches across.
+
+Everything the host records has a place on the timeline, thread by thread, and belongs to the calls
+around it. A window ends where a call begins and none of a level with operators (NODE,
+communication) is open, so that each window can be told by itself. Only calls of the outer levels
+may reach into the next one: those still open are handed on.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.decoders.prof.host_calls import (
+    ACL,
+    COMMUNICATION,
+    MODEL,
+    NODE,
+    CallNames,
+    CallTree,
+    Intervals,
+    joined,
+    without_overlaps,
+)
+from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
+
+
+@dataclass(frozen=True, slots=True)
+class HostWindow:
+    """What the host recorded in one stretch of the timeline, each kind by its place there."""
+
+    calls: Rows
+    tree: CallTree
+    others: tuple[Rows, ...]
+    """Of the other kinds, in the order in which they were given."""
+
+
+def host_windows(
+    calls: Spool, others: Sequence[Spool], names: CallNames, window_rows: int
+) -> Iterator[HostWindow]:
+    """Yield all that was put away, window by window."""
+    levels = names.level()
+    inner = (levels == NODE) | (levels == COMMUNICATION)
+    trees = _Trees(names)
+    held: list[Rows] = [np.zeros(0, spool.dtype) for spool in (calls, *others)]
+    number = 1
+    enough = 0
+    for found in windows(calls, *others, window_rows=window_rows):
+        more_calls = copied(found[0])
+        more_calls["connection_id"] = np.arange(number, number + len(more_calls), dtype=np.uint64)
+        number += len(more_calls)
+        held = [
+            stacked((before, more)) if len(before) else more
+            for before, more in zip(held, (more_calls, *found[1:]), strict=True)
+        ]
+        if len(held[0]) < enough:
+            continue
+        if not len(held[0]):
+            yield HostWindow(held[0], trees.of(held[0], None), tuple(held[1:]))
+            held = [rows[:0] for rows in held]
+            continue
+        place = _last_gap(held[0], inner)
+        if place == 0:  # a call is open all the time: look again when there is much more
+            enough = 2 * len(held[0])
+            continue
+        enough = 0
+        until = held[0]["key"][place]
+        # What happens at the very begin of a call is not in it, but may be in the one before.
+        cuts = [place, *(np.searchsorted(rows["key"], until, side="right") for rows in held[1:])]
+        parts = [rows[:cut] for rows, cut in zip(held, cuts, strict=True)]
+        held = [rows[cut:] for rows, cut in zip(held, cuts, strict=True)]
+        yield HostWindow(parts[0], trees.of(parts[0], until), tuple(parts[1:]))
+    if any(len(rows) for rows in held):
+        yield HostWindow(held[0], trees.of(held[0], None), tuple(held[1:]))
+
+
+def _last_gap(calls: Rows, inner: NDArray[np.bool_]) -> int:
+    """Return the last call that begins where no inner call is open, 0 where there is none."""
+    if not len(calls):
+        return 0
+    begin = calls["key"]
+    ends = np.where(inner[calls["type_index"]], calls["end"], np.uint64(0))
+    reach = np.maximum.accumulate(ends)
+    free = np.flatnonzero((begin[1:] >= reach[:-1]) & (begin[1:] > begin[:-1]))
+    return int(free[-1]) + 1 if len(free) else 0
+
+
+class _Trees:
+    """Makes the call tree of one window after another."""
+
+    def __init__(self, names: CallNames) -> None:
+        self._names = names
+        self._open: dict[int, Intervals] = {}
+
+    def of(self, calls: Rows, until: np.uint64 | None) -> CallTree:
+        """Return the calls of a window, and those open from before, by level."""
+        outer = {level: self._outer(calls, level, until) for level in (ACL, MODEL)}
+        return CallTree(
+            outer[ACL],
+            outer[MODEL],
+            self._names.intervals(calls, NODE),
+            without_overlaps(self._names.intervals(calls, COMMUNICATION)),
+        )
+
+    def _outer(self, calls: Rows, level: int, until: np.uint64 | None) -> Intervals:
+        found = self._names.intervals(calls, level)
+        if level in self._open:
+            found = joined(self._open.pop(level), found)
+        found = without_overlaps(found)
+        if until is not None:
+            still = np.flatnonzero(found.end > until)
+            if len(still):
+                self._open[level] = found.take(still)
+        return found

@@ -1,0 +1,273 @@
+"""task_track: what the host launched, for which stream of which device, from which call.
+
+Host tasks of one device, one row for every context: what device tasks are joined to.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Pool, order_of_keys
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_CONNECTION, NO_CONTEXT, NO_MODEL
+from unified_prof.decoders.prof.clocks import Keys, Timeline
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_calls import NOWHERE, RUNTIME, CallTree
+from unified_prof.decoders.prof.host_records import host_records, join, timed
+from unified_prof.decoders.prof.layouts import V6_PLATFORMS
+from unified_prof.decoders.prof.operators import Contexts
+from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.task_identity import Flips, Rounds, pack_keys
+from unified_prof.decoders.spool import Rows, Spool
+
+_FLIP, _MAINTENANCE = 98, 6
+_EXTENDED_BYTES = 40
+"""data_len of records whose ext bytes are filled."""
+
+
+LAUNCH = np.dtype(
+    [
+        ("key", "u8"),
+        ("kernel_name", "u8"),
+        ("task_id", "u4"),
+        ("device_id", "u2"),
+        ("stream_id", "u2"),
+        ("type_index", "u2"),
+        ("ext", "u2", (6,)),
+        ("extended", "?"),
+    ]
+)
+"""A task_track record of a task; `HostTasks` has what the fields mean."""
+
+
+@dataclass(slots=True)
+class HostTasks:
+    """Launched tasks, sorted by thread and time; columns of one length."""
+
+    key: Keys
+    device_id: NDArray[np.uint16]
+    stream_id: NDArray[np.uint16]
+    task_id: NDArray[np.uint32]
+    batch_id: NDArray[np.uint32]
+    type_index: NDArray[np.uint16]
+    kernel_name: NDArray[np.uint64]
+    """Hash."""
+    extended: NDArray[np.bool_]
+    """`ext` is filled."""
+    ext: NDArray[np.uint16]
+    """Six words: grid and block dimensions of SIMT kernels; of others the number of blocks in the
+    first and the mix ratio in the low bits of the third."""
+    node: NDArray[np.int32]
+    """Row of the NODE call around the launch, or -1."""
+    communication: NDArray[np.int32]
+    """Row of the communication call around the launch, or -1."""
+    connection_id: NDArray[np.int64]
+    """Of the NODE call, else of the call at the deepest level; -1 without one."""
+    model_id: NDArray[np.uint32]
+    """Of the MODEL call around the launch, else NO_MODEL."""
+
+    @classmethod
+    def of(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
+        """Return launches that are not placed in calls yet (`place`)."""
+        count = len(rows)
+        return cls(
+            rows["key"].copy(),
+            rows["device_id"].copy(),
+            rows["stream_id"].copy(),
+            rows["task_id"].copy(),
+            batch_id,
+            rows["type_index"].copy(),
+            rows["kernel_name"].copy(),
+            rows["extended"].copy(),
+            rows["ext"].copy(),
+            np.full(count, NOWHERE, np.int32),
+            np.full(count, NOWHERE, np.int32),
+            np.full(count, NO_CONNECTION, np.int64),
+            np.full(count, NO_MODEL, np.uint32),
+        )
+
+    @classmethod
+    def none(cls) -> HostTasks:
+        """Return no tasks."""
+        return cls.of(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
+
+    def take(self, rows: NDArray[Any]) -> HostTasks:
+        """Return some rows."""
+        return HostTasks(*(getattr(self, field.name)[rows] for field in fields(self)))
+
+    def __len__(self) -> int:
+        return len(self.key)
+
+
+@dataclass(frozen=True, slots=True)
+class TaskTypes:
+    """Names of task types, by type index."""
+
+    names: tuple[str, ...]
+
+    def named(self, *names: str) -> NDArray[np.bool_]:
+        """Tell for every type index whether its name is one of `names`."""
+        return np.array([name in names for name in self.names], bool)
+
+    def kernels(self) -> NDArray[np.bool_]:
+        """Tell for every type index whether it is a kernel launch."""
+        return np.array([name.startswith("KERNEL") for name in self.names], bool)
+
+
+def read_host_tasks(
+    host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
+) -> tuple[TaskTypes, Rounds]:
+    """Put away all launches; returns their types, and the rounds of their ids."""
+    wide = host.platform in V6_PLATFORMS
+    types = Pool()
+    flips: list[Records] = []
+    for records in host_records(host, "compact", "task_track", sink):
+        rows, key = timed(records, "task_track", timeline, sink)
+        # The upper four bits of the device are its class; what is no NPU has its own records.
+        kind = np.where(rows["device_id"] >> 12 == 0, rows["task_type"], np.uint64(_MAINTENANCE))
+        if (flip := kind == _FLIP).any():
+            flips.append(rows[flip])
+        task = ~flip & (kind != _MAINTENANCE)
+        if not task.all():
+            rows, key, kind = rows[task], key[task], kind[task]
+        launches = np.empty(len(rows), LAUNCH)
+        launches["key"] = key
+        launches["device_id"] = rows["device_id"] & np.uint16(0x0FFF)
+        launches["stream_id"] = rows["stream_id"]
+        launches["task_id"] = rows["task_id"] if wide else rows["task_id"] & np.uint32(0xFFFF)
+        launches["type_index"] = types.index_of(kind)
+        launches["kernel_name"] = rows["kernel_name"]
+        launches["extended"] = rows["data_len"] == _EXTENDED_BYTES
+        launches["ext"][:, :3] = rows["grid_dim"]
+        launches["ext"][:, 3:] = rows["block_dim"]
+        spool.append(launches)
+    names = tuple(host.dictionaries.type_name(RUNTIME, int(kind)) for kind in types.values.tolist())
+    return TaskTypes(names), Rounds(_flips([] if wide else flips), at_flip=False)
+
+
+def streams(rows: Rows) -> NDArray[np.uint32]:
+    """Return the streams of launches, which are streams of one device each."""
+    device: NDArray[np.uint32] = rows["device_id"].astype(np.uint32)
+    return np.asarray(device << np.uint32(16) | rows["stream_id"], np.uint32)
+
+
+def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
+    """Find the call every task was launched from.
+
+    Args:
+        tasks: get their `node`, `communication`, `connection_id` and `model_id`.
+        tree: where they may lie.
+        items: item hashes by index, as in `CallNames.items`; the model ids of MODEL calls.
+    """
+    tasks.node = tree.node.find(tasks.key).astype(np.int32)
+    tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
+    for level, rows in (
+        (tree.acl, tree.acl.find(tasks.key)),
+        (tree.model, tree.model.find(tasks.key)),
+        (tree.communication, tasks.communication),
+        (tree.node, tasks.node),
+    ):
+        inside = rows != NOWHERE
+        tasks.connection_id[inside] = level.connection_id[rows[inside]]
+        if level is tree.model and inside.any():
+            models = items[level.item[rows[inside]]]
+            tasks.model_id[inside] = np.minimum(models, np.uint64(NO_MODEL))
+
+
+def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
+    """Leave out what was launched from a communication call that lies in no NODE call.
+
+    The record of the call around it is lost, so that nothing says which operator these tasks
+    belong to; the exporter leaves them to the device's log alone.
+    """
+    in_node = tree.node.find(tree.communication.end) != NOWHERE
+    lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
+    if not lost.any():
+        return tasks
+    sink.anomaly(
+        "launch_in_lost_call", int(lost.sum()), "launches of collectives without their NODE call"
+    )
+    return tasks.take(np.flatnonzero(~lost))
+
+
+def _flips(records: list[Records]) -> Flips:
+    if not records:
+        return Flips.none()
+    found = join(records)
+    return Flips(
+        (found["device_id"] & 0x0FFF).astype(np.uint32) << 16 | found["stream_id"],
+        found["task_id"] & 0xFFFF,
+        found["timestamp"].copy(),
+    )
+
+
+MISSING = -1
+
+
+@dataclass(frozen=True, slots=True)
+class Launches:
+    """Launches of one device with their contexts, sorted by identity."""
+
+    tasks: HostTasks
+    """The launches, a row each."""
+    key: NDArray[np.uint64]
+    """Identity with context, ascending; the columns below have its length."""
+    task: NDArray[np.int64]
+    """Row in `tasks`."""
+    context_id: NDArray[np.uint32]
+    placeholder: NDArray[np.bool_]
+    """A whole task that was told to consist of contexts, which describe the operator."""
+
+
+def launches_of(
+    tasks: HostTasks,
+    device_id: int,
+    types: TaskTypes,
+    node_contexts: Contexts,
+    communication_contexts: Contexts,
+    *,
+    wide_task_ids: bool,
+) -> Launches:
+    """Take the launches of one device and expand those that consist of contexts.
+
+    With 32-bit task ids the device logs a task as a whole, whatever contexts it was told to have.
+    """
+    on_device = tasks.device_id == device_id
+    if not on_device.all():
+        tasks = tasks.take(np.flatnonzero(on_device))
+    expandable = (types.kernels() | types.named("FFTS_PLUS", "STARS_COMMON"))[tasks.type_index]
+    in_node = expandable & (tasks.node != NOWHERE) & (tasks.communication == NOWHERE)
+    in_node &= not wide_task_ids
+    in_communication = expandable & (tasks.communication != NOWHERE)
+    expanded: list[tuple[NDArray[Any], NDArray[Any]]] = []
+    for mask, owner, contexts in (
+        (in_node, tasks.node, node_contexts),
+        (in_communication, tasks.communication, communication_contexts),
+    ):
+        rows = np.flatnonzero(mask)
+        position, context = contexts.expand(owner[rows])
+        expanded.append((rows[position], context))
+    count = len(tasks)
+    has_contexts = np.zeros(count, bool)
+    for rows, _ in expanded:
+        has_contexts[rows] = True
+    task = np.concatenate([np.arange(count), *(rows for rows, _ in expanded)])
+    context_id = np.concatenate(
+        [np.full(count, NO_CONTEXT, np.uint32), *(context for _, context in expanded)]
+    )
+    placeholder = np.concatenate([has_contexts, np.zeros(len(task) - count, bool)])
+    key = pack_keys(
+        tasks.stream_id[task],
+        tasks.task_id[task],
+        tasks.batch_id[task],
+        context_id,
+        wide_task_ids=wide_task_ids,
+    )
+    order = order_of_keys(key)
+    if order is None:
+        return Launches(tasks, key, task, context_id, placeholder)
+    return Launches(tasks, key[order], task[order], context_id[order], placeholder[order])

@@ -1,0 +1,344 @@
+"""What the host says about operators: descriptions, tensors, attributes, contexts of NODE calls.
+
+String ids of what operators are told by: names behind hashes, lists of tensors.
+
+Operators come by the million and their texts by the hundred. Each is looked up once for a whole
+recording; what comes later finds its id in a table.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Pool, Runs, find, order_of_keys, positions
+from unified_prof.base.columns import Sink, Strings
+from unified_prof.decoders.prof.clocks import Keys, Timeline
+from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
+from unified_prof.decoders.prof.host_calls import NOWHERE, Intervals
+from unified_prof.decoders.prof.host_records import host_records, keep, timed
+from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.tensors import TensorTexts
+from unified_prof.decoders.spool import Rows, Spool, selected
+
+_RANGE_LEVEL = 5500
+_CONTEXTS = 1 << 16
+
+
+@dataclass(slots=True)
+class Descriptions:
+    """The last description of every NODE call, by its row in the call tree."""
+
+    described: NDArray[np.bool_]
+    name: NDArray[np.uint32]
+    """Index into `hashes`."""
+    op_type: NDArray[np.uint32]
+    task_type: NDArray[np.uint8]
+    block_dim: NDArray[np.uint32]
+    """Blocks in the low, the mix factor in the high 16 bits."""
+    hf32: NDArray[np.bool_]
+    static: NDArray[np.bool_]
+    attribute: NDArray[np.uint32]
+    """Index into `hashes`; 0 without attributes."""
+    tensors: NDArray[np.uint32]
+    """Index into `tensor_texts`; 0 without tensors."""
+    hashes: NDArray[np.uint64]
+    tensor_texts: TensorTexts
+
+
+@dataclass(frozen=True, slots=True)
+class Contexts:
+    """FFTS+ contexts that calls were told to have: sorted call rows, and a range of ids each."""
+
+    row: NDArray[np.int64]
+    start: NDArray[np.int64]
+    stop: NDArray[np.int64]
+    ids: NDArray[np.uint32]
+
+    def expand(self, rows: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.uint32]]:
+        """Return a pair (position in `rows`, context id) for every context of every row."""
+        place = find(self.row, rows)
+        have = np.flatnonzero(place != NOWHERE)
+        start = self.start[place[have]]
+        count = self.stop[place[have]] - start
+        return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]
+
+
+DESCRIBED = np.dtype(
+    [
+        ("key", "u8"),
+        ("name", "u4"),
+        ("op_type", "u4"),
+        ("block_dim", "u4"),
+        ("task_type", "u1"),
+        ("hf32", "?"),
+        ("static", "?"),
+    ]
+)
+"""A node_basic_info record; `Descriptions` has what the fields mean."""
+ATTRIBUTES = np.dtype([("key", "u8"), ("attribute", "u4")])
+TENSORS = np.dtype([("key", "u8"), ("name", "u8"), ("signature", "u4")])
+CONTEXTS = np.dtype([("key", "u8"), ("record", record_type("context_id_info"))])
+
+
+def read_descriptions(
+    host: HostDirectory,
+    timeline: Timeline,
+    described: Spool,
+    attributes: Spool,
+    tensors: Spool,
+    sink: Sink,
+) -> tuple[NDArray[np.uint64], TensorTexts]:
+    """Put away what describes NODE calls; returns the hashes and the tensors that it names."""
+    hashes, texts = Pool(), TensorTexts()
+    hashes.index_of(np.zeros(1, np.uint64))  # index 0: none
+    for prefix in ("unaging", "aging"):
+        for records in host_records(host, "compact", "node_basic_info", sink, prefix=prefix):
+            rows, key = timed(records, "node_basic_info", timeline, sink)
+            found = np.empty(len(rows), DESCRIBED)
+            found["key"] = key
+            found["name"] = hashes.index_of(rows["op_name"])
+            found["op_type"] = hashes.index_of(rows["op_type"])
+            found["task_type"] = np.minimum(rows["task_type"], 255)
+            found["block_dim"] = rows["block_dim"]
+            found["hf32"] = rows["op_flag"] == 1
+            found["static"] = prefix == "unaging"
+            described.append(found)
+    for records in host_records(host, "compact", "node_attr_info", sink):
+        rows, key = timed(records, "node_attr_info", timeline, sink)
+        found = np.empty(len(rows), ATTRIBUTES)
+        found["key"], found["attribute"] = key, hashes.index_of(rows["hash_id"])
+        attributes.append(found)
+    for records in host_records(host, "additional", "tensor_info", sink):
+        rows, key = timed(records, "tensor_info", timeline, sink)
+        found = np.empty(len(rows), TENSORS)
+        found["key"], found["name"] = key, rows["op_name"]
+        found["signature"] = texts.signatures(rows["tensors"], rows["tensor_num"])
+        tensors.append(found)
+    return hashes.values, texts
+
+
+def describe(
+    nodes: Intervals,
+    described: Rows,
+    attributes: Rows,
+    tensors: Rows,
+    hashes: NDArray[np.uint64],
+    texts: TensorTexts,
+    sink: Sink,
+) -> Descriptions:
+    """Tell what NODE calls are; of several descriptions of one call the last counts.
+
+    Args:
+        nodes: the calls.
+        described: what describes them, as all records here in the order of their keys.
+        attributes: what tells their attributes.
+        tensors: what tells their tensors.
+        hashes: what `read_descriptions` returned,
+        texts: likewise.
+        sink: takes what belongs to no call.
+    """
+    count = len(nodes)
+    node, basic = _last_of_each(nodes, described, "node_basic_info", sink)
+    found = Descriptions(
+        np.zeros(count, bool),
+        np.zeros(count, np.uint32),
+        np.zeros(count, np.uint32),
+        np.zeros(count, np.uint8),
+        np.zeros(count, np.uint32),
+        np.zeros(count, bool),
+        np.zeros(count, bool),
+        np.zeros(count, np.uint32),
+        _tensors(nodes, tensors, texts, sink),
+        hashes,
+        texts,
+    )
+    found.described[node] = True
+    for name in ("name", "op_type", "task_type", "block_dim", "hf32", "static"):
+        getattr(found, name)[node] = basic[name]
+    node, told = _last_of_each(nodes, attributes, "node_attr_info", sink)
+    found.attribute[node] = told["attribute"]
+    return found
+
+
+def read_contexts(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> None:
+    """Put away which contexts calls were told to have."""
+    keep(host, "additional", "context_id_info", timeline, spool, sink)
+
+
+def contexts_of(
+    rows: Rows, nodes: Intervals, communication: Intervals, sink: Sink
+) -> tuple[Contexts, Contexts]:
+    """Return the contexts of NODE calls (lists) and of communication calls (ranges)."""
+    records, key = rows["record"], rows["key"]
+    ranged = records["level"] == _RANGE_LEVEL
+    number = np.minimum(records["context_num"], records["context_ids"].shape[1]).astype(np.int64)
+    lists = np.flatnonzero(~ranged)
+    used = np.arange(records["context_ids"].shape[1]) < number[lists, None]
+    spans = np.flatnonzero(ranged & (number == 2))
+    return (
+        _contexts(nodes, key[lists], records["context_ids"][lists][used], number[lists]),
+        _contexts(communication, key[spans], *unrolled(records["context_ids"][spans, :2], sink)),
+    )
+
+
+def unrolled(
+    bounds: NDArray[np.uint32], sink: Sink
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
+    """Turn [first, last] pairs into the ids of all, one range after another, and their numbers.
+
+    A range ends below 65536, as contexts have 16 bits; others are counted and are empty.
+    """
+    first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
+    good = (first <= last) & (last < _CONTEXTS)
+    if not good.all():
+        sink.anomaly("bad_context_range", int((~good).sum()), "contexts from one to a lower one")
+    size = np.where(good, last - first + 1, 0)
+    return (np.repeat(first, size) + positions(size)).astype(np.uint32), size
+
+
+def _contexts(
+    calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: NDArray[np.int64]
+) -> Contexts:
+    """Keep the last contexts told of every call; `ids` has those of one record after another."""
+    row = calls.find(key)
+    order = np.argsort(row, kind="stable")
+    last = order[Runs(row[order]).last]
+    last = last[row[last] != NOWHERE]
+    stop = np.cumsum(number)[last]
+    return Contexts(row[last], stop - number[last], stop, ids)
+
+
+def _last_of_each(
+    nodes: Intervals, rows: Rows, kind: str, sink: Sink
+) -> tuple[NDArray[np.int64], Rows]:
+    """Return the calls that records describe, once each, and the last record of each."""
+    node, rows = _in_order(*_placed(nodes, rows, kind, sink))
+    last = Runs(node).last
+    return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
+
+
+def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArray[np.int64], Rows]:
+    """Return the records that lie in calls, and the call of each."""
+    node = nodes.find(rows["key"])
+    inside = node != NOWHERE
+    if inside.all():
+        return node, rows
+    sink.anomaly(
+        f"unplaced_{kind}", int((~inside).sum()), f"{kind} records outside every NODE call"
+    )
+    return node[inside], selected(rows, inside)
+
+
+def _in_order(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+    """Return both by call."""
+    order = order_of_keys(node)
+    return (node, rows) if order is None else (node[order], selected(rows, order))
+
+
+def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
+    """Return the tensor list of every NODE call: of its last operator, over several records."""
+    result = np.zeros(len(nodes), np.uint32)
+    node, rows = _placed(nodes, rows, "tensor_info", sink)
+    if not len(node):
+        return result
+    node, rows = _in_order(node, rows)
+    # Every record of a call that has the name and the time of its last one belongs to it.
+    of_call = Runs(node)
+    last = of_call.spread(of_call.last)
+    same = (rows["key"] == rows["key"][last]) & (rows["name"] == rows["name"][last])
+    node, signature = node[same], rows["signature"][same]
+    of_call = Runs(node)
+    rank, number = of_call.rank(), of_call.number()
+    lists = signature[of_call.starts].astype(np.uint32)
+    for position in range(1, int(of_call.sizes.max())):  # records of one operator: a handful
+        more = np.flatnonzero(rank == position)
+        lists[number[more]] = texts.joined(lists[number[more]], signature[more])
+    result[node[of_call.starts]] = lists
+    return result
+
+
+_SCHEDULE_SUFFIX = "AicpuKernel"
+_COMMUNICATION_SUFFIX = "AivKernel"
+_SIDES = ("formats", "data_types", "shapes")
+_UNKNOWN = -1
+
+
+class HashTexts:
+    """Texts behind columns of hashes: interned on use, and asked for their endings."""
+
+    def __init__(self, dictionaries: Dictionaries, strings: Strings) -> None:
+        self._dictionaries, self._strings = dictionaries, strings
+        self._pool = Pool()
+        self._ids = np.zeros(0, np.int64)
+        self._schedules, self._communicates = np.zeros(0, bool), np.zeros(0, bool)
+        self._has_text = np.zeros(0, bool)
+
+    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Tell which hashes have a text."""
+        place = self._places(hashes)
+        return self._has_text[place]
+
+    def ids(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return string ids."""
+        place = self._interned(hashes)  # it may make the table longer
+        return self._ids[place]
+
+    def names(
+        self, hashes: NDArray[np.uint64]
+    ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
+        """Return string ids, whether names end as schedulers do, whether as communication."""
+        place = self._interned(hashes)
+        return self._ids[place], self._schedules[place], self._communicates[place]
+
+    def _interned(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        place = self._places(hashes)
+        new = hashes[self._ids[place] == _UNKNOWN]
+        if len(new):
+            distinct = np.unique(new)
+            texts = [self._dictionaries.text(value) for value in distinct.tolist()]
+            at = self._pool.index_of(distinct)
+            self._ids[at] = self._strings.intern_all(texts)
+            self._schedules[at] = [text.endswith(_SCHEDULE_SUFFIX) for text in texts]
+            self._communicates[at] = [text.endswith(_COMMUNICATION_SUFFIX) for text in texts]
+        return place
+
+    def _places(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
+        place = self._pool.index_of(hashes)
+        if new := self._pool.values[len(self._ids) :].tolist():
+            knows = [self._dictionaries.knows(value) for value in new]
+            no = np.zeros(len(new), bool)
+            self._ids = np.concatenate([self._ids, np.full(len(new), _UNKNOWN)])
+            self._has_text = np.concatenate([self._has_text, np.array(knows)])
+            self._schedules = np.concatenate([self._schedules, no])
+            self._communicates = np.concatenate([self._communicates, no])
+        return place
+
+
+class ListTexts:
+    """Texts of lists of tensors: three of the inputs, three of the outputs."""
+
+    COLUMNS = 2 * len(_SIDES)
+
+    def __init__(self, texts: TensorTexts, strings: Strings, *, captured: bool) -> None:
+        self._texts, self._strings, self._captured = texts, strings, captured
+        self._ids = np.zeros((0, self.COLUMNS), np.int32)
+
+    def ids(self, lists: NDArray[Any]) -> NDArray[np.int32]:
+        """Return the string ids of lists, a row each."""
+        if len(self._ids) < len(self._texts):
+            more = np.full((len(self._texts) - len(self._ids), self.COLUMNS), _UNKNOWN, np.int32)
+            self._ids = np.concatenate([self._ids, more])
+        new = np.unique(lists[self._ids[lists, 0] == _UNKNOWN])
+        if len(new):
+            both = [self._texts.texts(index, captured=self._captured) for index in new.tolist()]
+            for column in range(self.COLUMNS):
+                side, part = divmod(column, len(_SIDES))
+                self._ids[new, column] = self._strings.intern_all(
+                    getattr(sides[side], _SIDES[part]) for sides in both
+                )
+        found: NDArray[np.int32] = self._ids[lists]
+        return found

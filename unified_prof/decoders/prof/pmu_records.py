@@ -1,0 +1,437 @@
+"""Reads the records of task-based PMU counters, in the layouts of all platforms.
+
+TASK_PMU_INFO: what the performance counters of the AI cores counted for every task.
+
+ffts_profile.data of platforms with the stars scheduler. One record has the counters of a task, or
+of one context of an FFTS+ task, on the cores of one kind. A MIX task runs on both kinds: its
+record counts the main cores, further records (one a core) the other ones.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_CONTEXT, NO_STREAM
+from unified_prof.decoders.prof import sampling
+from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.layouts import V6_PLATFORMS, record_type
+from unified_prof.decoders.prof.pmu_tables import AIC, AIV, CoreKind, core_kinds, usable_changes
+from unified_prof.decoders.prof.slices import RawFile, Records
+from unified_prof.decoders.prof.task_identity import decode_words
+from unified_prof.decoders.prof.task_join import DeviceTasks
+
+# A metric set makes up to 34 rows of a record: smaller pieces than elsewhere bound the memory.
+_PIECE_BYTES = 1 << 20
+
+_FUNCTION_BITS = 0x3F
+_CONTEXT, _BLOCK, _V6 = 40, 41, 42
+
+# FFTS types: what a record counts. 0 and 1 are whole tasks, the others contexts of tasks.
+_FFTS_TYPE_SHIFT, _FFTS_TYPE_SHIFT_OF_BYTE = 13, 5
+_TASK_ON_AIC, _TASK_ON_AIV, _FIRST_CONTEXT_TYPE, _LAST_CONTEXT_TYPE = 0, 1, 2, 4
+
+# By subtask type of contexts: the (main) cores, and whether it is a MIX.
+_SUBTASK_BITS, _OVERFLOW = 0xFF, 1 << 10
+_CONTEXT_CORE = {0: (AIC, False), 1: (AIV, False), 6: (AIC, True), 7: (AIV, True)}
+
+_V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
+
+
+@dataclass(frozen=True, slots=True)
+class Counted:
+    """Counters of tasks or contexts, in columns of one length."""
+
+    task_row: NDArray[np.int64]
+    """Of `DeviceTasks.find`."""
+    block_key: NDArray[np.uint64]
+    """What a task's block records have in common with it."""
+    core: NDArray[np.int64]
+    """`AIC` or `AIV`: where it ran, for a MIX mainly."""
+    is_mix: NDArray[np.bool_]
+    start: NDArray[np.uint64]
+    end: NDArray[np.uint64]
+    cycles: NDArray[np.float64]
+    counters: NDArray[np.uint64]
+    """One column an event."""
+
+    def __len__(self) -> int:
+        return len(self.task_row)
+
+    def where(self, mask: NDArray[np.bool_]) -> Counted:
+        """Return some of the rows."""
+        if mask.all():
+            return self
+        return Counted(*(getattr(self, field.name)[mask] for field in fields(self)))
+
+    @staticmethod
+    def concatenate(parts: Sequence[Counted]) -> Counted:
+        """Return the rows of all parts, of which there is at least one."""
+        return Counted(
+            *(
+                np.concatenate([getattr(part, field.name) for part in parts])
+                for field in fields(Counted)
+            )
+        )
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Counters of single cores, in columns of one length."""
+
+    block_key: NDArray[np.uint64]
+    core: NDArray[np.int64]
+    start: NDArray[np.uint64]
+    end: NDArray[np.uint64]
+    cycles: NDArray[np.uint64]
+    counters: NDArray[np.uint64]
+
+
+class PmuReader:
+    """The PMU records of one device."""
+
+    def __init__(
+        self, device: DeviceDirectory, file: RawFile, tasks: DeviceTasks, sink: Sink
+    ) -> None:
+        self._file, self._tasks, self._sink = file, tasks, sink
+        self._v6 = device.platform in V6_PLATFORMS
+        self._where = f"{device.data.path}/{file.name}.data"
+
+    def tasks(self) -> Iterator[Counted]:
+        """Yield the counters of tasks and contexts; count records that are neither."""
+        layout = record_type("v6_pmu" if self._v6 else "ffts_context_pmu")
+        known = (_V6,) if self._v6 else (_CONTEXT, _BLOCK)
+        for piece in self._file.pieces(layout, _PIECE_BYTES):
+            function = piece["w0"] & _FUNCTION_BITS
+            self._count("pmu_unknown_record", ~np.isin(function, known))
+            if self._v6:
+                master = (function == _V6) & (piece["flags"] & _V6_MASTER != 0)
+                counted = self._v6_tasks(piece[master])
+            else:
+                counted = self._tasks_and_contexts(piece[function == _CONTEXT])
+            if len(counted):
+                yield counted
+
+    def blocks(self) -> Iterator[Blocks]:
+        """Yield the counters of the single cores of MIX tasks."""
+        if self._v6:
+            for piece in self._file.pieces(record_type("v6_pmu"), _PIECE_BYTES):
+                slave = piece["w0"] & _FUNCTION_BITS == _V6
+                slave &= piece["flags"] & (_V6_MASTER | _V6_MIX) == _V6_MIX
+                records = piece[slave]
+                yield self._blocks(
+                    records, _v6_task_id(records).astype(np.uint64), records["core_type"]
+                )
+            return
+        for piece in self._file.pieces(record_type("ffts_block_pmu"), _PIECE_BYTES):
+            block = piece["w0"] & _FUNCTION_BITS == _BLOCK
+            ffts_type = piece["ffts_type_byte"] >> _FFTS_TYPE_SHIFT_OF_BYTE
+            records = piece[block & (ffts_type >= _FIRST_CONTEXT_TYPE)]
+            stream, task = self._ids(records)
+            yield self._blocks(
+                records, _block_key(stream, task, records["subtask_id"]), records["core"]
+            )
+
+    def _tasks_and_contexts(self, records: Records) -> Counted:
+        ffts_type = records["ffts_type_word"] >> _FFTS_TYPE_SHIFT
+        subtask = records["subtask_word"] & _SUBTASK_BITS
+        is_context = (ffts_type >= _FIRST_CONTEXT_TYPE) & (ffts_type <= _LAST_CONTEXT_TYPE)
+        usable = (ffts_type == _TASK_ON_AIC) | (ffts_type == _TASK_ON_AIV)
+        core = (ffts_type == _TASK_ON_AIV).astype(np.int64)
+        is_mix = np.zeros(len(records), np.bool_)
+        for subtask_type, (main_core, mix) in _CONTEXT_CORE.items():
+            rows = is_context & (subtask == subtask_type)
+            core[rows], is_mix[rows] = main_core, mix
+            usable |= rows
+        self._count("pmu_unknown_task_kind", ~usable)
+        self._count("pmu_counter_overflow", records["subtask_word"] & _OVERFLOW != 0)
+        if not usable.all():
+            records, is_context = records[usable], is_context[usable]
+            core, is_mix = core[usable], is_mix[usable]
+        stream, task = self._ids(records)
+        batch = self._tasks.flips.batch_of(stream, task, records["end"], at_flip=True)
+        context = np.where(is_context, records["subtask_id"], np.uint32(NO_CONTEXT))
+        return self._of_known_tasks(
+            self._tasks.pack(stream, task, batch, context),
+            _block_key(stream, task, records["subtask_id"]),
+            core,
+            is_mix,
+            records,
+        )
+
+    def _v6_tasks(self, records: Records) -> Counted:
+        self._count("pmu_counter_overflow", records["flags"] & _V6_OVERFLOW != 0)
+        task = _v6_task_id(records)
+        stream = self._tasks.streams_of(task)
+        stream = np.where(stream < 0, NO_STREAM, stream)
+        none = np.zeros(len(records), np.uint32)
+        return self._of_known_tasks(
+            self._tasks.pack(stream, task, none, none + np.uint32(NO_CONTEXT)),
+            task.astype(np.uint64),
+            (records["core_type"] & 1).astype(np.int64),
+            records["flags"] & _V6_MIX != 0,
+            records,
+        )
+
+    def _of_known_tasks(
+        self,
+        task_key: NDArray[np.uint64],
+        block_key: NDArray[np.uint64],
+        core: NDArray[np.int64],
+        is_mix: NDArray[np.bool_],
+        records: Records,
+    ) -> Counted:
+        """Leave out the counters of tasks that the device's log does not have."""
+        task_row = self._tasks.find(task_key)
+        self._count("pmu_without_task", task_row < 0)
+        return Counted(
+            task_row=task_row,
+            block_key=block_key,
+            core=core,
+            is_mix=is_mix,
+            start=records["start"],
+            end=records["end"],
+            cycles=records["total_cycle"].astype(np.float64),
+            counters=records["pmu"],
+        ).where(task_row >= 0)
+
+    def _ids(self, records: Records) -> tuple[NDArray[Any], NDArray[Any]]:
+        return decode_words(
+            records["stream_id"], records["task_id"], expanded=self._tasks.expanded_streams
+        )
+
+    @staticmethod
+    def _blocks(records: Records, key: NDArray[np.uint64], core: NDArray[Any]) -> Blocks:
+        return Blocks(
+            block_key=key,
+            core=(core & 1).astype(np.int64),
+            start=records["start"],
+            end=records["end"],
+            cycles=records["total_cycle"],
+            counters=records["pmu"],
+        )
+
+    def _count(self, name: str, mask: NDArray[np.bool_]) -> None:
+        if count := int(mask.sum()):
+            self._sink.anomaly(name, count, self._where)
+
+
+class MixBlocks:
+    """Adds up what the other cores of MIX tasks counted.
+
+    A block record belongs to the task with its ids that was running then; of more records than
+    the task has blocks on the other cores, the first ones count.
+    """
+
+    def __init__(self, tasks: Counted, limit: NDArray[Any]) -> None:
+        """Start with nothing counted.
+
+        Args:
+            tasks: MIX tasks.
+            limit: how many blocks of each ran on the other cores.
+        """
+        self._distinct = np.unique(tasks.block_key)
+        self._starts = np.sort(tasks.start)
+        place = self._place(tasks.block_key, tasks.start)
+        self._order = np.argsort(place, kind="stable")
+        self._places = place[self._order]
+        self._tasks = tasks
+        self._left = np.asarray(limit, np.int64).copy()
+        self.cycles = np.zeros(len(tasks))
+        """Cycles of all blocks of each task."""
+        self.counters: NDArray[np.float64] = np.zeros(tasks.counters.shape)
+        """Counters of all blocks of each task."""
+
+    def add(self, blocks: Blocks) -> None:
+        """Add block records to the tasks they belong to; the others are left out."""
+        row = self._task_of(blocks)
+        chosen = np.flatnonzero(row >= 0)
+        if not len(chosen):
+            return
+        chosen = chosen[np.argsort(row[chosen], kind="stable")]
+        row = row[chosen]
+        first = np.flatnonzero(np.r_[True, row[1:] != row[:-1]])
+        number = np.diff(np.r_[first, len(row)])
+        within = np.arange(len(row)) - np.repeat(first, number) < self._left[row]
+        self._left[row[first]] -= number
+        row, chosen = row[within], chosen[within]
+        tasks = len(self.cycles)
+        self.cycles += np.bincount(row, blocks.cycles[chosen].astype(np.float64), tasks)
+        for event in range(self.counters.shape[1]):
+            counts = blocks.counters[chosen, event].astype(np.float64)
+            self.counters[:, event] += np.bincount(row, counts, tasks)
+
+    def _task_of(self, blocks: Blocks) -> NDArray[np.int64]:
+        """Return the row of the task that each block belongs to, -1 for none."""
+        last = np.searchsorted(
+            self._places, self._place(blocks.block_key, blocks.start), side="right"
+        )
+        row = self._order[np.maximum(last - 1, 0)]
+        tasks = self._tasks
+        belongs = (
+            (last > 0)
+            & (tasks.block_key[row] == blocks.block_key)
+            & (tasks.core[row] != blocks.core)
+            & (tasks.start[row] <= blocks.start)
+            & (blocks.end <= tasks.end[row])
+        )
+        return np.where(belongs, row, -1)
+
+    def _place(self, key: NDArray[np.uint64], start: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Order moments by key, then time; moments between the same task starts are equal."""
+        by_key = np.searchsorted(self._distinct, key).astype(np.int64)
+        by_time = np.searchsorted(self._starts, start, side="right").astype(np.int64)
+        return np.asarray(by_key << np.int64(32) | by_time, np.int64)
+
+
+def _block_key(
+    stream: NDArray[Any], task: NDArray[Any], context: NDArray[Any]
+) -> NDArray[np.uint64]:
+    key = stream.astype(np.uint64) << np.uint64(32)
+    key |= task.astype(np.uint64) << np.uint64(16)
+    key |= context.astype(np.uint64)
+    return np.asarray(key, np.uint64)
+
+
+def _v6_task_id(records: Records) -> NDArray[np.uint32]:
+    return np.asarray(
+        records["task_id_high"].astype(np.uint32) << np.uint32(16) | records["task_id_low"],
+        np.uint32,
+    )
+
+
+_FILE = "ffts_profile"
+_SAMPLE_BASED = "sample-based"
+
+# Platforms whose task-based counters the exporter evaluates.
+_PLATFORMS = (5, 7, 8, 9, 11, *V6_PLATFORMS)
+
+
+def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
+    """Write TASK_PMU_INFO: every metric of every task, AIC and AIV, 0 for cores not used.
+
+    Two passes over the file: the first writes the tasks that ran on one kind of cores and finds
+    the MIX tasks, the second adds up what their other cores counted. So memory grows with MIX
+    tasks only, by a few hundred bytes each.
+    """
+    file = device.data.get(_FILE)
+    if file is None or device.sample.text("ai_core_profiling_mode") == _SAMPLE_BASED:
+        return
+    if device.platform not in _PLATFORMS:
+        sink.anomaly(
+            "task_pmu_not_evaluated",
+            1,
+            f"{device.data.path}: task-based counters of platform {device.platform}",
+        )
+        return
+    kinds = core_kinds(device, sink)
+    if not kinds:
+        return
+    reader = PmuReader(device, file, tasks, sink)
+    writer = _Writer(device, tasks, kinds, sink)
+    mixed: list[Counted] = []
+    for counted in reader.tasks():
+        on_both = counted.is_mix & (len(kinds) > 1)
+        writer.write(counted.where(~on_both))
+        if on_both.any():
+            mixed.append(counted.where(on_both))
+    if not mixed:
+        return
+    mix_tasks = Counted.concatenate(mixed)
+    blocks = MixBlocks(mix_tasks, writer.mix_block_num(mix_tasks))
+    for records in reader.blocks():
+        blocks.add(records)
+    writer.write_mix(mix_tasks, blocks)
+
+
+class _Writer:
+    """Turns counters into rows."""
+
+    def __init__(
+        self, device: DeviceDirectory, tasks: DeviceTasks, kinds: Sequence[CoreKind], sink: Sink
+    ) -> None:
+        self._tasks, self._kinds, self._sink = tasks, kinds, sink
+        self._changes = usable_changes(device)
+        # Platforms 15 and 16: the time of a task is that of its record, not that of its cycles.
+        self._tick_ns = (
+            float(sampling.device_clock(device, f"{_FILE}.data").rate)
+            if device.platform in V6_PLATFORMS
+            else None
+        )
+        names = [name for kind in kinds for name in kind.names]
+        self._name_ids = np.asarray(sink.strings.intern_all(names), np.int64)
+        self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
+
+    def mix_block_num(self, counted: Counted) -> NDArray[np.uint32]:
+        """Return on how many other cores' blocks each task ran."""
+        return self._tasks.mix_block_num[counted.task_row]
+
+    def write(self, counted: Counted) -> None:
+        """Write tasks that ran on one kind of cores."""
+        values = np.zeros((len(counted), len(self._name_ids)))
+        blocks = self._tasks.block_num[counted.task_row]
+        core = counted.core if len(self._kinds) > 1 else np.zeros_like(counted.core)
+        for index in range(len(self._kinds)):
+            chosen = core == index
+            self._fill(values, chosen, index, counted, blocks, counted.counters, counted.cycles)
+        self._append(counted, values)
+
+    def write_mix(self, counted: Counted, blocks: MixBlocks) -> None:
+        """Write tasks that ran on both kinds of cores."""
+        values = np.zeros((len(counted), len(self._name_ids)))
+        main = self._tasks.block_num[counted.task_row]
+        other = self.mix_block_num(counted)
+        for index in (AIC, AIV):
+            chosen = counted.core == index
+            self._fill(values, chosen, index, counted, main, counted.counters, counted.cycles)
+            self._fill(values, ~chosen, index, counted, other, blocks.counters, blocks.cycles)
+        self._append(counted, values)
+
+    def _fill(
+        self,
+        values: NDArray[np.float64],
+        chosen: NDArray[np.bool_],
+        index: int,
+        counted: Counted,
+        blocks: NDArray[np.uint32],
+        counters: NDArray[Any],
+        cycles: NDArray[np.float64],
+    ) -> None:
+        """Compute the metrics of one kind of cores for the chosen tasks."""
+        if not chosen.any():
+            return
+        kind = self._kinds[index]
+        if self._tick_ns is None:
+            frequency = self._frequency_at(counted.end[chosen], kind)
+            time_ns = kind.time_on_cores_ns(cycles[chosen], frequency, blocks[chosen])
+        else:
+            ticks = (counted.end[chosen] - counted.start[chosen]).astype(np.int64)
+            time_ns = kind.rounded_ns(np.maximum(ticks, 0) * self._tick_ns)
+        first, end = self._first_column[index : index + 2]
+        values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
+
+    def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> NDArray[np.float64]:
+        """Return the cores' frequency at device times, MHz."""
+        frequencies: NDArray[np.float64] = np.concatenate(
+            [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
+        )
+        last = np.searchsorted(self._changes.ticks, ticks, side="right")
+        return np.asarray(frequencies[last], np.float64)
+
+    def _append(self, counted: Counted, values: NDArray[np.float64]) -> None:
+        if not len(counted):
+            return
+        task_ids = self._tasks.ids_of(counted.task_row)
+        self._sink.write(
+            "TASK_PMU_INFO",
+            {
+                "globalTaskId": np.repeat(task_ids, len(self._name_ids)),
+                "name": np.tile(self._name_ids, len(counted)),
+                "value": values.ravel(),
+            },
+        )

@@ -1,1 +1,0 @@
-"""A recording as it lies on disk: folders, slices, records, control files, dictionaries, clocks."""

@@ -1,0 +1,336 @@
+"""What decoders of sampled counters share: times, the session's start, neighbouring samples."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.columns import Column, Sink
+from unified_prof.decoders.prof.clocks import MAX_NS, Clocks, Int64, LinearClock
+from unified_prof.decoders.prof.directory import Control, Session
+from unified_prof.decoders.prof.layouts import record_type
+from unified_prof.decoders.prof.slices import DataFolder, RawFile, Records
+from unified_prof.errors import RawFormatError
+
+BYTES_PER_MB = float(1 << 20)
+"""What the exporter's MB/s are multiplied with to bytes per second."""
+
+_TEXT_BYTE = np.dtype(np.uint8)
+_MAX_INT64_DIGITS = 18
+_LATEST_US = MAX_NS // 2000
+
+
+class Part(Protocol):
+    """What is needed of a host or device directory."""
+
+    @property
+    def info(self) -> Control: ...  # noqa: D102
+    @property
+    def sample(self) -> Control: ...  # noqa: D102
+    @property
+    def data(self) -> DataFolder: ...  # noqa: D102
+    @property
+    def clocks(self) -> Clocks: ...  # noqa: D102
+    @property
+    def session(self) -> Session: ...  # noqa: D102
+
+
+def pieces(part: Part, file_name: str, layout: str) -> Iterator[Records]:
+    """Yield the records of a data file in pieces; nothing when there is no such file."""
+    file = part.data.get(file_name)
+    if file is not None:
+        yield from file.pieces(record_type(layout))
+
+
+def whole_moments(part: Part, file_name: str, layout: str, time_field: str) -> Iterator[Records]:
+    """Yield records in pieces that do not cut apart the records of one moment."""
+    held: Records | None = None
+    for piece in pieces(part, file_name, layout):
+        records = piece if held is None else np.concatenate([held, piece])
+        last = records[time_field] == records[time_field][-1]
+        held = records[last]
+        if not last.all():
+            yield records[~last]
+    if held is not None:
+        yield held
+
+
+def device_clock(part: Part, file_name: str) -> LinearClock:
+    """Return the clock of device counter values.
+
+    Raises:
+        RawFormatError: the directory does not have it.
+    """
+    clock = part.clocks.device
+    if clock is None:
+        raise _clock_missing(part, file_name, "cntvct", "hwts_frequency")
+    return clock
+
+
+def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
+    """Return the clock of the device's monotonic nanoseconds.
+
+    Raises:
+        RawFormatError: the directory does not have it.
+    """
+    clock = part.clocks.device_monotonic
+    if clock is None:
+        raise _clock_missing(part, file_name, "clock_monotonic_raw")
+    return clock
+
+
+def _clock_missing(part: Part, file_name: str, *values: str) -> RawFormatError:
+    return RawFormatError(
+        f"{part.data.path}: the times of {file_name} need {' and '.join(values)} of"
+        " dev_start.log and info.json",
+        slug="damaged-recording",
+    )
+
+
+def start_clock(part: Part) -> LinearClock:
+    """Return the clock of microseconds since the start of the device's profiling.
+
+    Raises:
+        RawFormatError: the directory does not have it.
+    """
+    clock = part.clocks.since_start_us
+    assert clock is not None
+    return clock
+
+
+def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
+    """Convert microseconds since the start to ns since 1970 as the exporter does for some files.
+
+    It goes by way of the device's monotonic clock and adds float64 numbers, which at the magnitude
+    of times since 1970 hold steps of 256 ns. Genuine files have these times, so readers that
+    compare with them need the same operations in the same order. What no clock can have shown
+    is `MAX_NS`.
+    """
+    readings = part.clocks.readings
+    device_ns = readings.device_monotonic_ns or 0  # it cancels out but for the rounding
+    to_host_seconds = float(readings.start_ns) / 1e9 - device_ns / 1e9
+    to_1970_us = float(readings.begin_us) - float(readings.begin_monotonic_ns) / 1000.0
+    possible = time_us < _LATEST_US
+    whole = np.where(possible, time_us, 0).astype(np.int64) * 1000 + device_ns
+    times_ns = (whole + to_host_seconds * 1e9) + to_1970_us * 1000.0
+    return np.where(possible, times_ns, float(MAX_NS))
+
+
+def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
+    """Convert device counter values to monotonic ns as float64, for the time between samples.
+
+    Raises:
+        RawFormatError: the directory does not have the clock.
+    """
+    device_clock(part, "counters sampled by the task scheduler")
+    readings = part.clocks.readings
+    assert readings.device_mhz is not None
+    assert readings.device_counter is not None
+    passed = ticks.astype(np.int64) - readings.device_counter
+    hertz = float(readings.device_mhz) * 1e6
+    return np.asarray(passed / hertz * 1e9 + float(readings.start_ns), np.float64)
+
+
+def whole_ns(times_ns: NDArray[np.float64]) -> Int64:
+    """Cut float64 times to int64 ns; what int64 cannot hold becomes `MAX_NS`."""
+    fits = times_ns < float(MAX_NS)
+    return np.where(fits, np.where(fits, times_ns, 0).astype(np.int64), MAX_NS)
+
+
+def write_samples(
+    sink: Sink,
+    table: str,
+    part: Part,
+    columns: Mapping[str, Column],
+    *,
+    time_column: str = "timestampNs",
+) -> None:
+    """Write the samples of a piece that belong to the session.
+
+    Samples before its start are left out, as in the exporter's databases, and counted; so are
+    those with a time that no clock can have shown.
+    """
+    times_ns = np.asarray(columns[time_column])
+    impossible = times_ns == MAX_NS
+    early = times_ns < part.session.start_ns
+    for name, mask in (("impossible_time", impossible), ("before_session_start", early)):
+        if count := int(mask.sum()):
+            sink.anomaly(name, count, f"rows of {table} in {part.data.path}")
+    keep = ~(impossible | early)
+    if not keep.any():
+        return
+    if not keep.all():
+        columns = {
+            name: values[keep] if isinstance(values, np.ndarray) else values
+            for name, values in columns.items()
+        }
+    sink.write(table, columns)
+
+
+def megabytes_per_second(
+    count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
+) -> NDArray[np.float64]:
+    """Return MB/s (of 2**20 bytes), 0 where no time passed.
+
+    The order of the operations is the exporter's: where results are cut to whole numbers, another
+    order would be off by one here and there.
+    """
+    result = np.zeros(len(count))
+    passed = duration_ns > 0
+    per_second = count[passed].astype(np.float64) / duration_ns[passed] * 1e9
+    result[passed] = per_second * bytes_per_count / BYTES_PER_MB
+    return result
+
+
+def bandwidth(
+    count: NDArray[Any], duration_ns: NDArray[np.float64], bytes_per_count: int
+) -> NDArray[np.float64]:
+    """Return whole bytes per second, 0 where no time passed."""
+    return np.trunc(megabytes_per_second(count, duration_ns, bytes_per_count) * BYTES_PER_MB)
+
+
+def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
+    """Round to decimals correctly, as Python's `round` does; NumPy's own is off near halves."""
+    scaled = values * 10**decimals
+    result = np.round(values, decimals)
+    near_half = np.flatnonzero(np.abs(np.abs(scaled - np.trunc(scaled)) - 0.5) < 1e-4)
+    result[near_half] = [round(value, decimals) for value in values[near_half].tolist()]
+    return result
+
+
+class Neighbours:
+    """Gives every sample the sample before it in its group, across pieces of a file."""
+
+    def __init__(self) -> None:
+        self._last: dict[int, tuple[Any, ...]] = {}
+
+    def previous(
+        self, group: NDArray[Any], *columns: NDArray[Any]
+    ) -> tuple[NDArray[np.bool_], tuple[NDArray[Any], ...]]:
+        """Return which rows have a predecessor, and its values (their own where there is none).
+
+        Args:
+            group: small integer of each row; rows of one group are neighbours in row order.
+            columns: values to look back at.
+        """
+        order = np.argsort(group, kind="stable")
+        ordered = np.asarray(group)[order]
+        if not len(ordered):
+            return np.zeros(0, np.bool_), columns
+        starts = np.flatnonzero(np.r_[True, ordered[1:] != ordered[:-1]])
+        before = np.r_[order[:1], order[:-1]]
+        before[starts] = order[starts]
+        found = np.ones(len(order), np.bool_)
+        found[order[starts]] = False
+        previous = tuple(np.empty_like(column) for column in columns)
+        for target, column in zip(previous, columns, strict=True):
+            target[order] = column[before]
+        ends = np.r_[starts[1:], len(ordered)][: len(starts)] - 1
+        for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
+            key, row = int(ordered[start]), order[start]
+            if key in self._last:
+                found[row] = True
+                for target, value in zip(previous, self._last[key], strict=True):
+                    target[row] = value
+            self._last[key] = tuple(column[order[end]] for column in columns)
+        return found, previous
+
+
+def text_lines(file: RawFile) -> Iterator[list[str]]:
+    """Yield the non-empty lines of a text file, in batches of a few megabytes.
+
+    Undecodable bytes appear as backslash escapes, so that a damaged name is still a name.
+    """
+    rest = b""
+    for piece in file.pieces(_TEXT_BYTE):
+        whole, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
+        if not newline:
+            rest += rest_of_piece
+            continue
+        yield _decoded(rest + whole)
+        rest = rest_of_piece
+    if rest:
+        yield _decoded(rest)
+
+
+def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
+    """Yield the lines that follow each `time <ns>` line of a text file, and that time.
+
+    Lines without a time before them are counted as damaged.
+    """
+    file = part.data.get(kind)
+    time_ns: int | None = None
+    block: list[str] = []
+    lost = 0
+    for lines in text_lines(file) if file is not None else ():
+        for line in lines:
+            if not line.startswith("time "):
+                block.append(line)
+                continue
+            if time_ns is not None:
+                yield time_ns, block
+            else:
+                lost += len(block)
+            block = []
+            time_ns = integer(line[len("time ") :].strip())
+            if time_ns is None or time_ns < 0:
+                time_ns, lost = None, lost + 1
+    if time_ns is not None:
+        yield time_ns, block
+    else:
+        lost += len(block)
+    count_damaged(sink, part, f"{kind}.data", lost)
+
+
+def _decoded(raw: bytes) -> list[str]:
+    lines = raw.decode("utf-8", "backslashreplace").split("\n")
+    return [line for line in lines if line.strip()]
+
+
+def integer(text: str) -> int | None:
+    """Return a decimal integer that int64 holds, None for anything else."""
+    digits = text[1:] if text[:1] == "-" else text
+    if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_INT64_DIGITS + 1:
+        value = int(text)
+        return value if abs(value) <= MAX_NS else None
+    return None
+
+
+def integers(text: str, separator: str | None = None) -> list[int] | None:
+    """Return the integers of a line, None when a field is none."""
+    values = [integer(field) for field in text.split(separator)]
+    return None if None in values else [value for value in values if value is not None]
+
+
+def count_damaged(sink: Sink, part: Part, file_name: str, count: int) -> None:
+    """Count lines of a text file that could not be read."""
+    if count > 0:
+        sink.anomaly("damaged_line", count, f"{part.data.path}/{file_name}")
+
+
+class IntegerRows:
+    """Reads a text file of lines with a fixed number of integers, the first one a time."""
+
+    def __init__(
+        self, part: Part, sink: Sink, file_name: str, fields: int, header_lines: int = 0
+    ) -> None:
+        self._part, self._sink, self._file_name = part, sink, file_name
+        self._fields, self._header_lines = fields, header_lines
+
+    def read(self, file: RawFile) -> NDArray[np.int64]:
+        """Return one row a line; lines that are not as promised are left out and counted."""
+        rows: list[list[int]] = []
+        damaged, header = 0, self._header_lines
+        for lines in text_lines(file):
+            for line in lines[header:]:
+                values = integers(line.replace(":", " ", 1))
+                if values is None or len(values) != self._fields or min(values) < 0:
+                    damaged += 1
+                else:
+                    rows.append(values)
+            header = max(0, header - len(lines))
+        count_damaged(self._sink, self._part, self._file_name, damaged)
+        return np.array(rows, np.int64).reshape(-1, self._fields)

@@ -1,0 +1,506 @@
+"""What is known of the tasks of one device once host and device logs are joined.
+
+The hand-over to decoders that add to tasks (PMU records): they look tasks up by stream, task,
+batch and context, and get the globalTaskId that TASK has, or a new one for tasks unknown there.
+A decoder of such records has the signature
+
+    def decode(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None
+
+What ran on a device, joined with what launched it: by the identity of tasks, in windows.
+
+TASK: the tasks of a device log, with what launched them.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE, Runs, find, order_of_keys
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_CONNECTION, NO_MODEL, NO_STREAM
+from unified_prof.decoders.prof.captured_graphs import Captures
+from unified_prof.decoders.prof.clocks import LinearClock
+from unified_prof.decoders.prof.compute_info import Launched, write_operators
+from unified_prof.decoders.prof.directory import HostDirectory
+from unified_prof.decoders.prof.host_events import write_copies
+from unified_prof.decoders.prof.launches import TaskTypes
+from unified_prof.decoders.prof.slices import Workspace
+from unified_prof.decoders.prof.task_identity import Flips, IdCounter, Rounds, pack_keys, streams_of
+from unified_prof.decoders.prof.task_log import OTHER, RAN, in_order_of_start, type_name
+from unified_prof.decoders.spool import Rows, Spool, selected, windows
+
+
+@dataclass(frozen=True, slots=True)
+class DeviceTasks:
+    """The tasks of one device, for those who describe them; one row a key, sorted by key."""
+
+    ids: IdCounter
+    flips: Flips
+    """The device's own flips: `flips.batch_of(stream, task, end_ticks, at_flip=True)`."""
+    wide_task_ids: bool
+    """Platforms 15 and 16: 32-bit task ids, unique on the device; records carry no stream."""
+    expanded_streams: bool
+    """Stream and task words of device records are in the expanded notation (`stream_words`)."""
+    key: NDArray[np.uint64]
+    """Of `task_keys.pack_keys`, ascending: every task of the device's log, also those that ended
+    before the session. What describes a task that is not here (its log was lost) is left out."""
+    global_task_id: NDArray[np.int64]
+    """Of each key; -1 where it has none yet, for tasks that ended before the session."""
+    block_num: NDArray[np.uint32]
+    """Blocks of the compute operator; 0 where there is no operator."""
+    mix_block_num: NDArray[np.uint32]
+    host: HostDirectory | None
+    """What the host recorded, where it did."""
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
+    """With `wide_task_ids`: ascending task ids, and the stream of each. Else empty."""
+
+    def pack(
+        self,
+        stream_id: NDArray[Any],
+        task_id: NDArray[Any],
+        batch_id: NDArray[Any],
+        context_id: NDArray[Any],
+    ) -> NDArray[np.uint64]:
+        """Return the keys of tasks, as in `key`."""
+        return pack_keys(stream_id, task_id, batch_id, context_id, wide_task_ids=self.wide_task_ids)
+
+    def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
+        """Return the row of every key, -1 where there is none."""
+        return find(self.key, key)
+
+    def ids_of(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
+        """Return the globalTaskIds of rows; tasks that have none yet get one."""
+        without = np.unique(row[self.global_task_id[row] < 0])
+        if len(without):
+            self.global_task_id[without] = self.ids.take(len(without))
+        return self.global_task_id[row]
+
+    def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
+        """Return the stream of every 32-bit task id, -1 where the host launched none such."""
+        return streams_of(self.stream_by_task, task_id)
+
+
+_LARGEST_NARROW_ID = 0xFFFF
+
+_COMMON = (RAN.names or ())[:-1]
+"""All but `early`."""
+JOINED = np.dtype(
+    [
+        *((name, RAN[name]) for name in _COMMON),
+        ("global_task_id", "i8"),
+        ("connection_id", "i8"),
+        ("launched", "u8"),
+        ("model_id", "u4"),
+        ("type_index", "i4"),
+        ("step", "i4"),
+        ("kernel", "i4"),
+        ("is_compute", "?"),
+    ]
+)
+"""A task of `RAN` with its number, and of what launched it (`LAUNCHED`), where that is known; else
+`type_index`, `step` and `kernel` are -1."""
+
+
+_COMMON_BYTES = RAN.itemsize - RAN["early"].itemsize
+
+
+@dataclass(slots=True)
+class Identified:
+    """Every task of a device's log once, by identity; columns of one length."""
+
+    key: NDArray[np.uint64]
+    global_task_id: NDArray[np.int64]
+    """-1 for tasks that have none yet: they ended before the session."""
+    block_num: NDArray[np.uint32]
+    """Blocks of the compute operator; 0 where there is no operator."""
+    mix_block_num: NDArray[np.uint32]
+    count: int = field(default=0)
+
+    @classmethod
+    def room_for(cls, rows: int) -> Identified:
+        """Return columns to be filled with up to `rows` tasks."""
+        return cls(
+            np.empty(rows, np.uint64),
+            np.empty(rows, np.int64),
+            np.zeros(rows, np.uint32),
+            np.zeros(rows, np.uint32),
+        )
+
+    def add(
+        self, key: NDArray[np.uint64], global_task_id: NDArray[np.int64], operators: Rows
+    ) -> None:
+        """Add tasks with identities above all before, and what operators they are.
+
+        Args:
+            key: ascending.
+            global_task_id: of the tasks.
+            operators: rows of `LAUNCHED`, each identity once.
+        """
+        here = slice(self.count, self.count + len(key))
+        self.count += len(key)
+        self.key[here], self.global_task_id[here] = key, global_task_id
+        row = find(key, operators["key"])
+        ran = row != NOWHERE
+        told = operators["operator"][ran]
+        self.block_num[here][row[ran]] = told["blockNum"]
+        self.mix_block_num[here][row[ran]] = told["mixBlockNum"]
+
+    def filled(self) -> Identified:
+        """Return the rows that were added."""
+        here = slice(0, self.count)
+        return Identified(
+            self.key[here],
+            self.global_task_id[here],
+            self.block_num[here],
+            self.mix_block_num[here],
+            self.count,
+        )
+
+
+def identify(
+    by_start: Spool,
+    by_key: Spool,
+    rounds: Rounds,
+    clock: LinearClock,
+    start_ns: int,
+    workspace: Workspace,
+    sink: Sink,
+    *,
+    stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
+) -> None:
+    """Give what ran its identity and its place in the order of starts.
+
+    Args:
+        by_start: of `RAN`.
+        by_key: gets the rows.
+        rounds: of the task ids of the device.
+        clock: of the device counter.
+        start_ns: when the session started.
+        workspace: how much to take at a time.
+        sink: takes the count of tasks that ended before the session.
+        stream_by_task: where task ids have 32 bits, of `task_keys.streams_of`: the log has no
+            streams there.
+    """
+    if rounds.looks_back:
+        for rows in in_order_of_start(by_start, workspace.window_rows):
+            rounds.watch(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
+    early = 0
+    for rows in in_order_of_start(by_start, workspace.window_rows):
+        if stream_by_task is not None:
+            streams = streams_of(stream_by_task, rows["task_id"])
+            rows["stream_id"] = np.where(streams < 0, NO_STREAM, streams)
+        rows["batch_id"] = rounds.batch_of(
+            rows["stream_id"], rows["task_id"], rows["start"], rows["place"]
+        )
+        rows["key"] = pack_keys(
+            rows["stream_id"],
+            rows["task_id"],
+            rows["batch_id"],
+            rows["context_id"],
+            wide_task_ids=stream_by_task is not None,
+        )
+        rows["early"] = clock.to_ns(rows["end"]) < start_ns
+        early += int(rows["early"].sum())
+        by_key.append(rows)
+    if early:
+        sink.anomaly("task_before_session", early, "tasks that ended before the start")
+
+
+def join(
+    launched: Launched,
+    ran: Spool,
+    joined: Spool,
+    identified: Identified | None,
+    ids: IdCounter,
+    workspace: Workspace,
+    sink: Sink,
+    *,
+    wide_task_ids: bool,
+) -> None:
+    """Number tasks and put them away with what launched them; write operators and copies.
+
+    Args:
+        launched: what the host launched for the device.
+        ran: what ran, by identity.
+        joined: gets rows of `JOINED`.
+        identified: gets every task of the log, where somebody asks for them afterwards.
+        ids: hands out globalTaskIds.
+        workspace: how much to take at a time.
+        sink: takes the rows.
+        wide_task_ids: as in `pack_keys`.
+    """
+    ambiguous = 0
+    for rows, launches, copies in windows(
+        ran, launched.rows, launched.copies, window_rows=workspace.window_rows
+    ):
+        alive = selected(rows, ~rows["early"]) if rows["early"].any() else rows
+        distinct, (launch_at, alive_at, copy_at) = _placed(
+            launches["key"], alive["key"], copies["key"]
+        )
+        numbers = ids.take(len(distinct))
+        last, lost = _last_operators(launches)
+        ambiguous += lost
+        operators = selected(launches, last)
+        write_operators(operators["operator"], numbers[launch_at[last]], sink)
+        copied = numbers[copy_at]
+        if wide_task_ids:
+            # The exporter reads the upper half of the task id as a batch here, so that copies with
+            # large task ids are not the tasks of the same name.
+            large = np.flatnonzero(copies["task_id"] > _LARGEST_NARROW_ID)
+            copied[large] = ids.take(len(large))
+        write_copies(copies, copied, sink)
+        own = numbers[alive_at]
+        first_launch = np.full(len(distinct), NOWHERE, np.int64)
+        first_launch[launch_at[::-1]] = np.arange(len(launches) - 1, -1, -1)
+        launch = _in_their_order(first_launch[alive_at], launches["key"], alive["key"])
+        joined.append(_joined(alive, launches, launch, last, own))
+        if identified is not None and len(rows):
+            logged = rows["key"][Runs(rows["key"]).starts]
+            known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
+            identified.add(logged, known, operators)
+    if ambiguous:
+        sink.anomaly(
+            "ambiguous_task",
+            ambiguous,
+            "operators with the same device, stream, task id, batch and context: the last is kept",
+        )
+
+
+def _placed(
+    *keys: NDArray[np.uint64],
+) -> tuple[NDArray[np.uint64], list[NDArray[np.int64]]]:
+    """Return every value of some columns once, ascending, and where those of each column stand."""
+    values = np.concatenate(keys)
+    order = order_of_keys(values)
+    if order is not None:
+        values = values[order]
+    new = np.ones(len(values), bool)
+    np.not_equal(values[1:], values[:-1], out=new[1:])
+    place = np.cumsum(new) - 1
+    if order is not None:
+        rank, place = place, np.empty(len(values), np.int64)
+        place[order] = rank
+    ends = np.cumsum([len(column) for column in keys])
+    return values[new], np.split(place, ends[:-1])
+
+
+def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
+    """Return the launches that are operators, the last of each identity; and how many more are.
+
+    The key of the tables is the id of the task.
+    """
+    chosen = np.flatnonzero(launches["is_operator"])
+    if not len(chosen):
+        return chosen, 0
+    last = chosen[Runs(launches["key"][chosen]).last]
+    return last, len(chosen) - len(last)
+
+
+def _joined(
+    rows: Rows,
+    launches: Rows,
+    launch: NDArray[np.int64],
+    operators: NDArray[np.int64],
+    global_task_id: NDArray[np.int64],
+) -> Rows:
+    """Return tasks with what launched them.
+
+    Args:
+        rows: the tasks.
+        launches: what the host launched.
+        launch: of every task, NOWHERE where the host did not launch it.
+        operators: the launches that are operators.
+        global_task_id: of every task.
+    """
+    result = np.zeros(len(rows), JOINED)
+    _beginning(result)[:] = _beginning(rows)
+    result["global_task_id"] = global_task_id
+    result["connection_id"], result["model_id"] = NO_CONNECTION, NO_MODEL
+    for name in ("type_index", "step", "kernel"):
+        result[name] = NOWHERE
+    known = np.flatnonzero(launch != NOWHERE)
+    found = selected(launches, launch[known])
+    is_operator = np.zeros(len(launches), bool)
+    is_operator[operators] = True
+    runs = is_operator[launch[known]]
+    result["kernel"][known[runs]] = found["kernel"][runs]
+    result["is_compute"][known[runs]] = found["operator"]["counts_as_compute"][runs]
+    places = known if len(known) < len(rows) else slice(None)
+    for name in ("connection_id", "model_id", "launched", "type_index", "step"):
+        result[name][places] = found[name]
+    return result
+
+
+def _beginning(rows: Rows) -> NDArray[np.void]:
+    """Return the bytes of each row that `RAN` and `JOINED` have in common."""
+    return np.ndarray((len(rows),), f"V{_COMMON_BYTES}", rows, 0, rows.strides)
+
+
+def _in_their_order(
+    row: NDArray[np.int64], launched: NDArray[np.uint64], ran: NDArray[np.uint64]
+) -> NDArray[np.int64]:
+    """Return the launch of every task, NOWHERE where the host did not launch it.
+
+    Identities that occur several times on both sides are matched in their order.
+
+    Args:
+        row: the first launch that has the identity of each task, NOWHERE where none has.
+        launched: the identities of launches, ascending.
+        ran: those of tasks, likewise.
+    """
+    if (launched[1:] == launched[:-1]).any():
+        known = np.flatnonzero(row != NOWHERE)
+        last = np.searchsorted(launched, ran[known], side="right") - 1
+        row[known] = np.minimum(row[known] + Runs(ran[known]).rank(), last)
+    return row
+
+
+_NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
+
+
+@dataclass(frozen=True, slots=True)
+class TaskRows:
+    """Tasks of a device log that ended in the session, by start; columns of one length."""
+
+    key: NDArray[np.uint64]
+    """Identity, of `task_keys.pack_keys`."""
+    stream_id: NDArray[np.uint32]
+    type_code: NDArray[np.uint8]
+    connection_id: NDArray[np.int64]
+    kernel: NDArray[np.int32]
+    """Row in `Launched.kernels`, -1 for what schedules no communication."""
+    global_task_id: NDArray[np.int64]
+    start_ns: NDArray[np.int64]
+    end_ns: NDArray[np.int64]
+    start: NDArray[np.uint64]
+    """Device counter."""
+    end: NDArray[np.uint64]
+    clock: LinearClock
+    """Of the device counter."""
+
+    @classmethod
+    def of(cls, rows: Rows, clock: LinearClock) -> TaskRows:
+        """Take the columns out of rows of `JOINED`."""
+        return cls(
+            rows["key"].copy(),
+            rows["stream_id"].copy(),
+            rows["type_code"].copy(),
+            rows["connection_id"].copy(),
+            rows["kernel"].copy(),
+            rows["global_task_id"].copy(),
+            clock.to_ns(rows["start"]),
+            clock.to_ns(rows["end"]),
+            rows["start"].copy(),
+            rows["end"].copy(),
+            clock,
+        )
+
+
+class TaskWriter:
+    """Writes the tasks of one device, by start."""
+
+    def __init__(
+        self,
+        device_id: int,
+        clock: LinearClock,
+        types: TaskTypes,
+        captures: Captures | None,
+        platform: int,
+        process_id: int,
+        sink: Sink,
+    ) -> None:
+        """Start with no task written.
+
+        Args:
+            device_id: the device.
+            clock: of its counter.
+            types: the host's task types.
+            captures: which streams were captured, if the host recorded anything.
+            platform: kind of chip.
+            process_id: the process that was recorded.
+            sink: takes the rows.
+        """
+        self._device_id, self._clock, self._captures = device_id, clock, captures
+        self._process_id, self._sink = process_id, sink
+        self._names = _TypeNames(types, platform, sink)
+
+    def write(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+        """Write rows of `JOINED`; returns when they started and ended, ns."""
+        start_ns, end_ns = self._clock.to_ns(rows["start"]), self._clock.to_ns(rows["end"])
+        model = rows["model_id"].copy()
+        if self._captures is not None:
+            free = np.flatnonzero((rows["type_index"] != NOWHERE) & (model == NO_MODEL))
+            model[free] = self._captures.models(
+                self._device_id,
+                rows["stream_id"][free],
+                rows["batch_id"][free],
+                rows["launched"][free],
+            )
+        self._sink.write(
+            "TASK",
+            {
+                "startNs": start_ns,
+                "endNs": end_ns,
+                "deviceId": self._device_id,
+                "connectionId": rows["connection_id"].copy(),
+                "globalTaskId": rows["global_task_id"].copy(),
+                "globalPid": self._process_id,
+                "taskType": self._names.ids(rows),
+                "contextId": rows["context_id"],
+                "streamId": rows["stream_id"],
+                "taskId": rows["task_id"],
+                "modelId": model,
+            },
+        )
+        return start_ns, end_ns
+
+    def finish(self) -> None:
+        """Count what was odd."""
+        self._names.report()
+
+
+class _TypeNames:
+    """TASK.taskType: the host's type, the device's for graphs and where the host has none."""
+
+    def __init__(self, types: TaskTypes, platform: int, sink: Sink) -> None:
+        self._types, self._platform, self._sink = types, platform, sink
+        self._by_code = np.full(256, -1, np.int64)
+        self._by_type = np.full(len(types.names), -1, np.int64)
+        self._by_device = types.named(*_NAMED_BY_DEVICE)
+        self._unknown: Counter[int] = Counter()
+
+    def ids(self, rows: Rows) -> NDArray[np.int64]:
+        """Return the string ids of some rows."""
+        self._learn(rows)
+        code, kind = rows["type_code"], rows["type_index"]
+        result: NDArray[np.int64] = self._by_code[code]
+        named = np.flatnonzero(kind != NOWHERE)
+        named = named[~self._by_device[kind[named]]]
+        result[named] = self._by_type[kind[named]]
+        return result
+
+    def report(self) -> None:
+        """Count the tasks whose type the device has no name for."""
+        if self._unknown:
+            first = min(self._unknown)
+            count = self._unknown.total()
+            self._sink.anomaly("unknown_device_task_type", count, f"first: type code {first}")
+
+    def _learn(self, rows: Rows) -> None:
+        """Intern the names of types that were not seen before; count those without."""
+        intern = self._sink.strings.intern
+        counts = np.bincount(rows["type_code"], minlength=len(self._by_code))
+        for code in np.flatnonzero(counts).tolist():
+            name = type_name(code, self._platform)
+            if name is None:
+                self._unknown[code] += int(counts[code])
+            self._by_code[code] = intern(name or OTHER)
+        known = np.bincount(rows["type_index"] - NOWHERE)[-NOWHERE:]
+        for kind in np.flatnonzero(known).tolist():
+            if not self._by_device[kind]:
+                self._by_type[kind] = intern(self._types.names[kind])

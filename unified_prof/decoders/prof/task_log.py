@@ -1,0 +1,338 @@
+"""Task logs of the device: when each task started and ended, and what the device calls it.
+
+ts_track: what the task scheduler noted - flips of task ids, steps, marks on the device.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Runs
+from unified_prof.base.columns import Sink
+from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.host_records import join
+from unified_prof.decoders.prof.layouts import (
+    HWTS_PLATFORMS,
+    STARS_MAGIC,
+    V6_PLATFORMS,
+    record_type,
+)
+from unified_prof.decoders.prof.slices import Records, Workspace
+from unified_prof.decoders.prof.task_identity import Flips, decode_words
+from unified_prof.decoders.spool import Rows, Spool, copied, selected, stacked, windows
+
+_310P = 4
+
+C_CORE = 20
+"""Type code of what the control core runs, on chips that have such tasks (`type_name`)."""
+
+OTHER = "Other"
+"""What the exporter calls a task whose type has no name."""
+
+_START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
+_CONTEXT_TYPE_BASE = 64
+
+_SQE_TYPES = (
+    "AI_CORE AI_CPU AIV_SQE PLACE_HOLDER_SQE EVENT_RECORD_SQE EVENT_WAIT_SQE"
+    " NOTIFY_RECORD_SQE NOTIFY_WAIT_SQE WRITE_VALUE_SQE VQ6_SQE TOF_SQE SDMA_SQE VPC_SQE"
+    " JPEGE_SQE JPEGD_SQE DSA_SQE ROCCE_SQE PCIE_DMA_SQE HOST_CPU_SQE CDQM_SQE C_CORE_SQE"
+).split()
+# The 310P, whose log is of another kind; the exporter names no type of the 910A.
+_SQE_TYPES_HWTS = (*_SQE_TYPES[:9], "SDMA_SQE", "MAX_SQE")
+_SQE_TYPES_V6 = (
+    "AI_CORE AIV_SQE FUSION PLACE_HOLDER_SQE AICPU_H AICPU_D NOTIFY_RECORD_SQE"
+    " NOTIFY_WAIT_SQE WRITE_VALUE_SQE UBDMA ASYNCDMA SDMA_SQE VPC_SQE JPEGE_SQE"
+    " JPEGD_SQE CMO_SQE CCU_SQE - - - CONDITION_SQE END_SQE"
+).split()
+_CONTEXT_TYPES = (
+    "AIC AIV NOP NOTIFY_WAIT NOTIFY_RECORD WRITE_VALUE MIX_AIC MIX_AIV SDMA DATA"
+    " INVALIDATE_DATA WRITEBACK_DATA AI_CPU LOAD - DSA"
+).split()
+
+
+RAN = np.dtype(
+    [
+        ("key", "u8"),
+        ("start", "u8"),
+        ("end", "u8"),
+        ("place", "i8"),
+        ("stream_id", "u4"),
+        ("task_id", "u4"),
+        ("batch_id", "u4"),
+        ("context_id", "u4"),
+        ("type_code", "u1"),
+        ("early", "?"),
+    ]
+)
+"""A task, or a context of an FFTS+ task, that ran: start and end in the device's counter, its place
+in the order of starts, and whether it ended before the session. `key` is its identity: at first
+what the log says, in the end that of `task_keys.pack_keys`."""
+
+_MARK = np.dtype([("ticks", "u8"), ("identity", "u8"), ("is_end", "?"), ("type_code", "u1")])
+
+
+def type_name(code: int, platform: int) -> str | None:
+    """Return the device's name of a task type; None when it has none that is known."""
+    if platform in HWTS_PLATFORMS:
+        names = _SQE_TYPES_HWTS if platform == _310P else ()
+        return names[code] if code < len(names) else OTHER
+    if code >= _CONTEXT_TYPE_BASE:
+        names, number = tuple(_CONTEXT_TYPES), code - _CONTEXT_TYPE_BASE
+    else:
+        names = tuple(_SQE_TYPES_V6 if platform in V6_PLATFORMS else _SQE_TYPES)
+        number = code
+    return names[number] if number < len(names) and names[number] != "-" else None
+
+
+def read_task_log(
+    device: DeviceDirectory, ran: Spool, workspace: Workspace, sink: Sink, *, expanded: bool
+) -> None:
+    """Put away what ran, as the task log of a device of this platform tells it.
+
+    On platforms with 32-bit task ids the stream is 0: device logs have none there.
+    """
+    with workspace.spool(_MARK, "ticks") as tasks, workspace.spool(_MARK, "ticks") as contexts:
+        if device.platform in V6_PLATFORMS:
+            _read_stars_v6(device, tasks, sink)
+        elif device.platform in HWTS_PLATFORMS:
+            _read_hwts(device, tasks)
+        else:
+            _read_stars(device, tasks, contexts, sink, expanded=expanded)
+        for rows in _paired(tasks, "device_task", workspace.window_rows, sink):
+            identity = rows["key"]
+            if device.platform in V6_PLATFORMS:
+                rows["task_id"] = identity
+            else:
+                rows["stream_id"] = identity >> np.uint64(16)
+                rows["task_id"] = identity & np.uint64(0xFFFF)
+            rows["context_id"] = NO_CONTEXT
+            ran.append(rows)
+        for rows in _paired(contexts, "device_context", workspace.window_rows, sink):
+            identity = rows["key"]
+            rows["stream_id"] = identity >> np.uint64(48)
+            rows["task_id"] = identity >> np.uint64(32) & np.uint64(0xFFFF)
+            rows["context_id"] = identity >> np.uint64(16) & np.uint64(0xFFFF)
+            ran.append(rows)
+
+
+def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
+    """Yield what ran by start; of tasks that start together whole ones first, by their words."""
+    place = 0
+    for (rows,) in windows(ran, window_rows=window_rows):
+        start = rows["start"]
+        if (start[1:] == start[:-1]).any():
+            rows = selected(
+                rows, np.lexsort((rows["key"], rows["context_id"] != NO_CONTEXT, start))
+            )
+        else:
+            rows = copied(rows)
+        rows["place"] = np.arange(place, place + len(rows))
+        place += len(rows)
+        yield rows
+
+
+def _marks(
+    identity: NDArray[np.uint64],
+    ticks: NDArray[np.uint64],
+    is_end: NDArray[np.bool_],
+    type_code: NDArray[np.uint8],
+) -> Rows:
+    rows = np.empty(len(identity), _MARK)
+    rows["identity"], rows["ticks"] = identity, ticks
+    rows["is_end"], rows["type_code"] = is_end, type_code
+    return rows
+
+
+def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[Rows]:
+    """Yield a row of `RAN` for every start that has an end, first to first."""
+    still_open = np.zeros(0, _MARK)
+    lost = marks.rows
+    for (found,) in windows(marks, window_rows=window_rows):
+        rows = stacked((still_open, found))
+        order = mark_order(rows["identity"], rows["ticks"])
+        identity, is_end = rows["identity"][order], rows["is_end"][order]
+        start, end = first_to_first(identity, is_end)
+        lost -= 2 * len(start)
+        pairs = np.zeros(len(start), RAN)
+        first = order[start]
+        pairs["key"] = identity[start]
+        pairs["start"], pairs["end"] = rows["ticks"][first], rows["ticks"][order[end]]
+        pairs["type_code"] = rows["type_code"][first]
+        yield pairs
+        open_here = ~rows["is_end"]
+        open_here[first] = False
+        still_open = selected(rows, open_here)
+    if lost:
+        sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
+
+
+def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
+    """Return the order by identity, time and place in the log."""
+    if (ticks[1:] >= ticks[:-1]).all():  # as logs are: the place in the file tells the time
+        count = len(identity)
+        if count < 1 << 24 and int(identity.max(initial=0)) < 1 << 40:
+            # Sorting the packed values is several times faster than sorting their indexes.
+            packed = identity << np.uint64(24) | np.arange(count, dtype=np.uint64)
+            packed.sort()
+            return (packed & np.uint64((1 << 24) - 1)).astype(np.int64)
+        return np.argsort(identity, kind="stable")
+    return np.lexsort((ticks, identity))
+
+
+def first_to_first(
+    identity: NDArray[np.uint64], is_end: NDArray[np.bool_]
+) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """Match marks sorted by identity and time: the first open start with the next end."""
+    count = len(identity)
+    rows = np.arange(count)
+    same = np.r_[identity[1:] == identity[:-1], False]
+    if count % 2 == 0 and not is_end[::2].any() and is_end[1::2].all() and same[::2].all():
+        return rows[::2], rows[1::2]
+    tasks = Runs(identity)
+    group, step = tasks.number(), np.where(is_end, -1, 1)
+    balance = np.cumsum(step)
+    balance -= tasks.spread((balance - step)[tasks.starts])
+    # An end that takes the balance of its identity to a new low below 0 has no start. Each
+    # identity is put below all before it, so that one running minimum serves them all.
+    depth = group * (2 * count + 2)
+    lowered = balance - depth
+    lowest = np.minimum.accumulate(np.r_[2 * count + 2, lowered])[:-1]
+    good_end = is_end & (lowered >= np.minimum(lowest, -depth))
+    starts, ends = np.flatnonzero(~is_end), np.flatnonzero(good_end)
+    key_start = group[starts] * (count + 1) + Runs(group[starts]).rank()
+    key_end = group[ends] * (count + 1) + Runs(group[ends]).rank()
+    _, of_start, of_end = np.intersect1d(
+        key_start, key_end, assume_unique=True, return_indices=True
+    )
+    return starts[of_start], ends[of_end]
+
+
+def _read_stars(
+    device: DeviceDirectory, tasks: Spool, contexts: Spool, sink: Sink, *, expanded: bool
+) -> None:
+    """Read stars_soc: whole tasks, and the contexts of FFTS+ tasks."""
+    for piece in _stars_pieces(device, "stars_acsq", sink):
+        function = piece["w0"] & 0x3F
+        rows = piece[function <= _END]
+        sqe = (rows["w0"] >> 10).astype(np.uint8)
+        stream, task = decode_words(
+            rows["stream_id"], rows["task_id"], expanded=expanded, sqe_type=sqe
+        )
+        tasks.append(
+            _marks(
+                stream.astype(np.uint64) << np.uint64(16) | task,
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                sqe,
+            )
+        )
+        is_context = (function == _CONTEXT_START) | (function == _CONTEXT_END)
+        if is_context.any():
+            rows = piece.view(record_type("stars_ffts_log"))[is_context]
+            stream, task = decode_words(rows["stream_id"], rows["task_id"], expanded=expanded)
+            identity = (
+                stream.astype(np.uint64) << np.uint64(48)
+                | task.astype(np.uint64) << np.uint64(32)
+                | rows["subtask_id"].astype(np.uint64) << np.uint64(16)
+                | rows["thread_id"]
+            )
+            contexts.append(
+                _marks(
+                    identity,
+                    rows["timestamp"],
+                    rows["w0"] & 0x3F == _CONTEXT_END,
+                    np.minimum(rows["subtask_type"], 191) + np.uint8(_CONTEXT_TYPE_BASE),
+                )
+            )
+
+
+def _read_stars_v6(device: DeviceDirectory, tasks: Spool, sink: Sink) -> None:
+    """Read the 32-byte stars_soc records of platforms 15 and 16: 32-bit task ids, no stream."""
+    for piece in _stars_pieces(device, "stars_acsq_v6", sink):
+        rows = piece[piece["w0"] & 0x3F <= _END]
+        task = rows["task_id_high"].astype(np.uint64) << np.uint64(16) | rows["task_id_low"]
+        tasks.append(
+            _marks(
+                task,
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                (rows["w0"] >> 10).astype(np.uint8),
+            )
+        )
+
+
+def _read_hwts(device: DeviceDirectory, tasks: Spool) -> None:
+    """Read hwts of platforms 1 and 4."""
+    file = device.data.get("hwts")
+    if file is None:
+        return
+    for piece in file.pieces(record_type("hwts_log")):
+        rows = piece[piece["w0"] & 0x7 <= _END]
+        stream = (rows["stream_word"] % 2048).astype(np.uint64)
+        tasks.append(
+            _marks(
+                stream << np.uint64(16) | rows["task_id"],
+                rows["timestamp"],
+                (rows["w0"] & 1).astype(bool),
+                rows["task_type"],
+            )
+        )
+
+
+def _stars_pieces(device: DeviceDirectory, layout: str, sink: Sink) -> list[Records] | Any:
+    file = device.data.get("stars_soc")
+    if file is None:
+        return
+    for piece in file.pieces(record_type(layout), magic=STARS_MAGIC):
+        good = piece["magic"] == STARS_MAGIC
+        if not good.all():
+            sink.anomaly("bad_magic_stars_soc", int((~good).sum()), "stars_soc records")
+            piece = piece[good]
+        yield piece
+
+
+_STEP, _FLIP = 0x0A, 0x0E
+_MARK_TAG = 11
+_STREAM_MASK = 0x7FF
+
+
+@dataclass(frozen=True, slots=True)
+class Track:
+    """The records of a ts_track file that are used, in file order."""
+
+    flips: Flips
+    marks: Records
+    """Step records of mstx marks: `index_id` is the mark."""
+
+    @classmethod
+    def none(cls) -> Track:
+        """Return the track of a device that has none."""
+        return cls(Flips.none(), np.zeros(0, record_type("ts_step_trace")))
+
+
+def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
+    """Read the scheduler's notes of a device; without the file there are none."""
+    file = device.data.get("ts_track")
+    steps: list[Records] = [np.zeros(0, record_type("ts_step_trace"))]
+    flips: list[Records] = [np.zeros(0, record_type("ts_task_flip"))]
+    if file is not None:
+        for piece in file.pieces(record_type("ts_step_trace")):
+            function = piece["func_type"]
+            steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
+            flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])
+    flip = join(flips)
+    mask = np.uint32(0x7FFF if expanded else _STREAM_MASK)
+    return Track(
+        Flips(
+            flip["stream_id"].astype(np.uint32) & mask,
+            flip["task_id"].astype(np.uint32),
+            flip["timestamp"].copy(),
+        ),
+        join(steps),
+    )

@@ -1,0 +1,245 @@
+"""What could be better in a tracked workload (Skyline reports): waiting, gaps, memory by lines."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.explain.advice.idle_rows import LEAST_SHARE, ROWS, duration, percent
+from unified_prof.recording.calls import UNKNOWN, Calls
+from unified_prof.recording.model import Advice, Evidence, Finding, Gaps, NotJudged, Step, Sureness
+
+WAITING_FOR_PROCESSOR = "waiting_for_processor"
+BETWEEN_OPERATIONS = "time_between_operations"
+ACTIVATION_HEAVY_LINES = "activation_heavy_lines"
+SLOW_ITERATIONS = "slow_iterations"
+
+WAITED_SHARE = 0.10
+"""Of an iteration; a machine with nobody else on it stays far below."""
+GAPS_SHARE = 0.10
+"""Of an iteration, between all operations; the same as of a device that waits for its host."""
+HEAVY_LINES, HEAVY_SHARE, MANY_LINES = 3, 0.5, 10
+"""Half of the activations in three lines, where ten or more have some."""
+HEAVY_BYTES = 256 << 20
+"""Less than that is nowhere what a batch fails for."""
+OF_PEAK = 0.3
+"""Activations that are a smaller part of the peak are not what fills the memory."""
+SLOW, FEW = 1.5, 5
+"""An iteration of more than so many medians stands out; of fewer iterations none is usual."""
+_MIB = 1 << 20
+
+
+@dataclass(frozen=True, slots=True)
+class Tracked:
+    """What the reports of one run say."""
+
+    steps: tuple[Step, ...]
+    calls: Calls
+    gaps: Gaps | None
+    peak_bytes: int | None
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    @property
+    def timed(self) -> list[Step]:
+        """The iterations that are averaged, with their times."""
+        return [one for one in self.steps if one.matched and one.total_ns]
+
+    @property
+    def usual_ns(self) -> float:
+        """Length of the median iteration; 0: none was timed."""
+        return float(np.median([one.total_ns or 0 for one in self.timed])) if self.timed else 0.0
+
+    def finding(
+        self,
+        kind: str,
+        cost_ns: float,
+        text: str,
+        *,
+        advice: str,
+        sure: Sureness,
+        figures: dict[str, Any],
+        evidence: Sequence[Evidence],
+        steps: tuple[int, ...] | None = None,
+    ) -> Finding:
+        """Return a finding of this run; the text gets its cost."""
+        own = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
+        rank = self.facts.get("rank", "")
+        return Finding(
+            kind=kind,
+            ranks=(int(rank),) if rank.isdecimal() else (),
+            hosts=(self.facts["host"],) if self.facts.get("host") else (),
+            links=(),
+            steps=own if steps is None else steps,
+            cost_ms_per_step=round(cost_ns / 1e6, 6),
+            text=f"{text}; up to {duration(cost_ns)} of every iteration" if cost_ns else text,
+            figures=figures,
+            advice=advice,
+            sure=sure,
+            evidence=tuple(evidence),
+        )
+
+
+def waiting(run: Tracked) -> Iterator[Finding]:
+    """Time in which the program's thread wanted a processor and had none."""
+    waited = float(np.median([one.waited_ns for one in run.timed if one.waited_ns is not None]))
+    share = waited / run.usual_ns
+    if share < WAITED_SHARE:
+        return
+    yield run.finding(
+        WAITING_FOR_PROCESSOR,
+        waited,
+        f"the program waits for a processor {percent(share)} of an iteration: others use them",
+        advice="free the cores (other processes, workers of a DataLoader), or give each process "
+        "fewer threads (OMP_NUM_THREADS, torch.set_num_threads)",
+        sure="certain",
+        figures={"waited_ns": round(waited), "share": round(share, 4)},
+        evidence=[],
+    )
+
+
+def between_operations(run: Tracked) -> Iterator[Finding]:
+    """Time that belongs to no operation, by the lines that may have taken it."""
+    assert run.gaps is not None
+    sums: dict[str, NDArray[np.float64]] = {}
+    for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
+        sums[line] = sums.get(line, np.zeros(len(times))) + times
+    medians = {line: float(np.median(times)) for line, times in sums.items() if len(times)}
+    if not medians:
+        return
+    whole = float(np.median(np.sum(list(sums.values()), axis=0)))
+    share = whole / run.usual_ns
+    if share < GAPS_SHARE:
+        return
+    counts = {line: run.gaps.lines.count(line) for line in medians}
+    heaviest = sorted(medians, key=lambda line: -medians[line])[:ROWS]
+    yield run.finding(
+        BETWEEN_OPERATIONS,
+        whole,
+        f"{percent(share)} of an iteration lies between operations, most around {heaviest[0]}",
+        advice="look at what these lines do beside calling torch: Python loops, logging, copies to "
+        "lists or NumPy, reading of data",
+        sure="certain",
+        figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
+        evidence=[
+            {"name": line, "line": line, "count": counts[line], "total_ns": round(medians[line])}
+            for line in heaviest
+        ],
+    )
+
+
+def heavy_lines(run: Tracked) -> Iterator[Finding]:
+    """A few lines that keep most of what the backward pass needs."""
+    calls = run.calls
+    assert calls.activation_bytes is not None
+    assert calls.line is not None
+    kept = np.flatnonzero((calls.activation_bytes > 0) & (calls.line != UNKNOWN))
+    lines, number, count = np.unique(calls.line[kept], return_inverse=True, return_counts=True)
+    size = np.bincount(number, weights=calls.activation_bytes[kept])
+    order = np.argsort(-size, kind="stable")
+    whole = int(calls.activation_bytes[calls.activation_bytes > 0].sum())
+    most = float(size[order[:HEAVY_LINES]].sum()) / max(whole, 1)
+    small = whole < HEAVY_BYTES or whole < OF_PEAK * (run.peak_bytes or 0)
+    if len(lines) < MANY_LINES or most < HEAVY_SHARE or small:
+        return
+    texts = calls.labels.texts
+    yield run.finding(
+        ACTIVATION_HEAVY_LINES,
+        0,
+        f"{HEAVY_LINES} of {len(lines)} lines keep {percent(most)} of the activations "
+        f"({whole / _MIB:,.0f} MiB)",
+        advice="torch.utils.checkpoint around these lines, a fused operation that keeps less, or a "
+        "shorter type there: it leaves room for a larger batch",
+        sure="certain",
+        figures={"activation_bytes": whole, "share": round(most, 4), "lines": len(lines)},
+        evidence=[
+            {
+                "name": texts[int(lines[at])],
+                "line": texts[int(lines[at])],
+                "count": int(count[at]),
+                "total_bytes": int(size[at]),
+            }
+            for at in order[:ROWS].tolist()
+        ],
+    )
+
+
+def slow_iterations(run: Tracked) -> Iterator[Finding]:
+    """Single iterations that are far longer, and not because others had the processors."""
+    timed, usual = run.timed[1:], run.usual_ns
+    slow = [one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW * usual]
+    cost = sum((one.total_ns or 0) - usual for one in slow) / max(len(timed), 1)
+    if not slow or cost < LEAST_SHARE * usual:
+        return
+    worst = max(slow, key=lambda one: one.total_ns or 0)
+    yield run.finding(
+        SLOW_ITERATIONS,
+        cost,
+        f"iteration {worst.name} takes {duration(worst.total_ns or 0)} against "
+        f"{duration(usual)} as a rule",
+        advice="look at what this iteration did besides: logging, saving, evaluation, other shapes",
+        sure="certain",
+        figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(usual)},
+        evidence=[
+            {"name": f"iteration {one.name}", "count": 1, "total_ns": one.total_ns} for one in slow
+        ][:ROWS],
+        steps=tuple(int(one.name) for one in slow if one.name.isdecimal()),
+    )
+
+
+def _waits(run: Tracked) -> str | None:
+    if any(one.waited_ns is not None for one in run.timed):
+        return None
+    return "waiting for a processor was not measured"
+
+
+def _gaps(run: Tracked) -> str | None:
+    if run.gaps is not None and run.usual_ns:
+        return None
+    return "the time between operations was not recorded (table UPROF_GAPS)"
+
+
+def _lines(run: Tracked) -> str | None:
+    if run.calls.activation_bytes is not None and run.calls.line is not None:
+        return None
+    return "activations by line were not recorded (the memory report)"
+
+
+def _several(run: Tracked) -> str | None:
+    return None if len(run.timed) > FEW else f"it has no more than {FEW} iterations"
+
+
+Rule = tuple[str, Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], str | None]]
+
+RULES: tuple[Rule, ...] = (
+    (WAITING_FOR_PROCESSOR, waiting, _waits),
+    (BETWEEN_OPERATIONS, between_operations, _gaps),
+    (ACTIVATION_HEAVY_LINES, heavy_lines, _lines),
+    (SLOW_ITERATIONS, slow_iterations, _several),
+)
+"""Kind of the findings, what judges, and what says why it cannot."""
+
+
+def advise(run: Tracked) -> Advice:
+    """Ask the rules what could be better, the costliest first."""
+    found: list[Finding] = []
+    missing: list[NotJudged] = []
+    silent: list[str] = []
+    for kind, judge, lacks in RULES:
+        why = lacks(run)
+        own = [] if why is not None else list(judge(run))
+        found += own
+        if why is not None:
+            missing.append(NotJudged(kind, why))
+        elif not own:
+            silent.append(kind)
+    return Advice(
+        findings=tuple(sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind))),
+        not_judged=tuple(missing),
+        judged=tuple(silent),
+        steps=len(run.timed),
+        step_ms=round(run.usual_ns / 1e6, 6) if run.usual_ns else None,
+    )

@@ -1,0 +1,338 @@
+"""Opens a report file, or a folder of them, as analyses, and says which of a run are missing.
+
+`unified_prof.advise`: what could be better in reports, for programs.
+
+`unified_prof.what_if`: what a step would gain if something were faster, for programs.
+
+Throughput and peak memory by size of batch, and the largest batch that fits.
+
+Memory grows by the same for each sample, beside what does not depend on the batch: a line through
+the peaks. How far the peaks lie off it is its error.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from unified_prof.base.display import Together
+from unified_prof.errors import OutputError, StoreError, UsageError
+from unified_prof.explain.report_questions import Analysis, Change, Supposed
+from unified_prof.explain.what_if import WITHOUT
+from unified_prof.recording import run_directory
+from unified_prof.recording.model import Advice
+from unified_prof.recording.source import Coverage, Missing, recorded_facts
+from unified_prof.schema.catalogue import CLUSTER, MSPROF, SKYLINE_MEMORY, SKYLINE_RUN_TIME
+from unified_prof.sqlite.reader import Report, open_report
+
+
+class Opened:
+    """The reports of a file or a folder that could be opened, and what is missing beside them.
+
+    Attributes:
+        path: what was opened.
+        analyses: the reports; one that turns out to be damaged while it is read is `lose`d.
+    """
+
+    def __init__(
+        self,
+        path: Path,
+        groups: list[list[Report]],
+        missing: list[Missing],
+        capture: Report | None = None,
+    ) -> None:
+        self.path = path
+        self.analyses = [_analysis(group, capture) for group in groups]
+        self._keys: dict[int, str] = {}
+        self._missing = missing
+        for analysis, reports in zip(self.analyses, groups, strict=True):
+            self._keys[id(analysis)] = _key(path, reports[0])
+
+    def lose(self, analysis: Analysis, error: StoreError, *, part: str | None = None) -> None:
+        """Note that a report could not be read to its end.
+
+        Args:
+            analysis: one of `analyses`.
+            error: why not.
+            part: what there is of it nevertheless, in words.
+        """
+        why = f"{error}; {part}" if part else str(error)
+        self._missing.append(Missing(self._keys[id(analysis)], why))
+
+    @property
+    def coverage(self) -> Coverage:
+        """Which reports there are, and which are missing."""
+        return Coverage.of(self._keys.values(), self._missing)
+
+
+@contextmanager
+def open_reports(
+    path: str | os.PathLike[str],
+    lost: Iterable[Missing] = (),
+    *,
+    capture: str | os.PathLike[str] | None = None,
+) -> Iterator[Opened]:
+    """Open a report file, or all reports in a folder, of which at least one can be read.
+
+    In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
+    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over, as are
+    summaries of clusters; a report that cannot be read, and a rank that the folder's `run.json`
+    expects and that left none, are part of the coverage.
+
+    Args:
+        path: the file or folder.
+        lost: reports that are known to be missing beside those that are there.
+        capture: report of the recording in which graphs were captured that this one replays.
+
+    Raises:
+        StoreError: the file is no report or cannot be read; the folder holds no report.
+        UsageError: a question is asked that the report cannot answer.
+    """
+    path = Path(path)
+    with ExitStack() as stack:
+        captured = None if capture is None else stack.enter_context(_capture(Path(capture)))
+        if not path.is_dir():
+            report = stack.enter_context(open_report(path, any_revision=True))
+            if report.family == CLUSTER:
+                raise UsageError(
+                    f"{path} is the summary of a cluster's run, not the report of one process",
+                    hint=f"uprof cluster report {path}",
+                    slug="summary-of-a-cluster",
+                )
+            if captured is not None and report.family != MSPROF:
+                raise UsageError(
+                    f"{path} is no timeline: it has no graphs of a capture", slug="no-timeline"
+                )
+            if captured is not None and path.samefile(captured.path):
+                raise UsageError(
+                    f"{path} cannot be its own capture",
+                    hint="name the report of the recording in which its graphs were captured",
+                    slug="not-a-capture",
+                )
+            yield Opened(path, [[report]], [*lost], captured)
+            return
+        reports: list[Report] = []
+        refused: list[tuple[Path, Exception]] = []
+        found = run_directory.databases(path)
+        for file in found.files:
+            try:
+                report = stack.enter_context(open_report(file, any_revision=True))
+                if report.family != CLUSTER:
+                    reports.append(report)
+            except (StoreError, OutputError) as err:
+                refused.append((file, err))
+        missing = [
+            *run_directory.missing(path, found, [one.path for one in reports], refused),
+            *lost,
+        ]
+        if not reports:
+            why = f": {missing[0].why}" if missing else ""
+            raise StoreError(
+                f"{path} holds no readable report{why}",
+                hint=f"reports end in {', '.join(run_directory.SUFFIXES)};"
+                " make one with `uprof run`",
+                slug="no-report",
+            )
+        runs = _runs(reports)
+        if captured is not None and (len(runs) > 1 or runs[0][0].family != MSPROF):
+            raise UsageError(
+                f"{path} holds {len(runs)} reports: a capture belongs to one timeline",
+                hint="name the report of the process",
+                slug="not-a-capture",
+            )
+        yield Opened(path, runs, missing, captured)
+
+
+@contextmanager
+def _capture(path: Path) -> Iterator[Report]:
+    """Open the report of the recording of a capture: one timeline with operations."""
+    files = run_directory.databases(path).files if path.is_dir() else [path]
+    if len(files) != 1:
+        raise UsageError(
+            f"{path} holds {len(files)} databases: name the one of the capture",
+            slug="not-a-capture",
+        )
+    with open_report(files[0], any_revision=True) as report:
+        if report.family != MSPROF or "PYTORCH_API" not in report.tables:
+            raise UsageError(
+                f"{path} has no operations: it is no recording of a capture", slug="not-a-capture"
+            )
+        yield report
+
+
+@contextmanager
+def open_analyses(
+    path: str | os.PathLike[str], *, capture: str | os.PathLike[str] | None = None
+) -> Iterator[list[Analysis]]:
+    """Yield the analyses of a report file or of all reports in a folder, none of them missing.
+
+    Args:
+        path: the file or folder.
+        capture: as of `open_reports`.
+
+    Raises:
+        StoreError: as of `open_reports`; also where a report of the folder is missing.
+        UsageError: a question is asked that the report cannot answer.
+    """
+    with open_reports(path, capture=capture) as opened:
+        if missing := opened.coverage.sentence:
+            raise StoreError(f"{path}: {missing}", slug="ranks-missing")
+        yield opened.analyses
+
+
+@contextmanager
+def open_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[list[Analysis]]:
+    """Yield the analyses of report files that belong together, such as those of one run.
+
+    Raises:
+        StoreError: a file is no report or cannot be read.
+    """
+    with ExitStack() as stack:
+        reports = [stack.enter_context(open_report(path, any_revision=True)) for path in paths]
+        yield [_analysis(group) for group in _runs(reports)]
+
+
+def _key(path: Path, report: Report) -> str:
+    """Return whose report this is, by its name or by what it says of itself."""
+    key = run_directory.key_of(path, report.path)
+    if key == str(report.path):
+        with suppress(StoreError):  # whoever asks it for figures will hear of that
+            ranks = {value for name, value in recorded_facts(report) if name == "rank"}
+            if len(ranks) == 1 and (rank := ranks.pop()).isdecimal():
+                return f"rank {int(rank)}"
+    return key
+
+
+def _runs(reports: list[Report]) -> list[list[Report]]:
+    """Put the two Skyline reports of one run together; everything else stands for itself."""
+    groups: dict[tuple[Path, str], list[Report]] = {}
+    for report in reports:
+        key = (report.path.parent, report.path.name)
+        if report.family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
+            stem = report.path.stem.replace("run_time", "").replace("memory", "")
+            pair = (report.path.parent, f"skyline{stem}")
+            if not any(other.family == report.family for other in groups.get(pair, [])):
+                key = pair
+        groups.setdefault(key, []).append(report)
+    return list(groups.values())
+
+
+def _analysis(reports: list[Report], capture: Report | None = None) -> Analysis:
+    # Of either family the other's half of the analyses is not imported.
+    if reports[0].family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
+        from unified_prof.explain.skyline import SkylineAnalysis
+
+        return SkylineAnalysis(reports)
+    from unified_prof.explain.msprof import MsprofAnalysis
+
+    return MsprofAnalysis(reports[0], capture)
+
+
+def advise(path: str | os.PathLike[str]) -> list[Advice]:
+    """Return what could be better in a report, or in each report of a folder.
+
+    Each has its findings, the costliest first, and the rules that could not be asked.
+
+    Raises:
+        StoreError: the file is no report or cannot be read.
+    """
+    with open_analyses(path) as analyses:
+        return Together(one.advice() for one in analyses)
+
+
+def what_if(
+    path: str | os.PathLike[str],
+    *,
+    faster: Mapping[str, float] | None = None,
+    without: str | Iterable[str] = (),
+    top: int = 10,
+) -> list[Supposed]:
+    """Return what the steps of a timeline, or of each in a folder, would gain by some changes.
+
+    Args:
+        path: the report.
+        faster: what is to be faster, by how much: `{"aten::mm": 2}`.
+        without: what is to be gone: names, or one.
+        top: without any change, how many things to try.
+
+    Raises:
+        StoreError: the file is no report or cannot be read.
+        UsageError: nothing of a name was recorded, or the report is no timeline.
+    """
+    changes = [Change(name, factor) for name, factor in (faster or {}).items()]
+    gone = [without] if isinstance(without, str) else without
+    changes += [Change(name, WITHOUT) for name in gone]
+    with open_analyses(path) as analyses:
+        return [one.what_if(changes, top=top) for one in analyses]
+
+
+ENOUGH_FOR_ERROR = 3
+"""A line goes through two peaks whatever they are."""
+
+
+@dataclass(frozen=True, slots=True)
+class Measured:
+    """One size of batch."""
+
+    batch_size: int
+    iteration_ms: float | None
+    """Median; None: it was not measured."""
+    peak_bytes: int | None
+    failure: str | None = None
+    """Why nothing was measured."""
+
+    @property
+    def samples_per_s(self) -> float | None:
+        """Samples a second."""
+        return None if not self.iteration_ms else self.batch_size / self.iteration_ms * 1e3
+
+
+@dataclass(frozen=True, slots=True)
+class Fit:
+    """The line through the peaks."""
+
+    fixed_bytes: float
+    bytes_per_sample: float
+    error_bytes: float | None
+    """How far a peak lies off the line at most; None: two peaks tell no error."""
+    memory_bytes: int | None = None
+    largest_batch: int | None = None
+    """The largest that fits with the error added; None: not asked for, or none does."""
+    largest_without_error: int | None = None
+
+
+def fit(measured: Sequence[Measured], memory_bytes: int | None = None) -> Fit | None:
+    """Return the line through the peaks, None where fewer than two sizes have one.
+
+    Args:
+        measured: the sizes.
+        memory_bytes: what a batch has to fit in; None: unknown.
+    """
+    known = {one.batch_size: one.peak_bytes for one in measured if one.peak_bytes is not None}
+    if len(known) < 2:
+        return None
+    sizes = np.array(list(known), np.float64)
+    peaks = np.array(list(known.values()), np.float64)
+    slope, fixed = (float(value) for value in np.polyfit(sizes, peaks, 1))
+    error = float(np.abs(peaks - (fixed + slope * sizes)).max())
+    error_bytes = error if len(known) >= ENOUGH_FOR_ERROR else None
+
+    def largest(spare: float) -> int | None:
+        if memory_bytes is None or slope <= 0:
+            return None
+        found = int((memory_bytes - fixed - spare) // slope)
+        return found if found >= 1 else None
+
+    return Fit(
+        fixed,
+        slope,
+        error_bytes,
+        memory_bytes,
+        largest(error_bytes or 0.0),
+        largest(0.0),
+    )

@@ -1,0 +1,315 @@
+"""The breakdowns that follow from the tables themselves.
+
+How the host launched work: by call, how long calls took and how long work waited for its turn.
+
+The classes are those of HolisticTraceAnalysis. A kernel that runs shorter than the call that
+launched it cannot keep a device busy; a slow call points to the host; a late kernel waited behind
+others, which is well where the device is busy meanwhile.
+
+How much launched work stood in the queue of each stream: none means that a device waits.
+
+Work is queued from the start of the call that launches it to its own start, as
+HolisticTraceAnalysis counts it. A stream takes about a thousand launches; the host waits in its
+next call until there is room.
+
+Which kernels follow one another under an operation, and how often: what could be one kernel.
+
+As HolisticTraceAnalysis finds them: all work that a call of an outermost operation launched, in
+order of its start, where that are three pieces or more. Backward is an operation of its own. The
+names of an Ascend's kernels number its operators, so there it is their types that follow one
+another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
+from itertools import groupby
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.packed import codes
+from unified_prof.base.text import NS_PER_US
+from unified_prof.recording import annotations as annotated
+from unified_prof.recording import annotations as regions
+from unified_prof.recording import breakdowns
+from unified_prof.recording.breakdowns import finish
+from unified_prof.recording.calls import sort_rows
+from unified_prof.recording.collectives import device_name
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.device import step_rows, stream_rows, with_vendor
+from unified_prof.recording.framework import NONE
+from unified_prof.recording.model import THEN, Breakdown, Row, Series
+from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.task_order import Launched
+from unified_prof.recording.timeline import stacked, thinned
+
+
+def _has_calls(recording: Recording) -> bool:
+    return _is_of_device(recording) or len(recording.held_calls) > 0
+
+
+def _has_places(recording: Recording) -> bool:
+    return recording.has_operations and _has_calls(recording)
+
+
+def _operations(recording: Recording) -> Breakdown:
+    if _is_of_device(recording) and not recording.has_operations:
+        return breakdowns.finish("operation", recording.work.operation_rows())
+    return breakdowns.by_label(recording.held_calls, "operation")
+
+
+def _is_of_device(recording: Recording) -> bool:
+    return recording.clock == "device"
+
+
+def _has_annotations(recording: Recording) -> bool:
+    if _is_of_device(recording):
+        return len(recording.annotations) > 0
+    return len(recording.regions) > 0
+
+
+def _groups(recording: Recording) -> Breakdown:
+    compute = {
+        only: recording.devices[name].compute for name, only in recording.device_numbers.items()
+    }
+    return breakdowns.finish("group", recording.collective_names.group_rows(compute))
+
+
+def _annotations(recording: Recording) -> Breakdown:
+    if not _is_of_device(recording):
+        return regions.breakdown_regions(recording.regions, recording.strings)
+    devices = {only: recording.devices[name] for name, only in recording.device_numbers.items()}
+    return annotated.breakdown(
+        recording.annotations,
+        devices,
+        recording.tasks,
+        recording.launched_ns,
+        recording.strings,
+    )
+
+
+def _steps(recording: Recording) -> list[Row]:
+    rows = step_rows(
+        recording.steps,
+        recording.devices,
+        recording.step_windows,
+        recording.device_numbers,
+        recording.tasks,
+        recording.comms,
+        recording.of_steps,
+    )
+    return with_vendor(rows, recording.step_traces)
+
+
+Ints = NDArray[np.int64]
+
+SLOW_CALL_NS = 50 * NS_PER_US
+"""A launching call that takes longer is slow."""
+LATE_NS = 100 * NS_PER_US
+"""Work that starts later than this after its call has returned is late."""
+NOT_RECORDED = "(launch not recorded)"
+
+
+def offered(recording: Recording) -> bool:
+    """Tell whether there are calls and tasks to join."""
+    return len(recording.tasks) > 0 and len(recording.host_calls) > 0
+
+
+def _breakdown(recording: Recording) -> Breakdown:
+    found = recording.launches.of_calls
+    ids, number = codes(recording.host_calls.name[found.call])
+    names = recording.strings.texts(ids)
+    rows = [_row(names[own] or "(unnamed call)", found, at) for own, at in by_key(number)]
+    rows = sort_rows(rows)
+    if found.unknown:
+        rows.append(Row(name=NOT_RECORDED, kind="launch", count=found.unknown))
+    return finish("launch", rows)
+
+
+def _row(name: str, found: Launched, at: Ints) -> Row:
+    called, work = found.returned_ns[at] - found.called_ns[at], found.work_ns[at]
+    delay = np.sort(found.started_ns[at] - found.called_ns[at])
+    waited = np.sort(np.maximum(found.started_ns[at] - found.returned_ns[at], 0))
+    return Row(
+        name=name,
+        kind="launch",
+        count=len(at),
+        total_ns=int(called.sum()),
+        extra={
+            "work_ns": int(work.sum()),
+            "delay_median_ns": _quantile(delay, 0.5),
+            "delay_p99_ns": _quantile(delay, 0.99),
+            "delay_max_ns": int(delay[-1]),
+            "waited_median_ns": _quantile(waited, 0.5),
+            "waited_p99_ns": _quantile(waited, 0.99),
+            "short_kernels": int(((called <= SLOW_CALL_NS) & (work < called)).sum()),
+            "slow_calls": int((called > SLOW_CALL_NS).sum()),
+            "late_kernels": int((waited > LATE_NS).sum()),
+        },
+    )
+
+
+def _quantile(ordered: Ints, share: float) -> int:
+    """Return a quantile of values in rising order: one of them, the lower where it lies between."""
+    return int(ordered[int(share * (len(ordered) - 1))])
+
+
+FULL = 1024
+"""Launches that a stream of CUDA takes before the host has to wait."""
+TOO_MANY = 2_000_000
+"""Of recordings with more tasks the queues have no series: they would not fit into memory."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Queue:
+    """The length of one stream's queue: `length[i]` from `time_ns[i]` to the next time."""
+
+    device: int
+    stream: int
+    launches: int
+    time_ns: Ints
+    length: Ints
+
+
+def queues(found: Launched) -> Iterator[Queue]:
+    """Yield the queue of each stream, by device and stream."""
+    places = found.device << 32 | (found.stream & 0xFFFFFFFF)
+    for _, own in by_key(places):
+        called = found.called_ns[own]
+        # Clocks of host and device differ by a little: nothing starts before it is launched.
+        started = np.maximum(found.started_ns[own], called)
+        time_ns, length = stacked(called, started, np.ones(len(own)))
+        yield Queue(
+            device=int(found.device[own[0]]),
+            stream=int(found.stream[own[0]]),
+            launches=len(own),
+            time_ns=time_ns,
+            length=length.astype(np.int64),
+        )
+
+
+def series(recording: Recording) -> tuple[Series, ...]:
+    """Return the length of each stream's queue over time."""
+    if not offered(recording) or len(recording.tasks) > TOO_MANY:
+        return ()
+    return tuple(
+        Series(
+            f"queue of stream {queue.stream}",
+            "launches",
+            device_name(queue.device),
+            *thinned(queue.time_ns, queue.length.astype(np.float64)),
+        )
+        for queue in queues(recording.launches)
+    )
+
+
+def _breakdown_queues(recording: Recording) -> Breakdown:
+    found = list(queues(recording.launches))
+    several = len({queue.device for queue in found}) > 1
+    rows = [_row_queues(queue, several) for queue in found]
+    rows.sort(key=lambda row: (-row.count, row.name))
+    return Breakdown("queue", tuple(rows), None, None)
+
+
+def _row_queues(queue: Queue, several: bool) -> Row:
+    lasted = np.diff(queue.time_ns)
+    length = queue.length[:-1]
+    window = int(lasted.sum())
+    name = f"stream {queue.stream}"
+    return Row(
+        name=f"{device_name(queue.device)} {name}" if several else name,
+        kind="queue",
+        count=queue.launches,
+        total_ns=int(lasted[length > 0].sum()),
+        extra={
+            "window_ns": window,
+            "empty_ns": int(lasted[length == 0].sum()),
+            "full_ns": int(lasted[length >= FULL].sum()),
+            "longest": int(queue.length.max()),
+            "mean_length": float((lasted * length).sum() / window) if window else None,
+        },
+    )
+
+
+SHORTEST = 3
+"""Pieces of work that make a sequence."""
+
+
+def _offered(recording: Recording) -> bool:
+    return recording.clock == "device" and recording.framework is not None
+
+
+def _breakdown_sequences(recording: Recording) -> Breakdown:
+    framework, work = recording.framework, recording.work
+    assert framework is not None
+    start, lasted = work.start_ns.whole(), work.duration_ns.whole().astype(np.int64)
+    # Names of an Ascend's kernels number the operators of a program: types are what comes again.
+    kernel = work.operator if _is_ascend(recording) else work.kernel
+    call = framework.outermost(work.connection.whole())
+    order = np.lexsort((start, call))
+    order = order[call[order] != NONE]
+    call, start, lasted, kernel = call[order], start[order], lasted[order], kernel[order]
+    first = np.flatnonzero(np.append(True, call[1:] != call[:-1])[: len(call)])
+    size = np.diff(np.append(first, len(call)))
+    texts, name = framework.names(call[first])
+    found: dict[tuple[int, bytes], list[int]] = {}
+    chosen = np.flatnonzero(size >= SHORTEST)
+    for number in chosen.tolist():
+        own = slice(int(first[number]), int(first[number] + size[number]))
+        sums = found.setdefault((int(name[number]), kernel[own].tobytes()), [0, 0, 0, 0])
+        at = call[first[number] : first[number] + 1]
+        sums[0] += 1
+        sums[1] += int(lasted[own].sum())
+        sums[2] += int((start[own] + lasted[own]).max() - start[own][0])
+        sums[3] += int((framework.end_ns[at] - framework.start_ns[at])[0])
+    rows = []
+    for (operation, sequence), (count, time, elapsed, host) in found.items():
+        labels = np.frombuffer(sequence, kernel.dtype).tolist()
+        rows.append(
+            Row(
+                name=texts[operation],
+                kind="sequence",
+                count=count,
+                total_ns=time,
+                detail=in_words(work.labels.texts[label] for label in labels),
+                extra={"kernels": len(labels), "elapsed_ns": elapsed, "host_ns": host},
+            )
+        )
+    return finish("sequence", sort_rows(rows))
+
+
+def _is_ascend(recording: Recording) -> bool:
+    return any("Ascend" in name for name in recording.devices)
+
+
+def in_words(kernels: Iterable[str]) -> str:
+    """Return the names of kernels in their order, of the same ones in a row how many there are."""
+    runs = [(name, len(list(own))) for name, own in groupby(kernels)]
+    return THEN.join(name if count == 1 else f"{name} x{count}" for name, count in runs)
+
+
+WAYS = {
+    "operation": Way(_has_calls, _operations),
+    "module": Way(
+        lambda one: _has_places(one) and one.held_calls.has("module"),
+        lambda one: breakdowns.by_label(one.held_calls, "module"),
+    ),
+    "line": Way(
+        lambda one: _has_places(one) and one.held_calls.has("line"),
+        lambda one: breakdowns.by_label(one.held_calls, "line"),
+    ),
+    "kernel": Way(_is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())),
+    "group": Way(lambda one: one.collective_names.in_groups, _groups),
+    "stream": Way(
+        lambda one: len(one.tasks) > 0,
+        lambda one: breakdowns.finish("stream", stream_rows(one.tasks)),
+    ),
+    "annotation": Way(_has_annotations, _annotations),
+    "idle": Way(_is_of_device, lambda one: breakdowns.finish("idle", one.idle_time.rows())),
+    "step": Way(lambda one: bool(one.steps), lambda one: breakdowns.finish("step", _steps(one))),
+    "launch": Way(offered, _breakdown),
+    "queue": Way(offered, _breakdown_queues),
+    "sequence": Way(_offered, _breakdown_sequences),
+}

@@ -1,0 +1,444 @@
+"""What kind of computation a piece of device work is: a matmul, a normalisation, a cast...
+
+The same model runs other kernels on another vendor's device, under other names; what it computes is
+the same. A class is told from what the kernel is called and from the framework operations that it
+ran for. Operations with a meaning of their own (attention, a normalisation) keep all the kernels
+that they are made of, so that a fused kernel stands beside the unfused ones of the other device;
+casts, layout changes and copies are told apart wherever they occur, for they are what differs.
+
+Device work by what it computes: matmuls, attention, normalisation, casts, collectives...
+
+Classes are those of `explain.classes`, which comparisons of devices use too: told from names of
+kernels and of the operations around them, so that two vendors' recordings have the same rows.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Final
+from weakref import WeakKeyDictionary
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.vocabulary import NOT_AVAILABLE
+from unified_prof.recording.breakdowns import finish
+from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Ints, Labels, sort_rows
+from unified_prof.recording.framework import OTHER_PASS
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.task_order import Pieces
+
+MATMUL: Final = "matmul"
+CONVOLUTION: Final = "convolution"
+ATTENTION: Final = "attention"
+NORMALISATION: Final = "normalisation"
+ELEMENT_WISE: Final = "element-wise"
+REDUCTION: Final = "reduction"
+EMBEDDING: Final = "embedding"
+OPTIMIZER: Final = "optimizer"
+CAST: Final = "cast and format"
+COPIES: Final = "copies"
+COLLECTIVES: Final = "collectives"
+REST: Final = "other"
+
+CLASSES: Final = (
+    MATMUL,
+    CONVOLUTION,
+    ATTENTION,
+    NORMALISATION,
+    ELEMENT_WISE,
+    REDUCTION,
+    EMBEDDING,
+    OPTIMIZER,
+    CAST,
+    COPIES,
+    COLLECTIVES,
+    REST,
+)
+
+_KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
+"""Operations of these classes count with all that they launch, casts aside."""
+
+_KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
+"""Kernels of these classes are of them, whatever they ran for."""
+
+_NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
+
+
+def _any(*words: str) -> re.Pattern[str]:
+    return re.compile("|".join(words), re.IGNORECASE)
+
+
+# The first that matches decides; each line is above those whose words its names may hold as well.
+_KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        COLLECTIVES,
+        _any(
+            r"nccl|rccl|hccl|hcom",
+            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|cross_device_reduce",
+        ),
+    ),
+    (CAST, _any(r"reshape_and_cache|store_?kv|kv_?cache.*(?:store|write|copy)|page_indices")),
+    (
+        ATTENTION,
+        _any(
+            r"attention|attn|flash_(?:fwd|bwd)|fmha|\bmha_|\bmla_|bwd_kernel_d[qkv]|softmax.*bmm",
+            r"flashinfer.*(?:prefill|decode)|kv_indices|reduce_segments",
+        ),
+    ),
+    (
+        OPTIMIZER,
+        _any(
+            r"adam(?:w|a|ax|math|functor|\b|_|v\d)|apply_?(?:adam|momentum|gradient|rms|lamb|sgd)",
+            r"fused_?(?:sgd|lamb|adagrad|lion)|(?:sgd|lamb|adagrad|lion)(?:math)?functor",
+        ),
+    ),
+    (
+        NORMALISATION,
+        _any(
+            r"(?:batch|layer|group|instance|rms|renorm|sync_?bn)_?norm|\bln_(?:fwd|bwd)",
+            r"cudnn::bn_|\bbn_[fb]w|bn_?training|bn_?infer|welford|gammabeta|rowwise_?moments",
+            r"moments_?cuda|batch_?norm",
+        ),
+    ),
+    (
+        CAST,
+        _any(
+            r"nchw_?(?:to|2)_?nhwc|nhwc_?(?:to|2)_?nchw|cnhw|transpose|permute_?kernel|trans_?data",
+            r"convert_?tensor|(?<!no)(?<!with)(?<!without)cast(?!_?[a-z]*gemm)|withcasttensor|[a-z\d]_copy_kernel|copyfunctor",
+            r"direct_copy|triton_poi_fused__?to_copy_\d+$|quant(?:ize)?(?:_|d|kernel|$)|quantized",
+            r"rowwise.*tofloat|floatto",
+        ),
+    ),
+    (
+        CONVOLUTION,
+        _any(
+            r"conv(?!ert)|fprop|dgrad|wgrad|igemm_(?:fwd|bwd|wrw)|winograd|im2col|col2im|scudnn",
+            r"xdlops_bwd_weight|miopen.*(?:gemm|sp3)|vol2col|col2vol|fft2d",
+            r"(?<!indices)offsets_?kernel",
+        ),
+    ),
+    (
+        MATMUL,
+        _any(
+            r"(?<!fb)gemm|gemv|nvjet|cijk_|mat_?mul|\bbmm|\bmm_|split_?k|stream_?k|xmma|cublas|tensorop_",
+            r"dot_?kernel|grouped_mm|addmm|baddbmm|wvsplit|fused_moe|tensile",
+        ),
+    ),
+    (ELEMENT_WISE, _any(r"rotary|rope(?:_|\b|kernel)")),
+    (
+        EMBEDDING,
+        _any(
+            r"embedding|gather(?!_?scatter)|scatter|index_?select|index_?put|indexing_backward",
+            r"index_?(?:elementwise|kernel|add|copy|fill)|lookup|sparse_(?:data|features)",
+        ),
+    ),
+    (
+        CAST,
+        _any(
+            r"cat_?array|batched_?copy|concat|stack_?kernel|strided_?slice|tensor_?move|as_?strided",
+            r"view_?copy|broadcast_?to|constant_pad|(?:^|_)pad(?:d|v\d)?$|unpack|split(?:v?d?)?$",
+            r"(?:^|_)slice\w*$|(?:^|_)tile\w?$|identity|contiguous|reformat|(?:^|_)pack$|permute",
+            r"copy_page|roll_cuda|flip_kernel|triu_?tril|repeat_interleave|memcpy|copy_kernel",
+        ),
+    ),
+    (COPIES, _any(r"mem_?set")),
+    (
+        REDUCTION,
+        _any(
+            r"reduce|softmax|log_?sum_?exp|arg_?(?:max|min)|top_?k|sort|cum_?(?:sum|prod)|scan",
+            r"\bcub::|rocprim|nll_?loss|cross_?entropy|pool(?!ed)|histogram|unique|non_?zero",
+            r"triton_(?:red|per)_|sum_\w*rows|routing|l1_?norm|l2_?norm|lp_?norm|(?:^|_)sum\w?$|mean_kernel",
+            r"bincount|searchsorted|multinomial|any_?kernel|all_?kernel|tensor_?equal",
+        ),
+    ),
+    (
+        ELEMENT_WISE,
+        _any(
+            r"element_?wise|pointwise|triton_poi|multi_tensor_apply|functor|foreach|drop_?out",
+            r"gelu|relu|silu|sigmoid|tanh|swish|swi_?glu|act_and_mul|threshold|bias_?act|fill",
+            r"add|mul|sub|div|axpy|ones_?like|zeros_?like|\bzeros?\b|where|select(?:v2)?$|clamp",
+            r"clip|equal|less|greater|logical|bitwise|not_?equal|pow|sqrt|exp|log|neg|abs|sign",
+            r"\bsin|\bcos|\berf|floor|ceil|round|dsa|distribution|random|philox|uniform|normal_",
+            r"masked|range|arange|lerp|maximum|minimum|mse|scale|reciprocal|square|mod\b|tensor_?op",
+            r"grad$|op_?tensor|assign",
+        ),
+    ),
+)
+
+_OPERATIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
+    (
+        COLLECTIVES,
+        _any(
+            r"^(?:c10d|nccl|hccl|record_param_comms)",
+            r"all_?reduce|all_?gather|reduce_?scatter|all_?to_?all|all2all|^broadcast_$",
+        ),
+    ),
+    (CAST, _any(r"reshape_and_cache")),
+    (ATTENTION, _any(r"attention|attn|sdpa|fmha|paged_")),
+    (
+        NORMALISATION,
+        _any(r"(?:batch|layer|group|instance|rms|local_response)_?norm|^renorm|sync_?batch"),
+    ),
+    (OPTIMIZER, _any(r"optimizer|adamw?(?:$|_)|fused_?(?:adam|sgd|lamb)|apply_adam|adam_w")),
+    (CONVOLUTION, _any(r"conv(?!ert)")),
+    (
+        CAST,
+        _any(
+            r"^_?to(?:_copy)?$|^copy_?$|^clone$|^contiguous$|^type_as$|^transpose|^permute$|cast",
+            r"^cat$|^_cat$|^stack$|^pad$|^constant_pad|^slice|^split|^narrow|^view_copy",
+            r"(?<!un)quanti[sz]",
+            r"^repeat|^expand|^flatten|^reshape|^roll$|^flip$|^chunk|^unbind|trans_data|format",
+            r"quant$|tofloat|floatto|copy_bucket|^detach|^index_copy|flatten_dense|^_foreach_copy",
+        ),
+    ),
+    (
+        MATMUL,
+        _any(
+            r"^linear|^addmm|^mm$|^bmm$|^matmul|^baddbmm|^einsum|^tensordot|^_?scaled_mm|_mm$|gemm",
+            r"^addbmm|^mv$|^dot$|^outer$|mat_?mul|moe",
+        ),
+    ),
+    (ELEMENT_WISE, _any(r"rotary|rope$")),
+    (
+        EMBEDDING,
+        _any(
+            r"embedding|^index|^_index|gather|scatter|lookup|^take|permute_.*sparse",
+            r"permute_pooled|sparse_",
+        ),
+    ),
+    (
+        REDUCTION,
+        _any(
+            r"softmax|^sum|^mean|^max|^min$|^amax|^amin|^argm|^topk|^sort|^cum|cumsum|^norm|^all$",
+            r"^any$|^prod|^var|^std|loss|entropy|pool|logsumexp|^nonzero|^unique|^linalg_.*norm",
+            r"^is_nonzero|histc|bincount|^count|_sum$",
+        ),
+    ),
+    (
+        ELEMENT_WISE,
+        _any(
+            r"^_?foreach|^add|^sub|^mul|^div|^rsub|^neg|^abs|^exp|^log|^pow|^sqrt|^rsqrt|^sin|^cos",
+            r"^tanh|^sigmoid|gelu|relu|silu|mish|elu$|^hard|dropout|^where|^masked_fill|^clamp",
+            r"^fill|^zero|^ones|^full|^eq$|^ne$|^lt$|^le$|^gt$|^ge$|^logical|^bitwise|^rand|^normal",
+            r"^uniform|^bernoulli|^arange|^erf|^lerp|^reciprocal|^round|^floor|^ceil|^square|^nan_to",
+            r"^threshold|swiglu|act_and_mul|^logit|^maximum|^minimum|^isnan|^isinf|^tril|^triu",
+            r"^linspace|^sign|^remainder|^fmod|^glu",
+        ),
+    ),
+)
+
+_PREFIXES: Final = ("native_", "miopen_", "cudnn_", "npu_", "_npu_", "_")
+_NUMBER: Final = re.compile(r"\d\d+")
+_LONGEST: Final = 4096
+"""Characters of a kernel's name that are looked at."""
+_NODE: Final = re.compile(r"Backward\d*$")
+_WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
+
+
+def of_kernel(name: str | None) -> str | None:
+    """Return the class that a kernel's name, or a vendor's operator type, tells; None: none."""
+    if name is None or name in _NOTHING:
+        return None
+    # Instances, tiles and sizes are numbers: names that differ in them alone are one.
+    return _of_kernel(_NUMBER.sub("00", name[:_LONGEST]))
+
+
+@lru_cache(maxsize=1 << 16)
+def _of_kernel(name: str) -> str | None:
+    return next((found for found, said in _KERNELS if said.search(name)), None)
+
+
+@lru_cache(maxsize=1 << 14)
+def of_operation(name: str | None) -> str | None:
+    """Return the class that a framework operation's name tells; None: none."""
+    if name is None or name in _NOTHING:
+        return None
+    bare = name.rpartition("::")[2] if "<" not in name else name
+    if _NODE.search(bare):
+        # `NativeLayerNormBackward0`: the autograd node of native_layer_norm.
+        bare = _WORDS.sub("_", _NODE.sub("", bare)).lower()
+    forms = {bare, *(bare.removeprefix(prefix) for prefix in _PREFIXES)}
+    if name.startswith(("c10d::", "nccl:", "record_param_comms")):
+        return COLLECTIVES
+    for found, said in _OPERATIONS:
+        if any(said.search(form.removesuffix("_") or form) for form in forms):
+            return found
+    return None
+
+
+def class_of(
+    kind: int,
+    kernel: str | None,
+    operator: str | None = None,
+    operation: str | None = None,
+    *,
+    in_optimizer: bool = False,
+) -> str:
+    """Return the class of a piece of device work, one of CLASSES.
+
+    Args:
+        kind: What it is, as `calls.KINDS` numbers it.
+        kernel: The kernel's own name.
+        operator: The vendor's operator type, or the innermost framework operation around it.
+        operation: The framework operation that the work counts for, the outermost one.
+        in_optimizer: Whether an optimizer's step launched it.
+    """
+    if kind == COMMUNICATION:
+        return COLLECTIVES
+    if kind == COPY:
+        return COPIES
+    of_framework = _is_of_framework(operator)
+    # A vendor's type says what a kernel is; its own name may tell more (`Conv2D1_MemSet`).
+    said = None if of_framework else of_kernel(operator)
+    own = said or of_kernel(kernel)
+    if own in _KEEP_THEIR_NAMES:
+        return own
+    if in_optimizer:
+        return OPTIMIZER
+    around = (of_operation(operator) if of_framework else None, of_operation(operation))
+    for found in around:
+        if found in _KEEP_THEIR_KERNELS:
+            return found
+    return own or around[0] or around[1] or REST
+
+
+def classes_of(
+    labels: Labels, kind: Ints, kernel: Ints, operator: Ints, operation: Ints, in_optimizer: Ints
+) -> NDArray[np.int64]:
+    """Return `class_of` of many pieces of work, as places in CLASSES.
+
+    Args:
+        labels: The texts of the names.
+        kind: What each is, as `calls.KINDS` numbers it.
+        kernel: Number of the kernel's name in `labels`; UNKNOWN is none, here and below.
+        operator: That of the operator type.
+        operation: That of the framework operation.
+        in_optimizer: Not 0 where an optimizer's step launched it.
+    """
+    answers = _answers.setdefault(labels, _Answers(labels))
+    of_framework = answers.of(operator, _is_of_framework) == 1
+    kernels = answers.of(kernel, _place_of_kernel)
+    types = answers.of(operator, _place_of_kernel)
+    inner = answers.of(operator, _place_of_operation)
+    inner[~of_framework] = UNKNOWN
+    outer = answers.of(operation, _place_of_operation)
+    own = np.where(of_framework | (types == UNKNOWN), kernels, types)
+    result = np.full(len(kind), CLASSES.index(REST), np.int64)
+    # From the weakest word to the strongest.
+    for told in (outer, inner, own):
+        result = np.where(told != UNKNOWN, told, result)
+    keeping = [CLASSES.index(one) for one in _KEEP_THEIR_KERNELS]
+    for told in (outer, inner):
+        result = np.where(np.isin(told, keeping), told, result)
+    result[in_optimizer != 0] = CLASSES.index(OPTIMIZER)
+    named = np.isin(own, [CLASSES.index(one) for one in _KEEP_THEIR_NAMES])
+    result = np.where(named, own, result)
+    result[kind == COPY] = CLASSES.index(COPIES)
+    result[kind == COMMUNICATION] = CLASSES.index(COLLECTIVES)
+    return result
+
+
+class _Answers:
+    """What names tell, each asked once however many windows of work it occurs in."""
+
+    def __init__(self, labels: Labels) -> None:
+        self._texts = labels.texts
+        self._found: dict[Callable[[str], int | None], NDArray[np.int8]] = {}
+
+    def of(self, numbers: Ints, asked: Callable[[str], int | None]) -> NDArray[np.int8]:
+        """Return the answers about names by number; UNKNOWN where it is none or tells none."""
+        found = self._found.get(asked, np.full(1, UNKNOWN, np.int8))
+        if len(found) <= len(self._texts):
+            # What UNKNOWN tells stands last, as it does for an index of -1.
+            more = np.full(len(self._texts) + 1 - len(found), _NOT_ASKED, np.int8)
+            found = np.concatenate((found[:-1], more, found[-1:]))
+            self._found[asked] = found
+        open_ones = np.unique(numbers[found[numbers] == _NOT_ASKED])
+        for number in open_ones.tolist():
+            told = asked(self._texts[number])
+            found[number] = UNKNOWN if told is None else told
+        return found[numbers]
+
+
+_NOT_ASKED: Final = -2
+_answers: WeakKeyDictionary[Labels, _Answers] = WeakKeyDictionary()
+
+
+def _place_of_kernel(name: str) -> int | None:
+    found = of_kernel(name)
+    return None if found is None else CLASSES.index(found)
+
+
+def _place_of_operation(name: str) -> int | None:
+    found = of_operation(name)
+    return None if found is None else CLASSES.index(found)
+
+
+def _is_of_framework(operator: str | None) -> bool:
+    """Tell whether an operator type is a framework's operation, as recorders of GPUs say."""
+    return operator is not None and bool("::" in operator or _NODE.search(operator))
+
+
+ByClassInts = NDArray[np.int64]
+
+
+def _offered(recording: Recording) -> bool:
+    return recording.clock == "device"
+
+
+def _made(recording: Recording) -> Breakdown:
+    work = recording.work
+    _ = work.kernel_numbers, work.operator_numbers
+    count, total = np.zeros(len(CLASSES), np.int64), np.zeros(len(CLASSES), np.int64)
+    time_of: dict[tuple[int, int], int] = {}
+    for one in work.windows():
+        called, duration = work.called(one), one.duration_ns.astype(np.int64)
+        found = classes_of(
+            work.labels,
+            one.kind.astype(np.int64),
+            one.kernel.astype(np.int64),
+            one.operator.astype(np.int64),
+            called,
+            _in_optimizer(recording, one),
+        )
+        np.add.at(count, found, 1)
+        np.add.at(total, found, duration)
+        # What most of a class is: an operation, or where none is known a kernel.
+        said = np.where(called != UNKNOWN, called, one.kernel)
+        size = len(work.labels.texts)
+        pairs, number = np.unique(found * size + said, return_inverse=True)
+        sums = np.zeros(len(pairs), np.int64)
+        np.add.at(sums, number, duration)
+        for pair, time in zip(pairs.tolist(), sums.tolist(), strict=True):
+            key = divmod(pair, size)
+            time_of[key] = time_of.get(key, 0) + time
+    texts = work.labels.texts
+    most: dict[int, tuple[int, str]] = {}
+    for (place, said_of), time in time_of.items():
+        most[place] = max(most.get(place, (-1, "")), (time, texts[said_of]))
+    rows = [
+        Row(
+            name=CLASSES[place],
+            kind="class",
+            count=int(count[place]),
+            total_ns=int(total[place]),
+            detail=most[place][1],
+        )
+        for place in np.flatnonzero(count).tolist()
+    ]
+    return finish("class", sort_rows(rows))
+
+
+def _in_optimizer(recording: Recording, some: Pieces) -> ByClassInts:
+    """Tell which pieces an optimizer's step launched."""
+    if recording.framework is None:
+        return np.zeros(len(some), np.int64)
+    result: ByClassInts = (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
+    return result
+
+
+WAYS = {"class": Way(_offered, _made)}

@@ -1,0 +1,354 @@
+"""An msprof database of any version, plain or with the PyTorch tables, made on any device."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import UsageError
+from unified_prof.explain import basic_breakdowns, critical_path, report_questions, stacks
+from unified_prof.explain.advice import registry
+from unified_prof.explain.report_questions import Analysis, Change, Supposed
+from unified_prof.explain.roofline import breakdown as of_recording
+from unified_prof.explain.roofline import peaks
+from unified_prof.recording import (
+    breakdowns,
+    counters,
+    host_lanes,
+    timeline,
+    tracks,
+)
+from unified_prof.recording import host_lanes as idle_lanes
+from unified_prof.recording import source as provenance
+from unified_prof.recording import timeline as over_time
+from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls, Ints
+from unified_prof.recording.collectives import Group
+from unified_prof.recording.host_lanes import HostThreads, IdleLane
+from unified_prof.recording.idle import WhyIdle
+from unified_prof.recording.model import (
+    Advice,
+    Breakdown,
+    DeviceTime,
+    Distribution,
+    ModelUse,
+    NotMeasured,
+    PmuFigure,
+    Row,
+    Series,
+    Step,
+    Summary,
+    Totals,
+)
+from unified_prof.recording.recording import Recording, way_of
+from unified_prof.recording.source import Source, oddities_of_file, recorded_anomalies
+from unified_prof.recording.stacks import Stacks
+from unified_prof.recording.steps import StepTrace, step_of
+from unified_prof.recording.timeline import Timeline
+from unified_prof.recording.tracks import Track
+
+_NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
+
+
+class MsprofAnalysis(Analysis):
+    """One msprof database; what it holds decides what can be asked."""
+
+    def __init__(self, source: Source, captured_in: Source | None = None) -> None:
+        capture = None if captured_in is None else Recording(captured_in)
+        self.recording = Recording(source, capture)
+
+    @property
+    def calls(self) -> Calls:
+        """Framework operations and other device work; host ranges if there is no device work."""
+        return self.recording.calls
+
+    @property
+    def held_calls(self) -> HeldCalls:
+        """The same, to be looked at some at a time."""
+        return self.recording.held_calls
+
+    @property
+    def path(self) -> str:
+        """The file."""
+        return str(self.recording.source.path)
+
+    @property
+    def family(self) -> str:
+        """Family of its schema."""
+        return self.recording.source.family
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Headline figures."""
+        recording, totals = self.recording, self._totals()
+        return Summary(
+            path=self.path,
+            family=self.family,
+            revision=recording.source.revision or "unknown",
+            clock=recording.clock,
+            facts=tuple(provenance.facts(recording.source)),
+            totals=totals,
+            devices=tuple(self._device_time(name) for name in recording.devices),
+            anomalies=(
+                *oddities_of_file(recording.source),
+                *recorded_anomalies(recording.source),
+                *recording.findings.anomalies(),
+            ),
+            not_measured=tuple(self._not_measured(totals)),
+            available=self._available,
+        )
+
+    def breakdown(self, by: By) -> Breakdown:
+        """Divide the report by `by`."""
+        kind = KINDS[by]
+        if not way_of(kind).offered(self.recording):
+            raise UsageError(
+                f"{self.path} has no breakdown by {by}: {kind.why_not}",
+                hint=f"it has: {', '.join(self._offered(KINDS.values())) or 'none'}",
+                slug="no-breakdown",
+            )
+        return way_of(kind).made(self.recording)
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the recorded steps in order of time, each until its device is done with it."""
+        return tuple(
+            Step(name, length_ns)
+            for (name, *_), length_ns in zip(
+                self.recording.steps, self.recording.step_lengths_ns, strict=True
+            )
+        )
+
+    def step_spans(self) -> tuple[tuple[str, int, int], ...]:
+        """Return name, begin and end of each recorded step on the host."""
+        return tuple(self.recording.steps)
+
+    def step_traces(self) -> tuple[StepTrace, ...]:
+        """Return the steps as torch_npu counts them."""
+        return self.recording.step_traces
+
+    def why_idle(self) -> tuple[WhyIdle, ...]:
+        """Return the idle time of each device by reason, in all and in each step."""
+        if self.recording.clock != "device":
+            return ()
+        return tuple(
+            self.recording.idle_time.totals(self.recording.steps, self.recording.step_windows)
+        )
+
+    def model_use(self) -> tuple[ModelUse, ...]:
+        """Return what each device calculated of what it could have."""
+        if not peaks.quick(self.recording) or not peaks.offered(self.recording):
+            return ()
+        return of_recording.of(self.recording).use
+
+    def advice(self, *, quick: bool = False) -> Advice:
+        """Return what could be better, the costliest first."""
+        return registry.advise(self.recording, quick=quick)
+
+    def path_track(self) -> Track | None:
+        """Return the critical path of the steps as a track."""
+        return critical_path.track(self.recording)
+
+    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
+        """Return what changes would gain; without any, what is worth one."""
+        return report_questions.suppose(self.recording, changes, top=top)
+
+    def groups(self) -> dict[str, Group]:
+        """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
+        return self.recording.collective_names.known_groups
+
+    def statistics(self, by: By) -> dict[tuple[str, str], Mapping[str, float | None]]:
+        """Return how the times of each kernel or operation are distributed."""
+        if self.recording.clock != "device":
+            return super().statistics(by)
+        work = self.recording.work
+        if by == "kernel":
+            return breakdowns.of_kernels(work.by_kernel())
+        launches = work.launches_of_operations() if by == "operation" else {}
+        found = super().statistics(by)
+        return {
+            name: {**figures, "launches": launches.get(name)} for name, figures in found.items()
+        }
+
+    def kernels_of_operations(self) -> list[tuple[str, Row]]:
+        """Return the kernels under each operation; where there are steps, those of the steps."""
+        if self.recording.clock != "device":
+            return []
+        return self.recording.work.kernels_of_operations(self.recording.steps)
+
+    @property
+    def has_places(self) -> bool:
+        """Whether there are operations of the framework."""
+        return self.recording.clock != "device" or self.recording.has_operations
+
+    def summed_calls(self, *, above: int) -> Calls | None:
+        """Return one call for each operation, where there are more than `above` calls."""
+        recording = self.recording
+        if self.has_places or recording.steps or len(recording.work) <= above:
+            return None
+        return recording.work.summed()
+
+    def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
+        """Return how many steps there are, and what tells the step of calls."""
+        steps = self.recording.steps
+        if not steps:
+            return None
+
+        def step(calls: Calls) -> Ints:
+            assert calls.start_ns is not None, "calls of a recording have their moments"
+            return step_of(calls.start_ns.astype(np.int64), steps)
+
+        return len(steps), step
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """What stacks can be weighted with."""
+        return stacks.measures(self.recording)
+
+    def stacks(self, measure: str, by: Place | None = None) -> Stacks:
+        """Return the call stacks of device work, of the host's threads or of allocations."""
+        return stacks.stacks(self.recording, measure, by)
+
+    def launch_delay(self) -> Distribution | None:
+        """Return the time from a launching host call's start to the start of its first work."""
+        tasks, calls = self.recording.tasks, self.recording.host_calls
+        if not len(tasks) or not len(calls):
+            return None
+        # Four bytes a call as long as nothing waits for two seconds.
+        delay: NDArray[np.integer] = np.full(len(calls), _NEVER_SOON, np.int32)
+        for rows in tasks.windows():
+            row = calls.launching(rows.connection)
+            linked = np.flatnonzero((row >= 0) & np.isin(rows.kind, (KERNEL, COPY, COMMUNICATION)))
+            if not len(linked):
+                continue
+            row = row[linked]
+            took = rows.start_ns[linked] - calls.start_ns[row]
+            if delay.dtype == np.int32 and (
+                int(took.max()) >= _NEVER_SOON or int(took.min()) < -_NEVER_SOON
+            ):
+                delay = np.where(delay == _NEVER_SOON, _NEVER, delay)
+            np.minimum.at(delay, row, took.astype(delay.dtype))
+        return Distribution.of(delay[delay != np.iinfo(delay.dtype).max])
+
+    def timeline(self, limit: int | None = None) -> Timeline | None:
+        """Return the device's work over time."""
+        return timeline.build(
+            self.recording.tasks, self.recording.comms, self.recording.collective_names, limit=limit
+        )
+
+    def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
+        """Return what threads of the host did over time."""
+        recording = self.recording
+        return host_lanes.build(
+            recording.framework,
+            recording.host_calls,
+            recording.strings,
+            work,
+            recording.steps,
+            limit,
+        )
+
+    def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
+        """Return when devices were idle and why."""
+        recording = self.recording
+        return idle_lanes.build_idle_lanes(recording.idle_time, [*recording.devices], limit)
+
+    def tracks(self) -> Iterator[Track]:
+        """Yield streams and host threads as tracks of slices."""
+        return tracks.tracks(
+            self.recording.source,
+            self.recording.tasks,
+            self.recording.comms,
+            self.recording.collective_names,
+            self.recording.strings,
+        )
+
+    def memory_series(self) -> tuple[Series, ...]:
+        """Return memory in use over time."""
+        return counters.memory_series(self.recording.source, self.recording.strings)
+
+    def counter_series(self) -> tuple[Series, ...]:
+        """Return bandwidths and frequencies over time, rates of copies and queues of streams."""
+        recording = self.recording
+        return (
+            *counters.counter_series(recording.source, recording.strings),
+            *over_time.copy_rates(recording.source, recording.tasks),
+            *basic_breakdowns.series(recording),
+        )
+
+    def pmu(self) -> tuple[PmuFigure, ...]:
+        """Return hardware counters by operator type."""
+        return counters.pmu_figures(self.recording.source)
+
+    def _device_time(self, name: str) -> DeviceTime:
+        work = self.recording.devices[name]
+        found = work.time(name)
+        windows = self.recording.step_windows.get(name)
+        return found if windows is None else replace(found, steps=work.time(name, windows.all))
+
+    @cached_property
+    def _available(self) -> tuple[By, ...]:
+        usual = [kind for kind in KINDS.values() if not kind.when_asked]
+        found = self._offered(usual)
+        return tuple(by for by in found if way_of(KINDS[by]).quick(self.recording))
+
+    def _offered(self, kinds: Iterable[Kind]) -> list[By]:
+        return [kind.by for kind in kinds if way_of(kind).offered(self.recording)]
+
+    def _totals(self) -> Totals:
+        recording = self.recording
+        if recording.clock == "device" and not recording.has_operations:
+            # A call is a piece of work then, and of those nothing else is known.
+            sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
+        else:
+            sums = recording.held_calls.sums()
+        steps = recording.step_lengths_ns
+        return Totals(
+            total_ns=sums["total_ns"],
+            forward_ns=sums["forward_ns"],
+            backward_ns=sums["backward_ns"],
+            other_ns=recording.work.other_pass_ns() if recording.clock == "device" else None,
+            count=self._timed_calls() if recording.clock != "none" else None,
+            peak_bytes=counters.peak_memory(recording.source, recording.strings),
+            iteration_ns=int(np.median(steps)) if steps else None,
+            iterations=len(steps) or None,
+        )
+
+    def _timed_calls(self) -> int:
+        if self.recording.clock == "device" and not self.recording.has_operations:
+            return len(self.recording.work)
+        return self.recording.held_calls.known("total_ns")
+
+    def _not_measured(self, totals: Totals) -> list[NotMeasured]:
+        recording = self.recording
+        missing = []
+        if recording.clock == "none":
+            missing.append(NotMeasured("device time", "no device task was recorded (table TASK)"))
+        elif recording.clock == "host":
+            missing.append(
+                NotMeasured(
+                    "device time",
+                    "no device task was recorded; the times are those of the host",
+                )
+            )
+        if recording.clock == "device" and not recording.has_operations:
+            missing.append(
+                NotMeasured(
+                    "forward and backward times, modules, source lines",
+                    "no framework operation was recorded (table PYTORCH_API)",
+                )
+            )
+        elif recording.clock == "device" and totals.backward_ns is None:
+            missing.append(NotMeasured("backward times", "no work was launched in a backward pass"))
+        expected = ("step",) if not recording.has_operations else ("module", "line", "step")
+        missing += [
+            NotMeasured(f"time by {by}", KINDS[by].why_not)
+            for by in expected
+            if by not in self._available
+        ]
+        if totals.peak_bytes is None:
+            missing.append(NotMeasured("peak memory", "no memory use was recorded"))
+        return missing

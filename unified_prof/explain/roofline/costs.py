@@ -1,0 +1,494 @@
+"""What an operation has to do: floating-point operations and bytes.
+
+A multiply-add is two operations. Bytes are those that no implementation can avoid: every tensor
+once, by its own type, expanded dimensions once. `Cost.flops` are those of the unit that does the
+operation; bias and softmax of a matrix operation stand apart (`beside`), on the vector unit.
+
+What scaled dot-product attention costs, fused and causal or not.
+
+What collectives cost: bytes on the wire, and what is added up.
+
+What convolutions cost: a window for every result; and how large their results are.
+
+What operations cost that only move memory: copies, and rows taken from tables.
+
+What matrix products cost, by the shapes and types of their factors.
+
+What everything costs that calculates, but on no matrix unit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from unified_prof.explain.roofline.arguments import Shape, Tensor, UntoldError, broadcast, item_size
+
+Unit = Literal["matrix", "vector", "copy"]
+"""What does the work: matrix (tensor, cube) cores, other arithmetic, or only memory."""
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What an operation has to do, whoever does it."""
+
+    unit: Unit
+    dtype: str
+    """Type that it calculates with."""
+    flops: int
+    """Floating-point operations of its unit."""
+    moved_bytes: int
+    beside: int = 0
+    """Floating-point operations of a matrix operation that are no matrix product."""
+    doubt: str | None = None
+    """What may be otherwise, and how it would change the figures."""
+
+
+def bytes_of(*tensors: Tensor | None) -> int:
+    """Return the bytes of those tensors that there are."""
+    return sum(tensor.bytes for tensor in tensors if tensor is not None)
+
+
+def real_parts(dtype: str) -> tuple[str, int]:
+    """Return the type of the parts, and how many real multiply-adds one is."""
+    return {"complex64": ("fp32", 4), "complex128": ("fp64", 4)}.get(dtype, (dtype, 1))
+
+
+def wider(one: str, other: str) -> str:
+    """Return the type with more bytes, the first of two alike."""
+    return one if item_size(one) >= item_size(other) else other
+
+
+UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
+"""Where the triangle of a causal mask is, if there are not as many keys as queries."""
+
+
+# Attention
+
+
+def seen_pairs(queries: int, keys: int, causal: str | None) -> int:
+    """Return how many pairs of a query and a key a mask lets through.
+
+    Args:
+        queries: number of queries.
+        keys: number of keys.
+        causal: where the triangle of a causal mask is; None: there is no mask.
+    """
+    if causal is None:
+        return queries * keys
+    offset = keys - queries if causal == LOWER_RIGHT else 0
+    # Query i sees the keys up to i + offset: 0 of them at first, then one more each, then all.
+    first = max(0, -offset)
+    whole = max(first, min(queries, keys - offset - 1))
+    rising = whole - first
+    ramp = rising * (first + 1 + offset + whole + offset) // 2
+    return ramp + (queries - whole) * keys if whole < queries else ramp
+
+
+@dataclass(frozen=True, slots=True)
+class Attention:
+    """Sizes of scaled dot-product attention: heads are those of the queries."""
+
+    batch: int
+    heads: int
+    key_heads: int
+    queries: int
+    keys: int
+    depth: int
+    value_depth: int
+    dtype: str
+    causal: str | None = None
+    causal_known: bool = True
+
+    @classmethod
+    def of(
+        cls,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        *,
+        heads_first: bool = True,
+        causal: str | None = None,
+        causal_known: bool = True,
+    ) -> Attention:
+        """Return the sizes of queries, keys and values of B, H, S, D or B, S, H, D each."""
+        if any(len(one.shape) < 3 for one in (q, k, v)):
+            raise UntoldError("its queries, keys and values have too few dimensions")
+        heads, rows = (-3, -2) if heads_first else (-2, -3)
+        if k.shape[rows] != v.shape[rows] or q.shape[-1] != k.shape[-1]:
+            raise UntoldError("its queries, keys and values do not go together")
+        return cls(
+            batch=prod(q.shape[:-3]),
+            heads=q.shape[heads],
+            key_heads=k.shape[heads],
+            queries=q.shape[rows],
+            keys=k.shape[rows],
+            depth=q.shape[-1],
+            value_depth=v.shape[-1],
+            dtype=q.dtype,
+            causal=causal,
+            causal_known=causal_known,
+        )
+
+    def forward(self) -> Cost:
+        """Return what fused attention costs: its scores are never written."""
+        return self._cost(self.depth + self.value_depth, 1)
+
+    def backward(self) -> Cost:
+        """Return what its gradients cost; fused kernels calculate the scores once more."""
+        return self._cost(3 * self.depth + 2 * self.value_depth, 2)
+
+    def _cost(self, depths: int, passes: int) -> Cost:
+        planes, size = self.batch * self.heads, item_size(self.dtype)
+        pairs = planes * seen_pairs(self.queries, self.keys, self.causal)
+        own = planes * self.queries * (self.depth + self.value_depth)
+        others = self.batch * self.key_heads * self.keys * (self.depth + self.value_depth)
+        doubt = None
+        if not self.causal_known:
+            less = seen_pairs(self.queries, self.keys, UPPER_LEFT) / (self.queries * self.keys or 1)
+            doubt = f"whether it is causal was not recorded; if so, FLOPs are {less:.2f} of these"
+        return Cost(
+            "matrix",
+            self.dtype,
+            2 * pairs * depths,
+            # Backward reads queries, keys, values, result and its gradient, and writes three.
+            size * (own + others) * passes,
+            beside=5 * pairs,
+            doubt=doubt,
+        )
+
+
+# Collectives
+
+_WIRE = {  # what each rank sends, as multiples of (n - 1) / n of the size, or of all of it
+    "all_reduce": (2, True),
+    "reduce_scatter": (1, True),
+    "all_gather": (1, True),
+    "all_to_all": (1, True),
+    "scatter": (1, True),
+    "gather": (1, True),
+    "broadcast": (1, False),
+    "reduce": (1, False),
+    "send": (1, False),
+    "receive": (1, False),
+}
+
+
+def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
+    """Return the bytes that each rank sends at least.
+
+    Args:
+        kind: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, scatter,
+            gather, send or receive.
+        size_bytes: of the input (of an all_gather: the output).
+        ranks: how many take part.
+
+    Raises:
+        UntoldError: it is none of these.
+    """
+    if kind not in _WIRE or ranks < 1:
+        raise UntoldError(f"what {kind or 'it'} sends is not known")
+    times, without_own = _WIRE[kind]
+    part = (ranks - 1) / ranks if without_own else float(ranks > 1)
+    return size_bytes * times * part
+
+
+def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
+    """Return what a collective costs on one rank: what it sends, and what it adds up."""
+    reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
+    adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces and ranks else 0
+    return Cost("copy", dtype, adds, round(on_the_wire(kind, size_bytes, ranks)))
+
+
+# Convolutions
+
+
+def convolved(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int] | str,
+    dilation: Sequence[int],
+) -> Shape:
+    """Return the spatial sizes of what a convolution (or a pooling) makes."""
+    result = []
+    for place, (size, window) in enumerate(zip(sizes, kernel, strict=True)):
+        step, spread = _at(stride, place, 1), _at(dilation, place, 1)
+        reach = spread * (window - 1)
+        if padding == "same":
+            added = reach
+        elif isinstance(padding, str):
+            added = 0
+        else:
+            added = 2 * _at(padding, place, 0)
+        result.append((size + added - reach - 1) // step + 1)
+    if any(size <= 0 for size in result):
+        raise UntoldError("its window is larger than its input")
+    return tuple(result)
+
+
+def transposed_sizes(
+    sizes: Sequence[int],
+    kernel: Sequence[int],
+    stride: Sequence[int],
+    padding: Sequence[int],
+    dilation: Sequence[int],
+    output_padding: Sequence[int],
+) -> Shape:
+    """Return the spatial sizes of what a transposed convolution makes."""
+    return tuple(
+        (size - 1) * _at(stride, place, 1)
+        - 2 * _at(padding, place, 0)
+        + _at(dilation, place, 1) * (window - 1)
+        + _at(output_padding, place, 0)
+        + 1
+        for place, (size, window) in enumerate(zip(sizes, kernel, strict=True))
+    )
+
+
+def _at(values: Sequence[int], place: int, default: int) -> int:
+    """Return one of values of which a single one is for all places."""
+    if not values:
+        return default
+    return values[0] if len(values) == 1 else values[place]
+
+
+def convolution(
+    x: Tensor,
+    weight: Tensor,
+    y_sizes: Sequence[int],
+    *,
+    bias: Tensor | None = None,
+    transposed: bool = False,
+    groups: int = 1,
+) -> Cost:
+    """Return what a convolution of any number of dimensions costs.
+
+    Args:
+        x: N, C, sizes; N may be missing.
+        weight: C_out, C / groups, window; transposed: C, C_out / groups, window.
+        y_sizes: spatial sizes of the result.
+        bias: of C_out.
+        transposed: whether windows are spread, not gathered.
+        groups: of a transposed one; else they are in the weight's shape.
+    """
+    spatial = len(weight.shape) - 2
+    if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
+        raise UntoldError("its input and its weight do not go together")
+    leading = x.shape[: len(x.shape) - spatial - 1]
+    channels = weight.shape[1] * groups if transposed else weight.shape[0]
+    y = Tensor((*leading, channels, *y_sizes), x.dtype)
+    dtype, times = real_parts(wider(x.dtype, weight.dtype))
+    flops = 2 * _windows(x, weight, y, transposed) * times
+    beside = y.elements * times if bias is not None else 0
+    return Cost("matrix", dtype, flops, bytes_of(x, weight, bias, y), beside)
+
+
+def _windows(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
+    """Return the multiply-adds of a convolution, the same in either direction."""
+    return (x if transposed else y).elements * prod(weight.shape[1:])
+
+
+def convolution_backward(
+    dy: Tensor,
+    x: Tensor,
+    weight: Tensor,
+    *,
+    transposed: bool = False,
+    mask: Sequence[bool] = (True, True, False),
+) -> Cost:
+    """Return what the gradients of a convolution cost: of input, weight and bias, as asked.
+
+    Each of the first two is as much work as the convolution itself, whatever its groups.
+    """
+    of_x, of_weight, of_bias = (*mask, False, False, False)[:3]
+    dtype, times = real_parts(wider(dy.dtype, weight.dtype))
+    once = 2 * _windows(x, weight, dy, transposed) * times
+    moved = dy.bytes
+    moved += x.bytes * (of_x + of_weight) + weight.bytes * (of_x + of_weight)
+    if of_bias:
+        channels = weight.shape[0] if not transposed else dy.shape[1 - len(weight.shape)]
+        moved += channels * item_size(dy.dtype)
+    beside = dy.elements if of_bias else 0
+    return Cost("matrix", dtype, once * (of_x + of_weight), moved, beside)
+
+
+def copied(source: Tensor, target: Tensor | None = None) -> Cost:
+    """Return what a copy, a cast or a change of layout costs."""
+    target = target or Tensor(source.shape, source.dtype)
+    return Cost("copy", target.dtype, 0, source.bytes + target.bytes)
+
+
+def written(target: Tensor) -> Cost:
+    """Return what filling a tensor costs."""
+    return Cost("copy", target.dtype, 0, target.bytes)
+
+
+def joined(parts: Sequence[Tensor]) -> Cost:
+    """Return what laying tensors one after another costs."""
+    if not parts:
+        raise UntoldError("its list of tensors was not recorded")
+    size = item_size(parts[0].dtype)
+    elements = sum(part.elements for part in parts)
+    return Cost("copy", parts[0].dtype, 0, bytes_of(*parts) + elements * size)
+
+
+def looked_up(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
+    """Return what taking rows of a table costs: the rows, not the table."""
+    return Cost("copy", dtype, 0, rows * (item_size(index) + 2 * width * item_size(dtype)))
+
+
+def looked_up_backward(dy: Tensor, index: Tensor, table: Tensor) -> Cost:
+    """Return what the dense gradient of a table costs, of which rows were taken."""
+    return Cost("vector", dy.dtype, dy.elements, bytes_of(dy, index, table))
+
+
+# Matrix products
+
+
+def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None = None) -> Cost:
+    """Return what `a @ b` costs: vectors, matrices, batches, broadcast as torch does.
+
+    Args:
+        a: left.
+        b: right.
+        bias: what is added to it.
+        out: type of the result; as `a` unless said.
+    """
+    if not a.shape or not b.shape:
+        raise UntoldError("a factor has no shape")
+    left = (1, *a.shape) if len(a.shape) == 1 else a.shape
+    right = (*b.shape, 1) if len(b.shape) == 1 else b.shape
+    m, k, n = left[-2], left[-1], right[-1]
+    if right[-2] != k:
+        raise UntoldError("the inner sizes of its factors differ")
+    batch = prod(broadcast(left[:-2], right[:-2]))
+    return _product(batch * m, n, k, (a, b), batch * m * n, bias, out)
+
+
+def linear(
+    x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: str | None = None
+) -> Cost:
+    """Return what `x @ weight.T + bias` costs; leading dimensions of `x` are rows."""
+    if not x.shape or len(weight.shape) not in (1, 2):
+        raise UntoldError("a factor has no shape")
+    n = weight.shape[0] if len(weight.shape) == 2 else 1
+    k, m = x.shape[-1], prod(x.shape[:-1])
+    if weight.shape[-1] != k:
+        raise UntoldError("the inner sizes of its factors differ")
+    return _product(m, n, k, (x, weight), m * n, bias, out)
+
+
+def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:
+    """Return what `addbmm` costs: products of a batch, all added up."""
+    batch, m, k = a.shape
+    n = b.shape[-1]
+    return _product(batch * m, n, k, (a, b), m * n, bias, None)
+
+
+def grouped_matmul(
+    rows: Sequence[int], n: int, k: int, dtype: str, *, out: str | None = None
+) -> Cost:
+    """Return what products of groups of rows with a matrix each cost (mixture of experts)."""
+    size, m = item_size(dtype), sum(rows)
+    moved = size * (m * k + len(rows) * k * n) + item_size(out or dtype) * m * n
+    return Cost("matrix", dtype, 2 * m * n * k, moved)
+
+
+def _product(
+    rows: int,
+    n: int,
+    k: int,
+    factors: tuple[Tensor, Tensor],
+    result: int,
+    bias: Tensor | None,
+    out: str | None,
+) -> Cost:
+    dtype, times = real_parts(wider(factors[0].dtype, factors[1].dtype))
+    moved = bytes_of(*factors, bias) + result * item_size(out or factors[0].dtype)
+    beside = result * times if bias is not None else 0
+    return Cost("matrix", dtype, 2 * rows * n * k * times, moved, beside)
+
+
+# Everything that no matrix unit does
+
+
+def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | None = None) -> Cost:
+    """Return what an element-wise operation costs, its inputs broadcast.
+
+    Args:
+        inputs: all tensors; in place, the first is read and written.
+        operations: floating-point operations an element; exp, tanh and erf are one each.
+        out: type of the result, the widest of its inputs unless said.
+    """
+    tensors = tuple(inputs)
+    if not tensors:
+        raise UntoldError("no tensor of it was recorded")
+    dtype = result_type(tensors)
+    elements = prod(broadcast(*(one.shape for one in tensors)))
+    moved = bytes_of(*tensors) + elements * item_size(out or dtype)
+    return Cost("vector" if operations else "copy", dtype, operations * elements, moved)
+
+
+def result_type(tensors: Sequence[Tensor]) -> str:
+    """Return the type that torch promotes tensors to: dimensions go before numbers alone."""
+    shaped = [one for one in tensors if one.shape] or list(tensors)
+    floating = [one for one in shaped if "int" not in one.dtype and one.dtype != "bool"]
+    result = (floating or shaped)[0].dtype
+    for one in floating or shaped:
+        if {one.dtype, result} == {"bf16", "fp16"}:
+            return "fp32"
+        result = wider(result, one.dtype)
+    return result
+
+
+def reduction(x: Tensor, results: int, *, operations: int = 1, out: str | None = None) -> Cost:
+    """Return what reducing a tensor to `results` elements costs."""
+    moved = x.bytes + results * item_size(out or x.dtype)
+    return Cost("vector", x.dtype, operations * x.elements, moved)
+
+
+_NORM = {  # kind: forward and backward operations an element, tensors moved forward and backward
+    "layer": (8, 14, 2, 3),
+    "group": (8, 14, 2, 3),
+    "instance": (8, 14, 2, 3),
+    "rms": (5, 10, 2, 3),
+    "batch": (7, 11, 2, 3),
+    "batch eval": (2, 4, 2, 3),
+    "softmax": (5, 4, 2, 3),
+}
+
+
+def normalisation(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
+    """Return what a normalisation costs: layer, rms, group, batch, batch eval or softmax."""
+    operations, _, tensors, _ = _NORM[kind]
+    return Cost("vector", x.dtype, operations * x.elements, tensors * x.bytes + bytes_of(*params))
+
+
+def normalisation_backward(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
+    """Return what the gradients of a normalisation cost: read x, dy and params, write theirs."""
+    _, operations, _, tensors = _NORM[kind]
+    moved = tensors * x.bytes + 2 * bytes_of(*params)
+    return Cost("vector", x.dtype, operations * x.elements, moved)
+
+
+def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:
+    """Return what one fused step costs; gradients and state are of the parameters' type.
+
+    Args:
+        kind: sgd, momentum, adagrad or adam.
+        params: the parameters.
+    """
+    if not params:
+        raise UntoldError("its list of parameters was not recorded (torch leaves out more than 30)")
+    operations, states = {"sgd": (2, 0), "momentum": (4, 1), "adagrad": (6, 1), "adam": (12, 2)}[
+        kind
+    ]
+    elements = sum(one.elements for one in params)
+    dtype = params[0].dtype
+    # Parameters are read and written, gradients read, each state read and written.
+    return Cost(
+        "vector", dtype, operations * elements, elements * (3 + 2 * states) * item_size(dtype)
+    )

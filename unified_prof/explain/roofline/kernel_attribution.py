@@ -1,0 +1,404 @@
+"""What is charged with the time of kernels, and what each of it calculates and moves."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import dataclass, replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.packed import codes
+from unified_prof.explain.roofline import ascend, serving_formulas
+from unified_prof.explain.roofline.arguments import (
+    Arguments,
+    UntoldError,
+    dtype_of,
+    dtype_of_kernel,
+    parsed,
+    told,
+)
+from unified_prof.explain.roofline.costs import Cost
+from unified_prof.explain.roofline.serving_formulas import formula_of
+from unified_prof.recording import operators
+from unified_prof.recording import operators as operation_inputs
+from unified_prof.recording.calls import KERNEL
+from unified_prof.recording.framework import NONE, Framework
+from unified_prof.recording.operators import numbered
+from unified_prof.recording.recording import Recording
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
+"""Names of kernels that say they calculate in TF32."""
+NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
+"""Those that say they do not."""
+_COUNTED_BELOW = "counted where operations within it launched kernels"
+_NO_SHAPES = "the shapes of its inputs were not recorded"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Class:
+    """Pieces of device work that one calculation is the same for."""
+
+    name: str
+    shapes: str
+    kind: str
+    device: int
+    count: int
+    total_ns: int
+    members: Ints
+    """Their numbers among what is charged."""
+    kernel: str
+    cost: Cost | None
+    why: str | None
+
+
+class Charged:
+    """What is charged with kernels: operations of the framework, operators, kernels of neither.
+
+    Attributes:
+        total_ns: time of the kernels of each.
+        device: number of the device of each.
+        step: the step that launched each, -1 where none did.
+    """
+
+    def __init__(self, recording: Recording) -> None:
+        work = recording.work
+        piece = np.flatnonzero(work.kind == KERNEL)
+        self._recording = recording
+        task = work.task[piece].astype(np.int64)
+        duration = work.duration_ns[piece]
+        own = self._own_shapes(task)
+        self._sides = _sides(recording, piece)
+        side, owner, key = _owners(self._sides, len(piece))
+        # Where operators tell their own shapes, others are not charged with what launched both.
+        alone = own | (owner == NONE) | own.any()
+        key = np.where(alone, int(key.max(initial=NONE)) + 1 + np.arange(len(piece)), key)
+        self.total_ns, chief = duration, np.arange(len(piece))
+        if not alone.all():
+            distinct, number = np.unique(key, return_inverse=True)
+            self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
+            # The longest kernel stands for its operation: its name, its device, its step.
+            order = np.lexsort((duration, number))
+            last = np.append(number[order][1:] != number[order][:-1], True)
+            chief = order[last]
+        self._side, self._owner, self._alone = side[chief], owner[chief], alone[chief]
+        self._own = own[chief]
+        self._task = task[chief]
+        # Replays are launched here, whatever the clock of the capture says.
+        self._replayed_ns = (
+            None if work.captured is None else work.captured.launched_ns[piece[chief]]
+        )
+        self._kernel = work.kernel[piece[chief]]
+        self._operator = work.operator[piece[chief]]
+        self.device = work.device[piece[chief]]
+        steps = recording.of_steps.tasks if recording.steps else None
+        self.step = np.full(len(chief), NONE, np.int64)
+        if steps is not None:
+            self.step = steps[self._task].astype(np.int64)
+
+    def __len__(self) -> int:
+        return len(self.total_ns)
+
+    def _own_shapes(self, task: Ints) -> NDArray[np.bool_]:
+        """Tell which tasks have shapes of their own: operators of an Ascend."""
+        source = self._recording.source
+        if "UPROF_GPU_TASKS" in source.tables:
+            return np.zeros(len(task), bool)
+        self._tensors = operators.tensors(source)
+        row = self._recording.tasks.info[task].astype(np.int64)
+        columns = [self._tensors[name] for name in ("inputs", "outputs")]
+        known = np.zeros(len(task), bool)
+        if not len(columns[0]):
+            return known
+        strings = self._recording.strings
+        for column in columns:
+            ids, number = codes(np.where(row >= 0, column[row], -1))
+            known |= np.array([_has_sizes(strings.get(one)) for one in ids])[number]
+        return known
+
+    def classes(self) -> list[Class]:
+        """Return what is charged by what its cost is calculated of."""
+        if not len(self):
+            return []
+        inputs = {
+            name: np.full(len(self), MISSING, np.int64)
+            for name in ("shapes", "types", "strides", "values")
+        }
+        name_id = np.full(len(self), MISSING, np.int64)
+        for place, side in enumerate(self._sides):
+            mine = np.flatnonzero(self._side == place)
+            owner = self._owner[mine]
+            found = operation_inputs.of_ranges(side.recording.source, side.framework, owner)
+            for name, values in found.items():
+                inputs[name][mine] = values
+            name_id[mine] = side.framework.name_ids(owner)
+        around = self._around()
+        doubled = self._doubled()
+        tensors = {name: np.full(len(self), MISSING, np.int64) for name in operators.TENSORS}
+        if self._own.any():
+            row = self._recording.tasks.info[self._task].astype(np.int64)
+            for name in operators.TENSORS:
+                tensors[name] = np.where(
+                    self._own, self._tensors[name][row].astype(np.int64), MISSING
+                )
+        columns = [
+            name_id,
+            *inputs.values(),
+            *tensors.values(),
+            self._telling_kernels(),
+            np.where(self._own, self._operator, NONE),
+            self.device,
+            self._own,
+            self._alone,
+            self._side,
+            doubled,
+            around,
+        ]
+        number = numbered(*columns)
+        texts = self._recording.work.labels.texts
+        result = []
+        nothing: dict[str, str | None] = dict.fromkeys(inputs)
+        for members in groups(number):
+            first = members[0]
+            strings = self._recording.strings
+            laid = {name: strings.get(int(values[first])) for name, values in tensors.items()}
+            given = nothing
+            if (place := int(self._side[first])) != NONE:
+                strings = self._sides[place].recording.strings
+                given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
+            named = strings.get(int(name_id[first])) or ""
+            kernel = texts[int(self._kernel[first])]
+            operator = texts[int(self._operator[first])]
+            if self._own[first]:
+                described = _of_operator(operator, laid, named, given)
+            elif not self._alone[first]:
+                given["around"] = self._recording.strings.get(int(around[first]))
+                described = _of_operation(named, given, kernel, doubled=bool(doubled[first]))
+            else:
+                described = (kernel, "", "kernel", None, _NO_SHAPES)
+            result.append(
+                Class(
+                    *described[:3],
+                    device=int(self.device[first]),
+                    count=len(members),
+                    total_ns=int(self.total_ns[members].sum()),
+                    members=members,
+                    kernel=kernel,
+                    cost=described[3],
+                    why=described[4],
+                )
+            )
+        return result
+
+    def _telling_kernels(self) -> Ints:
+        """Return what kernels' names say that a cost depends on, where that has a say at all."""
+        labels, number = np.unique(self._kernel, return_inverse=True)
+        texts = [self._recording.work.labels.texts[int(label)] for label in labels]
+        ways: dict[tuple[str, bool, bool], int] = {}
+        codes = [
+            ways.setdefault(
+                (dtype_of_kernel(text), bool(TF32.search(text)), bool(NOT_TF32.search(text))),
+                len(ways),
+            )
+            for text in texts
+        ]
+        result: Ints = np.where(self._own, NONE, np.array(codes, np.int64)[number])
+        # A kernel by itself is called by its name.
+        return np.where(self._alone & ~self._own, len(ways) + self._kernel, result)
+
+    def _around(self) -> Ints:
+        """Return the name of the range that tells of the batch, where a cost depends on it."""
+        result = np.full(len(self), MISSING, np.int64)
+        for place, side in enumerate(self._sides):
+            needed = _marked(side.framework, serving_formulas.needs_lengths)
+            mine = np.flatnonzero(self._side == place)
+            mine = mine[needed[self._owner[mine]]]
+            if not len(mine):
+                continue
+            regions, strings = self._recording.regions, self._recording.strings
+            names = np.unique(regions.name)
+            told = [
+                bool(serving_formulas.Batch.named(strings.get(one) or "")) for one in names.tolist()
+            ]
+            marks = np.flatnonzero(np.isin(regions.name, names[np.array(told, bool)]))
+            if not len(marks):
+                continue
+            marks = marks[np.argsort(regions.start_ns[marks], kind="stable")]
+            at = side.framework.start_ns[self._owner[mine]]
+            if side.recording is not self._recording and self._replayed_ns is not None:
+                at = self._replayed_ns[mine]
+            last = np.searchsorted(regions.start_ns[marks], at, side="right") - 1
+            mark = marks[np.maximum(last, 0)]
+            inside = (last >= 0) & (at < regions.end_ns[mark])
+            result[mine[inside]] = regions.name[mark[inside]]
+        return result
+
+    def _doubled(self) -> NDArray[np.bool_]:
+        """Tell which matrix operations hold others that are charged: these count, not they."""
+        result = np.zeros(len(self), bool)
+        for place, side in enumerate(self._sides):
+            matrix = _marked(side.framework, _is_matrix)
+            inside = np.flatnonzero(~self._alone & (self._side == place))
+            ranges = self._owner[inside]
+            is_matrix = matrix[ranges]
+            charged = np.zeros(len(side.framework), bool)
+            charged[ranges[is_matrix]] = True
+            outer = side.framework.around(ranges[is_matrix], charged)
+            result[inside] = np.isin(ranges, outer[outer != NONE])
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Side:
+    """A recording whose operations launched work: this one, or that of the capture of graphs."""
+
+    recording: Recording
+    framework: Framework
+    owner: Ints
+    """The range that is charged with each piece, NONE where there is none."""
+    occasion: Ints
+    """What tells the replays of one captured operation apart."""
+
+
+def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
+    """Return who knows the operations that launched pieces of work; who knows better comes last."""
+    work, result = recording.work, []
+    if (framework := recording.framework) is not None:
+        owner = _innermost(framework, work.connection[piece])
+        result.append(_Side(recording, framework, owner, np.zeros_like(owner)))
+    captured, capture = work.captured, recording.captured_in
+    if captured is not None and capture is not None:
+        owner = _innermost(captured.framework, captured.connection[piece])
+        result.append(_Side(capture, captured.framework, owner, captured.replay[piece]))
+    return result
+
+
+def _innermost(framework: Framework, connection: Ints) -> Ints:
+    """Return the innermost operation with a formula that launched work, else the innermost."""
+    formulas = _marked(framework, lambda text: formula_of(text) is not None)
+    owner = framework.innermost(connection, formulas)
+    return np.where(owner != NONE, owner, framework.innermost(connection))
+
+
+def _owners(sides: list[_Side], pieces: int) -> tuple[Ints, Ints, Ints]:
+    """Return the side and the range that is charged with each piece, and one number for both."""
+    side, owner, key = (np.full(pieces, NONE, np.int64) for _ in range(3))
+    first = 0
+    for place, one in enumerate(sides):
+        mine = np.flatnonzero(one.owner != NONE)
+        occasions, number = np.unique(one.occasion[mine], return_inverse=True)
+        side[mine], owner[mine] = place, one.owner[mine]
+        key[mine] = first + number * len(one.framework) + one.owner[mine]
+        first += len(occasions) * len(one.framework)
+    return side, owner, key
+
+
+def _marked(framework: Framework, wanted: Callable[[str], bool]) -> NDArray[np.bool_]:
+    marked = np.zeros(len(framework), bool)
+    marked[framework.matching(wanted)] = True
+    return marked
+
+
+def groups(number: Ints) -> Iterator[Ints]:
+    """Yield the places of each number 0, 1, ..."""
+    order = np.argsort(number, kind="stable")
+    borders = np.flatnonzero(np.diff(number[order])) + 1
+    yield from (part for part in np.split(order, borders) if len(part))
+
+
+def _has_sizes(text: str | None) -> bool:
+    return text is not None and any(sign.isdigit() for sign in text)
+
+
+_MATRIX = re.compile(
+    r"mm$|mm_|gemm|matmul|linear|conv|attention|attn|FlashAttn|::(?:wrapper_)?f?mha_|^flash_attn"
+    r"|^aten::(?:dot|vdot|mv|addmv)$"
+)
+
+
+def _is_matrix(name: str) -> bool:
+    """Tell whether an operation that has a formula works on matrix units."""
+    return bool(_MATRIX.search(name)) and formula_of(name) is not None
+
+
+Described = tuple[str, str, str, Cost | None, str | None]
+"""Name, shapes in words, kind, cost of one, and why there is none."""
+
+
+def _of_operation(
+    name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
+) -> Described:
+    """Describe an operation of the framework."""
+    shapes = in_words(given["shapes"], given["types"])
+    formula = formula_of(name)
+    if doubled:
+        return name, shapes, "operation", None, _COUNTED_BELOW
+    if formula is None:
+        return name, shapes, "operation", None, "no formula for it"
+    if given["types"] is None:
+        return name, shapes, "operation", None, _NO_SHAPES
+    try:
+        arguments = parsed(
+            given["shapes"], given["types"], given["strides"], given["values"], kernel
+        )
+        arguments = replace(arguments, around=given.get("around") or "")
+        return name, shapes, "operation", formula(arguments), None
+    except UntoldError as err:
+        return name, shapes, "operation", None, str(err)
+
+
+_NO_FRAMEWORK = ascend.Framework("", Arguments(()))
+
+
+def _of_operator(
+    op_type: str, laid: dict[str, str | None], named: str, given: dict[str, str | None]
+) -> Described:
+    """Describe an operator of an Ascend."""
+    shapes = in_words(laid["inputs"], laid["input_types"])
+    try:
+        around = _NO_FRAMEWORK
+        if named or any(given.values()):
+            arguments = Arguments(())
+            with suppress(UntoldError):
+                # What the framework says is of help only where it is known.
+                arguments = parsed(
+                    given["shapes"], given["types"], given["strides"], given["values"]
+                )
+            around = ascend.Framework(named.rpartition("::")[2], arguments)
+        operator = ascend.Operator(
+            op_type,
+            ascend.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
+            ascend.laid(laid["outputs"], laid["output_types"], laid["output_formats"]),
+            around,
+        )
+        return op_type, shapes, "operation", ascend.cost(operator), None
+    except UntoldError as err:
+        return op_type, shapes, "operation", None, str(err)
+
+
+_MOST_SHAPES = 4
+
+
+def in_words(shapes: str | None, types: str | None) -> str:
+    """Return shapes and types as people read them: `[141,512] [512,2048] bf16`.
+
+    A list of which no shape was recorded is not shown: old releases of torch tell lists of numbers
+    (a convolution's padding) and of more than 30 tensors alike.
+    """
+    found, kinds = [], []
+    for shape, kind in zip(*told(shapes, types), strict=False):
+        dtype = dtype_of(kind)
+        if dtype in ("tensorlist", "genericlist"):
+            found += [f"{len(shape.split('|'))} tensors"] if shape else []
+        elif shape:
+            found.append(f"[{shape.replace(' ', '')}]")
+            kinds.append(dtype)
+    more = len(found) - _MOST_SHAPES
+    if more > 0:
+        found = [*found[:_MOST_SHAPES], f"and {more} more"]
+    return " ".join([*found, *dict.fromkeys(kinds)])

@@ -1,0 +1,437 @@
+"""What ran on devices, piece by piece: when, on which stream, and what launched it.
+
+Pieces of each stream in the order in which they were launched.
+
+What each piece of work waited for: what ran before on its stream, an event, its launch.
+
+What calls of the host that wait for a device waited for.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.packed import codes
+from unified_prof.explain.schedule import graph
+from unified_prof.explain.schedule.graph import Edges, Ints
+from unified_prof.recording import queues
+from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.task_rows import WAIT
+
+_SKEW_NS = 100_000
+"""So far apart the clocks of host and device may be; where work began earlier, it is no launch."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Everything that ran on devices: work, then tasks that wait or record."""
+
+    row: Ints
+    """Which row of `Recording.work` each piece of work is, rising."""
+    start_ns: Ints
+    end_ns: Ints
+    device: Ints
+    stream: Ints
+    """Device and stream in one number; a collective has that of its tasks."""
+    call: Ints
+    """The call that launched it, NOWHERE where that is not known."""
+    launched_ns: Ints
+    """Start of that call; its own start where it is not known."""
+    skew_ns: int
+    """So much earlier than the host's clock says calls began at the least: no work begins before
+    the call that launches it."""
+    records: NDArray[np.bool_]
+    """Which of them record an event."""
+    waits: NDArray[np.bool_]
+    """Which of them wait for one."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def work(self) -> int:
+        """So many of them, the first ones, are work."""
+        return len(self.row)
+
+    @property
+    def asked_ns(self) -> Ints:
+        """When each one was launched, by the device's clock."""
+        return np.where(self.call >= 0, self.launched_ns - self.skew_ns, self.launched_ns)
+
+    @property
+    def moment_ns(self) -> Ints:
+        """When each one begins; what only waits, when it is over."""
+        is_work = np.arange(len(self)) < self.work
+        return np.where(is_work, self.start_ns, self.end_ns)
+
+    @property
+    def takes_ns(self) -> Ints:
+        """How long the work of each takes."""
+        is_work = np.arange(len(self)) < self.work
+        return np.where(is_work, self.end_ns - self.start_ns, 0)
+
+
+def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
+    """Return the pieces of a recording, those that began before a time where one is given."""
+    work, tasks, calls = recording.work, recording.tasks, recording.host_calls
+    begun = work.start_ns.whole()
+    rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
+    begun = begun[rows]
+    waiting = (tasks.kind == WAIT) & tasks.of_the_program
+    if until_ns is not None:
+        waiting &= tasks.start_ns < until_ns
+    waits = np.flatnonzero(waiting)
+    texts = [(text or "").lower() for text in tasks.type_texts]
+    of_type = tasks.type[waits]
+    connection = np.concatenate((work.connection[rows], tasks.connection[waits]))
+    call = calls.launching(connection).astype(np.int64)
+    start = np.concatenate((begun, tasks.start_ns[waits]))
+    launched = np.append(calls.start_ns, 0)[call]
+    early = (launched - start)[call >= 0]
+    early = early[early <= _SKEW_NS]
+
+    def says(word: str) -> NDArray[np.bool_]:
+        found = np.array([*(word in text for text in texts), False])[of_type]
+        return np.concatenate((np.zeros(len(rows), bool), found))
+
+    return Pieces(
+        row=rows,
+        start_ns=start,
+        end_ns=np.concatenate((begun + work.duration_ns[rows], tasks.end_ns[waits])),
+        device=np.concatenate((work.device[rows], tasks.device[waits].astype(np.int64))),
+        stream=np.concatenate((_streams(recording, rows), _key(tasks.device, tasks.stream)[waits])),
+        call=call,
+        launched_ns=np.where(call >= 0, launched, start),
+        skew_ns=max(int(early.max(initial=0)), 0),
+        records=says("record"),
+        waits=says("wait"),
+    )
+
+
+def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
+    return device.astype(np.int64) << 32 | (stream.astype(np.int64) & 0xFFFFFFFF)
+
+
+def _streams(recording: Recording, rows: Ints) -> Ints:
+    """Return the stream of pieces of work: of a collective, that of what its call launched."""
+    work, tasks = recording.work, recording.tasks
+    of_row = work.stream[rows]
+    stream = _key(work.device[rows], of_row)
+    whole = np.flatnonzero((work.kind[rows] == COMMUNICATION) & (of_row == UNKNOWN))
+    if len(whole) and len(tasks):
+        connection = work.connection[rows[whole]]
+        task = Lookup(tasks.connection.astype(np.int64)).rows(connection)
+        known = (task >= 0) & (connection >= 0)
+        known &= tasks.device[task] == work.device[rows[whole]]
+        stream[whole[known]] = _key(tasks.device, tasks.stream)[task[known]]
+    return stream
+
+
+class Launched:
+    """Pieces of each stream in the order of their launches."""
+
+    def __init__(self, pieces: Pieces) -> None:
+        known = np.flatnonzero(pieces.call >= 0)
+        order = np.lexsort(
+            (pieces.moment_ns[known], pieces.launched_ns[known], pieces.stream[known])
+        )
+        self._rows = known[order]
+        self._stream = pieces.stream[self._rows]
+        self._launched = pieces.launched_ns[self._rows]
+
+    def before(self, stream: Ints, at_ns: Ints) -> Ints:
+        """Return the last piece that was launched on a stream before a time, or NOWHERE."""
+        low, place = self._places(stream, at_ns)
+        found = place > low
+        return np.where(found, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
+
+    def after(self, stream: Ints, at_ns: Ints) -> Ints:
+        """Return the first piece that was launched on a stream at a time or later, or NOWHERE."""
+        _, place = self._places(stream, at_ns)
+        high = np.searchsorted(self._stream, stream, side="right")
+        return np.where(place < high, np.append(self._rows, NOWHERE)[place], NOWHERE)
+
+    def _places(self, stream: Ints, at_ns: Ints) -> tuple[Ints, Ints]:
+        low = np.searchsorted(self._stream, stream, side="left")
+        place = np.empty(len(stream), np.int64)
+        for one, rows in by_key(stream):
+            begin = int(np.searchsorted(self._stream, one, side="left"))
+            end = int(np.searchsorted(self._stream, one, side="right"))
+            launched = self._launched[begin:end]
+            place[rows] = begin + np.searchsorted(launched, at_ns[rows], side="left")
+        return low.astype(np.int64), place
+
+
+TRIES = 256
+"""So many pieces that ended before a call returned are looked at for the one it waited for."""
+
+
+_CLOSE_NS = 10_000
+"""A piece that begins so soon after another one's end may have waited for it."""
+_LOOKS_NS = 100_000
+"""So late a stream that waits may find that an event was recorded (17 to 59 µs on a 910A)."""
+_SOON_NS = 5_000
+"""The same, where nothing but the times says so."""
+_LONGEST_LAUNCH_NS = 50_000
+"""No launch takes longer by itself: what it takes beyond that has another reason."""
+_LATE = 3
+"""So many times the usual time from its launch on, a piece waited for something else as well."""
+
+
+def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> list[Edges]:
+    """Return what pieces wait for.
+
+    Args:
+        recording: the recording.
+        pieces: its pieces.
+        launches: the moment of each piece's launch, NOWHERE where it is not known.
+        first: the moment of the first piece; those of the others follow in their order.
+    """
+    before, touching = _before(pieces)
+    moment = pieces.moment_ns
+    after = np.flatnonzero(before != NOWHERE)
+    gap = moment[after] - pieces.end_ns[before[after]]
+    # What a gap and a launch take by themselves is told by those that nothing else held up.
+    queued = (pieces.asked_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
+    usual_gap = _usual(gap[queued], 1_000)
+    awaited = _awaited(recording, pieces, before, usual_gap)
+    known = np.flatnonzero(launches != NOWHERE)
+    delay = moment[known] - pieces.asked_ns[known]
+    until = np.append(pieces.end_ns, 0)[before]
+    np.maximum.at(until, awaited.target, pieces.end_ns[awaited.source])
+    idle = (until[known] <= pieces.asked_ns[known]) & (delay >= 0)
+    usual_delay = min(_usual(delay[idle], 5_000), _LONGEST_LAUNCH_NS)
+    lag = np.minimum(gap, usual_gap)
+    between = [
+        Edges.of(before[after], after, lag, behind=True, kind=graph.STREAM),
+        Edges.of(touching[0], touching[1], 0, behind=False, kind=graph.STREAM),
+        awaited,
+        _seen(pieces, before, awaited, usual_gap, usual_delay),
+    ]
+    lag = np.clip(delay, 0, usual_delay)
+    launched = Edges.of(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
+    return [launched, *(one.moved(first) for one in between)]
+
+
+def _usual(values: Ints, otherwise: int) -> int:
+    """Return a short one of many times: the long ones may have reasons that nobody recorded."""
+    return int(np.percentile(values, 25, method="lower")) if len(values) else otherwise
+
+
+def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
+    """Return what was done last before each piece on its stream, and pairs that overlap there."""
+    moment, end = pieces.moment_ns, pieces.end_ns
+    result = np.full(len(pieces), NOWHERE, np.int64)
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for _, rows in by_key(pieces.stream):
+        rows = rows[np.lexsort((end[rows], moment[rows]))]
+        by_end = np.argsort(end[rows], kind="stable")
+        last = np.searchsorted(end[rows][by_end], moment[rows], side="right") - 1
+        # Of what ends at the moment itself only what stands before it can be what it follows.
+        place = np.append(by_end, NOWHERE)[last]
+        own = np.arange(len(rows))
+        while (later := (last >= 0) & (place >= own)).any():
+            last[later] -= 1
+            place = np.where(last >= 0, by_end[last], NOWHERE)
+        result[rows] = np.where(last >= 0, rows[place], NOWHERE)
+        overlapping = np.flatnonzero((own > 0) & (place != own - 1))
+        sources.append(rows[overlapping - 1])
+        targets.append(rows[overlapping])
+    return result, (np.concatenate(sources), np.concatenate(targets))
+
+
+def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int) -> Edges:
+    """Return what waited for events: by calls, as GPUs record them, or by tasks, as NPUs do."""
+    moment = pieces.moment_ns
+    source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    events = queues.of_streams(recording.source, recording.strings, recording.host_calls)
+    if len(events):
+        latest = Launched(pieces)
+        awaited = latest.before(events.awaited_stream, events.recorded_ns)
+        waiting = latest.after(events.stream, events.at_ns)
+        both = (awaited != NOWHERE) & (waiting != NOWHERE)
+        source.append(awaited[both])
+        target.append(waiting[both])
+    elif not pieces.waits.any():
+        awaited, waiting = _asked(recording, pieces)
+        source.append(awaited)
+        target.append(waiting)
+    for _, rows in by_key(pieces.device):
+        records, waiting = rows[pieces.records[rows]], rows[pieces.waits[rows]]
+        if not len(records):
+            continue
+        records = records[np.argsort(moment[records], kind="stable")]
+        last = np.searchsorted(moment[records], moment[waiting], side="right") - 1
+        for _ in range(4):  # the event of the stream itself is not what it waits for
+            own = (last >= 0) & (pieces.stream[records[last]] == pieces.stream[waiting])
+            last[own] -= 1
+        record = np.where(last >= 0, records[last], 0)
+        since = moment[waiting] - moment[record]
+        # Where the stream had been ready before, it was waiting: a device may look now and then.
+        ready = np.append(pieces.end_ns, 0)[before[waiting]]
+        waited = (moment[record] > ready) & (since <= _LOOKS_NS)
+        close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
+        close &= pieces.stream[record] != pieces.stream[waiting]
+        source.append(record[close])
+        target.append(waiting[close])
+    one, other = np.concatenate(source), np.concatenate(target)
+    lag = np.clip(moment[other] - pieces.end_ns[one], 0, usual_gap)
+    return Edges.of(one, other, lag, behind=True, kind=graph.EVENT)
+
+
+def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
+    """Return what waited for what by the order of calls, where nobody recorded events.
+
+    What a thread launches next after it made a stream wait is what waits; for the last work that
+    was launched before on another stream and that was done by then.
+    """
+    calls, moment = recording.host_calls, pieces.moment_ns
+    nothing = np.zeros(0, np.int64)
+    known = np.flatnonzero(pieces.call[: pieces.work] >= 0)
+    if len(np.unique(pieces.stream[known])) < 2:
+        return nothing, nothing
+    ids, number = calls.names
+    flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
+    asked = np.flatnonzero(np.array([*flags, False])[number.whole()])
+    known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
+    launched = pieces.launched_ns[known]
+    thread = calls.thread[pieces.call[known]]
+    source, target = [nothing], [nothing]
+    for one, rows in by_key(calls.thread[asked]):
+        own = np.flatnonzero(thread == one)
+        at = calls.start_ns[asked[rows]]
+        following = np.searchsorted(launched[own], at, side="left")
+        inside = following < len(own)
+        waiting = known[own[following[inside]]]
+        last = np.searchsorted(launched, at[inside], side="left") - 1
+        looking = np.flatnonzero(last >= 0)
+        for _ in range(TRIES):
+            done = known[last[looking]]
+            fits = pieces.stream[done] != pieces.stream[waiting[looking]]
+            fits &= pieces.device[done] == pieces.device[waiting[looking]]
+            fits &= pieces.end_ns[done] <= moment[waiting[looking]]
+            source.append(done[fits])
+            target.append(waiting[looking[fits]])
+            last[looking[~fits]] -= 1
+            looking = looking[~fits]
+            looking = looking[last[looking] >= 0]
+            if not len(looking):
+                break
+    return np.concatenate(source), np.concatenate(target)
+
+
+_STREAM_WAITS = re.compile(r"StreamWaitEvent", re.IGNORECASE)
+
+
+def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int) -> Edges:
+    """Return what pieces waited for that no record says, only the times.
+
+    A piece that begins long after its launch and its stream's last work, and just after work of
+    another stream ended, was waiting for that.
+    """
+    moment = pieces.moment_ns
+    ready = np.zeros(len(pieces), np.int64)
+    on_stream = before != NOWHERE
+    ready[on_stream] = pieces.end_ns[before[on_stream]]
+    since_launch = np.where(pieces.call >= 0, pieces.asked_ns, 0)
+    # Only where what is known leaves more than noise unexplained.
+    much = max(_LATE * usual_delay, _CLOSE_NS)
+    ready = np.where(since_launch > ready, since_launch + much - _SOON_NS, ready)
+    np.maximum.at(ready, awaited.target, pieces.end_ns[awaited.source])
+    late = np.flatnonzero(moment - ready > _SOON_NS)
+    late = late[late < pieces.work]
+    sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    for device, rows in by_key(pieces.device[late]):
+        here = np.flatnonzero(pieces.device == device)
+        here = here[here < pieces.work]
+        here = here[np.argsort(pieces.end_ns[here], kind="stable")]
+        waiting = late[rows]
+        last = np.searchsorted(pieces.end_ns[here], moment[waiting], side="right") - 1
+        done = here[np.maximum(last, 0)]
+        # What nobody is known to have launched follows whatever the device did last.
+        unlaunched = pieces.call[waiting] < 0
+        close = moment[waiting] - pieces.end_ns[done] <= _SOON_NS
+        good = (last >= 0) & (pieces.stream[done] != pieces.stream[waiting])
+        good &= (close & (pieces.end_ns[done] > ready[waiting])) | (
+            unlaunched & (before[waiting] == NOWHERE)
+        )
+        sources.append(done[good])
+        targets.append(waiting[good])
+    source, target = np.concatenate(sources), np.concatenate(targets)
+    lag = np.clip(moment[target] - pieces.end_ns[source], 0, usual_gap)
+    return Edges.of(source, target, lag, behind=True, kind=graph.SEEN)
+
+
+def waited_for(
+    recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]
+) -> tuple[Ints, Ints]:
+    """Return what synchronising calls waited for: which of them, and a piece whose end it was.
+
+    Args:
+        recording: the recording.
+        pieces: its pieces.
+        call: the calls.
+        own: which of them wait for what they launched themselves.
+    """
+    calls = recording.host_calls
+    known = np.flatnonzero(pieces.call >= 0)
+    known = known[np.argsort(pieces.end_ns[known], kind="stable")]
+    found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
+
+    def look(which: Ints, rows: Ints) -> None:
+        """Take the last of some pieces, in order of their ends, that each call can have meant."""
+        begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
+        last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
+        looking = np.flatnonzero(last >= 0)
+        for _ in range(TRIES):
+            at = rows[last[looking]]
+            mine = pieces.call[at] == call[which[looking]]
+            before = pieces.launched_ns[at] < begin[looking]
+            fits = np.where(own[which[looking]], mine, mine | before)
+            found.append((which[looking[fits]], at[fits]))
+            last[looking[~fits]] -= 1
+            looking = looking[~fits]
+            looking = looking[last[looking] >= 0]
+            if not len(looking):
+                break
+
+    events = queues.of_calls(recording.source, calls, call)
+    its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
+    found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
+    open_ones = np.ones(len(call), bool)
+    open_ones[events.call[its != NOWHERE]] = False
+    streams = {number: known[rows] for number, rows in by_key(pieces.stream[known])}
+    for number, rows in by_key(events.on_stream):
+        which = events.on_stream_call[rows]
+        which = which[open_ones[which]]
+        open_ones[which] = False
+        look(which, streams.get(number, known[:0]))
+    whole = np.flatnonzero(open_ones & ~own & _of_devices(recording, call))
+    if len(streams) <= _STREAMS:
+        for rows in streams.values():
+            look(whole, rows)
+        open_ones[whole] = False
+    look(np.flatnonzero(open_ones), known)
+    return (
+        np.concatenate([which for which, _ in found]),
+        np.concatenate([piece for _, piece in found]),
+    )
+
+
+_STREAMS = 64
+"""Of up to so many streams the last work is what a wait for a device waits for, else of all."""
+_WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)
+
+
+def _of_devices(recording: Recording, call: Ints) -> NDArray[np.bool_]:
+    """Tell which calls wait for a device as a whole."""
+    ids, number = codes(recording.host_calls.name[call])
+    flags = [bool(_WHOLE.search(text or "")) for text in recording.strings.texts(ids)]
+    return np.array([*flags, False])[number]

@@ -1,0 +1,305 @@
+"""Host threads as moments: where they launch, wait, hand over to one another, end steps."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.grouping import NOWHERE
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import codes
+from unified_prof.explain.schedule import graph
+from unified_prof.explain.schedule.graph import Edges, Ints
+from unified_prof.recording import queues
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.idle import is_synchronising
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.source import Strings
+
+# What a moment is: of equal times on one thread, in this order.
+_SYNC_END, _QUEUE_END, _HANDED, _STEP, _TAKEN, _QUEUE_BEGIN, _ENQUEUED, _LAUNCH, _SYNC_BEGIN = (
+    range(9)
+)
+_IDLE_NS = 10_000
+"""So long a thread does nothing before it may have waited for another one."""
+_PICKED_UP_NS = 5_000
+"""So soon a thread takes the next thing from a queue that is not empty."""
+_RETURNS_NS = 5_000
+"""What a synchronising call takes that has nothing to wait for, if none is there to tell."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Waits:
+    """Calls that return when the device has done something."""
+
+    call: Ints
+    """Row of the host calls."""
+    begin: Ints
+    """Moment at which it begins."""
+    end: Ints
+    """Moment at which it ends."""
+    own: NDArray[np.bool_]
+    """Whether it is what the call itself launched that it waits for: a copy."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Host:
+    """The moments of all threads, in the order of threads and, of each, of time."""
+
+    thread: Ints
+    time_ns: Ints
+    launched_by: Ints
+    """Call -> the moment of its begin, NOWHERE where it launches nothing."""
+    waits: Waits
+    step_ends: Ints
+    """Moment at which each step ends on its thread; empty: there are none."""
+    step_begins: Ints
+    edges: list[Edges]
+    skew_ns: int
+    """What times of the host are later by than the moments say."""
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+class _Points:
+    """Moments in the making; a number stays with its moment when they are put in order."""
+
+    def __init__(self, skew_ns: int) -> None:
+        self._skew_ns = skew_ns
+        self._threads: list[Ints] = []
+        self._times: list[Ints] = []
+        self._roles: list[Ints] = []
+        self.count = 0
+
+    def add(self, thread: Ints, time_ns: Ints, role: int) -> Ints:
+        """Add moments; return their numbers."""
+        self._threads.append(thread.astype(np.int64, copy=False))
+        # Where a step ends is when it does for whoever measures it, on whatever clock.
+        self._times.append(time_ns if role == _STEP else time_ns - self._skew_ns)
+        self._roles.append(np.full(len(time_ns), role, np.int64))
+        numbers = np.arange(self.count, self.count + len(time_ns))
+        self.count += len(time_ns)
+        return numbers
+
+    def ordered(self) -> tuple[Ints, Ints, Ints]:
+        """Return threads and times in order, and where each number stands there."""
+        nothing = np.zeros(0, np.int64)
+        thread, time, role = (
+            np.concatenate([nothing, *parts]) for parts in (self._threads, self._times, self._roles)
+        )
+        order = np.lexsort((role, time, thread))
+        place = np.empty(len(order), np.int64)
+        place[order] = np.arange(len(order))
+        return thread[order], time[order], place
+
+
+def of_recording(
+    recording: Recording,
+    launching: Ints,
+    done_ns: Ints,
+    steps: Sequence[tuple[str, int, int]],
+    skew_ns: int,
+    until_ns: int | None = None,
+) -> Host:
+    """Return the moments of the threads that launch work or wait for it.
+
+    Args:
+        recording: the recording.
+        launching: the calls that launched work, distinct.
+        done_ns: when the last of what each of them launched was done.
+        steps: name, begin and end.
+        skew_ns: what the host's clock is ahead of the devices': moments are in theirs.
+        until_ns: leave out what the host waited for from then on; None: nothing.
+    """
+    calls, framework = recording.host_calls, recording.framework
+    points = _Points(skew_ns)
+    launches = points.add(calls.thread[launching], calls.start_ns[launching], _LAUNCH)
+    syncs = _synchronising(calls, recording.strings, launching, framework)
+    if until_ns is not None:
+        syncs = syncs[calls.start_ns[syncs] < until_ns]
+    begins = points.add(calls.thread[syncs], calls.start_ns[syncs], _SYNC_BEGIN)
+    ends = points.add(calls.thread[syncs], calls.end_ns[syncs], _SYNC_END)
+    copies = _blocking_copies(calls, recording.strings, launching, done_ns + skew_ns, syncs)
+    copied = points.add(calls.thread[launching[copies]], calls.end_ns[launching[copies]], _SYNC_END)
+    queue = queues.load(recording.source, recording.strings)
+    put = points.add(queue.put_thread, queue.put_ns, _ENQUEUED)
+    taken = points.add(queue.taken_thread, queue.begin_ns, _QUEUE_BEGIN)
+    points.add(queue.taken_thread, queue.end_ns, _QUEUE_END)
+    threads = np.unique(
+        np.concatenate((calls.thread[launching], calls.thread[syncs], queue.put_thread))
+    )
+    if not len(launching) and framework is not None:
+        threads = np.union1d(threads, framework.threads)
+    handed = _handovers(calls, framework, np.setdiff1d(threads, queue.taken_thread))
+    given = points.add(handed.from_thread, handed.given_ns, _HANDED)
+    got = points.add(handed.to_thread, handed.taken_ns, _TAKEN)
+    main = _main_thread(framework, calls, launching, syncs)
+    on_main = np.full(len(steps) if main is not None else 0, main or 0, np.int64)
+    windows = np.array([step[1:] for step in steps], np.int64).reshape(-1, 2)[: len(on_main)]
+    step_begins = points.add(on_main, windows[:, 0], _STEP)
+    step_ends = points.add(on_main, windows[:, 1], _STEP)
+
+    thread, time, place = points.ordered()
+    lag = np.diff(time)
+    kind = np.full(len(lag), graph.HOST, np.int8)
+    # A call that waits takes little itself, a thread that is given something had nothing to do.
+    begin_at = np.concatenate((place[begins], place[launches[copies]]))
+    end_at = np.concatenate((place[ends], place[copied]))
+    inside = end_at == begin_at + 1  # a launch within a call is a moment of its own
+    at = begin_at[inside]
+    lag[at] = np.minimum(lag[at], _RETURNS_NS)
+    kind[at] = graph.SYNCHRONISING
+    at = place[got] - 1
+    behind = at >= 0
+    at, since = at[behind], handed.idle_since_ns[behind]
+    lag[at] = np.minimum(lag[at], np.maximum(since - skew_ns - time[at], 0))
+    at = place[taken] - 1
+    at = at[at >= 0]
+    lag[at] = np.minimum(lag[at], _PICKED_UP_NS)
+    same = np.flatnonzero(thread[1:] == thread[:-1])
+    chain = Edges(same, same + 1, lag[same], np.zeros(len(same), bool), kind[same])
+    queued = Edges.of(
+        place[put], place[taken], np.minimum(queue.begin_ns - queue.put_ns, _PICKED_UP_NS),
+        behind=False, kind=graph.QUEUE,
+    )  # fmt: skip
+    woken = Edges.of(
+        place[given],
+        place[got],
+        handed.taken_ns - handed.given_ns,
+        behind=False,
+        kind=graph.HANDED,
+    )
+    launched_by = np.full(len(calls), NOWHERE, np.int64)
+    launched_by[launching] = place[launches]
+    return Host(
+        thread=thread,
+        time_ns=time,
+        launched_by=launched_by,
+        waits=Waits(
+            call=np.concatenate((syncs, launching[copies])),
+            begin=begin_at,
+            end=end_at,
+            own=np.repeat([False, True], [len(syncs), len(copies)]),
+        ),
+        step_ends=place[step_ends],
+        step_begins=place[step_begins],
+        edges=[chain, queued, woken],
+        skew_ns=skew_ns,
+    )
+
+
+def _named(calls: HostCalls, strings: Strings, chosen: Ints, wanted: object) -> NDArray[np.bool_]:
+    """Tell which of some calls have a name that is wanted."""
+    ids, number = codes(calls.name[chosen])
+    flags = [bool(wanted(text)) for text in strings.texts(ids)]  # type: ignore[operator]
+    return np.array([*flags, False])[number]
+
+
+def _synchronising(
+    calls: HostCalls, strings: Strings, launching: Ints, framework: Framework | None
+) -> Ints:
+    """Return the outermost synchronising calls of the threads that matter, by thread and time."""
+    chosen = np.flatnonzero(
+        _named(calls, strings, np.arange(len(calls)), is_synchronising) & calls.happened
+    )
+    threads = np.unique(calls.thread[launching])
+    if framework is not None:
+        threads = np.union1d(threads, framework.threads)
+    chosen = chosen[np.isin(calls.thread[chosen], threads)]
+    thread, start, end = calls.thread[chosen], calls.start_ns[chosen], calls.end_ns[chosen]
+    order = nesting.call_order(thread, start, end)
+    outermost = nesting.parents(thread[order], start[order], end[order]) == nesting.NONE
+    found: Ints = chosen[order[outermost]]
+    return found
+
+
+def _blocking_copies(
+    calls: HostCalls, strings: Strings, launching: Ints, done_ns: Ints, syncs: Ints
+) -> Ints:
+    """Return which launching calls are copies that returned when they were done."""
+    within = (done_ns > calls.start_ns[launching]) & (done_ns <= calls.end_ns[launching])
+    within &= ~np.isin(launching, syncs)
+    chosen = np.flatnonzero(within)
+    copies = _named(
+        calls, strings, launching[chosen], lambda text: "memcpy" in (text or "").lower()
+    )
+    return chosen[copies]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Handovers:
+    """Moments at which a thread went on when another one had done its part."""
+
+    from_thread: Ints
+    given_ns: Ints
+    to_thread: Ints
+    taken_ns: Ints
+    idle_since_ns: Ints
+
+
+def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> _Handovers:
+    """Find where one thread stops and another one begins.
+
+    That a thread waits for another is not recorded. But where one begins after a while of nothing,
+    and another one had been active in that while and is not any more, it is that one that it was
+    waiting for: so the backward thread of autograd and the one that called it.
+    """
+    active: dict[int, IntervalSet] = {}
+    for thread in threads.tolist() if len(threads) > 1 else []:
+        mine = np.flatnonzero((calls.thread == thread) & calls.happened)
+        starts, ends = [calls.start_ns[mine]], [calls.end_ns[mine]]
+        if framework is not None:
+            mine = np.flatnonzero(framework.thread == thread)
+            mine = mine[framework.is_operation(mine)]
+            starts.append(framework.start_ns[mine])
+            ends.append(framework.end_ns[mine])
+        active[thread] = intervals.merge(
+            np.concatenate(starts), np.concatenate(ends), keep_empty=True
+        )
+    parts: list[list[Ints]] = [[], [], [], [], []]
+    for thread, one in active.items():
+        before = np.concatenate((np.zeros(1, np.int64), one.end_ns))[: len(one)]
+        waited = one.start_ns - before >= _IDLE_NS
+        begins, since = one.start_ns[waited], before[waited]
+        best, giver = since.copy(), np.full(len(begins), thread)
+        for other, its in active.items():
+            if other == thread or not len(its):
+                continue
+            last = np.searchsorted(its.end_ns, begins, side="right") - 1
+            ended = np.where(last >= 0, its.end_ns[last], 0)
+            following = np.append(its.start_ns, np.iinfo(np.int64).max)[last + 1]
+            idle = (following >= begins) & (following - ended >= _IDLE_NS) & (last >= 0)
+            better = idle & (ended > best)
+            best[better], giver[better] = ended[better], other
+        found = giver != thread
+        for part, values in zip(
+            parts,
+            (giver, best, np.full(len(begins), thread), begins, since),
+            strict=True,
+        ):
+            part.append(values[found])
+    nothing = np.zeros(0, np.int64)
+    return _Handovers(*(np.concatenate([nothing, *part]) for part in parts))
+
+
+def _main_thread(
+    framework: Framework | None, calls: HostCalls, launching: Ints, syncs: Ints
+) -> int | None:
+    """Return the thread that goes through the steps; None: nothing of the host was recorded."""
+    if framework is not None:
+        steps = framework.matching(lambda text: text.startswith("ProfilerStep#"))
+        if len(steps):
+            return int(framework.thread[steps[0]])
+    used = np.concatenate((launching, syncs))
+    if len(used):
+        return int(calls.thread[used[calls.start_ns[used].argmin()]])
+    if framework is not None and len(framework.threads):
+        operations = framework.matching(lambda text: True)
+        return int(framework.thread[operations[framework.start_ns[operations].argmin()]])
+    return None

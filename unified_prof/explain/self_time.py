@@ -1,0 +1,372 @@
+"""What threads of the host were doing at moments: operations, calls of the runtime, input.
+
+Operations at every depth: what each did itself, and what with all that it called.
+
+The other breakdowns by operation count an outermost operation with all below it, backward with
+forward. Here each call stands for itself, `aten::mm` below `AddmmBackward0` as what it is: as
+`torch.profiler`'s own tables, and TraceLens' of what launched kernels directly. Where the capture
+of replayed graphs is at hand, its operations have the device time of each replay, and no host's.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.grouping import positions, rising
+from unified_prof.recording.breakdown_kinds import By
+from unified_prof.recording.breakdowns import finish
+from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
+from unified_prof.recording.framework import NONE, Framework
+from unified_prof.recording.idle import is_input
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.recording import Recording, Way
+
+Ints = NDArray[np.int64]
+
+_OF_NOBODY = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
+"""Ranges that are no operations and no marks of the program's: steps, Python frames, modules."""
+_OUTSIDE = "(outside any operation)"
+
+
+class HostMoments:
+    """Threads of a recording's host, asked what was going on."""
+
+    def __init__(self, recording: Recording, labels: Labels) -> None:
+        self._recording, self._labels = recording, labels
+
+    def divided(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
+        """Cut stretches of threads wherever a range or a call there begins or ends."""
+        calls, framework = self._recording.host_calls, self._recording.framework
+        parts: list[tuple[Ints, Ints, Ints]] = []
+        for one in np.unique(thread).tolist():
+            mine = np.flatnonzero(thread == one)
+            edges = []
+            own = calls.thread == one
+            edges += [calls.start_ns[own], calls.end_ns[own]]
+            if framework is not None:
+                own = framework.thread == one
+                edges += [framework.start_ns[own], framework.end_ns[own]]
+            cuts = rising(np.concatenate(edges))
+            low = np.searchsorted(cuts, start[mine], side="right")
+            high = np.searchsorted(cuts, end[mine], side="left")
+            many = np.maximum(high - low, 0) + 1
+            of = np.repeat(mine, many)
+            at = positions(many)
+            before = np.append(cuts, 0)[np.repeat(low, many) + at - 1]
+            after = np.append(cuts, 0)[np.minimum(np.repeat(low, many) + at, len(cuts))]
+            begins = np.where(at == 0, start[of], before)
+            until = np.where(at == np.repeat(many, many) - 1, end[of], after)
+            parts.append((begins, until, of))
+        nothing = np.zeros(0, np.int64)
+        begins, until, of = (
+            np.concatenate([nothing, *(part[index] for part in parts)]) for index in range(3)
+        )
+        return begins, until, of
+
+    def called(
+        self, thread: Ints, at_ns: Ints
+    ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
+        """Return what threads were doing at some times, the line of it, and whether it was input.
+
+        That is the operation that was going on, else the call of the runtime, else whatever range.
+        """
+        framework, labels = self._recording.framework, self._labels
+        outside = labels.number(_OUTSIDE)
+        called = self._calls_at(thread, at_ns)
+        nothing = np.full(len(at_ns), UNKNOWN, np.int32)
+        if framework is None:
+            return np.where(called >= 0, called, outside), nothing, np.zeros(len(at_ns), bool)
+        place = framework.places_at(thread, at_ns)
+        stacks, stack = framework.stacks(place)
+        lines = labels.numbers([None if one is None else one.rpartition("\n")[2] for one in stacks])
+        line = lines[stack] if len(lines) else nothing
+        texts, number = framework.names(place)
+        shown = [_OUTSIDE if not text or _OF_NOBODY.search(text) else text for text in texts]
+        own = labels.numbers(shown)[number] if texts else nothing
+        own = np.where(place >= 0, own, outside)
+        operation = framework.is_operation(place)
+        # Between operations a program's own line says more than the frame that was open.
+        own = np.where(~operation & (line >= 0) & (own == outside), line, own)
+        name = np.where(operation | (called < 0), own, called).astype(np.int32)
+        fetching = framework.matching(is_input)
+        inside = np.zeros(len(at_ns), bool)
+        for one in np.unique(framework.thread[fetching]).tolist():
+            mine = fetching[framework.thread[fetching] == one]
+            waits = intervals.merge(framework.start_ns[mine], framework.end_ns[mine])
+            last = np.searchsorted(waits.start_ns, at_ns, side="right") - 1
+            inside |= (thread == one) & (last >= 0) & (at_ns < waits.end_ns[last])
+        return name, np.where(line == name, UNKNOWN, line).astype(np.int32), inside
+
+    def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return the name of the runtime's call that was open at some times, UNKNOWN without."""
+        calls, strings = self._recording.host_calls, self._recording.strings
+        mine = np.flatnonzero(
+            np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
+        )
+        result = np.full(len(at_ns), UNKNOWN, np.int64)
+        if not len(mine):
+            return result
+        order = mine[
+            nesting.call_order(calls.thread[mine], calls.start_ns[mine], calls.end_ns[mine])
+        ]
+        start, end, own = calls.start_ns[order], calls.end_ns[order], calls.thread[order]
+        found = nesting.innermost_at(
+            own, start, end, nesting.parents(own, start, end), thread, at_ns
+        )
+        ids = np.unique(calls.name[order])
+        numbers = self._labels.numbers(strings.texts(ids.tolist()))
+        inside = found >= 0
+        at = np.searchsorted(ids, calls.name[order[found[inside]]])
+        result[inside] = numbers[at]
+        return result
+
+
+NO_OPERATION = "(launched by no operation)"
+
+
+class Nested:
+    """Recorded calls as a tree, with the time of each in itself and in all.
+
+    Args:
+        framework: where the calls are.
+        connection: of the pieces of device work that they launched.
+        duration_ns: of these.
+        replay: of operations of a capture: which replay each piece is of.
+    """
+
+    def __init__(
+        self,
+        framework: Framework,
+        connection: Ints,
+        duration_ns: Ints,
+        replay: Ints | None = None,
+    ) -> None:
+        self.framework = framework
+        self.ranges = np.flatnonzero(framework.recorded)
+        place = np.full(len(framework) + 1, NONE, np.int64)
+        place[self.ranges] = np.arange(len(self.ranges))
+        above = nesting.nearest_marked(framework.parent.whole(), framework.recorded)
+        up = framework.parent[self.ranges]
+        self.parent: Ints = np.where(up == NONE, NONE, place[above[up]])
+        """The call around each, as an index into `ranges`."""
+        start, end = framework.start_ns[self.ranges], framework.end_ns[self.ranges]
+        self.host_ns: Ints = end - start
+        inside = self.parent != NONE
+        # Clocks round: a call may end a little after the one around it.
+        within = np.minimum(end, end[self.parent])[inside] - start[inside]
+        taken = np.bincount(self.parent[inside], within, minlength=len(start))
+        self.self_host_ns: Ints = np.maximum(self.host_ns - taken.astype(np.int64), 0)
+        call = place[framework.direct(connection)]
+        known = call != NONE
+        size = len(self.ranges)
+        self.launches: Ints = np.bincount(call[known], minlength=size)
+        own = np.bincount(call[known], duration_ns[known], minlength=size).astype(np.int64)
+        self.self_device_ns, self.device_ns = own, self._summed(own)
+        self.recomputed = _recomputed(framework, self.ranges)
+        """Whether each call was made again for a backward pass (activation checkpointing)."""
+        self.replayed = replay is not None
+        self.count: Ints = np.ones(size, np.int64)
+        """How often each call was made: of captured ones, how often they were replayed."""
+        if replay is not None:
+            self.count = self._occasions(call[known], replay[known])
+
+    def _occasions(self, call: Ints, replay: Ints) -> Ints:
+        """Return in how many replays each call launched work, itself or below it."""
+        found = []
+        while len(call):
+            pairs = np.unique(np.stack((call, replay)), axis=1)
+            found.append(pairs)
+            call, replay = self.parent[pairs[0]], pairs[1]
+            call, replay = call[call != NONE], replay[call != NONE]
+        if not found:
+            return np.zeros(len(self.ranges), np.int64)
+        all_of_them = np.unique(np.concatenate(found, axis=1), axis=1)
+        return np.bincount(all_of_them[0], minlength=len(self.ranges))
+
+    def _summed(self, own: Ints) -> Ints:
+        """Return the values of each call and of all below it."""
+        total = own.copy()
+        for deep in self._by_depth()[:0:-1]:
+            np.add.at(total, self.parent[deep], total[deep])
+        return total
+
+    def _by_depth(self) -> list[Ints]:
+        """Return the calls of each depth, the outermost first."""
+        depth = np.zeros(len(self.parent), np.int64)
+        at = self.parent.copy()
+        while (inside := at != NONE).any():
+            depth[inside] += 1
+            at[inside] = self.parent[at[inside]]
+        order = np.argsort(depth, kind="stable")
+        edges = np.cumsum(np.bincount(depth, minlength=1))[:-1]
+        return [one.astype(np.int64) for one in np.split(order, edges)]
+
+    def outermost(self, key: Ints) -> NDArray[np.bool_]:
+        """Tell which calls are within none of the same key: those count where all is summed up."""
+        result = np.ones(len(key), bool)
+        at = self.parent.copy()
+        while (looking := np.flatnonzero(at != NONE)).size:
+            same = key[at[looking]] == key[looking]
+            result[looking[same]] = False
+            at[looking] = np.where(same, NONE, self.parent[at[looking]])
+        return result
+
+    def rows(
+        self, key: Ints, names: list[str], details: list[str | None], *, on_device: bool
+    ) -> list[Row]:
+        """Return one row for each key; its time is what it took in itself.
+
+        A call within one of the same key is part of it: torch's overloads call one another.
+        """
+        size = len(names)
+        outer = self.outermost(key)
+
+        def total(values: Ints, chosen: NDArray[np.bool_] | slice = slice(None)) -> list[int]:
+            sums = np.bincount(key[chosen], values[chosen], minlength=size)
+            return [int(one) for one in sums.tolist()]
+
+        count = total(self.count, outer)
+        host, self_host = total(self.host_ns, outer), total(self.self_host_ns)
+        device, self_device = total(self.device_ns, outer), total(self.self_device_ns)
+        launches = total(self.launches)
+        again = total(self.self_device_ns, self.recomputed) if self.recomputed.any() else None
+        rows = []
+        for number in range(size):
+            if not count[number]:
+                continue  # a captured call that launched nothing
+            of_host: dict[str, float | None] = {
+                "self_host_ns": None if self.replayed else self_host[number],
+                "host_ns": None if self.replayed else host[number],
+            }
+            of_device: dict[str, float | None] = {
+                "with_callees_ns": device[number],
+                "launches": launches[number],
+            }
+            if again is not None:
+                of_device["recomputed_ns"] = again[number]
+            rows.append(
+                Row(
+                    name=names[number],
+                    kind="operation",
+                    count=count[number],
+                    total_ns=self_device[number] if on_device else self_host[number],
+                    detail=details[number],
+                    extra=of_device | of_host if on_device else {"host_ns": host[number]},
+                )
+            )
+        return rows
+
+
+_REENTRANT, _ENGINE = "CheckpointFunctionBackward", "autograd::engine::evaluate_function"
+_RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
+
+
+def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
+    """Tell which calls a checkpoint makes again, for activations that it did not keep.
+
+    Checkpoints of the reentrant kind are an operation, which runs a backward pass of its own too;
+    the others are a function of Python.
+    """
+    again = np.zeros(len(framework), bool)
+    again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
+    frame = re.compile(re.escape(_RECOMPUTE).replace(r"\{\}", r"\d+") + "$")
+    marks = framework.matching(lambda text: text == _REENTRANT or bool(frame.search(text)))
+    result: NDArray[np.bool_] = again[ranges]
+    if not len(marks):
+        return result
+    marked, among = np.zeros((2, len(framework)), bool)
+    marked[marks] = among[marks] = True
+    among[framework.matching(lambda text: text.startswith(_ENGINE))] = True
+    nearest = framework.around(ranges, among)
+    result |= (nearest != NONE) & marked[nearest]
+    return result
+
+
+def _known(recording: Recording) -> list[Framework]:
+    """Return who has recorded calls: the recording, and that of the capture of its graphs."""
+    told_by = (recording, recording.captured_in)
+    found = [one.framework for one in told_by if one is not None]
+    return [one for one in found if one is not None and bool(one.recorded.any())]
+
+
+def _offered(recording: Recording) -> bool:
+    return bool(_known(recording))
+
+
+def _has_shapes(recording: Recording) -> bool:
+    return any(any(one.inputs(np.flatnonzero(one.recorded))[0]) for one in _known(recording))
+
+
+def _trees(recording: Recording) -> list[Nested]:
+    """Return the calls that launched work, each with its own."""
+    work, result = recording.work, []
+    connection = work.connection.whole().astype(np.int64)
+    duration = work.duration_ns.whole().astype(np.int64)
+    captured = work.captured
+    rest = np.ones(len(work), bool)
+    if captured is not None:
+        replayed = captured.framework.direct(captured.connection) != NONE
+        rest &= ~replayed
+        mine = np.flatnonzero(replayed)
+        result.append(
+            Nested(
+                captured.framework,
+                captured.connection[mine],
+                duration[mine],
+                captured.replay[mine],
+            )
+        )
+    if recording.framework is not None:
+        result.append(Nested(recording.framework, connection[rest], duration[rest]))
+    return result
+
+
+def _made(recording: Recording, by: By) -> Breakdown:
+    on_device = recording.clock == "device"
+    trees = _trees(recording)
+    rows: dict[tuple[str, str | None], Row] = {}
+    for tree in trees:
+        for row in _rows_of(tree, by, on_device=on_device):
+            key = row.name, row.detail
+            rows[key] = _together(rows[key], row) if key in rows else row
+    found = list(rows.values())
+    pieces = len(recording.work) - sum(int(one.launches.sum()) for one in trees)
+    if pieces:
+        time = recording.work.total_ns - sum(int(one.self_device_ns.sum()) for one in trees)
+        found.append(Row(name=NO_OPERATION, kind="other", count=pieces, total_ns=time))
+    return finish(by, sort_rows(found))
+
+
+def _rows_of(tree: Nested, by: By, *, on_device: bool) -> list[Row]:
+    texts, key = tree.framework.names(tree.ranges)
+    key = key.astype(np.int64)
+    inputs: list[str] = [""]
+    if by == "shape":
+        inputs, of_range = tree.framework.inputs(tree.ranges)
+        key = key * len(inputs) + of_range
+    distinct, number = np.unique(key, return_inverse=True)
+    pairs = [divmod(one, len(inputs)) for one in distinct.tolist()]
+    names = [texts[name] or "(unnamed operation)" for name, _ in pairs]
+    details = [inputs[given] or None for _, given in pairs]
+    return tree.rows(number.astype(np.int64), names, details, on_device=on_device)
+
+
+def _together(one: Row, other: Row) -> Row:
+    """Return the sum of what was launched at once and of what graphs replayed."""
+    extra = dict(one.extra)
+    for name, value in other.extra.items():
+        before = extra.get(name)
+        extra[name] = value if before is None else before + (value or 0)
+    total = (one.total_ns or 0) + (other.total_ns or 0)
+    return replace(one, count=one.count + other.count, total_ns=total, extra=extra)
+
+
+WAYS = {
+    "self": Way(_offered, lambda recording: _made(recording, "self")),
+    "shape": Way(_has_shapes, lambda recording: _made(recording, "shape")),
+}

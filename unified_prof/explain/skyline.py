@@ -1,0 +1,455 @@
+"""Skyline run time and memory reports as calls and totals.
+
+A report by any maker will do; the tables that uprof adds (iterations, modules, provenance) are
+used where they exist.
+
+Time and memory as trees, for an icicle: by module, by source line, by operation and kernel.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+
+from unified_prof.errors import UsageError
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording import annotations as tracked_regions
+from unified_prof.recording import breakdowns, skyline_tables, stacks
+from unified_prof.recording import skyline_tables as skyline_regions
+from unified_prof.recording import skyline_tables as skyline_samples
+from unified_prof.recording.breakdown_kinds import By, Place
+from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts
+from unified_prof.recording.calls import (
+    OPERATION,
+    SIZES,
+    UNKNOWN,
+    Calls,
+    Ints,
+    SomeCalls,
+    concatenate,
+    sums_by,
+)
+from unified_prof.recording.model import (
+    Advice,
+    Breakdown,
+    Gaps,
+    NotMeasured,
+    Row,
+    Samples,
+    Step,
+    Summary,
+    Totals,
+)
+from unified_prof.recording.source import Findings, Source, recorded_anomalies, recorded_facts
+
+RUN_TIME = "skyline-run-time"
+MEMORY = "skyline-memory"
+
+
+class SkylineAnalysis(Analysis):
+    """One run's Skyline reports: run times, memory, or both side by side."""
+
+    def __init__(self, sources: Sequence[Source]) -> None:
+        self._findings = Findings()
+        self._run_time = next((one for one in sources if one.family == RUN_TIME), None)
+        self._memory = next((one for one in sources if one.family == MEMORY), None)
+        self._sources = tuple(one for one in (self._run_time, self._memory) if one is not None)
+
+    @property
+    def path(self) -> str:
+        """The file, or both."""
+        return ", ".join(str(source.path) for source in self._sources)
+
+    @property
+    def _has(self) -> str:
+        return "have" if len(self._sources) > 1 else "has"
+
+    @property
+    def family(self) -> str:
+        """Families of their schemas."""
+        return " + ".join(source.family for source in self._sources)
+
+    @cached_property
+    def calls(self) -> Calls:
+        """One row per operation call, weight and activation."""
+        parts = []
+        if self._run_time is not None:
+            parts.append(skyline_tables.run_time_calls(self._run_time, self._findings))
+        if self._memory is not None:
+            parts.append(skyline_tables.weights(self._memory, self._findings))
+            parts.append(skyline_tables.activations(self._memory, self._findings))
+        return concatenate(parts)
+
+    @cached_property
+    def summary(self) -> Summary:
+        """Headline figures of the run."""
+        totals = self._totals()
+        # Both files of a run hold what was odd about the run: it is told once.
+        anomalies = dict.fromkeys(
+            one for source in self._sources for one in recorded_anomalies(source)
+        )
+        facts = dict(fact for source in self._sources for fact in recorded_facts(source))
+        steps = bool(self.steps())
+        return Summary(
+            path=self.path,
+            family=self.family,
+            revision=", ".join(dict.fromkeys(source.revision or "?" for source in self._sources)),
+            clock="none" if self._run_time is None else "operation",
+            facts=tuple(facts.items()),
+            totals=totals,
+            devices=(),
+            anomalies=(*anomalies, *self._findings.anomalies()),
+            not_measured=tuple(self._not_measured(totals)),
+            available=breakdowns.available(
+                self.calls, steps=steps, regions=bool(self._regions.counts)
+            ),
+        )
+
+    def breakdown(self, by: By) -> Breakdown:
+        """Divide the run by `by`."""
+        if by == "step" and self.steps():
+            return breakdowns.finish("step", map(_step_row, self.steps()))
+        if by not in self.summary.available:
+            why = _WHY_NOT.get(by, _NO_DEVICE)
+            raise UsageError(
+                f"{self.summary.path} {self._has} no breakdown by {by}: {why}",
+                hint=f"it has: {', '.join(self.summary.available) or 'none'}",
+                slug="no-breakdown",
+            )
+        if by == "annotation":
+            averaged = [number for number, step in enumerate(self.steps()) if step.matched]
+            return tracked_regions.breakdown_tracked_regions(self.calls, self._regions, averaged)
+        return breakdowns.by_label(self.calls, by)
+
+    @cached_property
+    def _regions(self) -> skyline_regions.Regions:
+        """The regions: the two reports of one run have the same; times come first."""
+        for source in self._sources:
+            found = skyline_regions.read(source, self._findings)
+            if found.counts:
+                return found
+        return skyline_regions.Regions({})
+
+    @cached_property
+    def measures(self) -> tuple[str, ...]:
+        """What stacks can be weighted with."""
+        found = (one for one in ("time", "forward", "backward", "memory"))
+        return tuple(one for one in found if stacks.measured(self.calls, one))
+
+    def stacks(self, measure: str, by: Place | None = None) -> stacks.Stacks:
+        """Return the operations, or what takes memory, under their modules or lines."""
+        return stacks.of_calls(self.calls, measure, stacks.place_of(self.calls, by, self.path))
+
+    def samples(self) -> Samples | None:
+        """Return each operation's time in each iteration, where the report has them."""
+        return None if self._run_time is None else skyline_samples.of_operations(self._run_time)
+
+    def gaps(self) -> Gaps | None:
+        """Return the time between operations in each iteration, where the report has it."""
+        return (
+            None if self._run_time is None else skyline_samples.between_operations(self._run_time)
+        )
+
+    def advice(self, *, quick: bool = False) -> Advice:
+        """Return what could be better, the costliest first."""
+        from unified_prof.explain.advice import tracked
+
+        return tracked.advise(
+            tracked.Tracked(
+                steps=self.steps(),
+                calls=self.calls,
+                gaps=self.gaps(),
+                peak_bytes=self.summary.totals.peak_bytes,
+                facts=dict(self.summary.facts),
+            )
+        )
+
+    def steps(self) -> tuple[Step, ...]:
+        """Return the measured iterations."""
+        return self._steps
+
+    @cached_property
+    def _steps(self) -> tuple[Step, ...]:
+        """The measured iterations: the two reports of one run have the same; times come first."""
+        for source in self._sources:
+            found = skyline_tables.iterations(source, self._findings)
+            if found is not None:
+                return found
+        return ()
+
+    def _totals(self) -> Totals:
+        sums = self.calls.sums()
+        whole = _median_iteration([step for step in self._steps if step.matched])
+        timed = self.calls.kind == OPERATION
+        if self.calls.total_ns is not None:
+            timed = self.calls.total_ns != UNKNOWN
+        return Totals(
+            total_ns=sums["total_ns"],
+            forward_ns=sums["forward_ns"],
+            backward_ns=sums["backward_ns"],
+            count=int(timed.sum()),
+            weight_bytes=sums["weight_bytes"],
+            gradient_bytes=sums["gradient_bytes"],
+            activation_bytes=sums["activation_bytes"],
+            peak_bytes=None
+            if self._memory is None
+            else skyline_tables.peak(self._memory, self._findings),
+            iterations=len(self._steps) or None,
+            **whole,
+        )
+
+    def _not_measured(self, totals: Totals) -> list[NotMeasured]:
+        missing = []
+        if self._run_time is None:
+            missing.append(
+                NotMeasured(
+                    "times",
+                    "the run time report is missing; `uprof run` writes both",
+                )
+            )
+        elif totals.total_ns is None:
+            missing.append(NotMeasured("times", "the report lists no operation"))
+        elif totals.backward_ns is None:
+            missing.append(
+                NotMeasured("backward times", "no operation took part in a backward pass")
+            )
+        if self._memory is None:
+            missing.append(
+                NotMeasured(
+                    "memory",
+                    "the memory report is missing; `uprof run` writes both",
+                )
+            )
+        elif totals.peak_bytes is None:
+            missing.append(NotMeasured("peak memory", "the report does not contain it"))
+        for by in ("module", "line", "kernel", "step"):
+            if by == "step" and self._steps:
+                continue
+            if by not in breakdowns.available(self.calls, steps=False):
+                missing.append(NotMeasured(f"time by {by}", _WHY_NOT.get(by, _NO_DEVICE)))
+        return missing
+
+
+_NO_DEVICE = "Skyline reports time operations, not what ran on a device meanwhile"
+_WHY_NOT: dict[By, str] = {
+    "operation": "it lists no operation",
+    "module": "the report does not name the modules of operations (table UPROF_MODULES)",
+    "line": "the report has no stack frames",
+    "kernel": "Skyline reports time operations, not the kernels under them",
+    "group": "Skyline reports hold no collectives",
+    "annotation": "the program marks no region (torch.profiler.record_function), or another "
+    "profiler wrote the report (table UPROF_REGIONS)",
+    "step": "the report does not list single iterations (table UPROF_ITERATIONS)",
+}
+
+
+def _step_row(step: Step) -> Row:
+    return Row(
+        name=step.name,
+        kind="step",
+        count=1,
+        total_ns=step.total_ns,
+        forward_ns=step.forward_ns,
+        backward_ns=step.backward_ns,
+        detail=None if step.matched else "another sequence of operations: not averaged",
+        extra={"peak_bytes": step.peak_bytes, "waited_ns": step.waited_ns},
+    )
+
+
+def _median_iteration(steps: list[Step]) -> dict[str, int | None]:
+    """Return the median iteration and its parts, by the names that `Totals` has for them.
+
+    The parts are those of the one or two iterations in the middle, not medians of their own:
+    medians of parts do not add up to the median of the whole.
+    """
+    known = sorted(
+        (step for step in steps if step.total_ns is not None), key=lambda step: step.total_ns or 0
+    )
+    middle = known[(len(known) - 1) // 2 : len(known) // 2 + 1]
+
+    def mean(values: list[int | None]) -> int | None:
+        measured = [value for value in values if value is not None]
+        return (
+            round(sum(measured) / len(measured))
+            if measured and len(measured) == len(values)
+            else None
+        )
+
+    return {
+        "iteration_ns": mean([step.total_ns for step in middle]),
+        "iteration_forward_ns": mean([step.forward_ns for step in middle]),
+        "iteration_backward_ns": mean([step.backward_ns for step in middle]),
+        "iteration_waited_ns": mean([step.waited_ns for step in middle]),
+    }
+
+
+Kind = Literal["module", "line", "operation"]
+
+MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")
+"""What a node's values measure, in their order."""
+
+_AS_MANY = 8
+"""Calls that are looked at together for each text that they may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """One node: everything below it included."""
+
+    name: str
+    parent: int
+    """Index of the parent, which comes before it; -1 is the top."""
+    values: tuple[int, int, int, int]
+    """See MEASURES; 0 where nothing was measured, see `Tree.measures`."""
+    count: int
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """A tree whose first node is everything."""
+
+    kind: Kind
+    nodes: tuple[Node, ...]
+    measures: tuple[str, ...]
+    """Those of MEASURES that the report has at all."""
+
+
+def trees(analysis: Analysis) -> tuple[Tree, ...]:
+    """Return the trees that a report can give: modules, source lines, operations and kernels."""
+    builder = _Builder()
+    pairs = analysis.kernels_of_operations()
+    if pairs and not analysis.has_places:
+        return (_of_pairs(builder, pairs, ("total_ns",)),)
+    calls = analysis.held_calls
+    if not len(calls):
+        return ()
+    measures = _measures(calls)
+    texts = calls.labels.texts
+    result = []
+    if calls.has("module"):
+        result.append(_of_calls("module", calls, lambda some: some.module, _module_path, measures))
+    if calls.has("stack"):
+        result.append(_of_calls("line", calls, lambda some: some.stack, _frames, measures))
+    if not pairs:
+        for number, values, count in _grouped(calls, lambda some: some.name):
+            builder.add([texts[number]], values, count)
+    result.append(_of_pairs(builder, pairs, measures))
+    return tuple(result)
+
+
+def _of_pairs(builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[str, ...]) -> Tree:
+    """Return the tree of operations and the kernels under them."""
+    for operation, row in pairs:
+        times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
+        path = [operation] if operation == row.name else [operation, row.name]
+        builder.add(path, times, row.count)
+    return builder.tree("operation", measures)
+
+
+class _Builder:
+    """Adds up values along paths."""
+
+    def __init__(self) -> None:
+        self._names = [""]
+        self._parents = [-1]
+        self._values = [[0, 0, 0, 0]]
+        self._counts = [0]
+        self._children: dict[tuple[int, str], int] = {}
+
+    def add(self, path: list[str], values: tuple[int, ...], count: int) -> None:
+        """Add values to every node from the top to the end of `path`."""
+        node = 0
+        self._sum(node, values, count)
+        for name in path:
+            child = self._children.setdefault((node, name), len(self._names))
+            if child == len(self._names):
+                self._names.append(name)
+                self._parents.append(node)
+                self._values.append([0, 0, 0, 0])
+                self._counts.append(0)
+            node = child
+            self._sum(node, values, count)
+
+    def _sum(self, node: int, values: tuple[int, ...], count: int) -> None:
+        own = self._values[node]
+        for index, value in enumerate(values):
+            own[index] += value
+        self._counts[node] += count
+
+    def tree(self, kind: Kind, measures: tuple[str, ...]) -> Tree:
+        columns = zip(self._names, self._parents, self._values, self._counts, strict=True)
+        nodes = tuple(
+            Node(name, parent, (values[0], values[1], values[2], values[3]), count)
+            for name, parent, values, count in columns
+        )
+        return Tree(kind, nodes, measures)
+
+
+def _of_calls(
+    kind: Kind,
+    calls: SomeCalls,
+    label_of: Callable[[Calls], Ints | None],
+    path_of: Callable[[str | None], list[str]],
+    measures: tuple[str, ...],
+) -> Tree:
+    """Return the tree of the labels' paths, with the operations as leaves."""
+    texts = calls.labels.texts
+    builder = _Builder()
+
+    def pairs(some: Calls) -> Ints:
+        label = label_of(some)
+        assert label is not None, "asked for calls that have it"
+        return (label.astype(np.int64) + 1) * len(texts) + some.name
+
+    for pair, values, count in _grouped(calls, pairs):
+        text = calls.labels.text(pair // len(texts) - 1)
+        builder.add([*path_of(text), texts[pair % len(texts)]], values, count)
+    return builder.tree(kind, measures)
+
+
+def _grouped(
+    calls: SomeCalls, key_of: Callable[[Calls], Ints]
+) -> list[tuple[int, tuple[int, ...], int]]:
+    """Return (key, values, calls) for each distinct key, in order of first occurrence."""
+    found: dict[int, list[int]] = {}
+    for some in calls.windows(least=_AS_MANY * len(calls.labels.texts)):
+        distinct, first, number = np.unique(key_of(some), return_index=True, return_inverse=True)
+        # Where there are times, a memory report's entries beside them are no further calls.
+        timed = some.total_ns is None or some.total_ns != UNKNOWN
+        count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
+        columns = [
+            [value or 0 for value in sums_by(number, len(distinct), getattr(some, measure))]
+            for measure in MEASURES[:3]
+        ]
+        sizes = np.zeros(len(distinct), np.int64)
+        for column in SIZES:
+            known = [value or 0 for value in sums_by(number, len(distinct), getattr(some, column))]
+            sizes += np.array(known, np.int64)
+        columns += [sizes.tolist(), [int(one) for one in count]]
+        for index in np.argsort(first).tolist():
+            sums = found.setdefault(int(distinct[index]), [0] * len(columns))
+            for place, values in enumerate(columns):
+                sums[place] += values[index]
+    return [(key, tuple(values), count) for key, (*values, count) in found.items()]
+
+
+def _measures(calls: SomeCalls) -> tuple[str, ...]:
+    sums = calls.sums()
+    has_size = any(sums[column] is not None for column in SIZES)
+    return tuple(
+        measure
+        for measure in MEASURES
+        if (has_size if measure == "size_bytes" else sums[measure] is not None)
+    )
+
+
+def _module_path(path: str | None) -> list[str]:
+    return [NO_MODULE] if path is None else module_parts(path)
+
+
+def _frames(stack: str | None) -> list[str]:
+    return [NO_LINE] if stack is None else stack.split("\n")

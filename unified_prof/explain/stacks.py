@@ -1,0 +1,300 @@
+"""Call stacks of a recording: device time by what launched it, host time by who spent it."""
+
+from __future__ import annotations
+
+import posixpath
+import re
+from collections.abc import Callable
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import nesting
+from unified_prof.recording.breakdown_kinds import Place
+from unified_prof.recording.calls import SIZES
+from unified_prof.recording.framework import BACKWARD, NONE, Framework
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.source import possible
+from unified_prof.recording.stacks import (
+    Frame,
+    Gathering,
+    Stacks,
+    frames_of_place,
+    of_calls,
+    of_paths,
+    place_of,
+)
+
+Ints = NDArray[np.int64]
+
+BACKWARD_PASS = Frame("(backward)", "pass")
+"""Between an operation and what its backward pass ran."""
+_NO_NAME = "(unnamed)"
+_NUMBERED_STEP = re.compile(r"(ProfilerStep)\s*[#*]\s*\d+$")
+_PYTHON = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\)(?:: (?P<name>.+))?$")
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
+
+
+def measures(recording: Recording) -> tuple[str, ...]:
+    """Return what stacks can be weighted with."""
+    found = []
+    if recording.clock == "device":
+        found.append("device")
+    if recording.framework is not None or len(recording.host_calls) or _has_marks(recording):
+        found.append("host")
+    if recording.framework is not None and any(map(recording.held_calls.known, SIZES)):
+        found.append("memory")
+    return tuple(found)
+
+
+def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
+    """Return the stacks of one of `measures`.
+
+    Args:
+        recording: Of what.
+        measure: One that it has.
+        by: What stands above operations; None: modules, else lines, else nothing. Host time has
+            stacks of its own, in which whatever was recorded stands: this is nothing to it.
+
+    Raises:
+        UsageError: what is to stand above was not recorded.
+    """
+    if measure == "host":
+        return of_host(recording)
+    path = str(recording.source.path)
+    if measure == "memory":
+        return of_calls(recording.calls, measure, place_of(recording.calls, by, path))
+    if not recording.has_operations:
+        if by is not None:
+            place_of(recording.calls, by, path)
+        return _of_work(recording)
+    return _of_device(recording, place_of(recording.calls, by, path))
+
+
+def _of_work(recording: Recording) -> Stacks:
+    """Return device time of kernels by their operator, where no operation launched anything."""
+    work, gathering = recording.work, Gathering()
+    _ = work.operator_numbers, work.kernel_numbers
+    texts = work.labels.texts
+    for one in work.windows():
+        operator = one.operator.astype(np.int64)
+        _add_kernels(gathering, operator, one.kernel, one.duration_ns, texts, _named(texts))
+    return gathering.stacks("device")
+
+
+class _Operations:
+    """The operations of a framework as frames above kernels."""
+
+    def __init__(self, framework: Framework, place: Place | None) -> None:
+        self._framework, self._place = framework, place
+        ranges = np.arange(len(framework), dtype=np.int64)
+        operation = framework.is_operation(ranges)
+        inside = operation & (framework.parent != NONE)
+        inside[inside] = operation[framework.parent[inside]]
+        parent = np.where(inside, framework.parent, NONE)
+        self._names, self._codes = framework.names(ranges)
+        self._path, self._up, self._last = nesting.paths(parent, self._codes)
+
+    def above(
+        self, calls: Ints, named: Ints, backward: NDArray[np.bool_], innermost: Ints
+    ) -> tuple[Ints, Callable[[int], tuple[Frame, ...]]]:
+        """Return a number for what stands above each piece of work, and the frames of a number.
+
+        Args:
+            calls: whose place it is.
+            named: the operation that stands first, NONE where `innermost` lies in it.
+            backward: whether that operation's backward pass launched the piece.
+            innermost: the operation that launched it, NONE where that is not known.
+        """
+        places, place = self._places(calls)
+        codes, paths = np.append(self._codes, NONE), np.append(self._path, NONE)
+        name_sizes, path_sizes = len(self._names) + 1, len(self._up) + 1
+        key = place * name_sizes + codes[named] + 1
+        key = (key * 2 + backward) * path_sizes + paths[innermost] + 1
+
+        def frames(number: int) -> tuple[Frame, ...]:
+            number, path = divmod(number, path_sizes)
+            number, again = divmod(number, 2)
+            at, name = divmod(number, name_sizes)
+            first = (self._frame(name - 1),) if name else ()
+            return (*places[at], *first, *(BACKWARD_PASS,) * again, *self._way_to(path - 1))
+
+        return key, frames
+
+    def _places(self, calls: Ints) -> tuple[list[tuple[Frame, ...]], Ints]:
+        if self._place is None:
+            return [()], np.zeros(len(calls), np.int64)
+        of = self._framework.modules if self._place == "module" else self._framework.stacks
+        texts, number = of(calls)
+        return [frames_of_place(self._place, text) for text in texts], number.astype(np.int64)
+
+    def _frame(self, code: int) -> Frame:
+        return Frame(self._names[code] or _NO_NAME, "operation")
+
+    def _way_to(self, path: int) -> tuple[Frame, ...]:
+        found = []
+        while path != NONE:
+            found.append(self._frame(int(self._last[path])))
+            path = int(self._up[path])
+        return tuple(found[::-1])
+
+
+def _of_device(recording: Recording, place: Place | None) -> Stacks:
+    """Return device time by the operations that launched it, down to the kernel.
+
+    Work of a backward pass stands under the forward operation that made its autograd node, as in
+    every other breakdown, and there under what ran in the backward pass.
+    """
+    work, framework, captured = recording.work, recording.framework, recording.work.captured
+    gathering = Gathering()
+    kernel, operator = work.kernel.whole(), work.operator.whole()
+    duration = work.duration_ns.whole()
+    texts = work.labels.texts
+    rest = np.ones(len(work), bool)
+    if captured is not None:
+        replayed = captured.call != NONE
+        rest &= ~replayed
+        calls = captured.call[replayed]
+        key, frames = _Operations(captured.framework, place).above(
+            calls, calls, captured.passes[replayed] == BACKWARD, np.full(len(calls), NONE)
+        )
+        _add_kernels(gathering, key, kernel[replayed], duration[replayed], texts, frames)
+    if framework is None:
+        key, frames = operator.astype(np.int64), _named(texts)
+    else:
+        call, passes = (column.whole().astype(np.int64) for column in work.launches)
+        connection = work.connection.whole()
+        # The range that stands for the whole operation may be the one that launched the work.
+        apart = np.where(framework.outermost(connection) == call, NONE, call)
+        key, frames = _Operations(framework, place).above(
+            call, apart, (passes == BACKWARD) & (apart != NONE), framework.innermost(connection)
+        )
+    _add_kernels(gathering, key[rest], kernel[rest], duration[rest], texts, frames)
+    return gathering.stacks("device")
+
+
+def _named(texts: list[str]) -> Callable[[int], tuple[Frame, ...]]:
+    """Return what makes an operator's number its frame."""
+    return lambda number: (Frame(texts[number], "operation"),)
+
+
+def _add_kernels(
+    gathering: Gathering,
+    key: Ints,
+    kernel: NDArray[np.integer],
+    duration_ns: NDArray[np.integer],
+    texts: list[str],
+    frames: Callable[[int], tuple[Frame, ...]],
+) -> None:
+    """Add pieces of work under the frames that their keys stand for."""
+    outer, which = np.unique(key, return_inverse=True)
+    pairs, at = np.unique(which * len(texts) + kernel, return_inverse=True)
+    sums = np.bincount(at, duration_ns, minlength=len(pairs)).astype(np.int64).tolist()
+    counts = np.bincount(at, minlength=len(pairs)).tolist()
+    above = [frames(number) for number in outer.tolist()]
+    for pair, weight, count in zip(pairs.tolist(), sums, counts, strict=True):
+        before, name = above[pair // len(texts)], texts[pair % len(texts)]
+        if before and before[-1].name == name:
+            before = before[:-1]  # collectives, and kernels called by their operator's name
+        gathering.add((*before, Frame(name, "kernel")), weight, count)
+
+
+def of_host(recording: Recording) -> Stacks:
+    """Return what each thread of the host spent in what was recorded of it, nested."""
+    parts = [_ranges(recording), _host_calls(recording)]
+    thread, start, end, name, kind = (np.concatenate(one) for one in zip(*parts, strict=True))
+    rank = np.repeat([0, 1], [len(part[0]) for part in parts])
+    order = nesting.call_order(thread, start, end, rank)
+    thread, start, end, name, kind = (one[order] for one in (thread, start, end, name, kind))
+    parent = nesting.parents(thread, start, end)
+    inside = parent != NONE
+    # Clocks round: a call may end a little after the one around it.
+    within = np.minimum(end, end[parent])[inside] - start[inside]
+    taken = np.bincount(parent[inside], within, minlength=len(start)).astype(np.int64)
+    own = np.maximum(end - start - taken, 0)
+    codes, label = np.unique(name * 2 + (kind == _IN_PYTHON), return_inverse=True)
+    frames = [
+        _host_frame(recording.strings.get(code // 2), python=bool(code % 2))
+        for code in codes.tolist()
+    ]
+    # Steps differ in their number only: they are one frame.
+    distinct = list(dict.fromkeys(frames))
+    of = {frame: number for number, frame in enumerate(distinct)}
+    label = np.array([of[frame] for frame in frames], np.int64)[label]
+    threads, number = np.unique(thread, return_inverse=True)
+    names = [(Frame(f"thread {one & 0xFFFFFFFF}", "thread"),) for one in threads.tolist()]
+    gathering = Gathering()
+    for one in of_paths(
+        *nesting.paths(parent, label),
+        own,
+        distinct.__getitem__,
+        begin=names.__getitem__ if len(threads) > 1 else lambda _: (),
+        beginning=number,
+    ):
+        gathering.add(one.frames, one.weight, one.count)
+    return gathering.stacks("host")
+
+
+_IN_PYTHON, _OTHER = 1, 0
+
+_Columns = tuple[Ints, Ints, Ints, Ints, Ints]
+"""Thread, start, end, id of the name, and whether it is a frame of Python."""
+
+
+def _ranges(recording: Recording) -> _Columns:
+    framework = recording.framework
+    if framework is None:
+        return _marks(recording)
+    python = np.where(framework.is_python, _IN_PYTHON, _OTHER)
+    return (
+        framework.thread.whole(),
+        framework.start_ns.whole(),
+        framework.end_ns.whole(),
+        framework.name_ids(np.arange(len(framework))),
+        python,
+    )
+
+
+def _has_marks(recording: Recording) -> bool:
+    return bool(len(_marks(recording)[0]))
+
+
+def _marks(recording: Recording) -> _Columns:
+    columns = {"thread": "globalTid", "start": "startNs", "end": "endNs", "name": "message"}
+    found = recording.source.integers("MSTX_EVENTS", columns)
+    return _usable(found)
+
+
+def _host_calls(recording: Recording) -> _Columns:
+    calls = recording.host_calls
+    return _usable(
+        {
+            "thread": calls.thread.whole(),
+            "start": calls.start_ns.whole(),
+            "end": calls.end_ns.whole(),
+            "name": calls.name.whole(),
+        }
+    )
+
+
+def _usable(found: dict[str, NDArray[np.int64]]) -> _Columns:
+    with np.errstate(over="ignore"):
+        good = possible(found["start"], found["end"] - found["start"])
+    good &= (found["start"] > 0) & (found["end"] > found["start"])
+    thread, start, end, name = (
+        found[one][good].astype(np.int64) for one in ("thread", "start", "end", "name")
+    )
+    return thread, start, end, name, np.full(len(thread), _OTHER, np.int64)
+
+
+def _host_frame(text: str | None, *, python: bool) -> Frame:
+    """Return the frame of a host range by its recorded name."""
+    if text is None:
+        return Frame(_NO_NAME, "range")
+    if (step := _NUMBERED_STEP.match(text)) is not None:
+        return Frame(step[1], "range")
+    if python and (found := _PYTHON.match(text)) is not None:
+        file = found["file"].replace("\\", "/")
+        name = found["name"] or posixpath.basename(file)
+        return Frame(name, "function", file, int(found["line"]))
+    return Frame(_ADDRESS.sub("", text), "range")

@@ -1,0 +1,213 @@
+"""npu_mem: how much memory of devices was in use, by process and in all.
+
+What the operators of a graph allocated and released, for memory_record and operator_memory.
+
+memory_record: how much the operators of a graph held after each allocation and release.
+
+npu_module_mem: what components of the software reserved on a device.
+
+operator_memory: one row for each allocation of an operator, and its release.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from unified_prof.export.mindstudio import registry
+from unified_prof.export.mindstudio.recording import Ints, Recording, blocks
+from unified_prof.export.mindstudio.registry import Delivery, cell, deliverable, lines
+from unified_prof.recording import recording as whole_tables
+from unified_prof.recording.recording import MISSING_WHOLE_TABLES
+
+
+@deliverable("npu_mem", tables=("NPU_MEM",))
+def write_npu_mem(recording: Recording, _delivery: Delivery) -> None:
+    """Say that the file cannot be had."""
+    recording.leave_out(
+        "npu_mem", "the file", "the database has DDR and HBM of NPU_MEM, not their sum; see msprof"
+    )
+
+
+TABLE = "NPU_OP_MEM"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocations:
+    """Rows of NPU_OP_MEM as columns, in order of time."""
+
+    operator: Ints
+    address: Ints
+    type: Ints
+    size_bytes: Ints
+    time_ns: Ints
+    allocated_bytes: Ints
+    reserved_bytes: Ints
+    component: Ints
+    device: Ints
+
+    def __len__(self) -> int:
+        return len(self.time_ns)
+
+
+def allocations(recording: Recording) -> Allocations:
+    """Return the allocations of a recording; those at impossible times are counted."""
+    found = whole_tables.integers(
+        recording.source,
+        TABLE,
+        (
+            *("operatorName", "addr", "type", "size", "timestampNs"),
+            *("totalAllocate", "totalReserve", "component", "deviceId"),
+        ),
+    )
+    order = found["timestampNs"].argsort(kind="stable")
+    time = found["timestampNs"][order]
+    order = order[recording.times(TABLE, time, time)]
+    return Allocations(*(values[order] for values in found.values()))
+
+
+def npu(devices: Ints) -> list[str]:
+    """Return what devices are called: `NPU:0`."""
+    return [f"NPU:{device}" for device in devices.tolist()]
+
+
+_HEADER = (
+    *("Device_id", "Component", "Timestamp(us)"),
+    *("Total Allocated(KB)", "Total Reserved(KB)", "Device"),
+)
+
+
+@deliverable("memory_record", tables=(TABLE,))
+def write_memory_record(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, in order of time."""
+    found = allocations(recording)
+    delivery.table(
+        "memory_record",
+        _HEADER,
+        len(found),
+        (
+            lines(
+                registry.integers(found.device[part]),
+                recording.cells(found.component[part]),
+                registry.tabbed(registry.microseconds(found.time_ns[part])),
+                registry.kilobytes(found.allocated_bytes[part]),
+                registry.kilobytes(found.reserved_bytes[part]),
+                npu(found.device[part]),
+            )
+            for part in blocks(len(found))
+        ),
+    )
+
+
+_TABLE = "NPU_MODULE_MEM"
+_HEADER_NPU_MODULE_MEM = ("Device_id", "Component", "Timestamp(us)", "Total Reserved(KB)", "Device")
+_UNKNOWN = "Unknown"
+
+
+@deliverable("npu_module_mem", tables=(_TABLE,))
+def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
+    """Write the table, component by component in order of time; whole KB, cut."""
+    found = whole_tables.integers(
+        recording.source, _TABLE, ["moduleId", "timestampNs", "totalReserved", "deviceId"]
+    )
+    order = np.lexsort((found["timestampNs"], found["moduleId"]))
+    order = order[recording.times(_TABLE, *[found["timestampNs"][order]] * 2)]
+    names = whole_tables.names(recording.source, "ENUM_MODULE")
+    size = found["totalReserved"]
+    # Towards zero, and -1, which says that only releases were seen, stays.
+    kilobytes = np.where(
+        size == MISSING_WHOLE_TABLES, MISSING_WHOLE_TABLES, np.sign(size) * (np.abs(size) // 1024)
+    )
+    kilobytes[size == -1] = -1
+
+    def block(part: slice) -> list[str]:
+        rows = order[part]
+        return lines(
+            registry.integers(found["deviceId"][rows]),
+            [cell(names.get(one, _UNKNOWN)) for one in found["moduleId"][rows].tolist()],
+            registry.tabbed(registry.microseconds(found["timestampNs"][rows])),
+            registry.integers(kilobytes[rows]),
+            npu(found["deviceId"][rows]),
+        )
+
+    delivery.table(
+        "npu_module_mem", _HEADER_NPU_MODULE_MEM, len(order), map(block, blocks(len(order)))
+    )
+
+
+_HEADER_OPERATOR_MEMORY = (
+    *("Device_id", "Name", "Size(KB)", "Allocation Time(us)", "Duration(us)"),
+    *("Allocation Total Allocated(KB)", "Allocation Total Reserved(KB)"),
+    *("Release Total Allocated(KB)", "Release Total Reserved(KB)", "Device"),
+)
+_RELEASE = "release"
+_NEVER = -1
+
+
+@deliverable("operator_memory", tables=(TABLE,))
+def write_operator_memory(recording: Recording, delivery: Delivery) -> None:
+    """Write the table: in order of release, then what was never released, with zeros for it."""
+    found = allocations(recording)
+    taken, released = _pairs(recording, found)
+    delivery.table(
+        "operator_memory",
+        _HEADER_OPERATOR_MEMORY,
+        len(taken),
+        (_block(recording, found, taken[part], released[part]) for part in blocks(len(taken))),
+    )
+
+
+def _pairs(recording: Recording, found: Allocations) -> tuple[Ints, Ints]:
+    """Return the rows of allocations, and of their releases or -1.
+
+    An allocation ends with the next release of its operator, address and device. Another one of
+    the same in between takes its place: the vendor knows nothing of the first then.
+    """
+    is_release = np.isin(found.type, recording.ids([_RELEASE]))
+    held: dict[tuple[int, int, int], int] = {}
+    pairs: list[tuple[int, int]] = []
+    keys = zip(
+        found.operator.tolist(),
+        found.address.tolist(),
+        found.device.tolist(),
+        strict=True,
+    )
+    overwritten = 0
+    for row, (key, releases) in enumerate(zip(keys, is_release.tolist(), strict=True)):
+        if not releases:
+            overwritten += key in held
+            held[key] = row
+        elif (taken := held.pop(key, None)) is not None:
+            pairs.append((taken, row))
+    if overwritten:
+        recording.findings.add(
+            "allocated_twice",
+            f"{overwritten} allocations were not released before the next of their kind",
+            overwritten,
+        )
+    pairs += [(taken, _NEVER) for taken in held.values()]
+    both = np.array(pairs, np.int64).reshape(-1, 2)
+    return both[:, 0], both[:, 1]
+
+
+def _block(recording: Recording, found: Allocations, taken: Ints, released: Ints) -> list[str]:
+    was_released = released != _NEVER
+    duration = np.where(was_released, found.time_ns[released] - found.time_ns[taken], 0)
+    return lines(
+        registry.integers(found.device[taken]),
+        [_known(name) for name in recording.cells(found.operator[taken])],
+        registry.kilobytes(found.size_bytes[taken]),
+        registry.tabbed(registry.microseconds(found.time_ns[taken])),
+        [str(round(ns / 1000, 3)) for ns in duration.tolist()],
+        registry.kilobytes(found.allocated_bytes[taken]),
+        registry.kilobytes(found.reserved_bytes[taken]),
+        registry.kilobytes(np.where(was_released, found.allocated_bytes[released], 0)),
+        registry.kilobytes(np.where(was_released, found.reserved_bytes[released], 0)),
+        npu(found.device[taken]),
+    )
+
+
+def _known(name: str) -> str:
+    """Return a name, nothing for one that only its hash is known of."""
+    return "" if name.isdecimal() else name

@@ -1,1 +1,0 @@
-"""Weighted call stacks as files that tools for flame graphs read, a module a format."""

@@ -1,0 +1,281 @@
+"""What a measured step is worth: the gate's verdict on it, in words, rows and JUnit properties.
+
+The same test in a process of its own: another run, as verdicts count them.
+
+Where memory lies and how warm a machine is stays the same for the iterations of one process, so
+blocks of them would be no runs (see `analysis.compare.between`). The process is begun as this
+session was, with all its options and paths (they name the conftest files that declare options); its
+configuration then names the one test alone. It measures, writes nothing of what the session's other
+plugins write, and leaves documents in a folder.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any, Literal
+
+import msgspec
+import numpy as np
+import pytest
+
+from unified_prof.baselines import api, noise
+from unified_prof.compare.comparable import TOTAL, Run
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.diff import diff, doubts
+from unified_prof.compare.gate import Check, Limits, Verdict, gate
+from unified_prof.errors import CaptureError
+from unified_prof.integrations.pytest_uprof.settings import Settings
+
+Outcome = Literal["measured", "no baseline", "pass", "regression", "unclear"]
+_TOP = 3
+"""Operations of a regression that are named."""
+
+
+class Judged(msgspec.Struct, frozen=True):
+    """One step of one test."""
+
+    outcome: Outcome
+    new_ns: float | None
+    """Median of the whole iterations."""
+    base_ns: float | None = None
+    baseline: str | None = None
+    reason: str = ""
+    """Of the worst metric, in a few words."""
+    told: str = ""
+    """What a test that fails says."""
+
+
+def measured(run: Run, outcome: Outcome) -> Judged:
+    """Return what there is to say of a step that is compared with nothing."""
+    return Judged(outcome, _median(run))
+
+
+def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
+    """Judge a step by the gate's rule.
+
+    Raises:
+        UsageError: the two cannot be compared.
+    """
+    devices = [run.facts.get("device") for run in (base, new)]
+    if None not in devices and devices[0] != devices[1]:
+        reason = f"{base.label} was measured on {devices[0]}, this on {devices[1]}"
+        return Judged("unclear", _median(new), _median(base), base.label, reason, reason)
+    known = noise.of(new)
+    limits = Limits(max_regress=wanted.max_regress)
+    verdict = gate(base, new, wanted.metrics, limits, known)
+    outcome: Outcome = "unclear" if verdict.outcome == "inconclusive" else verdict.outcome
+    worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
+    reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
+    told = "" if outcome == "pass" else _told(test, base, new, verdict, outcome, known)
+    new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
+    return Judged(outcome, new_ns, base_ns, base.label, reason, told)
+
+
+def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
+    """Return the properties of the test case in a JUnit report."""
+    prefix = f"uprof.{name}." if name else "uprof."
+    found = {
+        "outcome": judged.outcome,
+        "iteration_ns": judged.new_ns,
+        "baseline_iteration_ns": judged.base_ns,
+        "baseline": judged.baseline,
+        "reason": judged.reason or None,
+    }
+    return [(prefix + what, value) for what, value in found.items() if value is not None]
+
+
+def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
+    """Return a table of all steps for people."""
+    from unified_prof.report import names
+    from unified_prof.report.tables import Column
+    from unified_prof.report.terminal import Page
+
+    def time(value: float | None) -> str:
+        return names.NOT_MEASURED if value is None else names.duration(value)
+
+    rows = list(judged.values())
+    columns = [
+        Column("test", tuple(map(names.neutral, judged)), is_name=True),
+        Column("iteration", tuple(time(one.new_ns) for one in rows)),
+    ]
+    if compared:
+        columns += [
+            Column("baseline", tuple(time(one.base_ns) for one in rows)),
+            Column("outcome", tuple(one.outcome for one in rows), is_name=True),
+            Column(
+                "against", tuple(names.neutral(one.baseline or "-") for one in rows), is_name=True
+            ),
+            Column(
+                "why",
+                tuple(names.neutral(one.reason or "-") for one in rows),
+                is_name=True,
+                is_prose=True,
+            ),
+        ]
+    page = Page(width=None, color=False)
+    page.table(columns)
+    return page.text().splitlines()
+
+
+def _told(
+    test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
+) -> str:
+    """Return why a test fails, and which operations changed most."""
+    from unified_prof.report import comparison
+
+    found = diff(base, new, noise=known)
+    lines = [f"uprof: {outcome} of {test} against {base.label}"]
+    lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
+    lines += [f"  note: {doubt}" for doubt in doubts(base, new)]
+    if outcome == "regression":
+        text = comparison.diff_text(found, top=_TOP, everything=False, width=None, color=False)
+        _, _, tables = text.partition("\n\n")
+        lines += ["", *tables.rstrip().splitlines()] if tables else []
+    return "\n".join(lines)
+
+
+def _line(check: Check) -> str:
+    from unified_prof.report.comparison import values
+
+    return f"{check.metric}: {values(check)}: {check.reason}"
+
+
+def _medians(verdict: Verdict) -> tuple[float, float] | None:
+    """Return the times of both sides that were judged: without waiting, where that is known."""
+    for check in verdict.checks:
+        if check.metric == TOTAL and check.comparison is not None:
+            return check.comparison.new_median, check.comparison.base_median
+    return None
+
+
+def _median(run: Run) -> float | None:
+    totals = run.totals.get(TOTAL)
+    return None if totals is None or not len(totals) else float(np.median(totals))
+
+
+ENVIRONMENT = "UPROF_PYTEST_RUN"
+_FILE, _TEST = "measured.msgpack", "test"
+_TOLD_LINES = 12
+_OFF: Mapping[str, object] = {
+    "uprof_save": None,
+    "uprof_compare": None,
+    "xmlpath": None,
+    "usepdb": False,
+    "trace": False,
+    "pastebin": None,
+    "htmlpath": None,
+    "report_log": None,
+    "json_report": False,
+    "allure_report_dir": None,
+    "collectonly": False,
+}
+"""Options of pytest and of plugins that are known, as they are where they do nothing: two processes
+must not write one file."""
+
+
+class Begun:
+    """How a session was begun.
+
+    Args:
+        config: pytest's.
+        told: What the controller said of it, in a worker of xdist.
+    """
+
+    def __init__(self, config: pytest.Config, told: Mapping[str, Any] | None) -> None:
+        asked = config.invocation_params
+        self._directory = Path(told["directory"]) if told else asked.dir
+        self._arguments = list(told["arguments"] if told else map(str, asked.args))
+        self._extra = [f"--rootdir={config.rootpath}"]
+        if config.inipath is not None:
+            self._extra += ["-c", str(config.inipath)]
+        if config.pluginmanager.hasplugin("xdist"):
+            self._extra += ["-n", "0"]
+        if config.pluginmanager.hasplugin("pytest_cov"):
+            self._extra += ["--no-cov"]
+
+    def measure(self, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+        """Return what the test measures in a process of its own, by the names of its steps.
+
+        Raises:
+            CaptureError: it failed there, or measured nothing.
+        """
+        _, _, within = plain_id(item).partition("::")
+        with TemporaryDirectory(prefix="uprof-pytest-run-") as folder:
+            (Path(folder) / _TEST).write_bytes(os.fsencode(f"{item.path}::{within}"))
+            done = subprocess.run(
+                [
+                    *(sys.executable, "-m", "pytest", *self._arguments, *self._extra),
+                    *("-o", f"cache_dir={folder}/cache"),
+                ],
+                cwd=self._directory,
+                env={**os.environ, ENVIRONMENT: folder},
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                check=False,
+            )
+            found = Path(folder) / _FILE
+            if done.returncode == 0 and found.is_file():
+                return load(found)
+        told = "\n".join(done.stdout.rstrip().splitlines()[-_TOLD_LINES:])
+        raise CaptureError(
+            f"run {number} of {of}, in a process of its own, ended with exit code "
+            f"{done.returncode} and "
+            + ("measured nothing" if done.returncode == 0 else "no measurement")
+            + f":\n{told}",
+            hint="runs=1 measures in this process only",
+            slug="run-of-test-failed",
+        )
+
+
+def only_measure(config: pytest.Config, folder: Path) -> None:
+    """Let a session do nothing but measure, for the one that began it."""
+    config.args = [os.fsdecode((folder / _TEST).read_bytes())]
+    for name, value in _OFF.items():
+        if hasattr(config.option, name):
+            setattr(config.option, name, value)
+    config.option.basetemp = str(folder / "temporary")
+    if hasattr(config.option, "log_file"):
+        config.option.log_file = str(folder / "log")
+
+
+def plain_id(item: pytest.Item) -> str:
+    """Return what a test is called in every session: xdist may add the group of the test."""
+    if item.parent is None:
+        return item.nodeid
+    plain = f"{item.parent.nodeid}::{item.name}"
+    return plain if item.nodeid.startswith(f"{plain}@") else item.nodeid
+
+
+def save(folder: Path, measured: Mapping[str, Run]) -> None:
+    """Leave what was measured for `load`."""
+    data = {name: api.dump(run) for name, run in measured.items()}
+    (folder / _FILE).write_bytes(msgspec.msgpack.encode(data))
+
+
+def load(file: Path) -> dict[str, Run]:
+    """Return what `save` left."""
+    data = msgspec.msgpack.decode(file.read_bytes(), type=dict[str, bytes])
+    return {name: api.load(one, where=str(file)) for name, one in data.items()}
+
+
+def of(measured: Mapping[str, Run], name: str) -> Run:
+    """Return what a process measured of one step.
+
+    Raises:
+        CaptureError: it did not come to that step.
+    """
+    if name not in measured:
+        raise CaptureError(
+            f"a run in a process of its own did not measure the step {name!r}",
+            hint="a test has to measure the same steps every time",
+            slug="run-of-test-failed",
+        )
+    return measured[name]

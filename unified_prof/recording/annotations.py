@@ -1,0 +1,363 @@
+"""What devices did under each annotation: ranges of record_function, NVTX, vLLM and SGLang.
+
+Profilers of GPUs record an annotation twice, on the host and, around the work launched under it,
+on the device. The device's range is what counts; where a recording lacks those, as after a replay
+of graphs, the work launched while the host's range was open is taken.
+
+Regions that a program marks on the host: of record_function, NVTX and mstx, where no device ran.
+
+A region inside another is part of both; what a region took itself is without those inside it. What
+profilers mark of their own accord, steps and modules, is left out.
+
+The time and memory of a tracked workload by the regions that its program marks.
+
+An operation belongs to the innermost region around it and to all around that, its backward pass
+with it. A region is what has a name: one within another of the same name counts once.
+"""
+
+from __future__ import annotations
+
+import re
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from statistics import median
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.nesting import NONE
+from unified_prof.recording.calls import (
+    COMMUNICATION,
+    COPY,
+    KERNEL,
+    OPERATION,
+    UNKNOWN,
+    Calls,
+    known_sum,
+    region_names,
+    sort_rows,
+    sums_by,
+)
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.device import DeviceWork
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.skyline_tables import Regions as TrackedRegionsRegions
+from unified_prof.recording.source import Source, Strings, possible
+from unified_prof.recording.tasks import Tasks
+
+Ints = NDArray[np.int64]
+
+STEP = re.compile(r"ProfilerStep\s*[#*]")
+_ANY_DEVICE = -1
+_KINDS = {
+    "busy_ns": (KERNEL, COMMUNICATION, COPY),
+    "compute_ns": (KERNEL,),
+    "communication_ns": (COMMUNICATION,),
+    "copy_ns": (COPY,),
+}
+_TABLES = {
+    "UPROF_GPU_ANNOTATIONS": {"name": "name", "device": "deviceId"},
+    "MSTX_EVENTS": {"name": "message", "device": str(_ANY_DEVICE)},
+}
+"""Where annotations are, and as which columns; the first table with some is taken."""
+NOTE_OF_LAUNCHES = "work launched meanwhile"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ranges:
+    """Annotations as columns, those of steps left out."""
+
+    name: Ints
+    device: Ints
+    start_ns: Ints
+    end_ns: Ints
+    on_device: bool
+    """Whether the ranges are the device's, not the host's."""
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+
+def read(source: Source, strings: Strings) -> Ranges:
+    """Read the annotations of a recording of GPUs; of others there are none."""
+    tables = _TABLES if "UPROF_GPU_TASKS" in source.tables else {}
+    for table, columns in tables.items():
+        times = {"start": "startNs", "duration": "endNs - startNs"}
+        found = source.integers(table, columns | times)
+        good = possible(found["start"], found["duration"])
+        names = np.unique(found["name"]).tolist()
+        wanted = [
+            number
+            for number, text in zip(names, strings.texts(names), strict=True)
+            if text is not None and not STEP.match(text)
+        ]
+        good &= np.isin(found["name"], wanted)
+        if good.any():
+            start = found["start"][good]
+            return Ranges(
+                found["name"][good],
+                found["device"][good],
+                start,
+                start + found["duration"][good],
+                on_device=table != "MSTX_EVENTS",
+            )
+    nothing = np.empty(0, np.int64)
+    return Ranges(nothing, nothing, nothing, nothing, on_device=True)
+
+
+def breakdown(
+    ranges: Ranges,
+    devices: Mapping[int | None, DeviceWork],
+    tasks: Tasks,
+    launched_ns: Callable[[], Ints],
+    strings: Strings,
+) -> Breakdown:
+    """Divide the devices' time by annotation; one inside another counts for both.
+
+    Args:
+        ranges: All of them.
+        devices: The work of each device; None stands for the only one.
+        tasks: All tasks.
+        launched_ns: Returns when the host launched each of them.
+        strings: Texts.
+    """
+    under = _ran_in(devices) if ranges.on_device else _launched_in(tasks, launched_ns())
+    rows = []
+    for name, own in by_key(ranges.name):
+        figures: Counter[str] = Counter()
+        for device, here in by_key(ranges.device[own]):
+            window = intervals.merge(ranges.start_ns[own[here]], ranges.end_ns[own[here]])
+            figures["window_ns"] += window.total_ns
+            figures.update(under(device, window))
+        rows.append(
+            Row(
+                name=strings.get(name) or "?",
+                kind="annotation",
+                count=len(own),
+                total_ns=figures.pop("busy_ns", 0),
+                detail=None if ranges.on_device else NOTE_OF_LAUNCHES,
+                extra=dict(figures),
+            )
+        )
+    whole = sum(work.busy.total_ns for work in devices.values())
+    return Breakdown("annotation", tuple(sort_rows(rows)), whole or None, None)
+
+
+Under = Callable[[int, IntervalSet], dict[str, int]]
+"""Returns what a device did in, or because of, a window."""
+
+
+def _ran_in(devices: Mapping[int | None, DeviceWork]) -> Under:
+    def under(device: int, window: IntervalSet) -> dict[str, int]:
+        work = devices.get(device, devices.get(None))
+        if work is None:
+            return {}
+        parts = {
+            "busy_ns": work.busy,
+            "compute_ns": work.compute,
+            "communication_ns": work.communication,
+            "copy_ns": work.copies,
+        }
+        return {what: intervals.intersect(window, one).total_ns for what, one in parts.items()}
+
+    return under
+
+
+def _launched_in(tasks: Tasks, launched_ns: Ints) -> Under:
+    order = np.argsort(launched_ns, kind="stable")
+    launches = launched_ns[order]
+
+    def under(_: int, window: IntervalSet) -> dict[str, int]:
+        low = np.searchsorted(launches, window.start_ns)
+        high = np.searchsorted(launches, window.end_ns)
+        pairs = zip(low.tolist(), high.tolist(), strict=True)
+        mine = np.concatenate([order[first:behind] for first, behind in pairs])
+        found: Counter[str] = Counter()
+        for _device, rows in by_key(tasks.device[mine]):
+            chosen = mine[rows]
+            kind, start = tasks.kind[chosen], tasks.start_ns[chosen]
+            end = start + tasks.duration_ns[chosen]
+            for what, kinds in _KINDS.items():
+                at = np.isin(kind, kinds)
+                found[what] += intervals.merge(start[at], end[at]).total_ns
+        return found
+
+    return under
+
+
+_OF_OTHERS = frozenset({"Module", "communication"})
+"""Domains of mstx in which torch_npu marks what it does itself."""
+
+
+class Regions:
+    """Named ranges of host threads, nested: those around come first."""
+
+    def __init__(self, source: Source, strings: Strings) -> None:
+        columns = {
+            "thread": "globalTid",
+            "start": "startNs",
+            "end": "endNs",
+            "name": "message",
+            "domain": "domainId",
+        }
+        found = source.integers("MSTX_EVENTS", columns)
+        with np.errstate(over="ignore"):
+            good = possible(found["start"], found["end"] - found["start"])
+        good &= (found["start"] > 0) & (found["end"] > found["start"])
+        for number in np.unique(found["name"]).tolist():
+            text = strings.get(number)
+            if text is None or STEP.match(text):
+                good &= found["name"] != number
+        for number in np.unique(found["domain"]).tolist():
+            if strings.get(number) in _OF_OTHERS:
+                good &= found["domain"] != number
+        thread, start, end, name = (
+            found[one][good].astype(np.int64) for one in ("thread", "start", "end", "name")
+        )
+        order = nesting.call_order(thread, start, end)
+        self.thread, self.start_ns, self.end_ns = thread[order], start[order], end[order]
+        self.name = name[order]
+        self.parent: Ints = nesting.parents(self.thread, self.start_ns, self.end_ns)
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    @property
+    def self_ns(self) -> Ints:
+        """Time of each region without those inside it."""
+        inside = self.parent != NONE
+        around = self.parent[inside]
+        # Regions of one thread may end after the one around them: only what is within is taken.
+        within = np.minimum(self.end_ns[inside], self.end_ns[around]) - self.start_ns[inside]
+        taken = np.bincount(around, within, minlength=len(self))
+        result: Ints = np.maximum(self.end_ns - self.start_ns - taken.astype(np.int64), 0)
+        return result
+
+
+def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
+    """Divide the host's time by region; one inside another of its name counts once."""
+    own = regions.self_ns
+    rows = []
+    for name in np.unique(regions.name).tolist():
+        mine = np.flatnonzero(regions.name == name)
+        total = sum(
+            intervals.merge(regions.start_ns[some], regions.end_ns[some]).total_ns
+            for some in _by_thread(regions, mine)
+        )
+        rows.append(
+            Row(
+                name=strings.get(name) or "?",
+                kind="annotation",
+                count=len(mine),
+                total_ns=total,
+                detail=_around(regions, mine, strings),
+                extra={"self_ns": int(own[mine].sum())},
+            )
+        )
+    whole = sum(
+        intervals.merge(regions.start_ns[some], regions.end_ns[some]).total_ns
+        for some in _by_thread(regions, np.arange(len(regions)))
+    )
+    return Breakdown("annotation", tuple(sort_rows(rows)), whole or None, None)
+
+
+def _by_thread(regions: Regions, some: NDArray[np.intp]) -> list[NDArray[np.intp]]:
+    threads = regions.thread[some]
+    return [some[threads == thread] for thread in np.unique(threads)]
+
+
+def _around(regions: Regions, mine: NDArray[np.intp], strings: Strings) -> str | None:
+    """Return the regions around the first one of a name, outermost first."""
+    names: list[str] = []
+    at = int(regions.parent[mine[0]])
+    while at != NONE:
+        names.append(strings.get(int(regions.name[at])) or "?")
+        at = int(regions.parent[at])
+    return f"in {' / '.join(names[::-1])}" if names else None
+
+
+Path = tuple[str, ...]
+_SUMMED = ("total_ns", "forward_ns", "backward_ns", "activation_bytes")
+
+
+def breakdown_tracked_regions(
+    calls: Calls, regions: TrackedRegionsRegions, iterations: Sequence[int]
+) -> Breakdown:
+    """Divide operations by region; percentages refer to all operations.
+
+    Args:
+        calls: operations, weights and activations.
+        regions: what else is known of them.
+        iterations: those that were averaged.
+    """
+    names = dict.fromkeys(name for path in regions.counts for name in path)
+    column = np.full(len(calls), UNKNOWN) if calls.region is None else calls.region
+    inside = np.flatnonzero((column != UNKNOWN) & (calls.kind == OPERATION))
+    texts = {number: region_names(calls.labels.texts[number]) for number in set(column[inside])}
+    names |= dict.fromkeys(name for path in texts.values() for name in path)
+    number_of = {name: number for number, name in enumerate(names)}
+    pairs = [
+        (call, number_of[name])
+        for call, path in zip(inside.tolist(), column[inside].tolist(), strict=True)
+        for name in dict.fromkeys(texts[path])
+    ]
+    call, name = np.array(pairs, np.int64).reshape(-1, 2).T
+    sums = {
+        what: sums_by(name, len(names), None if values is None else values[call])
+        for what in _SUMMED
+        for values in (getattr(calls, what),)
+    }
+    own_ns = sums_by(
+        np.array([number_of[texts[one][-1]] for one in column[inside].tolist()], np.int64),
+        len(names),
+        None if calls.total_ns is None else calls.total_ns[inside],
+    )
+    of_name: dict[str, list[Path]] = {}
+    for path in regions.counts:
+        of_name.setdefault(path[-1], []).append(path)
+    rows = [
+        Row(
+            name=one,
+            kind="annotation",
+            count=_count(regions, of_name.get(one, ()), iterations),
+            total_ns=sums["total_ns"][number],
+            forward_ns=sums["forward_ns"][number],
+            backward_ns=sums["backward_ns"][number],
+            activation_bytes=sums["activation_bytes"][number],
+            detail=_around_tracked_regions(of_name.get(one, ())),
+            extra={
+                "self_ns": own_ns[number],
+                "peak_bytes": max(
+                    (regions.peaks[path] for path in of_name.get(one, ()) if path in regions.peaks),
+                    default=None,
+                ),
+            },
+        )
+        for one, number in number_of.items()
+    ]
+    return Breakdown(
+        "annotation",
+        tuple(sorted(rows, key=lambda row: _order(row, of_name.get(row.name, ((),))[0]))),
+        known_sum(calls.total_ns),
+        known_sum(calls.activation_bytes),
+    )
+
+
+def _order(row: Row, path: Path) -> tuple[int, int, int, str]:
+    """Return what rows stand in the order of: time, size, and what is around before what is in."""
+    return -(row.total_ns or 0), -(row.size_bytes or 0), len(path), row.name
+
+
+def _count(regions: TrackedRegionsRegions, paths: Sequence[Path], iterations: Sequence[int]) -> int:
+    """Return how often regions are opened in an iteration; 0: they were open before."""
+    opened = [sum(regions.counts[path].get(one, 0) for path in paths) for one in iterations]
+    return round(median(opened)) if opened else 0
+
+
+def _around_tracked_regions(paths: Sequence[Path]) -> str | None:
+    """Return the regions around the first one of a name, the outermost first."""
+    around = paths[0][:-1] if paths else ()
+    return f"in {' / '.join(around)}" if around else None

@@ -1,0 +1,188 @@
+"""The breakdowns of a report: their names, their words, and where each is made; names of stacks.
+
+A breakdown is an entry of `WAYS` in one module of `explain`, and its line here; the command line,
+all formats and the page take it from here.
+
+Modules that are imported when something of them is asked for: most reports ask for few.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+By = str
+"""The name of a breakdown, one of `KINDS`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kind:
+    """One breakdown, in words."""
+
+    by: By
+    title: str
+    """What the page calls it."""
+    why_not: str
+    """Why a recording may not have it, and what would have recorded it."""
+    module: str = "basic_breakdowns"
+    """Module of `explain` whose `WAYS` makes it of an msprof database."""
+    counted: str = "calls"
+    """Heading of the counts."""
+    detailed: str = "detail"
+    """Heading of the details."""
+    when_asked: bool = False
+    """Whether it is made only where it is asked for by name, not among all that a report has."""
+
+
+KINDS: dict[By, Kind] = {
+    kind.by: kind
+    for kind in (
+        Kind(
+            "operation",
+            "Operations",
+            "neither device work nor framework operations were recorded",
+            detailed="line",
+        ),
+        Kind(
+            "module",
+            "Modules",
+            "no nn.Module was recorded (torch.profiler needs with_modules or with_stack)",
+            detailed="class",
+        ),
+        Kind(
+            "line",
+            "Source lines",
+            "no call stack of the user's files was recorded (torch.profiler needs with_stack)",
+            detailed="operation",
+        ),
+        Kind(
+            "kernel",
+            "Kernels",
+            "no device work was recorded",
+            counted="runs",
+            detailed="operator type",
+        ),
+        Kind(
+            "group",
+            "Groups of ranks",
+            "no collective with its group was recorded (table COMMUNICATION_OP)",
+            detailed="collectives",
+        ),
+        Kind(
+            "stream",
+            "Streams",
+            "no device task was recorded",
+            counted="tasks",
+            detailed="task types",
+        ),
+        Kind(
+            "annotation",
+            "Annotations",
+            "no annotated range was recorded on a GPU, or where nothing but the host was recorded "
+            "(torch.profiler.record_function, NVTX, mstx)",
+            counted="ranges",
+            detailed="measured",
+        ),
+        Kind(
+            "launch",
+            "Launches",
+            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            counted="launches",
+            when_asked=True,
+        ),
+        Kind(
+            "queue",
+            "Queues of streams",
+            "no call of the host was recorded with the work that it launched (table CANN_API)",
+            counted="launches",
+            when_asked=True,
+        ),
+        Kind(
+            "sequence",
+            "Kernels that follow one another",
+            "no device work or no framework operation was recorded",
+            detailed="kernels in order",
+            when_asked=True,
+        ),
+        Kind(
+            "self",
+            "Operations at every depth",
+            "no framework operation was recorded (table PYTORCH_API)",
+            module="self_time",
+            when_asked=True,
+        ),
+        Kind(
+            "shape",
+            "Operations by their inputs",
+            "no shapes of inputs were recorded (torch.profiler needs record_shapes)",
+            module="self_time",
+            detailed="inputs",
+            when_asked=True,
+        ),
+        Kind(
+            "class",
+            "Classes of work",
+            "no device work was recorded",
+            module="kernel_classes",
+            counted="runs",
+            detailed="mostly",
+            when_asked=True,
+        ),
+        Kind(
+            "path",
+            "Critical path",
+            "neither device work nor framework operations were recorded",
+            module="critical_path",
+            counted="stretches",
+            detailed="what",
+            when_asked=True,
+        ),
+        Kind(
+            "roofline",
+            "Roofline",
+            "no shapes of what ran on a device were recorded (torch.profiler needs record_shapes)",
+            module="roofline.peaks",
+            detailed="limit",
+        ),
+        Kind("idle", "Idle time", "no device work was recorded", counted="gaps", detailed="line"),
+        Kind(
+            "step",
+            "Steps",
+            "no step was recorded (call profiler.step() after each iteration)",
+            detailed="note",
+        ),
+    )
+}
+
+STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
+"""The breakdowns whose single times can be described (`report --stats`)."""
+
+
+Place = Literal["module", "line"]
+"""What stands above operations in a stack: the modules they ran in, or the lines that called."""
+
+PLACES: tuple[Place, ...] = ("module", "line")
+
+
+@dataclass(frozen=True, slots=True)
+class Measure:
+    """What call stacks are weighted with."""
+
+    name: str
+    unit: Literal["nanoseconds", "bytes"]
+    title: str
+
+
+MEASURES: dict[str, Measure] = {
+    one.name: one
+    for one in (
+        Measure("device", "nanoseconds", "device time"),
+        Measure("time", "nanoseconds", "time of operations, forward and backward"),
+        Measure("forward", "nanoseconds", "forward time of operations"),
+        Measure("backward", "nanoseconds", "backward time of operations"),
+        Measure("host", "nanoseconds", "host time"),
+        Measure("memory", "bytes", "memory"),
+    )
+}
+"""In the order in which files have them: of a timeline device, host and memory, of operations that
+were tracked the others."""

@@ -1,0 +1,356 @@
+"""Breakdowns of the call table by the labels it carries, and what all breakdowns share.
+
+Times summed up by numbers that may lie far apart.
+
+How single times of one thing are distributed: an average hides the slow ones.
+
+Calls of the framework's operations: their names, modules, lines, and what they allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.packed import Packed, Values
+from unified_prof.recording import calls
+from unified_prof.recording.breakdown_kinds import By
+from unified_prof.recording.calls import (
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    Calls,
+    Columns,
+    HeldCalls,
+    Ints,
+    Labels,
+    SomeCalls,
+    Sums,
+)
+from unified_prof.recording.counters import Allocations
+from unified_prof.recording.framework import NONE, NOT_ATTRIBUTED, Framework, module_class
+from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.steps import Ints as AddedInts
+
+NO_MODULE = "(outside any module)"
+NO_LINE = "(no source line)"
+ROOT_MODULE = "(root)"
+
+
+def module_parts(path: str) -> list[str]:
+    """Return the modules on the way to the one at `path`, itself included."""
+    return path.split(".") if path else [ROOT_MODULE]
+
+
+def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, ...]:
+    """Return the breakdowns that the calls of a tracked workload can give."""
+    result: list[By] = []
+    if len(calls):
+        result.append("operation")
+        if calls.module is not None:
+            result.append("module")
+        if calls.line is not None:
+            result.append("line")
+    if regions:
+        result.append("annotation")
+    if steps:
+        result.append("step")
+    return tuple(result)
+
+
+def by_label(calls: SomeCalls, by: By) -> Breakdown:
+    """Break the calls down by operation, module or line.
+
+    The detail of an operation is its line, of a line its operation: where there are several, the
+    one that took most of the time. The detail of a module is its class.
+    """
+    texts = calls.labels.texts
+    if by == "operation":
+        # A weight called `linear` is not an operation `linear`: the kind is part of the key.
+        names = [text for text in texts for _ in KINDS]
+        return finish(
+            by,
+            _rows(
+                calls,
+                names,
+                lambda some: some.name.astype(np.int64) * len(KINDS) + some.kind,
+                _MainLabels(texts, "line"),
+            ),
+        )
+    assert calls.has(by), f"asked for {by}, which `available` does not offer"
+
+    # Texts may come to them while calls are summed up: paths of classes that no call has.
+    untold = len(texts)
+
+    def label(some: Calls) -> Ints:
+        own: Ints = getattr(some, by)
+        return np.where(own == UNKNOWN, untold, own)
+
+    if by == "line":
+        rows = _rows(calls, [*texts, NO_LINE], label, _MainLabels(texts, "name"))
+    else:
+        names = [*(text or ROOT_MODULE for text in texts), NO_MODULE]
+        classes = {calls.labels.number(path): name for path, name in calls.module_class.items()}
+        rows = _rows(calls, names, label, classes)
+    return finish(by, [replace(row, kind=by) for row in rows])
+
+
+def _rows(
+    calls: SomeCalls,
+    names: Sequence[str],
+    key_of: Callable[[Calls], Ints],
+    details: _MainLabels | Mapping[int, str],
+) -> list[Row]:
+    """Return one row for each key 0..len(names)-1 that occurs."""
+    sums = Sums(len(names))
+    for some in calls.windows(least=len(names)):
+        key = key_of(some)
+        sums.add(some, key)
+        if isinstance(details, _MainLabels):
+            details.add(some, key)
+    return sums.rows(names, details.found() if isinstance(details, _MainLabels) else details)
+
+
+def finish(by: By, rows: Iterable[Row]) -> Breakdown:
+    """Return the rows as a breakdown whose percentages refer to their sum."""
+    rows = tuple(rows)
+    times = [row.total_ns for row in rows if row.total_ns is not None]
+    sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
+    return Breakdown(by, rows, sum(times) if times else None, sum(sizes) if sizes else None)
+
+
+class _MainLabels:
+    """Finds for every key the label that weighs most, and how many others there are."""
+
+    def __init__(self, texts: Sequence[str], column: str) -> None:
+        self._texts, self._column = texts, column
+        self._size = len(texts) + 1
+        self._pairs: list[Ints] = []
+        self._weights: list[NDArray[np.float64]] = []
+
+    def add(self, calls: Calls, key: Ints) -> None:
+        """Take more calls with their keys."""
+        label: Ints | None = getattr(calls, self._column)
+        if label is None:
+            return
+        pairs, number = np.unique(
+            key.astype(np.int64) * self._size + label + 1, return_inverse=True
+        )
+        weight = np.zeros(len(pairs))
+        for column in ("total_ns", "activation_bytes", "weight_bytes"):
+            values = getattr(calls, column)
+            if values is not None:
+                weight += np.bincount(number, weights=np.maximum(values, 0), minlength=len(pairs))
+        self._pairs.append(pairs)
+        self._weights.append(weight)
+
+    def found(self) -> dict[int, str]:
+        """Return key -> label in words."""
+        if not self._pairs:
+            return {}
+        (pairs, *more), weight = self._pairs, self._weights[0]
+        if more:
+            pairs, number = np.unique(np.concatenate(self._pairs), return_inverse=True)
+            weight = np.bincount(number, np.concatenate(self._weights)).astype(np.float64)
+        weight = weight + 1
+        found: dict[int, list[tuple[float, int]]] = {}
+        for pair, heavy in zip(pairs.tolist(), weight.tolist(), strict=True):
+            if pair % self._size:
+                found.setdefault(pair // self._size, []).append((heavy, pair % self._size - 1))
+        details = {}
+        for key, labels in found.items():
+            text = self._texts[max(labels)[1]]
+            details[key] = f"{text} (+{len(labels) - 1})" if len(labels) > 1 else text
+        return details
+
+
+_SPARSE = 8
+"""Numbers that lie so many times as far apart as there are some are looked up one by one."""
+
+
+class Added:
+    """Times added up for each of many numbers, in four bytes each for as long as these do."""
+
+    def __init__(self, size: int) -> None:
+        self._sums: NDArray[np.integer] = np.zeros(size, np.uint32)
+        self._known = np.zeros(size, bool)
+
+    def add(self, key: AddedInts, times_ns: NDArray[np.integer]) -> None:
+        """Add times, each to its number."""
+        if not len(key):
+            return
+        self._known[key] = True
+        first, behind = int(key.min()), int(key.max()) + 1
+        if behind - first > _SPARSE * len(key):
+            keys, place = np.unique(key, return_inverse=True)
+        else:
+            keys, place = np.arange(first, behind), key - first
+        more = np.bincount(place, weights=times_ns, minlength=len(keys)).astype(np.int64)
+        more += self._sums[keys]
+        if more.max() > np.iinfo(self._sums.dtype).max:
+            self._sums = self._sums.astype(np.int64)
+        self._sums[keys] = more
+
+    def total_ns(self, rows: slice) -> AddedInts:
+        """Return the sums of some numbers."""
+        return self._sums[rows].astype(np.int64)
+
+    def known_ns(self, rows: slice) -> AddedInts:
+        """Return the same, UNKNOWN where nothing was added."""
+        return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)
+
+
+StatisticsInts = NDArray[np.integer]
+Figures = dict[tuple[str, str], Mapping[str, float | None]]
+
+
+def of_operations(calls: Calls) -> Figures:
+    """Return the figures of each operation's calls, by name and kind."""
+    if calls.total_ns is None:
+        return {}
+    texts = calls.labels.texts
+    found = _by_key(calls.name.astype(np.int64) * len(KINDS) + calls.kind, calls.total_ns)
+    return {(texts[key // len(KINDS)], KINDS[key % len(KINDS)]): one for key, one in found.items()}
+
+
+def of_kernels(calls: Calls) -> Figures:
+    """Return the figures of each kernel's runs; of runs of several kinds the first one's counts."""
+    if calls.total_ns is None:
+        return {}
+    texts = calls.labels.texts
+    kind = np.zeros(len(texts), np.int8)
+    kind[calls.name[::-1]] = calls.kind[::-1]
+    found = _by_key(calls.name.astype(np.int64), calls.total_ns)
+    return {(texts[key], KINDS[kind[key]]): one for key, one in found.items()}
+
+
+def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[str, float | None]]:
+    """Return smallest, median, 99th percentile, largest and standard deviation of the times."""
+    known = np.flatnonzero(times_ns != UNKNOWN)
+    key, times = key[known], times_ns[known]
+    order = np.lexsort((times, key))
+    key, times = key[order], times[order].astype(np.int64)
+    first = np.flatnonzero(np.append(True, key[1:] != key[:-1])[: len(key)])
+    count = np.diff(np.append(first, len(key)))
+    columns = {
+        "min_ns": times[first].tolist(),
+        "median_ns": _percentiles(times, first, count, 50),
+        "p99_ns": _percentiles(times, first, count, 99),
+        "max_ns": times[first + count - 1].tolist(),
+        "stddev_ns": _deviations(times, first, count),
+    }
+    return {
+        one: dict(zip(columns, values, strict=True))
+        for one, values in zip(
+            key[first].tolist(), zip(*columns.values(), strict=True), strict=True
+        )
+    }
+
+
+def _percentiles(
+    times: StatisticsInts, first: StatisticsInts, count: StatisticsInts, percent: int
+) -> list[int]:
+    """Return a percentile of each group; between two times it lies on the line through them.
+
+    The lower of the two would make the 99th of fifty times one that is exceeded twice, and the
+    99th of two times the smaller one.
+    """
+    if not len(first):
+        return []
+    place, hundredths = np.divmod((count - 1) * percent, 100)
+    low, high = times[first + place], times[first + np.minimum(place + 1, count - 1)]
+    between: StatisticsInts = low + np.rint((high - low) * hundredths / 100).astype(np.int64)
+    return [int(one) for one in between]
+
+
+def _deviations(
+    times: StatisticsInts, first: StatisticsInts, count: StatisticsInts
+) -> list[float | None]:
+    """Return the standard deviation of each group as of a sample; one time alone has none."""
+    if not len(first):
+        return []
+    mean = np.add.reduceat(times, first) / count
+    away = np.add.reduceat((times - np.repeat(mean, count)) ** 2, first)
+    deviation = np.sqrt(away / np.maximum(count - 1, 1)).tolist()
+    return [
+        value if number > 1 else None
+        for value, number in zip(deviation, count.tolist(), strict=True)
+    ]
+
+
+def allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
+    """Return one row per allocation, under the operation that asked for it."""
+    call = framework.calls_at(allocations.names, allocations.at_ns)
+    owners = np.where(
+        call != NONE, names_of(framework, labels, call), labels.numbers(allocations.names)
+    )
+    columns = {
+        "when": allocations.at_ns,
+        "name": owners,
+        "kind": np.full(len(call), OPERATION, np.int8),
+        "allocated_bytes": allocations.size_bytes,
+    }
+    return calls.packed(columns) | origin_of(framework, labels, call)
+
+
+def host_calls(framework: Framework) -> HeldCalls:
+    """Return one row per framework operation, timed on the host: there is no device work."""
+    labels = Labels()
+    chosen = framework.calls
+    columns = {
+        "when": framework.start_ns[chosen],
+        "name": names_of(framework, labels, chosen),
+        "kind": np.full(len(chosen), OPERATION, np.int8),
+        "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
+    }
+    return joined_calls(labels, [calls.packed(columns) | origin_of(framework, labels, chosen)])
+
+
+def names_of(
+    framework: Framework, labels: Labels, chosen: NDArray[np.integer]
+) -> NDArray[np.int32]:
+    """Return what operations are called, as numbers in `labels`."""
+    names, number = framework.names(chosen)
+    return labels.numbers(names)[number]
+
+
+def origin_of(framework: Framework, labels: Labels, ranges: Values) -> Columns:
+    """Return module, line and stack of host ranges; -1 is a range that is not known."""
+    columns: Columns = {}
+    modules, number = framework.modules(ranges)
+    columns["module"] = _of_numbers("module", labels.numbers(modules), number)
+    stacks, number = framework.stacks(ranges)
+    innermost = [None if stack is None else stack.rpartition("\n")[2] for stack in stacks]
+    columns["line"] = _of_numbers("line", labels.numbers(innermost), number)
+    columns["stack"] = _of_numbers("stack", labels.numbers(stacks), number)
+    return columns
+
+
+def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32]) -> Packed:
+    packing = calls.making(column)
+    for low in range(0, len(number), calls.WINDOW):
+        packing.add(labels[number[low : low + calls.WINDOW]])
+    return packing.done()
+
+
+def joined_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
+    """Join parts that have different columns, in the order of time."""
+    columns = calls.joined(parts, by="when")
+    columns["start_ns"] = columns.pop("when")
+    if "module" in columns:
+        # Where no module is known at all, there is nothing to tell what is not recorded from.
+        in_none = {UNKNOWN, labels.number(NOT_ATTRIBUTED)}
+        if in_none.issuperset(columns["module"].distinct().tolist()):
+            del columns["module"]
+    for name in ("total_ns", "forward_ns", "backward_ns", "line", "stack"):
+        if name in columns and not columns[name].knows_any:
+            del columns[name]
+    classes = {}
+    if "module" in columns:
+        used = columns["module"].distinct().tolist()
+        paths = {labels.texts[number] for number in used if number != UNKNOWN}
+        classes = {path: module_class(path) for path in paths - {NOT_ATTRIBUTED}}
+    return HeldCalls(labels, columns, classes)

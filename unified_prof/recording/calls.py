@@ -1,0 +1,454 @@
+"""One row per call of an operation, in program order: what breakdowns are summed from.
+
+Both report families are brought into this one table first, so that grouping (and comparing two
+reports call by call) is written once.
+
+The calls of a long recording, held packed: millions of them take a third of what columns do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import islice
+from typing import Any, Protocol
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.recording.model import Row
+
+UNKNOWN = -1
+"""Not measured, or not known: durations, sizes and label numbers are otherwise never negative."""
+
+Ints = NDArray[np.integer]
+
+KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
+OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
+
+SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
+SUMMED = ("total_ns", "forward_ns", "backward_ns", *SIZES)
+"""The columns of `Calls` that add up; they are fields of `Row` too."""
+
+
+class Labels:
+    """Texts by number, in order of first use."""
+
+    def __init__(self, texts: Iterable[str] = ()) -> None:
+        self.texts: list[str] = []
+        self._numbers: dict[str, int] = {}
+        for text in texts:
+            self.number(text)
+
+    def number(self, text: str | None) -> int:
+        """Return the number of `text`; None is UNKNOWN."""
+        if text is None:
+            return UNKNOWN
+        number = self._numbers.setdefault(text, len(self.texts))
+        if number == len(self.texts):
+            self.texts.append(text)
+        return number
+
+    def numbers(self, texts: Iterable[str | None]) -> NDArray[np.int32]:
+        """Return the numbers of many texts."""
+        known, number = self._numbers, self._numbers.setdefault
+        found = [UNKNOWN if text is None else number(text, len(known)) for text in texts]
+        self.texts.extend(islice(known, len(self.texts), None))
+        return np.array(found, np.int32)
+
+    def text(self, number: int) -> str | None:
+        """Return the text of a number, None of UNKNOWN."""
+        return None if number == UNKNOWN else self.texts[number]
+
+
+class SomeCalls(Protocol):
+    """Calls to be summed up, however they are held."""
+
+    @property
+    def labels(self) -> Labels:
+        """The texts of their names, modules and lines."""
+
+    @property
+    def module_class(self) -> Mapping[str, str]:
+        """Module path -> class name, where the report has it."""
+
+    def __len__(self) -> int: ...
+
+    def has(self, column: str) -> bool:
+        """Tell whether a column was measured at all."""
+
+    def windows(self, least: int = 0) -> Iterator[Calls]:
+        """Yield all calls, some at a time, in their order.
+
+        Args:
+            least: do not yield fewer together: what is worked out of each yield costs as much as
+                of so many calls.
+        """
+
+    def whole(self) -> Calls:
+        """Return all calls at once."""
+
+    def known(self, column: str) -> int:
+        """Return of how many calls a column was measured."""
+
+    def sums(self) -> dict[str, int | None]:
+        """Return the sum of each column that adds up; None: nothing of it was measured."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Calls:
+    """Columns of equal length, one row per call.
+
+    UNKNOWN marks what was not measured of one call, None a column that was not measured at all.
+    `name`, `module`, `line`, `stack` and `region` are numbers in `labels`. A stack is the project's
+    frames as `file:line`, outermost first, joined by newlines; the line is its innermost frame. A
+    region is the names of all that are around a call, in the same form (`region_names`).
+    """
+
+    labels: Labels
+    name: Ints
+    kind: NDArray[np.int8]
+    total_ns: Ints | None = None
+    forward_ns: Ints | None = None
+    backward_ns: Ints | None = None
+    module: Ints | None = None
+    line: Ints | None = None
+    stack: Ints | None = None
+    weight_bytes: Ints | None = None
+    gradient_bytes: Ints | None = None
+    activation_bytes: Ints | None = None
+    allocated_bytes: Ints | None = None
+    start_ns: Ints | None = None
+    """When each call began, in the recording's own time; not of reports that keep no moments."""
+    module_class: dict[str, str] = field(default_factory=dict)
+    """Module path -> class name, where the report has it."""
+    region: Ints | None = None
+
+    def __len__(self) -> int:
+        return len(self.name)
+
+    def has(self, column: str) -> bool:
+        """Tell whether a column was measured at all."""
+        return getattr(self, column) is not None
+
+    def windows(self, least: int = 0) -> Iterator[Calls]:
+        """Yield all at once: they are there."""
+        yield self
+
+    def whole(self) -> Calls:
+        """Return all calls."""
+        return self
+
+    def known(self, column: str) -> int:
+        """Return of how many calls a column was measured."""
+        values: Ints | None = getattr(self, column)
+        return 0 if values is None else int((values != UNKNOWN).sum())
+
+    def sums(self) -> dict[str, int | None]:
+        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        return {column: known_sum(getattr(self, column)) for column in SUMMED}
+
+
+def region_text(names: Sequence[str]) -> str:
+    """Return regions, the outermost first, as the text of a label."""
+    return "\n".join(name.replace("\n", " ") for name in names)
+
+
+def region_names(text: str) -> tuple[str, ...]:
+    """Return the regions that `region_text` put together."""
+    return tuple(text.split("\n"))
+
+
+def concatenate(parts: Sequence[Calls]) -> Calls:
+    """Return the calls of several tables as one, with labels of its own."""
+    if len(parts) == 1:
+        return parts[0]
+    labels = Labels()
+    size = sum(len(part) for part in parts)
+
+    def column(field_name: str, labelled: bool) -> Ints | None:
+        columns = [getattr(part, field_name) for part in parts]
+        if all(values is None for values in columns):
+            return None
+        result = np.full(size, UNKNOWN, np.int64)
+        offset = 0
+        for part, values in zip(parts, columns, strict=True):
+            if values is not None:
+                if labelled:
+                    renumber = np.append(labels.numbers(part.labels.texts), UNKNOWN)
+                    values = renumber[values]
+                result[offset : offset + len(part)] = values
+            offset += len(part)
+        return result
+
+    name = column("name", labelled=True)
+    assert name is not None, "every table has names"
+    classes: dict[str, str] = {}
+    for part in parts:
+        classes.update(part.module_class)
+    return Calls(
+        labels=labels,
+        name=name,
+        kind=np.concatenate([part.kind for part in parts]),
+        module=column("module", labelled=True),
+        line=column("line", labelled=True),
+        stack=column("stack", labelled=True),
+        region=column("region", labelled=True),
+        module_class=classes,
+        **{summed: column(summed, labelled=False) for summed in SUMMED},
+    )
+
+
+def known_sum(values: Ints | None) -> int | None:
+    """Return the sum of the values that were measured, None if none was."""
+    if values is None:
+        return None
+    known = values[values != UNKNOWN]
+    return int(known.sum(dtype=np.int64)) if len(known) else None
+
+
+def sums_by(key: Ints, groups: int, values: Ints | None) -> list[int | None]:
+    """Return the sum of the measured values for each key 0..groups-1, None where none was measured.
+
+    Exact below 2**53, which is 104 days in nanoseconds and 8 PiB in bytes.
+    """
+    if values is None:
+        return [None] * groups
+    column = _Column(groups)
+    column.add(key, values)
+    return column.sums
+
+
+class _Column:
+    """Sums of the measured values of one column by key."""
+
+    def __init__(self, groups: int) -> None:
+        self._count = np.zeros(groups, np.int64)
+        self._total = np.zeros(groups, np.int64)
+
+    def add(self, key: Ints, values: Ints) -> None:
+        known = values != UNKNOWN
+        if not known.all():
+            key, values = key[known], values[known]
+        groups = len(self._count)
+        self._count += np.bincount(key, minlength=groups)
+        self._total += np.bincount(key, weights=values, minlength=groups).astype(np.int64)
+
+    def grow(self, more: int) -> None:
+        self._count = np.append(self._count, np.zeros(more, np.int64))
+        self._total = np.append(self._total, np.zeros(more, np.int64))
+
+    @property
+    def counts(self) -> NDArray[np.int64]:
+        """How many values were measured of each key."""
+        return self._count
+
+    @property
+    def sums(self) -> list[int | None]:
+        """Their sums, None where none was."""
+        pairs = zip(self._total.tolist(), self._count.tolist(), strict=True)
+        return [one if some else None for one, some in pairs]
+
+
+class Sums:
+    """Calls summed up by a key, some calls after others."""
+
+    def __init__(self, groups: int) -> None:
+        """Begin with the keys 0..groups-1."""
+        self._entries = np.zeros(groups, np.int64)
+        self._kind = np.full(groups, UNKNOWN, np.int8)
+        self._columns: dict[str, _Column] = {}
+
+    def add(self, calls: Calls, key: Ints) -> None:
+        """Add calls, each to the group of its key; UNKNOWN leaves a call out."""
+        inside: slice | NDArray[np.intp] = slice(None)
+        if len(key) and key.min() == UNKNOWN:
+            inside = np.flatnonzero(key != UNKNOWN)
+        chosen = key[inside]
+        groups = len(self._entries)
+        self._entries += np.bincount(chosen, minlength=groups)
+        # One kind a group is the rule; where kinds mix, the first call decides.
+        kind = np.full(groups, UNKNOWN, np.int8)
+        kind[chosen[::-1]] = calls.kind[inside][::-1]
+        self._kind = np.where(self._kind == UNKNOWN, kind, self._kind)
+        for name in SUMMED:
+            values = getattr(calls, name)
+            if values is not None:
+                self._columns.setdefault(name, _Column(groups)).add(chosen, values[inside])
+
+    def grow(self, groups: int) -> None:
+        """Make room for more keys."""
+        more = groups - len(self._entries)
+        self._entries = np.append(self._entries, np.zeros(more, np.int64))
+        self._kind = np.append(self._kind, np.full(more, UNKNOWN, np.int8))
+        for column in self._columns.values():
+            column.grow(more)
+
+    def rows(
+        self,
+        names: Sequence[str],
+        details: Mapping[int, str] | None = None,
+        order: Sequence[int] | None = None,
+    ) -> list[Row]:
+        """Return one row for each key that occurred, in falling order of time and size.
+
+        Args:
+            names: the groups' names.
+            details: key -> the group's detail, for groups that have one.
+            order: of the keys, for rows that are alike in time, size and name.
+        """
+        # A row with times counts the calls that were timed: where a memory report stands beside a
+        # run time report, the same call occurs in both.
+        timed = np.zeros_like(self._entries)
+        if (times := self._columns.get("total_ns")) is not None:
+            timed = times.counts
+        sums = {
+            name: self._columns[name].sums if name in self._columns else [None] * len(timed)
+            for name in SUMMED
+        }
+        rows = [
+            Row(
+                name=names[number],
+                kind=KINDS[self._kind[number]],
+                count=int(timed[number] or self._entries[number]),
+                total_ns=sums["total_ns"][number],
+                forward_ns=sums["forward_ns"][number],
+                backward_ns=sums["backward_ns"][number],
+                weight_bytes=sums["weight_bytes"][number],
+                gradient_bytes=sums["gradient_bytes"][number],
+                activation_bytes=sums["activation_bytes"][number],
+                allocated_bytes=sums["allocated_bytes"][number],
+                detail=details.get(number) if details else None,
+            )
+            for number in (range(len(timed)) if order is None else order)
+            if self._entries[number]
+        ]
+        return sort_rows(rows)
+
+
+def sort_rows(rows: Iterable[Row]) -> list[Row]:
+    """Return rows in falling order of time, then size, then count; names break ties."""
+    return sorted(
+        rows, key=lambda row: (-(row.total_ns or 0), -(row.size_bytes or 0), -row.count, row.name)
+    )
+
+
+Columns = dict[str, Packed]
+
+WINDOW = 2 * BLOCK
+"""Calls that are looked at together."""
+
+_DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int32}
+_DTYPES["stack"] = np.int32
+
+
+class HeldCalls:
+    """Calls whose columns are packed; `windows` gives some at a time.
+
+    Attributes:
+        labels: the texts of their names, modules, lines and stacks.
+        module_class: module path -> class name.
+    """
+
+    def __init__(self, labels: Labels, columns: Columns, module_class: Mapping[str, str]) -> None:
+        self.labels, self.module_class = labels, module_class
+        self._columns = columns
+
+    def __len__(self) -> int:
+        return len(self._columns["name"])
+
+    def has(self, column: str) -> bool:
+        """Tell whether a column was measured at all."""
+        return column in self._columns
+
+    def windows(self, least: int = 0) -> Iterator[Calls]:
+        """Yield all calls, some at a time; see `SomeCalls`."""
+        size = max(WINDOW, least)
+        for low in range(0, len(self), size):
+            yield self._between(low, low + size)
+
+    def whole(self) -> Calls:
+        """Return all calls at once."""
+        return self._between(0, len(self))
+
+    def known(self, column: str) -> int:
+        """Return of how many calls a column was measured."""
+        if column not in self._columns:
+            return 0
+        return sum(int((values != UNKNOWN).sum()) for values in self._columns[column].blocks())
+
+    def sums(self) -> dict[str, int | None]:
+        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        return {name: self._sum(name) for name in SUMMED}
+
+    def _sum(self, column: str) -> int | None:
+        if not self.known(column):
+            return None
+        blocks = self._columns[column].blocks()
+        return sum(int(values[values != UNKNOWN].sum(dtype=np.int64)) for values in blocks)
+
+    def _between(self, low: int, high: int) -> Calls:
+        columns: dict[str, Any] = {
+            name: column[low:high].astype(_DTYPES.get(name, np.int64), copy=False)
+            for name, column in self._columns.items()
+        }
+        return Calls(labels=self.labels, module_class=dict(self.module_class), **columns)
+
+
+def making(column: str) -> Packing:
+    """Return a column of calls in the making."""
+    dtype = _DTYPES.get(column)
+    return Packing(hole=UNKNOWN) if dtype is None else Packing(dtype, hole=UNKNOWN)
+
+
+def packed(columns: Mapping[str, Any]) -> Columns:
+    """Return columns that are there already as those of held calls."""
+    found = {}
+    for name, values in columns.items():
+        packing = making(name)
+        packing.add(values)
+        found[name] = packing.done()
+    return found
+
+
+def joined(parts: Sequence[Columns], by: str) -> Columns:
+    """Return the rows of several parts in rising order of a column, each part's own order kept.
+
+    What a part has no column of is UNKNOWN there. The parts are gone afterwards: a column in the
+    old order exists beside the new one only while it is put there.
+    """
+    filled = [part for part in parts if len(part[by])] or [*parts[:1]]
+    sizes = [len(part[by]) for part in filled]
+    key = np.concatenate([part[by].whole() for part in filled])
+    order = None
+    if (key[1:] < key[:-1]).any():
+        order = np.argsort(key, kind="stable").astype(np.int32)
+    del key
+    found: Columns = {}
+    for name in dict.fromkeys(name for part in filled for name in part):
+        column = _in_a_row(name, [part.pop(name, None) for part in filled], sizes)
+        found[name] = column if order is None else _in_order(column, order)
+    return found
+
+
+def _in_a_row(name: str, columns: Sequence[Packed | None], sizes: Sequence[int]) -> Packed:
+    """Return a column of several parts as one."""
+    if len(columns) == 1 and columns[0] is not None:
+        return columns[0]
+    packing = making(name)
+    for column, size in zip(columns, sizes, strict=True):
+        if column is None:
+            for low in range(0, size, WINDOW):
+                packing.add(np.full(min(WINDOW, size - low), UNKNOWN))
+        else:
+            for values in column.blocks():
+                packing.add(values)
+    return packing.done()
+
+
+def _in_order(column: Packed, order: NDArray[np.int32]) -> Packed:
+    packing = column.anew()
+    for low in range(0, len(order), WINDOW):
+        packing.add(column.at(order[low : low + WINDOW]))
+    return packing.done()

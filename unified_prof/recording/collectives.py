@@ -1,0 +1,465 @@
+"""One vocabulary for what ranks do together, whatever a vendor or a version calls it.
+
+The collectives of a recording as messages: what kind, in which group, of how many bytes.
+
+Communication operators of an msprof database, with the device each ran on.
+
+The groups of ranks that collectives run in, as META_DATA.parallel_group_info names them.
+
+torch_npu writes for every communicator what the framework calls its group, and the global ranks in
+it; `uprof import` writes the same of a trace's process groups. COMMUNICATION_OP.groupName is the
+communicator: a text, or in recordings of some levels the number that msprof makes of that text.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from typing import Any, Final, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.packed import codes
+from unified_prof.base.vocabulary import group_hash
+from unified_prof.recording.calls import UNKNOWN
+from unified_prof.recording.source import Findings, Source, Strings, possible
+from unified_prof.recording.tasks import Tasks
+from unified_prof.sqlite.integer_columns import MISSING
+
+SEND = "send"
+RECEIVE = "receive"
+POINT_TO_POINT = frozenset({SEND, RECEIVE})
+PARTED = ("all_gather", "reduce_scatter")
+"""Kinds of which HCCL counts the part of one rank."""
+
+_PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
+_SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
+
+# `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: a kernel says how, behind what it does.
+_OF_KERNEL = re.compile(r"(?:nccl|rccl|hccl)\w*?kernel_([a-z]+)_[^:]*")
+
+# What is left of a name without prefix, suffix and underscores.
+_KINDS = {
+    "allreduce": "all_reduce",
+    "allgather": "all_gather",
+    "reducescatter": "reduce_scatter",
+    "alltoall": "all_to_all",
+    "broadcast": "broadcast",
+    "reduce": "reduce",
+    "gather": "gather",
+    "scatter": "scatter",
+    "barrier": "barrier",
+    "send": SEND,
+    "isend": SEND,
+    "recv": RECEIVE,
+    "irecv": RECEIVE,
+    "receive": RECEIVE,
+    "sendrecv": "send_receive",
+    "batchsendrecv": "send_receive",
+    "batchsendreceive": "send_receive",
+    "coalesced": "coalesced",
+}
+
+
+@cache
+def canonical(name: str) -> str:
+    """Return the one name of a kind: `hcom_allReduce_`, `allreduce` are both `all_reduce`.
+
+    A kind that is not known keeps its name, in lower case.
+    """
+    text = name.strip().lower()
+    # hcom_allReduce__428_0_1: an operation's own name has numbers behind its kind.
+    kind_alone = re.sub(r"_+\d+(?:_\d+)*$", "", text)
+    bare = _PREFIX.sub("", kind_alone, count=1)
+    candidates = [bare, _SUFFIX.sub("", bare)]
+    if of_kernel := _OF_KERNEL.match(text):
+        candidates.append(of_kernel[1])
+    for candidate in candidates:
+        if kind := _KINDS.get(candidate.replace("_", "")):
+            return kind
+    return kind_alone if kind_alone.strip("_na/") else "unknown"
+
+
+def bus_factor(kind: str, members: int) -> float | None:
+    """Return what bytes over time is multiplied with for the bus bandwidth; None: no bandwidth."""
+    if members < 2:
+        return None
+    if kind == "all_reduce":
+        return 2 * (members - 1) / members
+    if kind in ("all_gather", "reduce_scatter", "all_to_all", "gather", "scatter"):
+        return (members - 1) / members
+    if kind in ("broadcast", "reduce") or kind in POINT_TO_POINT:
+        return 1.0
+    return None
+
+
+Ints = NDArray[np.int64]
+
+ELEMENT_BYTES: Final = {
+    **dict.fromkeys((0, 7, 14, 15, 16, 17), 1),  # ENUM_HCCL_DATA_TYPE: 8 bits
+    **dict.fromkeys((1, 3, 8, 11), 2),
+    **dict.fromkeys((2, 4, 9), 4),
+    **dict.fromkeys((5, 6, 10), 8),
+    12: 16,
+}
+_UNKNOWN = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Messages:
+    """The rows of COMMUNICATION_OP in order of time; -1 is what is not known."""
+
+    start_ns: Ints
+    end_ns: Ints
+    device: Ints
+    group: Ints
+    members: Ints
+    """Ranks in the group."""
+    size_bytes: Ints
+    kind: NDArray[np.integer]
+    kinds: list[str]
+    """Canonical names, by the numbers in `kind`."""
+
+
+def load(source: Source, strings: Strings) -> Messages:
+    """Read the collectives."""
+    columns = source.integers(
+        "COMMUNICATION_OP",
+        {
+            "start": "startNs",
+            "duration": "endNs - startNs",
+            "device": "coalesce(deviceId, -1)",
+            "group": "coalesce(groupName, -1)",
+            "members": "coalesce(rankSize, -1)",
+            "count": "coalesce(count, -1)",
+            "data": "coalesce(dataType, -1)",
+            "name": f"coalesce(opType, opName, {MISSING + 1} - 1)",
+        },
+    )
+    valid = possible(columns["start"], columns["duration"])
+    order = np.flatnonzero(valid)
+    order = order[np.argsort(columns["start"][order], kind="stable")]
+    columns = {name: values[order] for name, values in columns.items()}
+    types, type_number = codes(columns["data"])
+    width = np.array([ELEMENT_BYTES.get(one, 0) for one in types] or [0], np.int64)
+    of_row = width[type_number]
+    known = (of_row > 0) & (columns["count"] >= 0)
+    names, number = codes(columns["name"])
+    told = [canonical(text or "") for text in strings.texts(names)]
+    kinds = sorted(set(told))
+    place = np.array([kinds.index(text) for text in told] or [0], np.int64)
+    return Messages(
+        start_ns=columns["start"],
+        end_ns=columns["start"] + columns["duration"],
+        device=columns["device"],
+        group=columns["group"],
+        members=columns["members"],
+        size_bytes=np.where(known, columns["count"] * of_row, _UNKNOWN),
+        kind=place[number],
+        kinds=kinds,
+    )
+
+
+UNKNOWN_DEVICE = -1
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Collectives:
+    """The rows of COMMUNICATION_OP as columns, without those whose times are impossible."""
+
+    start_ns: Ints
+    duration_ns: Ints
+    device: Ints
+    name: Ints
+    """String id of the operator's own name."""
+    op_type: Ints
+    """String id of what it does; MISSING before msprof recorded it."""
+    connection: Ints
+    group: Ints
+    """String id of the communicator; MISSING: not recorded."""
+    identity: Ints
+    """The opId of each."""
+    elements: Ints
+    """How many elements its message has; -1: not recorded."""
+    data_type: Ints
+    """Number of their type; -1: not recorded."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each operator's message as recorded, UNKNOWN where it was not."""
+        types, number = np.unique(self.data_type, return_inverse=True)
+        width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)
+        known = (width[number] > 0) & (self.elements >= 0) if len(self) else np.zeros(0, bool)
+        return (
+            np.where(known, self.elements * width[number], UNKNOWN) if len(self) else self.elements
+        )
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each operator."""
+        return self.start_ns + self.duration_ns
+
+    def in_parts(self, device: int | None = None) -> bool:
+        """Tell whether parts of collectives count for themselves: no whole one is known of there.
+
+        Args:
+            device: where; None: on all devices together.
+        """
+        if device is None or (self.device == UNKNOWN_DEVICE).any():
+            return not len(self)
+        return not (self.device == device).any()
+
+
+def device_name(number: int) -> str:
+    """Return what a device is called by its number."""
+    return "unknown device" if number < 0 else f"device {number}"
+
+
+def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
+    """Read the communication operators; older files name no device, their tasks do."""
+    columns = source.integers(
+        "COMMUNICATION_OP",
+        {
+            "start": "startNs",
+            "duration": "endNs - startNs",
+            "id": "opId",
+            "name": "opName",
+            "type": f"coalesce(opType, {MISSING + 1} - 1)",
+            "connection": "coalesce(connectionId, -1)",
+            "device": "coalesce(deviceId, -1)",
+            "group": f"coalesce(groupName, {MISSING + 1} - 1)",
+            "elements": "coalesce(count, -1)",
+            "data_type": "coalesce(dataType, -1)",
+        },
+    )
+    valid = possible(columns["start"], columns["duration"])
+    bad = int(len(valid) - valid.sum())
+    findings.add("impossible_communication_time", f"{bad} operators are left out", bad)
+    columns = {name: values[valid] for name, values in columns.items()}
+    device = columns["device"]
+    unknown = device < 0
+    if unknown.any():
+        device = device.copy()
+        device[unknown] = _device_of_tasks(source, tasks, columns["id"][unknown])
+    return Collectives(
+        start_ns=columns["start"],
+        duration_ns=columns["duration"],
+        device=device,
+        name=columns["name"],
+        op_type=columns["type"],
+        connection=columns["connection"],
+        group=columns["group"],
+        identity=columns["id"],
+        elements=columns["elements"],
+        data_type=columns["data_type"],
+    )
+
+
+def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
+    """Return the device of each operator's tasks; without any, the only device of the file."""
+    devices = np.unique(tasks.device)
+    only = int(devices[0]) if len(devices) == 1 else UNKNOWN_DEVICE
+    parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "task": "globalTaskId"})
+    row = Lookup(parts["op"]).rows(op_ids)
+    if not len(parts["op"]):
+        return np.full(len(op_ids), only, np.int64)
+    task = Lookup(tasks.identity).rows(parts["task"][row])
+    known = (row >= 0) & (task >= 0)
+    return np.where(known, tasks.device[task] if len(tasks) else only, only).astype(np.int64)
+
+
+GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
+
+_KEY = "parallel_group_info"
+_DEPTH = 3
+"""How often a JSON text may be wrapped in another one: `add_metadata` makes a text of its value."""
+
+_UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
+_WORLD: Final = frozenset(
+    {"default_group", "default_pg", "default", "world", "world_group", "hccl_world_group"}
+)
+# The words of a name that say what its ranks divide among them; Megatron, MindSpeed, DeviceMesh,
+# DeepSpeed, vLLM and SGLang each have their own.
+_WORDS: Final[Mapping[str, GroupKind]] = {
+    **dict.fromkeys(("tp", "tensor", "etp"), "tp"),
+    **dict.fromkeys(("dp", "data", "ddp", "fsdp", "hsdp", "edp"), "dp"),
+    **dict.fromkeys(("pp", "pipeline"), "pp"),
+    **dict.fromkeys(("ep", "exp", "expert", "moe"), "ep"),
+    **dict.fromkeys(("cp", "context"), "cp"),
+}
+_EXPERTS: Final = ("expert", "moe")
+_MODULO: Final = ("with", "modulo")
+"""What follows says which ranks these are, not what they do: `data_parallel_group_with_cp`."""
+
+
+@dataclass(frozen=True, slots=True)
+class Group:
+    """One communicator and the ranks in it."""
+
+    name: str
+    """The communicator, as COMMUNICATION_OP.groupName has it."""
+    title: str
+    """What the framework calls the group (`tp`, `mesh_dp`, `default_pg`); empty: not told."""
+    kind: GroupKind
+    """What the group is for, as far as its title says."""
+    ranks: tuple[int, ...]
+    """Global ranks in the order of their place in the group; empty: not told."""
+    place: int | None = None
+    """The place of the recording's own rank; None: not told."""
+
+    @property
+    def label(self) -> str:
+        """What people read: the kind, what the framework says, or the communicator's name."""
+        if self.kind != "other":
+            return self.kind
+        return self.title or f"group {self.name}"
+
+
+class Groups(Mapping[str, Group]):
+    """The groups of a report by the name of their communicator, and by that name's number."""
+
+    def __init__(self, groups: Mapping[str, Group]) -> None:
+        self._groups = dict(groups)
+        self._by_number = {str(group_hash(name)): name for name in self._groups}
+
+    def __getitem__(self, name: str) -> Group:
+        found = self._groups.get(name)
+        return self._groups[self._by_number[name]] if found is None else found
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._groups)
+
+    def __len__(self) -> int:
+        return len(self._groups)
+
+
+class Labels:
+    """What the groups that a report's collectives run in are called there, each by its own name.
+
+    Two groups of one kind (`dp` and `dp_cp`) are told apart by what the framework calls them, and
+    those that it calls the same by their communicators.
+    """
+
+    def __init__(self, groups: Groups, used: Iterable[str]) -> None:
+        """Name the groups.
+
+        Args:
+            groups: what the report says of its groups.
+            used: the communicators of its collectives, by name or by number.
+        """
+        names = dict.fromkeys(used)
+        found = {name: groups.get(name) for name in names}
+        labels = {
+            name: f"group {name}" if group is None else group.label for name, group in found.items()
+        }
+        for tell_apart in (_by_title, _by_name):
+            shared = {label for label, count in Counter(labels.values()).items() if count > 1}
+            for name, label in labels.items():
+                if label in shared:
+                    labels[name] = tell_apart(name, found[name], label)
+        self._labels, self._found = labels, found
+
+    @property
+    def known(self) -> dict[str, Group]:
+        """The groups of which something is known, by what they are called."""
+        return {
+            self._labels[name]: group for name, group in self._found.items() if group is not None
+        }
+
+    def group(self, name: str) -> Group | None:
+        """Return what is known of a communicator."""
+        return self._found[name]
+
+    def label(self, name: str) -> str:
+        """Return what to call a group."""
+        return self._labels[name]
+
+    def told(self, name: str) -> str | None:
+        """Return the same, None where nobody said what the group is."""
+        group = self._found[name]
+        return (
+            None
+            if group is None or not (group.title or group.kind != "other")
+            else self._labels[name]
+        )
+
+
+def _by_title(name: str, group: Group | None, label: str) -> str:
+    return label if group is None or not group.title else group.title
+
+
+def _by_name(name: str, group: Group | None, label: str) -> str:
+    return label if label == f"group {name}" else f"{label} {name}"
+
+
+def load_groups(source: Source) -> Groups:
+    """Return the groups that a report names; none where nobody wrote them down."""
+    found: dict[str, Group] = {}
+    if "META_DATA" not in source.tables:
+        return Groups(found)
+    for (text,) in source.rows("SELECT value FROM META_DATA WHERE name = ?", (_KEY,)):
+        recorded = _decoded(text)
+        for name, about in recorded.items() if isinstance(recorded, dict) else ():
+            if isinstance(about, dict):
+                found[name] = _group(name, about)
+    return Groups(found)
+
+
+def kind_of(title: str) -> GroupKind:
+    """Return what a group is for, judged by what the framework calls it.
+
+    A name of several kinds is `other`, with two exceptions: experts' own groups are what they
+    divide among them (`expert_data_parallel`), and data parallel groups may take context in
+    (`dp_cp`), for the gradients of both are summed at once.
+    """
+    text = title.strip().lower()
+    if text in _WORLD:
+        return "world"
+    words = re.findall(r"[a-z]+", re.sub(r"(?<=[a-z])(?=[A-Z])", "_", title.strip()).lower())
+    for modulo in _MODULO:
+        if modulo in words:
+            words = words[: words.index(modulo)]
+    kinds = {_WORDS[word] for word in words if word in _WORDS}
+    if len(kinds) == 2 and words[0] in _EXPERTS:
+        kinds.discard("ep")
+    if kinds == {"dp", "cp"}:
+        kinds.discard("cp")
+    return kinds.pop() if len(kinds) == 1 else "other"
+
+
+def _group(name: str, about: Mapping[str, Any]) -> Group:
+    told = about.get("group_name")
+    title = told.strip() if isinstance(told, str) else ""
+    if title.lower() in _UNTOLD or title == name:
+        title = ""
+    ranks = about.get("global_ranks")
+    whole = isinstance(ranks, list) and all(type(rank) is int and rank >= 0 for rank in ranks)
+    place = about.get("group_rank")
+    return Group(
+        name,
+        title,
+        kind_of(title or name),
+        tuple(ranks) if whole and ranks else (),
+        place if type(place) is int else None,
+    )
+
+
+def _decoded(text: Any) -> Any:
+    """Return the value of a JSON text, None if it is none."""
+    for _ in range(_DEPTH):
+        if not isinstance(text, str):
+            break
+        try:
+            text = json.loads(text)
+        except (ValueError, RecursionError):
+            return None
+    return text

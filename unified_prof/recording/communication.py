@@ -1,0 +1,290 @@
+"""Rows by their key, in one pass over the rows, however many keys there are.
+
+Collectives under names that say in which group of ranks they run, and their time by group.
+
+Work as unions of intervals, a stretch of time after another.
+
+Sets of intervals of millions of tasks are large. Sums over them need no set as a whole: time is cut
+into stretches, work that goes on at the end of one is carried into the next, and each stretch gives
+its part of the sums.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import EMPTY, IntervalSet
+from unified_prof.arrays.packed import codes
+from unified_prof.recording import collectives
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, Labels, sort_rows
+from unified_prof.recording.collectives import PARTED, Collectives, Groups, canonical
+from unified_prof.recording.model import Row
+from unified_prof.recording.source import Strings
+from unified_prof.recording.task_rows import FOREVER
+
+
+def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
+    """Yield each distinct key, in rising order, with its rows in theirs."""
+    if not len(keys):
+        return
+    order = np.argsort(keys, kind="stable").astype(np.int64)
+    ordered = keys[order]
+    heads = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
+    yield from zip(ordered[heads].tolist(), np.split(order, heads[1:]), strict=True)
+
+
+Ints = NDArray[np.int64]
+
+NO_GROUP = "(no group recorded)"
+_OF_HCCL = "hcom"
+_UNNAMED = "(unnamed collective)"
+
+
+class CollectiveNames:
+    """What collectives are called: `hcom_allReduce_ (tp)` where their group is known."""
+
+    def __init__(self, comms: Collectives, strings: Strings, known: Groups) -> None:
+        self._comms, self._strings, self._known = comms, strings, known
+
+    def types(self, labels: Labels) -> NDArray[np.int32]:
+        """Return what each collective does, as numbers in `labels`."""
+        return self._numbers(labels, self._comms.op_type, self._comms.name)
+
+    def names(self, labels: Labels) -> NDArray[np.int32]:
+        """Return the own name of each collective, as numbers in `labels`."""
+        return self._numbers(labels, self._comms.name, self._comms.op_type)
+
+    def kinds(self) -> tuple[list[str | None], Ints]:
+        """Return what groups are for (`tp`, else the framework's word), and each one's number.
+
+        A communicator has another name in every run: where nobody said more it is None.
+        """
+        texts, number = self._communicators
+        found = [None if text is None else self._labels.group(text) for text in texts]
+        return [
+            None if one is None else one.kind if one.kind != "other" else one.title or None
+            for one in found
+        ], number
+
+    def plain_types(self, labels: Labels) -> Ints:
+        """Return what each collective does, without its group, as numbers in `labels`."""
+        return self._plain(labels, self._comms.op_type, self._comms.name)
+
+    @property
+    def size_bytes(self) -> Ints:
+        """Size of each collective's message, UNKNOWN where it was not recorded.
+
+        HCCL counts the part of one rank where others count the whole.
+        """
+        size = self._comms.size_bytes.copy()
+        texts, number = self._communicators
+        found = [None if text is None else self._labels.group(text) for text in texts]
+        members = np.array([1 if one is None else len(one.ranks) or 1 for one in found])[number]
+        labels = Labels()
+        types = self.plain_types(labels)
+        parted = np.array(
+            [
+                text.startswith(_OF_HCCL) and canonical(text) in PARTED
+                for text in [*labels.texts, ""]
+            ]
+        )[types]
+        rows = np.flatnonzero(parted & (size != UNKNOWN))
+        size[rows] *= members[rows]
+        return size
+
+    @property
+    def in_groups(self) -> bool:
+        """Whether the communicator of any collective was recorded."""
+        return any(text is not None for text in self._communicators[0])
+
+    @property
+    def known_groups(self) -> dict[str, collectives.Group]:
+        """What is known of the groups that collectives ran in, by what they are called."""
+        return self._labels.known
+
+    def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
+        """Return one row for each group: its collectives, and how much of them nothing hides.
+
+        Args:
+            compute: when kernels ran, by device; None stands for the only one.
+        """
+        texts, number = self._communicators
+        types = Labels()
+        kinds = self._plain(types, self._comms.op_type, self._comms.name)
+        rows = []
+        for group, own in by_key(number):
+            name = texts[group]
+            about = None if name is None else self._labels.group(name)
+            busy, exposed = self._covered(own, compute)
+            extra: dict[str, int | None] = {"busy_ns": busy, "exposed_ns": exposed}
+            if about is not None and about.ranks:
+                extra["ranks"] = len(about.ranks)
+            rows.append(
+                Row(
+                    name=NO_GROUP if name is None else self._labels.label(name),
+                    kind="group",
+                    count=len(own),
+                    total_ns=int(self._comms.duration_ns[own].sum()),
+                    detail=_most(types, kinds[own], self._comms.duration_ns[own]),
+                    extra=extra,
+                )
+            )
+        return sort_rows(rows)
+
+    def _covered(
+        self, own: Ints, compute: Mapping[int | None, IntervalSet]
+    ) -> tuple[int, int | None]:
+        """Return the union of collectives and its part beside no kernel, device by device."""
+        busy = exposed = 0
+        for device, rows in by_key(self._comms.device[own]):
+            chosen = own[rows]
+            talking = intervals.merge(self._comms.start_ns[chosen], self._comms.end_ns[chosen])
+            computing = compute[None] if None in compute else compute.get(device, intervals.EMPTY)
+            busy += talking.total_ns
+            exposed += talking.total_ns - intervals.intersect(talking, computing).total_ns
+        return busy, exposed
+
+    def _numbers(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int32]:
+        plain = Labels()
+        number = self._plain(plain, first, second)
+        texts, group = self._communicators
+        told = [None if text is None else self._labels.told(text) for text in texts]
+        pairs, of_pair = np.unique(number * len(texts) + group, return_inverse=True)
+        named = []
+        for pair in pairs.tolist():
+            name, where = plain.texts[pair // len(texts)], told[pair % len(texts)]
+            named.append(name if where is None else f"{name} ({where})")
+        return labels.numbers(named)[of_pair]
+
+    def _plain(self, labels: Labels, first: Ints, second: Ints) -> NDArray[np.int64]:
+        """Return the name of each collective without its group, from the first column with one."""
+        result = np.full(len(self._comms), UNKNOWN, np.int64)
+        for column in (first, second):
+            unnamed = np.flatnonzero(result == UNKNOWN)
+            if len(unnamed):
+                ids, number = codes(column[unnamed])
+                result[unnamed] = labels.numbers(self._strings.texts(ids))[number]
+        result[result == UNKNOWN] = labels.number(_UNNAMED)
+        return result
+
+    @cached_property
+    def _communicators(self) -> tuple[list[str | None], NDArray[np.int64]]:
+        """The distinct communicators, and which one each collective ran in."""
+        ids, number = codes(self._comms.group)
+        labels = Labels()
+        of_id = labels.numbers(self._strings.texts(ids)).astype(np.int64)
+        texts: list[str | None] = [*labels.texts, None]
+        of_id[of_id == UNKNOWN] = len(labels.texts)
+        return texts, of_id[number] if len(ids) else np.zeros(0, np.int64)
+
+    @cached_property
+    def _labels(self) -> collectives.Labels:
+        texts, _ = self._communicators
+        return collectives.Labels(self._known, [text for text in texts if text is not None])
+
+
+def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
+    """Name the kinds of collective that took most of a group's time."""
+    time = np.bincount(kinds, weights=duration_ns + 1, minlength=len(types.texts))
+    count = np.bincount(kinds, minlength=len(types.texts)).tolist()
+    top = np.argsort(-time, kind="stable")[:3].tolist()
+    return ", ".join(f"{types.texts[kind]} x{count[kind]:,}" for kind in top if count[kind])
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Stretch:
+    """The work of a stretch of time, cut at both of its ends."""
+
+    begin_ns: int
+    until_ns: int
+    compute: IntervalSet
+    communication: IntervalSet
+    copies: IntervalSet
+    busy: IntervalSet
+    """All three together."""
+
+
+class Sweep:
+    """Takes tasks in order of time, and gives the work of one stretch after another."""
+
+    def __init__(self, communication: IntervalSet = EMPTY, *, parts: bool) -> None:
+        """Begin before all work.
+
+        Args:
+            communication: collectives as a whole.
+            parts: whether tasks of collectives count beside them.
+        """
+        self._communication = communication
+        self._kinds = (KERNEL, COPY, COMMUNICATION) if parts else (KERNEL, COPY)
+        self._carried = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
+        self._begin_ns = 0
+
+    def take(
+        self, kind: NDArray[np.int8], start_ns: Ints, end_ns: Ints, until_ns: int = FOREVER
+    ) -> Stretch:
+        """Return the work until a moment; no task that is taken later starts before it."""
+        begin_ns, self._begin_ns = self._begin_ns, until_ns
+        now = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
+        for what in self._kinds:
+            chosen = kind == what
+            found = intervals.union(
+                self._carried[what], intervals.merge(start_ns[chosen], end_ns[chosen])
+            )
+            now[what] = intervals.part(found, begin_ns, until_ns)
+            self._carried[what] = intervals.part(found, until_ns, FOREVER)
+        communication = intervals.part(self._communication, begin_ns, until_ns)
+        communication = intervals.union(communication, now[COMMUNICATION])
+        busy = intervals.union(now[KERNEL], communication, now[COPY])
+        return Stretch(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
+
+    def rest(self) -> Stretch:
+        """Return the work after all that was taken."""
+        nothing = np.zeros(0, np.int64)
+        return self.take(nothing.astype(np.int8), nothing, nothing)
+
+
+@dataclass(slots=True)
+class Sums:
+    """Time of work, stretch by stretch."""
+
+    compute_ns: int = 0
+    communication_ns: int = 0
+    overlap_ns: int = 0
+    """Communication that ran while a compute kernel did."""
+    copy_ns: int = 0
+    busy_ns: int = 0
+    communicates: bool = False
+    span_ns: tuple[int, int] | None = field(default=None)
+    """From the start of the first work to the end of the last; None: there is none."""
+
+    def add(self, one: Stretch, within: IntervalSet | None = None) -> None:
+        """Add the work of a stretch, all of it or what lies within some time."""
+        compute, communication, copies, busy = one.compute, one.communication, one.copies, one.busy
+        if within is not None:
+            here = intervals.part(within, one.begin_ns, one.until_ns)
+            compute, communication = (
+                intervals.intersect(here, each) for each in (compute, communication)
+            )
+            copies, busy = (intervals.intersect(here, each) for each in (copies, busy))
+        self.compute_ns += compute.total_ns
+        self.copy_ns += copies.total_ns
+        self.busy_ns += compute.total_ns if busy is compute else busy.total_ns
+        if len(one.communication):
+            self.communicates = True
+            self.communication_ns += communication.total_ns
+            self.overlap_ns += intervals.intersect(compute, communication).total_ns
+        if len(busy):
+            first = int(busy.start_ns[0]) if self.span_ns is None else self.span_ns[0]
+            self.span_ns = first, int(busy.end_ns[-1])
+
+    @property
+    def span(self) -> IntervalSet:
+        """The same as a set."""
+        ends = [] if self.span_ns is None else [self.span_ns]
+        return IntervalSet(*(np.array([one[at] for one in ends], np.int64) for at in (0, 1)))

@@ -1,0 +1,255 @@
+"""Quantities over time: memory in use, bandwidths, frequencies; and hardware counters."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.recording.collectives import device_name
+from unified_prof.recording.model import PmuFigure, Series
+from unified_prof.recording.source import (
+    MAX_TIME_NS,
+    NOTHING_KNOWN,
+    Source,
+    Strings,
+    recorded_facts,
+)
+
+TORCH = "PTA"
+"""Component of MEMORY_RECORD: torch's caching allocator on an accelerator, whoever made it."""
+HOST = "CPU"
+"""The same of the host's memory, as `uprof import` writes it."""
+_TORCH_IN_WORDS = "(torch's allocator)"
+_ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
+
+MAX_BYTES = 1 << 53
+"""No memory has that many: 8 PiB."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Counter:
+    """Columns of one table that are sampled quantities."""
+
+    table: str
+    values: tuple[tuple[str, str], ...]
+    """(column, what it is called)."""
+    unit: str
+    keys: tuple[str, ...] = ()
+    """Columns that tell several sources of one table apart: numbers."""
+    texts: tuple[str, ...] = ()
+    """The same, as string ids."""
+    time: str = "timestampNs"
+    device: str | None = "deviceId"
+
+
+# Units as the database documents them: memory in bytes, bandwidth in bytes a second, MHz.
+_MEMORY = (
+    _Counter(
+        "MEMORY_RECORD",
+        (("totalAllocated", "allocated"), ("totalReserved", "reserved"), ("totalActive", "active")),
+        "B",
+        texts=("component",),
+        time="timestamp",
+    ),
+    _Counter("NPU_MEM", (("hbm", "HBM"), ("ddr", "DDR")), "B", texts=("type",)),
+)
+_COUNTERS = (
+    _Counter("HBM", (("bandwidth", "HBM"),), "B/s", keys=("hbmId",), texts=("type",)),
+    _Counter("DDR", (("read", "DDR read"), ("write", "DDR write")), "B/s"),
+    _Counter("LLC", (("throughput", "LLC"),), "B/s", keys=("llcId",), texts=("mode",)),
+    _Counter("HCCS", (("txThroughput", "HCCS tx"), ("rxThroughput", "HCCS rx")), "B/s"),
+    _Counter("QOS", (("bandwidth", "QoS"),), "B/s", texts=("eventName",)),
+    _Counter(
+        "PCIE",
+        (("txPostAvg", "PCIe tx"), ("rxPostAvg", "PCIe rx")),
+        "B/s",
+    ),
+    _Counter("NIC", (("rxByteRate", "NIC rx"), ("txByteRate", "NIC tx")), "B/s", keys=("funcId",)),
+    _Counter(
+        "ROCE", (("rxByteRate", "RoCE rx"), ("txByteRate", "RoCE tx")), "B/s", keys=("funcId",)
+    ),
+    _Counter("AICORE_FREQ", (("freq", "AI Core frequency"),), "MHz"),
+    _Counter("CPU_USAGE", (("usage", "host CPU"),), "%", keys=("cpuId",), device=None),
+    _Counter("UPROF_GPU_METRICS", (("value", ""),), "", texts=("name",)),
+    _Counter("HOST_MEM_USAGE", (("usage", "host memory"),), "%", device=None),
+)
+
+
+_Sample = tuple[int, tuple[Any, ...]]
+"""A time and the values of each column at it."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Allocations:
+    """Blocks that the framework's operations asked of the allocator."""
+
+    names: list[str]
+    """The operation that was running."""
+    size_bytes: NDArray[np.int64]
+    at_ns: NDArray[np.int64]
+
+
+def allocations(source: Source, strings: Strings) -> Allocations:
+    """Return the allocations of OP_MEMORY; those from before the recording have no time there."""
+    columns = source.integers("OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"})
+    known = (columns["at"] > 0) & (columns["at"] <= MAX_TIME_NS)
+    known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
+    names = [strings.get(number) or "(unnamed)" for number in columns["name"][known].tolist()]
+    return Allocations(names, columns["size"][known], columns["at"][known])
+
+
+def memory_series(source: Source, strings: Strings) -> tuple[Series, ...]:
+    """Return the memory in use over time."""
+    return _series(source, strings, _MEMORY)
+
+
+def counter_series(source: Source, strings: Strings) -> tuple[Series, ...]:
+    """Return bandwidths, frequencies and the host's load over time."""
+    return _series(source, strings, _COUNTERS)
+
+
+def peak_memory(source: Source, strings: Strings) -> int | None:
+    """Return the highest memory that torch's allocator had in use on a device, if it was recorded.
+
+    That is what `torch.cuda.max_memory_allocated` says. Sums with the graph engine's memory
+    (`PTA+GE`) are not it: they add the last that either side said of itself, whenever that was.
+    Without torch's records it is the highest use that others recorded, of a device before the host.
+    """
+    by_component = {
+        strings.get(component) if isinstance(component, int) else None: int(peak)
+        for component, peak in source.rows(
+            "SELECT component, max(totalAllocated) FROM MEMORY_RECORD"
+            f" WHERE {_possible_size('totalAllocated')} GROUP BY component"
+        )
+    }
+    if TORCH in by_component:
+        return by_component[TORCH]
+    on_host = by_component.pop(HOST, None)
+    if by_component:
+        return max(by_component.values())
+    ((peak,),) = source.rows(f"SELECT max(hbm) FROM NPU_MEM WHERE {_possible_size('hbm')}")
+    return on_host if peak is None else int(peak)
+
+
+def _possible_size(column: str) -> str:
+    return f"typeof({column}) IN ('integer', 'real') AND {column} > 0 AND {column} < {MAX_BYTES}"
+
+
+def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) -> tuple[Series, ...]:
+    result: list[Series] = []
+    for counter in counters:
+        if counter.table in source.tables:
+            result += _of_table(source, strings, counter, in_words=_is_of_gpu(source))
+    return tuple(result)
+
+
+def _is_of_gpu(source: Source) -> bool:
+    """Tell whether a recording was made of GPUs, whose users never heard of Ascend's allocators."""
+    decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
+    return bool(decoders - _ASCEND_DECODERS)
+
+
+def _of_table(
+    source: Source, strings: Strings, counter: _Counter, *, in_words: bool
+) -> list[Series]:
+    groups = sorted(_samples(source, counter).items(), key=lambda item: repr(item[0]))
+    return [
+        one
+        for (where, *parts), samples in groups
+        for one in _of_group(
+            counter,
+            _place(where, on_host=in_words),
+            _suffix(counter, parts, strings, in_words=in_words),
+            samples,
+        )
+    ]
+
+
+def _place(device: object, *, on_host: bool) -> str:
+    """Return where a quantity was measured; a negative device of a GPU's recording is the host."""
+    if device is None or (on_host and isinstance(device, int) and device < 0):
+        return "host"
+    return device_name(device) if isinstance(device, int) else f"device {device}"
+
+
+def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list[_Sample]]:
+    """Return the samples of a table at possible times, by device and what tells sources apart."""
+    keys = [*counter.keys, *counter.texts]
+    values = [column for column, _ in counter.values]
+    columns = ", ".join([counter.time, counter.device or "NULL", *keys, *values])
+    first = 2 + len(keys)
+    found: dict[tuple[object, ...], list[_Sample]] = {}
+    for row in source.rows(f'SELECT {columns} FROM "{counter.table}"'):
+        time_ns = row[0]
+        if isinstance(time_ns, int | float) and 0 <= time_ns <= MAX_TIME_NS:
+            found.setdefault(row[1:first], []).append((int(time_ns), row[first:]))
+    return found
+
+
+def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: bool) -> str:
+    """Return what tells one source of a table from its others: numbers, then words."""
+    numbers = [f"{part}" for part in parts[: len(counter.keys)]]
+    words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
+    told = [word for word in words if word not in NOTHING_KNOWN and word]
+    if in_words and counter.table == "MEMORY_RECORD":
+        told = [_TORCH_IN_WORDS if word in (TORCH, HOST) else word for word in told]
+    return " ".join([*numbers, *told])
+
+
+def _of_group(
+    counter: _Counter, where: str, suffix: str, samples: list[_Sample]
+) -> Iterator[Series]:
+    """Yield the series of one source: one for each column that has a number."""
+    samples.sort(key=lambda sample: sample[0])
+    for index, (_, name) in enumerate(counter.values):
+        points = [
+            (time_ns, float(values[index]))
+            for time_ns, values in samples
+            if isinstance(values[index], int | float) and math.isfinite(values[index])
+        ]
+        if points:
+            yield Series(
+                name=f"{name} {suffix}".strip(),
+                unit=counter.unit,
+                device=where,
+                time_ns=np.array([point[0] for point in points], np.int64),
+                value=np.array([point[1] for point in points], np.float64),
+            )
+
+
+def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
+    """Return the hardware counters of the tasks, by operator type."""
+    if "TASK_PMU_INFO" not in source.tables:
+        return ()
+    # Grouped by id inside SQLite; names are looked up for the few groups only.
+    rows = source.rows(
+        """
+        SELECT o.value, n.value, g.tasks, g.mean, g.total FROM (
+            SELECT c.opType AS op, p.name AS counter, count(*) AS tasks,
+                   avg(p.value) AS mean, total(p.value) AS total
+            FROM TASK_PMU_INFO p JOIN COMPUTE_TASK_INFO c ON c.globalTaskId = p.globalTaskId
+            WHERE p.value BETWEEN -1e300 AND 1e300 GROUP BY c.opType, p.name
+        ) g LEFT JOIN STRING_IDS o ON o.id = g.op LEFT JOIN STRING_IDS n ON n.id = g.counter
+        ORDER BY o.value, n.value
+        """
+    )
+    return tuple(
+        PmuFigure(
+            op_type=str(op_type or "(no operator type)"),
+            counter=str(counter or "(unnamed)"),
+            tasks=int(tasks),
+            mean=float(mean),
+            total=None if _is_ratio(str(counter)) else float(total),
+        )
+        for op_type, counter, tasks, mean, total in rows
+    )
+
+
+def _is_ratio(counter: str) -> bool:
+    """Whether adding up a counter's values makes no sense."""
+    return any(word in counter.lower() for word in ("ratio", "rate", "bw", "(gb/s)", "usage", "%"))

@@ -1,0 +1,350 @@
+"""What the devices did, as unions of intervals: per device, per stream, per step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
+from unified_prof.recording.collectives import Collectives, device_name
+from unified_prof.recording.communication import Stretch, Sums, Sweep, by_key
+from unified_prof.recording.idle import meet
+from unified_prof.recording.model import DeviceTime, Row
+from unified_prof.recording.steps import Steps, StepTrace
+from unified_prof.recording.task_rows import WAIT, TaskRows
+from unified_prof.recording.tasks import Tasks
+
+Ints = NDArray[np.int64]
+
+
+class OfSteps:
+    """The step that launched each piece of work, UNKNOWN where none did."""
+
+    def __init__(
+        self, step: Callable[[Ints, Ints], NDArray[np.int32]], tasks: Tasks, comms: Collectives
+    ) -> None:
+        """Take how to tell it of (connection, start_ns)."""
+        self._step, self._tasks, self._comms = step, tasks, comms
+
+    def of(self, rows: TaskRows) -> NDArray[np.int32]:
+        """Return the step of some tasks."""
+        return self._step(rows.connection, rows.start_ns)
+
+    @cached_property
+    def tasks(self) -> NDArray[np.int32]:
+        """The step of each task: for millions of them rather ask `of`, window by window."""
+        parts = [self.of(rows) for rows in self._tasks.windows()]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int32)
+
+    @cached_property
+    def comms(self) -> NDArray[np.int32]:
+        """The step of each collective."""
+        return self._step(self._comms.connection, self._comms.start_ns)
+
+
+class DeviceWork:
+    """The work of one device, as merged sets of intervals or as sums over them.
+
+    Work is what computes, communicates or copies. A collective communicates from its first task to
+    its last, waiting for other ranks included, as the vendor's viewers count it and as the one
+    kernel of NCCL does.
+    """
+
+    def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
+        """Take the work of a device; None: there is only one."""
+        self._tasks, self._device = tasks, device
+        here: Any = slice(None) if device is None else comms.device == device
+        self._parts = comms.in_parts(device)
+        self._whole = intervals.merge(comms.start_ns[here], comms.end_ns[here])
+
+    @cached_property
+    def tasks(self) -> int:
+        """How many tasks it has, waiting ones too."""
+        if self._device is None:
+            return len(self._tasks)
+        devices = self._tasks.packed["device"].blocks()
+        return sum(int((device == self._device).sum()) for device in devices)
+
+    def stretches(self) -> Iterator[Stretch]:
+        """Yield the work of one stretch of time after another, which together are all time."""
+        sweep = Sweep(self._whole, parts=self._parts)
+        for rows in self._tasks.in_time(self._device):
+            yield sweep.take(rows.kind, rows.start_ns, rows.end_ns, rows.until_ns)
+        yield sweep.rest()
+
+    @property
+    def compute(self) -> IntervalSet:
+        """When kernels ran."""
+        return self._sets[0]
+
+    @property
+    def communication(self) -> IntervalSet:
+        """When collectives ran."""
+        return self._sets[1]
+
+    @property
+    def copies(self) -> IntervalSet:
+        """When copies and memory sets ran."""
+        return self._sets[2]
+
+    @property
+    def busy(self) -> IntervalSet:
+        """When any of them ran."""
+        return self._sets[3]
+
+    @property
+    def window(self) -> IntervalSet:
+        """From the start of the first work to the end of the last; empty: there is none.
+
+        What the profiler marks, records and waits for at both ends is no work.
+        """
+        return self._sums.span
+
+    def time(self, name: str, window: IntervalSet | None = None) -> DeviceTime:
+        """Return how the device spent its own window, or one which may have gaps."""
+        found, whole = self._sums, self._sums
+        if window is not None:
+            found = Sums()
+            for stretch in self.stretches():
+                found.add(stretch, window)
+        return DeviceTime(
+            device=name,
+            window_ns=(whole.span if window is None else window).total_ns,
+            compute_ns=found.compute_ns,
+            communication_ns=found.communication_ns if whole.communicates else None,
+            overlap_ns=found.overlap_ns if whole.communicates else None,
+            copy_ns=found.copy_ns,
+            busy_ns=found.busy_ns,
+            tasks=self.tasks,
+        )
+
+    @cached_property
+    def _sums(self) -> Sums:
+        sums = Sums()
+        for stretch in self.stretches():
+            sums.add(stretch)
+        return sums
+
+    @cached_property
+    def _sets(self) -> tuple[IntervalSet, ...]:
+        parts = [(one.compute, one.communication, one.copies, one.busy) for one in self.stretches()]
+        return tuple(intervals.union(*each) for each in zip(*parts, strict=True))
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StepWindows:
+    """The time of each step on one device, in order; none overlaps another.
+
+    A device runs behind the host. A step lasts on it until the last of its work is done, or the
+    host is done with it if that is later; the next one begins there.
+    """
+
+    start_ns: Ints
+    end_ns: Ints
+
+    @property
+    def all(self) -> IntervalSet:
+        """The time of all steps."""
+        return intervals.merge(self.start_ns, self.end_ns)
+
+
+def step_windows(
+    steps: Steps, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+) -> StepWindows:
+    """Return the time of each step on a device; None: there is only one."""
+    work_ends = np.full(len(steps), np.iinfo(np.int64).min)
+    in_parts = comms.in_parts(device)
+    for rows in tasks.windows():
+        mine = (rows.kind == KERNEL) | (rows.kind == COPY)
+        if in_parts:
+            mine |= rows.kind == COMMUNICATION
+        if device is not None:
+            mine &= rows.device == device
+        step = of.of(rows)
+        mine &= step != UNKNOWN
+        np.maximum.at(work_ends, step[mine], rows.end_ns[mine])
+    comm_mine = of.comms != UNKNOWN
+    if device is not None:
+        comm_mine &= comms.device == device
+    np.maximum.at(work_ends, of.comms[comm_mine], comms.end_ns[comm_mine])
+    begins, ends = [], []
+    done_ns = 0
+    for (_, start_ns, end_ns), work_end_ns in zip(steps, work_ends.tolist(), strict=True):
+        begin_ns, done_ns = max(start_ns, done_ns), max(end_ns, work_end_ns, done_ns)
+        begins.append(min(begin_ns, done_ns))
+        ends.append(done_ns)
+    return StepWindows(np.array(begins, np.int64), np.array(ends, np.int64))
+
+
+class _Stream:
+    """The work of one stream, so far."""
+
+    def __init__(self, types: int) -> None:
+        self.sweep = Sweep(parts=True)
+        self.sums = Sums()
+        self.count = 0
+        self.wait_ns = 0
+        self.by_type = np.zeros(types)
+        """How much each type of task weighs: its time, and 1 ns a task."""
+
+
+def stream_rows(tasks: Tasks) -> list[Row]:
+    """Return one row per stream of each device, with its time by kind of task."""
+    streams: dict[int, _Stream] = {}
+    types = len(tasks.type_texts)
+    for rows in tasks.in_time():
+        end_ns = rows.end_ns
+        places = rows.device.astype(np.int64) << 32 | (rows.stream.astype(np.int64) & 0xFFFFFFFF)
+        for place, own in by_key(places):
+            stream = streams.setdefault(place, _Stream(types))
+            kind, duration = rows.kind[own], rows.duration_ns[own].astype(np.int64)
+            work = stream.sweep.take(kind, rows.start_ns[own], end_ns[own], rows.until_ns)
+            stream.sums.add(work)
+            stream.count += len(own)
+            stream.wait_ns += int(duration[kind == WAIT].sum())
+            stream.by_type += np.bincount(rows.type[own], weights=duration + 1, minlength=types)
+    result = []
+    for place, stream in sorted(streams.items()):
+        stream.sums.add(stream.sweep.rest())
+        sums, number = stream.sums, place & 0xFFFFFFFF
+        several = len(tasks.devices) > 1
+        result.append(
+            Row(
+                name=f"{device_name(place >> 32)} stream {number}"
+                if several
+                else f"stream {number}",
+                kind="stream",
+                count=stream.count,
+                total_ns=sums.busy_ns,
+                detail=_types(tasks, stream.by_type),
+                extra={
+                    "compute_ns": sums.compute_ns,
+                    "communication_ns": sums.communication_ns,
+                    "copy_ns": sums.copy_ns,
+                    "wait_ns": stream.wait_ns,
+                    "window_ns": sums.span.total_ns if len(sums.span) else None,
+                },
+            )
+        )
+    return result
+
+
+class _Step:
+    """The work that one step launched on one device, so far."""
+
+    def __init__(self, communication: IntervalSet, *, parts: bool) -> None:
+        self.sweep = Sweep(communication, parts=parts)
+        self.sums = Sums()
+
+
+def step_rows(
+    steps: Steps,
+    devices: Mapping[str, DeviceWork],
+    windows: Mapping[str, StepWindows],
+    numbers: Mapping[str, int | None],
+    tasks: Tasks,
+    comms: Collectives,
+    of: OfSteps,
+) -> list[Row]:
+    """Return one row per step, with what each device did of what was launched within it.
+
+    The step that launched work is the one that it is of, whenever it ran. A step's device is idle
+    while no work at all runs on it, whoever launched it.
+
+    Args:
+        steps: The steps in order of time.
+        devices: The work of each device.
+        windows: The time of the steps on each device.
+        numbers: The number of each device, None where there is only one.
+        tasks: All tasks.
+        comms: All collectives.
+        of: The step that launched each piece.
+    """
+    extras: list[dict[str, int | None]] = [{} for _ in steps]
+
+    def add(step: int, figure: str, value: int | None) -> None:
+        known = extras[step].setdefault(figure, None)
+        extras[step][figure] = known if value is None else (known or 0) + value
+
+    for name, whole in devices.items():
+        only = numbers[name]
+        communicates = whole.time(name).communication_ns is not None
+        found = _of_each_step(len(steps), tasks, comms, of, only)
+        busy = _busy_in(windows[name], whole)
+        lasted = (windows[name].end_ns - windows[name].start_ns).tolist()
+        for step, sums in enumerate(found):
+            add(step, "compute_ns", sums.compute_ns)
+            add(step, "communication_ns", sums.communication_ns if communicates else None)
+            add(step, "overlap_ns", sums.overlap_ns if communicates else None)
+            add(step, "copy_ns", sums.copy_ns)
+            add(step, "idle_ns", lasted[step] - busy[step])
+    return [
+        Row(name=name, kind="step", count=1, total_ns=end_ns - start_ns, extra=extra)
+        for (name, start_ns, end_ns), extra in zip(steps, extras, strict=True)
+    ]
+
+
+def _of_each_step(
+    count: int, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+) -> list[Sums]:
+    """Return the work that each step launched on a device."""
+    parts = comms.in_parts(device)
+    here = of.comms if device is None else np.where(comms.device == device, of.comms, UNKNOWN)
+    talk = dict(by_key(here))
+    nothing = np.zeros(0, np.int64)
+    own = []
+    for step in range(count):
+        chosen = nothing if parts else talk.get(step, nothing)
+        merged = intervals.merge(comms.start_ns[chosen], comms.end_ns[chosen])
+        own.append(_Step(merged, parts=parts))
+    for rows in tasks.in_time(device):
+        end_ns = rows.end_ns
+        for step, at in by_key(of.of(rows)):
+            if step != UNKNOWN:
+                work = own[step].sweep.take(
+                    rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns
+                )
+                own[step].sums.add(work)
+    for one in own:
+        one.sums.add(one.sweep.rest())
+    return [one.sums for one in own]
+
+
+def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
+    """Return how long a device worked in each step."""
+    result = np.zeros(len(windows.start_ns), np.int64)
+    steps = IntervalSet(windows.start_ns, windows.end_ns)
+    for stretch in device.stretches():
+        start, end, _, step = meet(stretch.busy, steps)
+        np.add.at(result, step, end - start)
+    return [int(one) for one in result]
+
+
+def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
+    """Return the rows of steps with the vendor's figures of each beside ours, all devices summed.
+
+    A step that the vendor's analysis leaves out has none.
+    """
+    sums: dict[str | None, dict[str, int | None]] = {}
+    for one in traces:
+        known = sums.setdefault(one.step, {})
+        for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns"):
+            name = f"vendor_{figure}"
+            known[name] = (known.get(name) or 0) + getattr(one, figure)
+    return [
+        replace(row, extra={**row.extra, **sums[row.name]}) if row.name in sums else row
+        for row in rows
+    ]
+
+
+def _types(tasks: Tasks, weight: NDArray[np.float64]) -> str:
+    """Name the types of task that took most of a stream's time."""
+    top = np.argsort(-weight, kind="stable")[:3]
+    return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)

@@ -1,0 +1,561 @@
+"""The device's work, piece by piece, and the calls it sums up to.
+
+A piece of work is a kernel, a copy, or a collective as a whole. Waiting tasks are no work, and the
+many small tasks of a collective are part of it, not beside it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Numbering
+from unified_prof.arrays.packed import Packed, Packing
+from unified_prof.recording import calls as held_calls
+from unified_prof.recording.breakdowns import Added, allocated, joined_calls, names_of, origin_of
+from unified_prof.recording.calls import (
+    COMMUNICATION,
+    COPY,
+    KERNEL,
+    KINDS,
+    OPERATION,
+    UNKNOWN,
+    Calls,
+    Columns,
+    HeldCalls,
+    Labels,
+    Sums,
+)
+from unified_prof.recording.collectives import Collectives
+from unified_prof.recording.communication import CollectiveNames
+from unified_prof.recording.counters import Allocations
+from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS, Framework
+from unified_prof.recording.model import Row
+from unified_prof.recording.replayed_graphs import Captured
+from unified_prof.recording.steps import Ints, Steps, step_of
+from unified_prof.recording.task_order import Begun, OfPieces, Pieces
+from unified_prof.recording.task_rows import TaskNames, TaskRows
+from unified_prof.recording.tasks import Tasks
+
+
+class Work:
+    """Columns over all pieces of work: the tasks among them first, then the collectives.
+
+    They are made of those of tasks for the pieces that are asked about; `windows` gives some pieces
+    at a time.
+    """
+
+    def __init__(
+        self,
+        tasks: Tasks,
+        comms: Collectives,
+        framework: Framework | None,
+        collectives: CollectiveNames,
+        allocations: Allocations,
+    ) -> None:
+        self._tasks, self._comms, self._collectives = tasks, comms, collectives
+        self._framework, self._allocations = framework, allocations
+        self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
+        self.captured: Captured | None = None
+        """The operations that work of replayed graphs is of, where their capture is known."""
+        self.labels = Labels()
+
+    def __len__(self) -> int:
+        return self._task_count + len(self._comms)
+
+    def windows(self) -> Iterator[Pieces]:
+        """Yield all pieces, some hundred thousand at a time."""
+        first = 0
+        for rows in self._tasks.windows():
+            pieces = Pieces(self, first, rows.where(self._is_work(rows)), self._comms)
+            yield pieces
+            first += len(pieces)
+        if len(self._comms):
+            yield Pieces(self, first, None, self._comms)
+
+    def in_time(self, device: int | None) -> Iterator[Begun]:
+        """Yield the pieces of a device (None: of all) in order of their starts, some at a time.
+
+        Of tasks that start together the file's order counts; collectives come behind them.
+        """
+        comms = self._begun_comms(device)
+        first = 0
+        for rows in self._tasks.in_time():
+            own = rows.where(self._is_work(rows))
+            if self._tasks.is_in_order:
+                piece = np.arange(first, first + len(own), dtype=np.int32)
+                first += len(own)
+            else:
+                piece = np.searchsorted(self._task, own.rows).astype(np.int32)
+            found = Begun(
+                piece,
+                own.start_ns,
+                own.kind,
+                own.stream.astype(np.int64),
+                own.connection.astype(np.int64),
+            )
+            if device is not None:
+                found = found.at(np.flatnonzero(own.device == device))
+            among = int(np.searchsorted(comms.start_ns, rows.until_ns))
+            if among:
+                found, comms = found.merged(comms.at(slice(among))), comms.at(slice(among, None))
+            yield found
+        if len(comms.piece):
+            yield comms
+
+    def _begun_comms(self, device: int | None) -> Begun:
+        """Return the collectives as a whole in order of their starts."""
+        comms = self._comms
+        found = Begun(
+            np.arange(self._task_count, len(self), dtype=np.int32),
+            comms.start_ns,
+            np.full(len(comms), COMMUNICATION, np.int8),
+            np.full(len(comms), UNKNOWN, np.int64),
+            comms.connection,
+        )
+        order = np.argsort(found.start_ns, kind="stable")
+        return found.at(order if device is None else order[comms.device[order] == device])
+
+    @property
+    def task(self) -> NDArray[np.int32]:
+        """The task that each piece is, UNKNOWN of collectives as a whole."""
+        return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
+
+    @property
+    def duration_ns(self) -> OfPieces:
+        """Duration of each piece."""
+        return OfPieces(self, lambda some: some.duration_ns)
+
+    @property
+    def kind(self) -> OfPieces:
+        """What each piece is."""
+        return OfPieces(self, lambda some: some.kind)
+
+    @property
+    def start_ns(self) -> OfPieces:
+        """Start of each piece."""
+        return OfPieces(self, lambda some: some.start_ns)
+
+    @property
+    def device(self) -> OfPieces:
+        """Device of each piece."""
+        return OfPieces(self, lambda some: some.device)
+
+    @property
+    def stream(self) -> OfPieces:
+        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        return OfPieces(self, lambda some: some.stream)
+
+    @property
+    def connection(self) -> OfPieces:
+        """What ties each piece to the host call that launched it."""
+        return OfPieces(self, lambda some: some.connection)
+
+    @property
+    def operator(self) -> OfPieces:
+        """Operator type of each piece, as numbers in `labels`."""
+        _ = self.operator_numbers
+        return OfPieces(self, lambda some: some.operator)
+
+    @property
+    def kernel(self) -> OfPieces:
+        """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
+        _ = self.kernel_numbers
+        return OfPieces(self, lambda some: some.kernel)
+
+    @cached_property
+    def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
+        """Which operator a task is, and the one of each collective."""
+        names = self._tasks.operator_names(self.labels, self._is_work)
+        return names, self._collectives.types(self.labels)
+
+    @cached_property
+    def kernel_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
+        """Which kernel a task is, and what each collective is called."""
+        names = self._tasks.kernel_names(self.labels, self._is_work)
+        return names, self._collectives.names(self.labels)
+
+    @property
+    def of_tasks(self) -> NDArray[np.int32]:
+        """The tasks that are pieces of work."""
+        return self._task
+
+    def at_tasks(self, pieces: NDArray[np.integer]) -> Pieces:
+        """Return any pieces that are tasks."""
+        return Pieces(self, UNKNOWN, self._tasks.rows_at(self._task[pieces]), self._comms)
+
+    def whole_comms(self) -> Pieces:
+        """Return the collectives as a whole."""
+        return Pieces(self, len(self._task), None, self._comms)
+
+    @cached_property
+    def total_ns(self) -> int:
+        """Time of all pieces."""
+        return sum(int(one.duration_ns.sum(dtype=np.int64)) for one in self.windows())
+
+    def operation_rows(self) -> list[Row]:
+        """Return one row per operator type and kind, where no framework's operations are known."""
+        assert self._framework is None
+        _ = self.operator_numbers
+        names = [text for text in self.labels.texts for _ in KINDS]
+        sums = Sums(len(names))
+        for one in self.windows():
+            calls = Calls(self.labels, one.operator, one.kind, total_ns=one.duration_ns)
+            sums.add(calls, one.operator.astype(np.int64) * len(KINDS) + one.kind)
+        return sums.rows(names)
+
+    def summed(self) -> Calls:
+        """Return one call for each operator type and kind, in order of their first pieces.
+
+        Where no framework's operations are known; the time of each is that of all its pieces.
+        """
+        assert self._framework is None
+        _ = self.operator_numbers
+        size = len(self.labels.texts) * len(KINDS)
+        never = np.iinfo(np.int64).max
+        first_ns, first, total = np.full(size, never), np.full(size, never), np.zeros(size)
+        for one in self.windows():
+            key = one.operator.astype(np.int64) * len(KINDS) + one.kind
+            start_ns = one.start_ns
+            # From the last to the first, so that the first of each key stays.
+            order = np.argsort(start_ns, kind="stable")[::-1]
+            own_ns, own = np.full(size, never), np.full(size, never)
+            own_ns[key[order]] = start_ns[order]
+            own[key[order]] = order + one.first
+            earlier = own_ns < first_ns
+            first_ns[earlier], first[earlier] = own_ns[earlier], own[earlier]
+            total += np.bincount(key, weights=one.duration_ns, minlength=size)
+        there = np.flatnonzero(first < never)
+        keys = there[np.lexsort((first[there], first_ns[there]))]
+        return Calls(
+            self.labels,
+            keys // len(KINDS),
+            (keys % len(KINDS)).astype(np.int8),
+            total_ns=total[keys].astype(np.int64),
+            start_ns=first_ns[keys],
+        )
+
+    @cached_property
+    def calls(self) -> HeldCalls:
+        """One row per framework operation that used the device, and per piece of other work.
+
+        A row's time is device time. Kernels and copies belong to the operation that launched
+        them; those of no operation, and all collectives, are rows of their own. Only the
+        framework's ranges tell which pass work belongs to.
+        """
+        parts = []
+        if self._framework is not None:
+            parts.append(self._operations(self._framework))
+        parts.append(self._alone())
+        if self.captured is not None:
+            parts.append(self._of_captures(self.captured))
+        if self._framework is not None and len(self._allocations.at_ns):
+            parts.append(allocated(self._framework, self.labels, self._allocations))
+        return joined_calls(self.labels, parts)
+
+    def _alone(self) -> Columns:
+        """Return one row for each piece that is part of no operation."""
+        _ = self.operator_numbers
+        names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
+        if self._framework is not None:
+            names = (*names, "forward_ns", "backward_ns", "call")
+        found = {name: held_calls.making(name) for name in names}
+        for one in self.windows():
+            left = np.flatnonzero(~(self._owned(one) | self._replayed(one)))
+            duration = one.duration_ns[left]
+            found["when"].add(one.start_ns[left])
+            found["name"].add(one.operator[left])
+            found["kind"].add(one.kind[left])
+            found["total_ns"].add(duration)
+            if self._framework is not None:
+                call, passes = (column[one.rows][left] for column in self.launches)
+                found["forward_ns"].add(np.where(passes == FORWARD, duration, UNKNOWN))
+                found["backward_ns"].add(np.where(passes == BACKWARD, duration, UNKNOWN))
+                found["call"].add(call)
+        columns = {name: packing.done() for name, packing in found.items()}
+        if self._framework is not None:
+            columns |= origin_of(self._framework, self.labels, columns.pop("call"))
+        return columns
+
+    def kernel_rows(self) -> list[Row]:
+        """Return one row per kernel, collective and kind of copy."""
+        _ = self.kernel_numbers, self.operator_numbers
+        names = self.labels.texts
+        sums = Sums(len(names))
+        # Of kernels that share a name, the first one's operator type stands for all.
+        operator = np.full(len(names), UNKNOWN, np.int64)
+        for one in self.windows():
+            kernel = one.kernel
+            sums.add(self._by_kernel(one), kernel)
+            own = np.full(len(names), UNKNOWN, np.int64)
+            own[kernel[::-1]] = one.operator[::-1]
+            operator = np.where(operator == UNKNOWN, own, operator)
+        details = {
+            own: names[number]
+            for own, number in enumerate(operator.tolist())
+            if number not in (own, UNKNOWN)
+        }
+        return sums.rows(names, details)
+
+    def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
+        """Return one row for each pair of operation and kernel under it, as (operation, row).
+
+        Where there are steps, only what the calls that began in one of them launched counts.
+        """
+        _ = self.kernel_numbers, self.operator_numbers
+        if self._framework is not None:
+            names = names_of(self._framework, self.labels, self._owners)
+        captured = self._captured_names()
+        texts = self.labels.texts
+        pairs, sums = Numbering(), Sums(0)
+        for one in self.windows():
+            owner, start = one.operator.astype(np.int64), one.start_ns
+            if self._framework is not None:
+                call, own = self.launches[0][one.rows], self._owned(one)
+                owner[own] = names[np.searchsorted(self._owners, call[own])]
+                if steps:
+                    start = np.where(own, self._framework.start_ns[call], start)
+            if captured is not None:
+                told = captured[one.rows]
+                owner = np.where(told != UNKNOWN, told, owner)
+            key = pairs.index_of(owner * len(texts) + one.kernel)
+            if steps:
+                key = np.where(step_of(start, steps) == UNKNOWN, UNKNOWN, key)
+            sums.grow(len(pairs))
+            sums.add(self._by_kernel(one), key)
+        found = pairs.values.tolist()
+        operations = [texts[pair // len(texts)] for pair in found]
+        kernels = [texts[pair % len(texts)] for pair in found]
+        order = sorted(range(len(found)), key=found.__getitem__)
+        rows = sums.rows(kernels, dict(enumerate(operations)), order)
+        return [(row.detail or "", row) for row in rows]
+
+    def launches_of_operations(self) -> dict[tuple[str, str], int]:
+        """Return how many pieces of work each operation launched, by its name and kind."""
+        _ = self.operator_numbers
+        if self._framework is not None:
+            names = names_of(self._framework, self.labels, self._owners)
+        captured = self._captured_names()
+        launches: dict[int, int] = {}
+        for one in self.windows():
+            owner, kind = one.operator.astype(np.int64), one.kind.astype(np.int64)
+            if self._framework is not None:
+                owned = self._owned(one)
+                call = self.launches[0][one.rows][owned]
+                owner[owned] = names[np.searchsorted(self._owners, call)]
+                kind[owned] = OPERATION
+            if captured is not None:
+                replayed = self._replayed(one)
+                owner[replayed], kind[replayed] = captured[one.rows][replayed], OPERATION
+            keys, count = np.unique(owner * len(KINDS) + kind, return_counts=True)
+            for key, number in zip(keys.tolist(), count.tolist(), strict=True):
+                launches[key] = launches.get(key, 0) + number
+        texts = self.labels.texts
+        return {
+            (texts[key // len(KINDS)], KINDS[key % len(KINDS)]): launches[key]
+            for key in sorted(launches)
+        }
+
+    def place(self, piece: int) -> tuple[str, str | None]:
+        """Return the operation that a piece belongs to, and the line that called it."""
+        name = self.labels.texts[int(self.operator[piece])]
+        framework, call = self._framework, np.array([NONE])
+        if self.captured is not None and self.captured.call[piece] != NONE:
+            framework, call = self.captured.framework, self.captured.call[piece : piece + 1]
+        elif framework is not None:
+            call = self.launches[0][piece : piece + 1]
+        if framework is None or call[0] == NONE:
+            return name, None
+        (chosen,) = names_of(framework, self.labels, call).tolist()
+        stacks, number = framework.stacks(call)
+        stack = stacks[int(number[0])]
+        return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
+
+    def other_pass_ns(self) -> int | None:
+        """Return the time of work launched in neither pass (by an optimizer), if that is known."""
+        if self._framework is None:
+            return None
+        times = []
+        for one in self.windows():
+            passes = self.launches[1][one.rows]
+            other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
+            if other.any():
+                times.append(int(one.duration_ns[other].sum(dtype=np.int64)))
+        return sum(times) if times else None
+
+    def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
+        """Return columns over all tasks and over all collectives as one over the pieces."""
+        return self._with_comms(tasks[self._task], comms)
+
+    @cached_property
+    def launches(self) -> tuple[Packed, Packed]:
+        """Host range and pass of each piece."""
+        assert self._framework is not None
+        call, passes = Packing(np.int32, hole=NONE), Packing(np.int8)
+        for one in self.windows():
+            found = self._framework.launches(one.connection)
+            call.add(found.call)
+            passes.add(found.passes)
+        return call.done(), passes.done()
+
+    def called(self, some: Pieces) -> NDArray[np.int64]:
+        """Return the framework operation that each piece is part of, as numbers in `labels`."""
+        result = np.full(len(some), UNKNOWN, np.int64)
+        if self._framework is not None:
+            own = self._owned(some)
+            result[own] = self._owner_names[
+                np.searchsorted(self._owners, self.launches[0][some.rows][own])
+            ]
+        captured = self._captured_names()
+        if captured is not None:
+            told = captured[some.rows]
+            result = np.where(told != UNKNOWN, told, result)
+        return result
+
+    @cached_property
+    def _owner_names(self) -> NDArray[np.int32]:
+        """Names of `_owners`, as numbers in `labels`."""
+        assert self._framework is not None
+        return names_of(self._framework, self.labels, self._owners)
+
+    def _owned(self, some: Pieces) -> NDArray[np.bool_]:
+        """Tell which pieces are part of a framework operation's row."""
+        if self._framework is None:
+            return np.zeros(len(some), bool)
+        call = self.launches[0][some.rows]
+        owned: NDArray[np.bool_] = (call != NONE) & (some.kind != COMMUNICATION)
+        return owned & ~self._replayed(some)
+
+    def _replayed(self, some: Pieces) -> NDArray[np.bool_]:
+        """Tell which pieces are part of an operation of a capture."""
+        if self.captured is None:
+            return np.zeros(len(some), bool)
+        result: NDArray[np.bool_] = self.captured.call[some.rows] != NONE
+        return result
+
+    @cached_property
+    def _owners(self) -> NDArray[np.int32]:
+        """The framework's operations that pieces are part of, in rising order."""
+        there = np.zeros(len(self._framework or ()), bool)
+        for one in self.windows():
+            there[self.launches[0][one.rows][self._owned(one)]] = True
+        return np.flatnonzero(there).astype(np.int32)
+
+    def _captured_names(self) -> NDArray[np.int32] | None:
+        """Return the captured operation of each piece as numbers in `labels`, else UNKNOWN."""
+        if self.captured is None:
+            return None
+        call = self.captured.call
+        names = names_of(self.captured.framework, self.labels, call)
+        return np.where(call != NONE, names, UNKNOWN).astype(np.int32)
+
+    def by_kernel(self) -> Calls:
+        """Return one row per piece, under its kernel's name."""
+        _ = self.kernel_numbers
+        parts = [self._by_kernel(one) for one in self.windows()]
+        names = ("name", "kind", "total_ns", "forward_ns", "backward_ns")
+        columns: dict[str, Any] = {
+            name: np.concatenate([getattr(part, name) for part in parts])
+            for name in names
+            if parts and getattr(parts[0], name) is not None
+        }
+        nothing = np.zeros(0, np.int64)
+        name, kind = columns.pop("name", nothing), columns.pop("kind", nothing.astype(np.int8))
+        return Calls(self.labels, name, kind, **columns)
+
+    def _by_kernel(self, some: Pieces) -> Calls:
+        """Return one row for each of some pieces, or of all."""
+        duration_ns, forward, backward = some.duration_ns, None, None
+        if self._framework is not None:
+            passes = self.launches[1][some.rows]
+            forward = np.where(passes == FORWARD, duration_ns, UNKNOWN)
+            backward = np.where(passes == BACKWARD, duration_ns, UNKNOWN)
+        return Calls(
+            labels=self.labels,
+            name=some.kernel,
+            kind=some.kind,
+            total_ns=duration_ns,
+            forward_ns=forward,
+            backward_ns=backward,
+        )
+
+    @cached_property
+    def _task_count(self) -> int:
+        if not self._in_parts:
+            return int(self._tasks.counts[[KERNEL, COPY]].sum())
+        if len(self._in_parts) == len(self._tasks.devices):
+            return int(self._tasks.counts[[KERNEL, COPY, COMMUNICATION]].sum())
+        return sum(int(self._is_work(rows).sum()) for rows in self._tasks.windows())
+
+    @cached_property
+    def _task(self) -> NDArray[np.int32]:
+        parts = [rows.where(self._is_work(rows)).rows for rows in self._tasks.windows()]
+        return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
+
+    def _is_work(self, rows: TaskRows) -> NDArray[np.bool_]:
+        """Tell which tasks are pieces of work."""
+        kind = rows.kind
+        result: NDArray[np.bool_] = (kind == KERNEL) | (kind == COPY)
+        if len(self._in_parts) == len(self._tasks.devices):
+            result |= kind == COMMUNICATION
+        elif self._in_parts:
+            result |= (kind == COMMUNICATION) & np.isin(rows.device, self._in_parts)
+        return result
+
+    def _operations(self, framework: Framework) -> Columns:
+        """Sum the work of each framework operation, by pass."""
+        chosen = self._owners
+        times = {which: Added(len(chosen)) for which in (FORWARD, BACKWARD, OTHER_PASS)}
+        for one in self.windows():
+            owned = self._owned(one)
+            call, passes = (column[one.rows][owned] for column in self.launches)
+            key, duration = np.searchsorted(chosen, call), one.duration_ns[owned]
+            for which, added in times.items():
+                mine = passes == which
+                added.add(key[mine], duration[mine])
+        columns = ("when", "name", "kind", "total_ns", "forward_ns", "backward_ns")
+        found = {name: held_calls.making(name) for name in columns}
+        numbers = self.labels.numbers(framework.names(chosen[:0])[0])
+        for low in range(0, len(chosen), held_calls.WINDOW):
+            rows = slice(low, low + held_calls.WINDOW)
+            found["when"].add(framework.start_ns[chosen[rows]])
+            found["name"].add(numbers[framework.names(chosen[rows])[1]])
+            found["kind"].add(np.full(len(chosen[rows]), OPERATION, np.int8))
+            total = [added.total_ns(rows) for added in times.values()]
+            found["total_ns"].add(np.sum(total, axis=0))
+            found["forward_ns"].add(times[FORWARD].known_ns(rows))
+            found["backward_ns"].add(times[BACKWARD].known_ns(rows))
+        del times
+        done = {name: packing.done() for name, packing in found.items()}
+        return done | origin_of(framework, self.labels, chosen)
+
+    def _of_captures(self, captured: Captured) -> Columns:
+        """Sum the work of each captured operation, by replay."""
+        own: Ints = np.flatnonzero(captured.call != NONE)
+        size = len(captured.framework)
+        pairs = captured.replay[own] * size + captured.call[own]
+        distinct, first, key = np.unique(pairs, return_index=True, return_inverse=True)
+        duration, passes = self.duration_ns[own], captured.passes[own]
+
+        def total(mask: NDArray[np.bool_]) -> Ints:
+            some = np.bincount(key[mask], minlength=len(distinct))
+            time = np.bincount(key[mask], weights=duration[mask], minlength=len(distinct))
+            return np.where(some > 0, time.astype(np.int64), UNKNOWN)
+
+        chosen = distinct % size
+        columns = {
+            "when": captured.launched_ns[own[first]],
+            "name": names_of(captured.framework, self.labels, chosen),
+            "kind": np.full(len(distinct), OPERATION, np.int8),
+            "total_ns": total(np.ones(len(key), bool)),
+            "forward_ns": total(passes == FORWARD),
+            "backward_ns": total(passes == BACKWARD),
+        }
+        return held_calls.packed(columns) | origin_of(captured.framework, self.labels, chosen)
+
+    def _with_comms(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
+        return np.concatenate((tasks, comms)) if len(comms) else tasks

@@ -1,0 +1,642 @@
+"""The PyTorch tables of an msprof database: which framework call launched which device work.
+
+torch_npu appends PYTORCH_API (host ranges), CONNECTION_IDS and PYTORCH_CALLCHAINS to msprof's
+tables, and `uprof import` fills the same ones from a Kineto trace. From them come the framework's
+operation of a kernel, the pass it belongs to, its module and its source line.
+
+The pass: work below an `autograd::engine::evaluate_function` range, or below a range with a
+forward thread, is backward; its autograd node carries the sequence number of the forward operation
+that made it. An operation peeks at the number its node is about to get, so of all the ranges
+with one number the last to start is the one that made the node.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import nesting
+from unified_prof.arrays.nesting import WINDOW, Below, Distances, Inherited, Nest
+from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
+from unified_prof.base.vocabulary import API_OPERATION, API_PYTHON
+from unified_prof.recording import host_calls as host_ranges
+from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
+from unified_prof.recording.python_frames import (
+    MODULE_PREFIX,
+    NO_CHAIN,
+    Frames,
+    Holders,
+    Makers,
+    chains_through,
+    numbered,
+    of_those,
+)
+from unified_prof.recording.source import Findings, Source, Strings, input_text
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+Whole = NDArray[np.integer]
+
+NONE = nesting.NONE
+FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
+
+_BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
+_OPTIMIZER_PREFIX = "Optimizer."
+_STEP = re.compile(r"ProfilerStep#(\d+)$")
+# `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
+# `ConvolutionBackward0`, `torch::autograd::CppNode<...>`; not a user's own `forward pass`.
+_OPERATION = re.compile(
+    r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
+)
+_CPP_NODE = "CppNode<"
+_HALF = 1 << 32
+_INSTANCE = re.compile(r"_\d+$")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launches:
+    """For pieces of device work: the call they belong to and its pass; -1 is none."""
+
+    call: Ints
+    """Index of the host range that stands for the operation."""
+    passes: NDArray[np.int8]
+    """FORWARD, BACKWARD or OTHER_PASS; -1 where the call is not known."""
+
+
+class Framework:
+    """The host ranges of a report, nested: parents come before their children.
+
+    Columns are packed; what follows from them is worked out a window of ranges at a time, and kept
+    packed as well.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        strings: Strings,
+        findings: Findings,
+        host_calls: HostCalls | None = None,
+    ) -> None:
+        self._source = source
+        self._strings = strings
+        self._host_calls = host_calls
+        ranges = host_ranges.read(source, strings, findings)
+        self.thread, self.start_ns = ranges["thread"], ranges["start"]
+        self._duration_ns = ranges["duration"]
+        self._connection, self._chain = ranges["connection"], ranges["chain"]
+        self._sequence, self._forward_thread = ranges["sequence"], ranges["forward_thread"]
+        self._type = ranges["type"]
+        self._row = ranges["row"]
+        self._nest = Nest(self.thread, self.start_ns, self._duration_ns)
+        self._ids = ranges["name"].distinct()
+        self._name_code = recoded(ranges.pop("name"), self._ids)
+        texts: list[str] = [strings.get(int(number)) or "" for number in self._ids]
+        self._names = texts
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+    @property
+    def end_ns(self) -> host_ranges.Ends:
+        """End of each range."""
+        return host_ranges.Ends(self.start_ns, self._duration_ns)
+
+    @property
+    def parent(self) -> Distances:
+        """The range around each, NONE where there is none."""
+        return self._nest.parent
+
+    def name_ids(self, ranges: Whole) -> Ints:
+        """Return the string ids of the names of ranges."""
+        ids: Ints = self._ids[self._name_code[ranges]]
+        return ids
+
+    def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the distinct names, and the number of each range's; -1 has the last one."""
+        return self._names, self._name_code[ranges].astype(np.int32)
+
+    def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
+        """Return the distinct stacks of source frames, and the number of each range's."""
+        return self._frames.stacks(ranges)
+
+    def modules(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
+        """Return the distinct module paths, and the number of each range's.
+
+        A module is a range around, or a frame of the range's call chain. None is outside any
+        module; NOT_ATTRIBUTED is what cannot be told: without a call chain or other frames on its
+        thread, and backward work of which the forward operation is not known.
+        """
+        paths = self._frames.module_paths
+        outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
+
+        def key(ranges: Whole) -> Ints:
+            inside = ranges != NONE
+            innermost = np.where(inside, self._nested.module[ranges], NONE) if len(self) else ranges
+            of_chain = self._frames.modules(ranges)
+            told = of_chain != NO_CHAIN
+            if len(self):
+                told |= inside & np.isin(self.thread[ranges], self._nested.told_threads)
+                told &= ~(inside & self._in_backward(ranges))
+            found = np.where(told, outside, unknown)
+            found = np.where(of_chain >= 0, len(self) + of_chain, found)
+            return np.where(innermost != NONE, innermost, found)
+
+        distinct, number = numbered(ranges, key)
+        named: dict[int, str | None] = {outside: None, unknown: NOT_ATTRIBUTED}
+        named |= {len(self) + index: path for index, path in enumerate(paths)}
+        texts = [
+            named[one] if one in named else self._module_path(one) for one in distinct.tolist()
+        ]
+        return texts, number
+
+    def _module_path(self, index: int) -> str | None:
+        names = []
+        while index != NONE:
+            at = np.array([index])
+            text = self._names[int(self._name_code[at][0])]
+            names.append(text.removeprefix(MODULE_PREFIX))
+            above = self.parent[at]
+            index = int(self._nested.module[above][0]) if above[0] != NONE else NONE
+        return ".".join(names[::-1]) or None
+
+    @cached_property
+    def _frames(self) -> Frames:
+        python = self._where(lambda rows: np.equal(self._type[rows], API_PYTHON))
+        texts = [self._names[code] for code in self._name_code[python].tolist()]
+        return Frames(
+            self._source,
+            self._strings,
+            chain=self._chain,
+            nest=self._nest,
+            python_frames=dict(zip(python.tolist(), texts, strict=True)),
+        )
+
+    def launches(self, connection: Whole) -> Launches:
+        """Say for pieces of device work, by their connection id, what they belong to."""
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = self._launcher(distinct)
+        found = launcher != NONE
+        call = np.full(len(distinct), NONE, np.int64)
+        passes = np.full(len(distinct), -1, np.int8)
+        at = launcher[found]
+        passes[found] = np.where(
+            self._in_backward(at),
+            BACKWARD,
+            np.where(self._nested.marks[at] & _IN_OPTIMIZER, OTHER_PASS, FORWARD),
+        )
+        call[found] = self._owner(at)
+        return Launches(call[inverse], passes[inverse])
+
+    def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
+        """Return the innermost operation that launched pieces of device work, -1 if none did.
+
+        Args:
+            connection: of the pieces.
+            among: which ranges count instead of operations.
+        """
+        nearest = self._nested.operation if among is None else self._nearest(among)
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        launcher = self._launcher(distinct)
+        found = launcher != NONE
+        result = np.full(len(distinct), NONE, np.int64)
+        result[found] = nearest[launcher[found]]
+        return result[inverse]
+
+    def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
+        """Return the nearest of some ranges that each range lies in, -1 where in none."""
+        return of_those(self._nearest(among), self.parent[ranges])
+
+    def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
+        """Return the operation within which a range of each name was open at each time, or -1."""
+        result = np.full(len(at_ns), NONE, np.int64)
+        wanted: dict[str, int] = {}
+        number = np.array([wanted.setdefault(name, len(wanted)) for name in names], np.int64)
+        by_name = np.argsort(number, kind="stable")
+        number = number[by_name]
+        named = self.matching(lambda text: text in wanted).astype(np.int32)
+        codes = self._name_code[named]
+        by_code = np.argsort(codes, kind="stable")
+        named, codes = named[by_code], codes[by_code]
+        for code, text in enumerate(self._names):
+            if text not in wanted:
+                continue
+            points = by_name[slice(*np.searchsorted(number, [wanted[text], wanted[text] + 1]))]
+            first, behind = np.searchsorted(codes, [code, code + 1])
+            ranges = named[first:behind].astype(np.int64)
+            start = self.start_ns[ranges]
+            in_time = np.argsort(start, kind="stable")
+            ranges, start = ranges[in_time], start[in_time]
+            last = np.searchsorted(start, at_ns[points], side="right") - 1
+            if not len(ranges):
+                continue
+            found = ranges[np.maximum(last, 0)]
+            inside = (last >= 0) & (at_ns[points] <= self.end_ns[found])
+            result[points[inside]] = self._owner(found[inside])
+        return result
+
+    def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return what was going on at points in time: an operation, else any range, or -1."""
+        found = self._innermost_at(thread, at_ns)
+        inside = found != NONE
+        result = np.full(len(found), NONE, np.int64)
+        result[inside] = self._call_of(found[inside])
+        return result
+
+    def direct(self, connection: Whole) -> Ints:
+        """Return the innermost recorded call that launched each piece of device work, or -1."""
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        nearest = self._nearest(self.recorded)
+        return of_those(nearest, self._launcher(distinct))[inverse]
+
+    def outermost(self, connection: Whole) -> Ints:
+        """Return the outermost operation around what launched each piece of device work, or -1.
+
+        Work of a backward pass has an operation of its own, unlike in `launches`.
+        """
+        distinct, inverse = np.unique(connection, return_inverse=True)
+        operation = of_those(self._nested.operation, self._launcher(distinct))
+        return of_those(self._nested.top, operation)[inverse]
+
+    @property
+    def is_python_frame(self) -> NDArray[np.bool_]:
+        """Which ranges are calls of Python functions, modules aside."""
+        return self._are(
+            lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
+        )
+
+    @property
+    def is_annotation(self) -> NDArray[np.bool_]:
+        """Which ranges somebody drew around others: modules, marks, steps, frames."""
+
+        def drawn(rows: slice) -> NDArray[np.bool_]:
+            is_engine = self._named.engine[self._name_code[rows]]
+            found: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
+            return found
+
+        return self._are(drawn)
+
+    @cached_property
+    def recorded(self) -> NDArray[np.bool_]:
+        """Which ranges are calls that torch recorded: no frames of Python, modules or steps.
+
+        Nor are calls of CANN that torch_npu's operations make, such as `Conv2D` within
+        `aten::_convolution`: they have neither shapes nor a meaning of their own.
+        """
+        steps = self._are_named(_STEP.match)
+        checked = "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables
+        result = np.zeros(len(self), bool)
+        for window in self._nest.windows():
+            rows = window.rows
+            code = self._name_code[rows]
+            found = (self._type[rows] == API_OPERATION) & ~self._is_module(rows) & ~steps[code]
+            if checked:
+                around = of_those(self._nested.operation, self.parent[rows])
+                found &= self._is_operation(rows) | np.equal(around, NONE)
+            result[rows] = found
+        return result
+
+    def inputs(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the distinct inputs as `float[64,128], long int[7]`, and each range's number.
+
+        Empty are those of which no shape was recorded. Some releases of torch_npu wrote shapes
+        where types belong, and the other way round.
+        """
+
+        def key(ranges: Whole) -> Ints:
+            rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
+            shape, kind = (of_those(column, rows) for column in self._inputs)
+            # Ids of texts fit into half a number each.
+            return (shape.astype(np.int64) + 1) * _HALF + kind + 1
+
+        pairs, number = numbered(ranges, key)
+        texts: dict[str, int] = {}
+        numbers = [
+            texts.setdefault(
+                input_text(self._strings.get(one), self._strings.get(other)), len(texts)
+            )
+            for one, other in ((pair // _HALF - 1, pair % _HALF - 1) for pair in pairs.tolist())
+        ]
+        return list(texts), np.array(numbers, np.int32)[number]
+
+    @cached_property
+    def _inputs(self) -> tuple[Packed, Packed]:
+        """Shapes and types of the rows of PYTORCH_API."""
+        shapes, types = Packing(hole=NONE), Packing(hole=NONE)
+        columns = {"shapes": "coalesce(inputShapes, -1)", "types": "coalesce(inputDtypes, -1)"}
+        for piece in self._source.pieces("PYTORCH_API", columns):
+            shapes.add(piece["shapes"])
+            types.add(piece["types"])
+        return shapes.done(), types.done()
+
+    def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
+        """Tell which ranges are operations; -1 is none."""
+        result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation(ranges)
+        return result
+
+    @property
+    def is_python(self) -> NDArray[np.bool_]:
+        """Which ranges are frames of Python."""
+        return self._are(lambda rows: np.equal(self._type[rows], API_PYTHON))
+
+    @property
+    def threads(self) -> Ints:
+        """The threads that ran operations."""
+        return self._nested.threads
+
+    def matching(self, wanted: Callable[[str], bool]) -> Ints:
+        """Return the ranges whose name is wanted."""
+        named = self._are_named(wanted)
+        if not named.any():
+            return np.zeros(0, np.int64)
+        return self._where(lambda rows: named[self._name_code[rows]])
+
+    def called_through(self, frame: str) -> Ints:
+        """Return the ranges whose call chain goes through a frame: its text as for SQL's LIKE."""
+        chains = chains_through(self._source, frame)
+        if not len(chains):
+            return np.zeros(0, np.int64)
+        return self._where(lambda rows: np.isin(self._chain[rows], chains))
+
+    def _owner(self, at: Ints) -> Ints:
+        """Return the operation that each range's work counts for: of a backward range, forward."""
+        forward = self._forward_of(self._nested.node[at])
+        backward = self._in_backward(at) & (forward != NONE)
+        return np.where(backward, forward, self._call_of(at))
+
+    @cached_property
+    def calls(self) -> Ints:
+        """Ranges that stand for a whole operation: the outermost ones, in call order."""
+
+        def whole(rows: slice) -> NDArray[np.bool_]:
+            own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
+            found: NDArray[np.bool_] = own & ~self._in_backward(rows)
+            return found
+
+        return self._where(whole)
+
+    def steps(self) -> list[tuple[str, int, int]]:
+        """Return the profiler's steps as (number, start_ns, end_ns)."""
+        found = self.matching(lambda text: _STEP.match(text) is not None)
+        texts, code = self.names(found)
+        # By name first, for those that begin together.
+        order = np.argsort(code, kind="stable")
+        found, code = found[order], code[order]
+        steps = []
+        for own, start, end in zip(
+            code.tolist(), self.start_ns[found].tolist(), self.end_ns[found].tolist(), strict=True
+        ):
+            match = _STEP.match(texts[own])
+            assert match is not None
+            steps.append((match[1], start, end))
+        return sorted(steps, key=lambda step: step[1])
+
+    def _are_named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
+        """Tell which of the distinct names match."""
+        return np.array([bool(matches(text)) for text in self._names], bool)
+
+    def _are(self, told: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
+        """Tell something of all ranges, asked of a window of them at a time."""
+        result = np.zeros(len(self), bool)
+        for low in range(0, len(self), WINDOW):
+            rows = slice(low, min(low + WINDOW, len(self)))
+            result[rows] = told(rows)
+        return result
+
+    def _where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
+        """Return the ranges that are chosen, asked of a window of them at a time."""
+        found = [np.zeros(0, np.int64)]
+        for low in range(0, len(self), WINDOW):
+            rows = slice(low, min(low + WINDOW, len(self)))
+            found.append(low + np.flatnonzero(chosen(rows)))
+        return np.concatenate(found)
+
+    def _nearest(self, among: NDArray[np.bool_]) -> Distances:
+        """Return the nearest of each range and those around it that is among some."""
+        return self._nest.nearest(lambda window: among[window.rows])
+
+    @cached_property
+    def _named(self) -> _Named:
+        return _Named(
+            module=self._are_named(lambda text: text.startswith(MODULE_PREFIX)),
+            operation=self._are_named(_OPERATION.match),
+            engine=self._are_named(lambda text: text.startswith(_BACKWARD_PREFIX)),
+            optimizer=self._are_named(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
+            in_cpp=self._are_named(lambda text: _CPP_NODE in text),
+            aten=self._are_named(lambda text: text.startswith("aten::")),
+        )
+
+    def _is_module(self, rows: slice) -> NDArray[np.bool_]:
+        named: NDArray[np.bool_] = self._named.module[self._name_code[rows]]
+        found: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
+        return found
+
+    def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
+        result: NDArray[np.bool_] = self._named.operation[self._name_code[rows]]
+        kind = self._type[rows]
+        for other in (API_PYTHON, host_ranges.MODULE_RANGE, host_ranges.ANNOTATION):
+            result &= kind != other
+        return result
+
+    @cached_property
+    def _nested(self) -> _Nested:
+        """What ranges have from those around them."""
+        operation, top, node, module = Distances(), Distances(), Distances(), Distances()
+        marks = Packing(np.int8)
+        nearest = [Inherited() for _ in range(5)]
+        below = Below()
+        threads: dict[str, list[Ints]] = {"all": [], "told": [], "engine": [], "forward": []}
+        for window in self._nest.windows():
+            rows = window.rows
+            code, kind, thread = self._name_code[rows], self._type[rows], self.thread[rows]
+            is_operation, is_module = self._is_operation(rows), self._is_module(rows)
+            is_engine = self._named.engine[code]
+            of_node = self._sequence[rows] >= 0
+            is_node = of_node & (self._forward_thread[rows] > 0)
+            operation.add(nearest[0].of(window, is_operation))
+            top.add(below.of(window, ~is_operation))
+            nodes = nearest[1].of(window, is_node)
+            node.add(nodes)
+            module.add(nearest[2].of(window, is_module))
+            in_engine = nearest[3].of(window, is_engine) != NONE
+            in_optimizer = nearest[4].of(window, self._named.optimizer[code]) != NONE
+            marks.add((in_engine | (nodes != NONE)) * _IN_BACKWARD + in_optimizer * _IN_OPTIMIZER)
+            makes_nodes = of_node & ~is_node & ~in_engine
+            for name, chosen in (
+                ("all", is_operation),
+                ("told", is_module | (kind == API_PYTHON)),
+                ("engine", is_engine),
+                ("forward", makes_nodes),
+            ):
+                threads[name].append(np.unique(thread[chosen]))
+        found = {
+            name: np.unique(np.concatenate([np.zeros(0, np.int64), *some]))
+            for name, some in threads.items()
+        }
+        return _Nested(
+            operation.done(),
+            top.done(),
+            node.done(),
+            module.done(),
+            marks.done(),
+            found["all"],
+            found["told"],
+            # On a thread of the autograd engine's own, everything is backward: gradient hooks run
+            # there too. Elsewhere operations are recorded that make nodes.
+            np.setdiff1d(found["engine"], found["forward"]),
+        )
+
+    def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
+        """Tell which ranges are part of a backward pass."""
+        result: NDArray[np.bool_] = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
+        if len(self._nested.engine_threads):
+            result |= np.isin(self.thread[ranges], self._nested.engine_threads)
+        return result
+
+    def _call_of(self, at: Ints) -> Ints:
+        """Return the operation of launching ranges; one within no operation stands for itself."""
+        operation = self._nested.operation[at]
+        return np.where(operation != NONE, self._nested.top[operation], at)
+
+    @cached_property
+    def _makers(self) -> Makers:
+        """The range that made each autograd node."""
+        makers = Makers(self._sequence, self.start_ns)
+        for window in self._nest.windows():
+            rows = window.rows
+            sequence = self._sequence[rows].astype(np.int64)
+            made = (sequence >= 0) & ~self._in_backward(rows) & self._is_operation(rows)
+            at = np.flatnonzero(made)
+            makers.add(sequence[at], at + window.low)
+        return makers.done()
+
+    def _forward_of(self, node: Ints) -> Ints:
+        """Return the forward operation that made each autograd node, -1 where it is not known."""
+        maker = self._makers.of(np.where(node != NONE, self._sequence[node], NONE))
+        known = maker != NONE
+        maker = np.maximum(maker, 0)
+        # A function written in C++ may run without a number of its own; whatever else peeked at
+        # the node's number before it, an ATen operation does not make such nodes.
+        in_cpp = self._named.in_cpp[self._name_code[node]]
+        known &= ~(in_cpp & self._named.aten[self._name_code[maker]])
+        return np.where(known, self._nested.top[maker], NONE)
+
+    @cached_property
+    def _connected(self) -> tuple[PackedLookup, Packed]:
+        """The connections that ranges are known to have launched, and the range of each."""
+        holders = Holders(self._connection, self._type)
+        del self._connection  # nobody else asks for it
+        keys, ranges = Packing(hole=MISSING), Packing(np.int32)
+        # One host range has one id in CONNECTION_IDS, which may stand for several connections.
+        pairs = {"id": "id", "connection": "connectionId"}
+        for piece in self._source.pieces("CONNECTION_IDS", pairs):
+            holder = holders.of(piece["id"])
+            known = holder != NONE
+            keys.add(piece["connection"][known])
+            ranges.add(holder[known])
+        return PackedLookup(keys.done()), ranges.done()
+
+    def _launcher(self, connection: Whole) -> Ints:
+        """Return the range that launched each connection, -1 where none is known."""
+        result = np.full(len(connection), NONE, np.int64)
+        if not len(self):
+            return result
+        known, ranges = self._connected
+        result = of_those(ranges, known.rows(connection))
+        connects = ~np.isin(connection, UNCONNECTED)
+        result[~connects] = NONE
+        # Otherwise by time: the range around the runtime's launching call, on its thread.
+        open_ones = np.flatnonzero((result == NONE) & connects)
+        if len(open_ones):
+            calls = self._host_calls or HostCalls(self._source)
+            self._host_calls = calls
+            row = calls.of_connection(connection[open_ones])
+            open_ones, row = open_ones[row >= 0], row[row >= 0]
+            result[open_ones] = self._around(calls.thread[row], calls.start_ns[row])
+        return result
+
+    def _around(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return the innermost range, Python frames and modules aside, around points in time."""
+        return of_those(self._nested.operation, self._innermost_at(thread, at_ns))
+
+    def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
+        """Return the innermost range around points in time, on a thread each, or -1."""
+        found = np.full(len(at_ns), NONE, np.int64)
+        if not len(self):
+            return found
+        for one, low, high in self._threads:
+            points = np.flatnonzero(thread == one)
+            points = points[np.argsort(at_ns[points], kind="stable")]
+            if len(points):
+                last = self.start_ns.last_not_after(at_ns[points], low, high)
+                found[points] = np.where(last < low, NONE, last)
+        # The last range to start may have ended already: then one of those around it is the answer.
+        looking = np.flatnonzero(found != NONE)
+        while len(looking):
+            looking = looking[self.end_ns[found[looking]] < at_ns[looking]]
+            found[looking] = self.parent[found[looking]]
+            looking = looking[found[looking] != NONE]
+        return found
+
+    @cached_property
+    def _threads(self) -> list[tuple[int, int, int]]:
+        """Each thread, its first range, and the one behind its last."""
+        found: list[tuple[int, int]] = []
+        for low in range(0, len(self), WINDOW):
+            threads = self.thread[low : low + WINDOW]
+            heads = np.flatnonzero(np.append(True, threads[1:] != threads[:-1]))
+            for at in heads.tolist():
+                if not found or found[-1][0] != int(threads[at]):
+                    found.append((int(threads[at]), low + at))
+        behind = [*(first for _, first in found[1:]), len(self)]
+        return [(*one, end) for one, end in zip(found, behind, strict=True)]
+
+
+_IN_BACKWARD, _IN_OPTIMIZER = 1, 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Named:
+    """Which of the distinct names are of a kind."""
+
+    module: NDArray[np.bool_]
+    operation: NDArray[np.bool_]
+    engine: NDArray[np.bool_]
+    optimizer: NDArray[np.bool_]
+    in_cpp: NDArray[np.bool_]
+    aten: NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Nested:
+    """What each range has from itself and those around it, and what threads are."""
+
+    operation: Distances
+    """The innermost operation."""
+    top: Distances
+    """The outermost operation around each operation, not looking beyond other annotations."""
+    node: Distances
+    """The autograd node."""
+    module: Distances
+    """The innermost module."""
+    marks: Packed
+    """_IN_BACKWARD, _IN_OPTIMIZER."""
+    threads: Ints
+    """Those that ran operations."""
+    told_threads: Ints
+    """Those of which modules or Python frames were recorded."""
+    engine_threads: Ints
+    """Those of the autograd engine's own."""
+
+
+NOT_ATTRIBUTED = "(not attributed to a module)"
+"""Instead of a module path: what recorded the work does not say whether it was in a module."""
+
+
+def module_class(path: str) -> str:
+    """Return the class of a module whose path ends in `Class_0`."""
+    return _INSTANCE.sub("", path.rpartition(".")[2])

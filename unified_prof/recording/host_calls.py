@@ -1,0 +1,290 @@
+"""The calls of the runtime on the host, read once for all who ask what launched something.
+
+PYTORCH_API and mstx ranges as packed columns, in the order in which ranges nest.
+"""
+
+from __future__ import annotations
+
+from functools import cached_property
+from itertools import pairwise
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE
+from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, recoded
+from unified_prof.base.vocabulary import (
+    API_OPERATION,
+    API_QUEUE,
+    HOST_ONLY_CONNECTION,
+    NO_CONNECTION,
+    OLD_NO_CONNECTION,
+)
+from unified_prof.recording.source import Findings, Source, Strings, possible
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
+"""connectionIds that connect nothing, in files of any age."""
+
+_COLUMNS = {
+    "connection": "connectionId",
+    "start": "startNs",
+    "end": "endNs",
+    "thread": "globalTid",
+    "name": "name",
+    "type": "type",
+}
+
+
+class HostCalls:
+    """The rows of CANN_API as packed columns, in the file's order; MISSING is what is no number."""
+
+    def __init__(self, source: Source) -> None:
+        found = {name: Packing(hole=MISSING) for name in _COLUMNS}
+        for piece in source.pieces("CANN_API", _COLUMNS):
+            for name, values in piece.items():
+                found[name].add(values)
+        columns = {name: packing.done() for name, packing in found.items()}
+        self.connection, self.thread = columns["connection"], columns["thread"]
+        self.start_ns, self.end_ns = columns["start"], columns["end"]
+        self.name, self.type = columns["name"], columns["type"]
+
+    def __len__(self) -> int:
+        return len(self.connection)
+
+    @cached_property
+    def happened(self) -> NDArray[np.bool_]:
+        """Which calls can have happened when they say they did."""
+        result = np.zeros(len(self), bool)
+        for low in range(0, len(self), BLOCK):
+            rows = slice(low, low + BLOCK)
+            start = self.start_ns[rows]
+            with np.errstate(over="ignore"):
+                result[rows] = possible(start, self.end_ns[rows] - start)
+        return result
+
+    def launching(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the call that launched each piece of work, NOWHERE where it is not known."""
+        row = self.of_connection(connection)
+        # The numbers that connect nothing are few, and most recordings have none of them.
+        for unconnected in UNCONNECTED:
+            row[connection == unconnected] = NOWHERE
+        return row
+
+    def of_connection(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the call of each connection, whatever number that is, NOWHERE without one."""
+        return self._by_connection.rows(connection)
+
+    @cached_property
+    def names(self) -> tuple[list[int], Packed]:
+        """The distinct names, and which is whose."""
+        ids = self.name.distinct().tolist()
+        return ids, recoded(self.name, ids)
+
+    @cached_property
+    def _by_connection(self) -> PackedLookup:
+        return PackedLookup(self.connection)
+
+
+MODULE_RANGE: Final = -50
+"""Type of our own of ranges of the mstx domain `Module`."""
+ANNOTATION: Final = -51
+"""Type of our own of other mstx ranges."""
+
+_COLUMNS_HOST_RANGES = {
+    # The times are text.
+    "start": "CAST(startNs AS INTEGER)",
+    "end": "CAST(endNs AS INTEGER)",
+    "thread": "coalesce(globalTid, -1)",
+    "connection": f"coalesce(connectionId, {MISSING + 1} - 1)",
+    "name": "coalesce(name, -1)",
+    "sequence": "coalesce(sequenceNumber, -1)",
+    "forward_thread": "coalesce(fwdThreadId, 0)",
+    "chain": "coalesce(callchainId, -1)",
+    "type": f"coalesce(type, {API_OPERATION})",
+}
+_OF_MARKS = {
+    "start": "startNs",
+    "end": "endNs",
+    "thread": "globalTid",
+    "name": "message",
+    "domain": "coalesce(domainId, -1)",
+}
+_ABSENT = {"connection": MISSING, "sequence": -1, "forward_thread": 0, "chain": -1, "row": -1}
+_WINDOW = 2 * BLOCK
+
+
+def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Packed]:
+    """Fetch PYTORCH_API, without queue entries, and mstx ranges: annotations and modules.
+
+    Columns are `start`, `duration`, `row` (of PYTORCH_API, -1 of mstx ranges) and those of
+    PYTORCH_API; ranges are in `nesting.call_order`.
+    """
+    taken = _Taken()
+    row = 0
+    untold: Ints | None = None
+    for piece in source.pieces("PYTORCH_API", _COLUMNS_HOST_RANGES):
+        count = len(piece["start"])
+        piece["row"] = np.arange(row, row + count)
+        row += count
+        if not piece["start"].all():
+            if untold is None:
+                untold = _untold(source)
+            piece["start"] = np.where(np.isin(piece["row"], untold), MISSING, piece["start"])
+        taken.take(piece)
+    domains: set[int] = set()
+    for marks in source.pieces("MSTX_EVENTS", _OF_MARKS):
+        domain = marks.pop("domain")
+        domains |= {one for one in np.unique(domain).tolist() if strings.get(one) == "Module"}
+        marks["type"] = np.where(np.isin(domain, list(domains)), MODULE_RANGE, ANNOTATION)
+        is_range = marks["end"] > marks["start"]
+        marks = {name: values[is_range] for name, values in marks.items()}
+        for name, value in _ABSENT.items():
+            marks[name] = np.full(len(marks["start"]), value, np.int64)
+        taken.take(marks)
+    if taken.bad:
+        what = f"{taken.bad} rows of PYTORCH_API are left out"
+        findings.add("impossible_host_time", what, taken.bad)
+    return _nested({name: packing.done() for name, packing in taken.columns.items()})
+
+
+def _untold(source: Source) -> Ints:
+    """Return the rows whose start is no number: a cast makes the moment 0 of that."""
+    found, row = [np.zeros(0, np.int64)], 0
+    number = "iif(startNs GLOB '[0-9]*', 1, NULL)"
+    for piece in source.pieces("PYTORCH_API", {"number": number}):
+        found.append(np.flatnonzero(piece["number"] == MISSING) + row)
+        row += len(piece["number"])
+    return np.concatenate(found)
+
+
+class _Taken:
+    """The ranges that can have happened, in the order in which they come."""
+
+    def __init__(self) -> None:
+        narrow = np.int32
+        self.columns = {
+            "start": Packing(),
+            "duration": Packing(),
+            "thread": Packing(),
+            "connection": Packing(hole=MISSING),
+            "name": Packing(narrow, hole=-1),
+            "sequence": Packing(narrow, hole=-1),
+            "forward_thread": Packing(),
+            "chain": Packing(narrow, hole=-1),
+            "type": Packing(narrow),
+            "row": Packing(narrow, hole=-1),
+        }
+        self.bad = 0
+
+    def take(self, piece: dict[str, Ints]) -> None:
+        with np.errstate(over="ignore"):
+            piece["duration"] = piece.pop("end") - piece["start"]
+        usable = possible(piece["start"], piece["duration"])
+        self.bad += int(len(usable) - usable.sum())
+        usable &= piece["type"] != API_QUEUE
+        whole = bool(usable.all())
+        for name, packing in self.columns.items():
+            packing.add(piece[name] if whole else piece[name][usable])
+
+
+def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
+    """Return the columns in the order in which parents come before their children."""
+    order = _call_order(columns["thread"], columns["start"], columns["duration"])
+    if order is None:
+        return columns
+    for name in list(columns):
+        column = columns.pop(name)
+        packing = column.anew()
+        for low in range(0, len(order), _WINDOW):
+            packing.add(column.at(order[low : low + _WINDOW]))
+        columns[name] = packing.done()
+    return columns
+
+
+def _call_order(thread: Packed, start_ns: Packed, duration_ns: Packed) -> NDArray[np.int32] | None:
+    """Return the order of `nesting.call_order`, None where ranges are in it."""
+    rows = len(start_ns)
+    threads = thread.distinct()
+    order = np.arange(rows, dtype=np.int32)
+    if len(threads) > 1:
+        # The place of each thread's next range.
+        counts = np.zeros(len(threads), np.int64)
+        for block in thread.blocks():
+            counts += np.bincount(np.searchsorted(threads, block), minlength=len(threads))
+        place = np.cumsum(counts) - counts
+        low = 0
+        for block in thread.blocks():
+            number = np.searchsorted(threads, block)
+            own = np.argsort(number, kind="stable")
+            counts = np.bincount(number, minlength=len(threads))
+            first = np.cumsum(counts) - counts
+            at = np.arange(len(own)) + np.repeat(place - first, counts)
+            order[at] = low + own
+            place += counts
+            low += len(block)
+    changed = len(threads) > 1
+    edges = [0]
+    if len(threads) > 1:
+        edges = [0, *place[:-1].tolist()]
+    return _in_time(order, [*edges, rows], start_ns, duration_ns, changed=changed)
+
+
+def _in_time(
+    order: NDArray[np.int32],
+    edges: list[int],
+    start_ns: Packed,
+    duration_ns: Packed,
+    *,
+    changed: bool,
+) -> NDArray[np.int32] | None:
+    """Put the ranges of each thread in order: by start, the longer first."""
+    for first, behind in pairwise(edges):
+        low = first
+        while low < behind:
+            high = min(low + _WINDOW, behind)
+            rows = order[low:high]
+            start = start_ns.at(rows)
+            if (start[1:] < start[:-1]).any():
+                break
+            if high < behind:
+                # Ranges that start together are put in order together.
+                following = start_ns.at(order[high : high + 1])[0]
+                whole = int(np.searchsorted(start, following, side="left"))
+                if whole == 0 or following < start[-1]:
+                    break
+                high, rows, start = low + whole, rows[:whole], start[:whole]
+            keys = np.lexsort((-duration_ns.at(rows), start))
+            if (keys[1:] < keys[:-1]).any():
+                order[low:high] = rows[keys]
+                changed = True
+            low = high
+        if low < behind:
+            rows = order[first:behind]
+            keys = np.lexsort((-duration_ns.at(rows), start_ns.at(rows)))
+            # Anything may have been put in order before: ranges that are alike stay as they were.
+            order[first:behind] = rows[keys]
+            changed = True
+    return order if changed else None
+
+
+class Ends(Column):
+    """Ends of ranges, of their starts and durations."""
+
+    def __init__(self, start_ns: Packed, duration_ns: Packed) -> None:
+        self._start_ns, self._duration_ns = start_ns, duration_ns
+
+    def __len__(self) -> int:
+        return len(self._start_ns)
+
+    def at(self, rows: NDArray[np.integer]) -> Ints:
+        """Return the ends of any ranges."""
+        found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
+        return found
+
+    def _between(self, low: int, high: int) -> Ints:
+        found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
+        return found

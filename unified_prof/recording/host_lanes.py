@@ -1,0 +1,449 @@
+"""Threads of the host beside the work that they launched: all, or what there is room for.
+
+Of many ranges some stay as they are and the others are left out, none is merged: all of one part
+of the recording, and elsewhere the longest. What is left out is counted.
+
+When devices were idle and why, for a timeline: all gaps, or the longest of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import nesting
+from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.recording.calls import Labels
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.idle_time import IdleTime
+from unified_prof.recording.source import Strings, possible
+from unified_prof.recording.timeline import Timeline
+
+Ints = NDArray[np.int64]
+Flags = NDArray[np.bool_]
+
+KINDS = ("host operation", "annotation", "runtime call")
+OPERATION, ANNOTATION, CALL = range(len(KINDS))
+
+_WINDOW = 131_072
+_DEEPEST = 15
+_MOST_ROWS = 64
+"""Rows of all threads together: a picture has to be drawn of them."""
+_NEAR = 10
+"""A part of the time of the work, how near to it a range has to be: a tenth."""
+_LEAST_NS = 1_000_000
+"""Of less work than this, the same as of so much."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostRow:
+    """Ranges of one thread that are as deep as one another, in order of time."""
+
+    start_ns: Ints
+    """Unix time."""
+    duration_ns: Ints
+    label: NDArray[np.integer]
+    kind: NDArray[np.int8]
+    call: Ints
+    """Row of CANN_API, NOWHERE of what is none."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostThread:
+    """One thread: the outermost ranges first."""
+
+    name: str
+    rows: tuple[HostRow, ...]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostThreads:
+    """The threads that launched most, then those that did most."""
+
+    start_ns: int
+    """Unix time of the first range."""
+    end_ns: int
+    labels: tuple[str, ...]
+    threads: tuple[HostThread, ...]
+    ranges: int
+    """Those that there are in this time, Python's functions aside."""
+    drawn: int
+    longer_than_ns: int
+    """Outside of `whole_ns` what took longer is there; 0: all is."""
+    whole_ns: tuple[int, int] | None
+    """Unix times between which all ranges begin, where some are left out elsewhere."""
+    outside: int
+    """Ranges that are left out, as they began or ended long before or after the work."""
+    python_frames: int
+    """Calls of Python functions: they are left out."""
+    threads_left_out: int
+    launched_by: tuple[Ints, ...]
+    """For each lane of the work the place of the call that launched each block, among all ranges,
+    thread by thread and row by row; NOWHERE where it is not drawn, and of several tasks as one."""
+
+
+def build(
+    framework: Framework | None,
+    calls: HostCalls,
+    strings: Strings,
+    work: Timeline | None,
+    steps: list[tuple[str, int, int]],
+    limit: int,
+) -> HostThreads | None:
+    """Return the threads of a recording, None where nothing of the host was recorded.
+
+    Args:
+        framework: operations and annotations.
+        calls: those of the runtime.
+        strings: their names.
+        work: what the device did, for its time; None: the time of all ranges.
+        steps: name, start and end.
+        limit: at most so many ranges.
+    """
+    rows = _Rows(framework, calls, _time(calls, work, steps))
+    if not rows.count:
+        return None
+    longer_than, whole = 0, None
+    if rows.count > limit:
+        in_part = (limit + 1) // 2
+        whole = rows.part(_middle(calls, work, rows), in_part)
+        longer_than = rows.longer_than(whole, limit - in_part)
+    kept = rows.kept(whole, longer_than)
+    threads, labels = _threads(kept, framework, calls, strings, work)
+    shown = [row for thread in threads.shown for row in thread.rows]
+    if not shown:
+        return None
+    lanes = () if work is None else work.lanes
+    place = _Places(np.concatenate([row.call for row in shown]))
+    return HostThreads(
+        start_ns=min(int(row.start_ns[0]) for row in shown),
+        end_ns=max(int((row.start_ns + row.duration_ns).max()) for row in shown),
+        labels=tuple(labels.texts),
+        threads=tuple(threads.shown),
+        ranges=rows.count,
+        drawn=sum(map(len, shown)),
+        longer_than_ns=longer_than,
+        whole_ns=whole,
+        outside=rows.outside,
+        python_frames=0 if framework is None else int(framework.is_python_frame.sum()),
+        threads_left_out=threads.left_out,
+        launched_by=tuple(
+            np.where(lane.count == 1, place.of(_launching(calls, lane.connection)), NOWHERE)
+            for lane in lanes
+        ),
+    )
+
+
+class _Places:
+    """Where rows of CANN_API stand."""
+
+    def __init__(self, calls: Ints) -> None:
+        self._order = np.append(np.argsort(calls, kind="stable"), NOWHERE)
+        self._sorted = calls[self._order[:-1]]
+
+    def of(self, call: Ints) -> Ints:
+        """Return the place of each, NOWHERE of NOWHERE and of what is not there."""
+        place: Ints = self._order[find(self._sorted, call)]
+        return np.where(call == NOWHERE, NOWHERE, place)
+
+
+def _launching(calls: HostCalls, connection: Ints) -> Ints:
+    """Return the row of CANN_API that launched each piece of work, NOWHERE where none is known."""
+    row = calls.launching(connection).astype(np.int64)
+    row[connection < 0] = NOWHERE
+    return row
+
+
+def _time(
+    calls: HostCalls, work: Timeline | None, steps: list[tuple[str, int, int]]
+) -> tuple[int, int] | None:
+    """Return the time of the work, its launches and its steps; None: there is no work."""
+    if work is None:
+        return None
+    begins, ends = [work.start_ns], [work.start_ns + work.duration_ns]
+    row = _launching(calls, np.concatenate([lane.connection for lane in work.lanes]))
+    row = row[row != NOWHERE]
+    started, ended = calls.start_ns[row], calls.end_ns[row]
+    usable = possible(started, ended - started) & (started > 0)
+    begins += started[usable].tolist()
+    ends += ended[usable].tolist()
+    begins += [begin for _, begin, _ in steps]
+    ends += [end for *_, end in steps]
+    return min(begins), max(ends)
+
+
+def _middle(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
+    """Return where the part begins that is whole: with the launches of the part of the work.
+
+    Where all of the work is drawn it begins with the launch in the middle.
+    """
+    if work is not None:
+        start = np.concatenate([lane.start_ns for lane in work.lanes])
+        row = _launching(calls, np.concatenate([lane.connection for lane in work.lanes]))
+        begin, end = work.whole_ns or (0, work.duration_ns + 1)
+        chosen = row[(row != NOWHERE) & (start >= begin) & (start < end)]
+        if len(chosen):
+            launched = np.sort(calls.start_ns[chosen])
+            return int(launched[0 if work.whole_ns else len(launched) // 2])
+    first, last = rows.span()
+    return (first + last) // 2
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Kept:
+    """Ranges of the framework and calls, those of each by their rows."""
+
+    ranges: Ints
+    calls: Ints
+
+
+class _Rows:
+    """The ranges of the framework, then the calls of the runtime, some at a time."""
+
+    def __init__(
+        self, framework: Framework | None, calls: HostCalls, time: tuple[int, int] | None
+    ) -> None:
+        self._calls, self._framework, self._time = calls, framework, time
+        self._frames = None if framework is None else framework.is_python_frame
+        self.count = self.outside = 0
+        for _, inside, usable in self._windows():
+            self.count += int(inside.sum())
+            self.outside += int((usable & ~inside).sum())
+
+    def span(self) -> tuple[int, int]:
+        """Return the start of the first and the end of the last."""
+        spans = [
+            (int(start[inside].min()), int(end[inside].max()))
+            for (start, end, _), inside, _ in self._windows()
+            if inside.any()
+        ]
+        return min(begin for begin, _ in spans), max(end for _, end in spans)
+
+    def part(self, begin: int, count: int) -> tuple[int, int]:
+        """Return the time from `begin` in which at most so many start."""
+        first = np.zeros(0, np.int64)
+        for (start, _, _), inside, _ in self._windows():
+            first = np.concatenate((first, start[inside & (start >= begin)]))
+            if len(first) > count + 1:
+                first = np.partition(first, count)[: count + 1]
+        return begin, int(first.max()) if len(first) > count else int(first.max(initial=begin)) + 1
+
+    def longer_than(self, whole: tuple[int, int], count: int) -> int:
+        """Return the time that at most so many take longer than, besides those of a part."""
+        longest = np.zeros(0, np.int64)
+        for (start, end, _), inside, _ in self._windows():
+            chosen = inside & ~((start >= whole[0]) & (start < whole[1]))
+            longest = np.concatenate((longest, (end - start)[chosen]))
+            if len(longest) > count + 1:
+                longest = np.partition(longest, len(longest) - count - 1)[-count - 1 :]
+        return int(longest.min()) if len(longest) > count else 0
+
+    def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _Kept:
+        """Return those that start in a part, or took longer; all, if there is no part."""
+        found: tuple[list[Ints], list[Ints]] = ([], [])
+        for (start, end, first), inside, _ in self._windows():
+            if whole is not None:
+                in_part = (start >= whole[0]) & (start < whole[1])
+                inside = inside & (in_part | (end - start > longer_than))
+            of_calls, low = first
+            found[of_calls].append(np.flatnonzero(inside) + low)
+        none = np.zeros(0, np.int64)
+        return _Kept(*(np.concatenate([none, *parts]) for parts in found))
+
+    def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[bool, int]], Flags, Flags]]:
+        """Yield (start, end, where from), what is inside the time, and what can have happened."""
+        if self._framework is not None:
+            for low in range(0, len(self._framework), _WINDOW):
+                own = slice(low, low + _WINDOW)
+                start, end = self._framework.start_ns[own], self._framework.end_ns[own]
+                assert self._frames is not None
+                usable = ~self._frames[own]
+                yield (start, end, (False, low)), usable & self._within(start, end), usable
+        for low in range(0, len(self._calls), _WINDOW):
+            own = slice(low, low + _WINDOW)
+            start, end = self._calls.start_ns[own], self._calls.end_ns[own]
+            with np.errstate(over="ignore"):
+                usable = possible(start, end - start) & (start > 0)
+            yield (start, end, (True, low)), usable & self._within(start, end), usable
+
+    def _within(self, start: Ints, end: Ints) -> Flags:
+        if self._time is None:
+            return np.ones(len(start), bool)
+        first, last = self._time
+        # What sticks out far would stretch the time, and what is far away says little of it.
+        far = max(last - first, _LEAST_NS)
+        near = far // _NEAR
+        result: Flags = (start >= first - far) & (end <= last + far)
+        result &= (end >= first - near) & (start <= last + near)
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Threads:
+    shown: list[HostThread]
+    left_out: int
+
+
+def _threads(
+    kept: _Kept,
+    framework: Framework | None,
+    calls: HostCalls,
+    strings: Strings,
+    work: Timeline | None,
+) -> tuple[_Threads, Labels]:
+    """Return the ranges by thread and depth, with their names."""
+    labels = Labels()
+    label = [np.zeros(0, np.int64)]
+    kind = [np.zeros(0, np.int8)]
+    columns = [calls.thread[kept.calls], calls.start_ns[kept.calls], calls.end_ns[kept.calls]]
+    if framework is not None:
+        label.append(_named(labels, *framework.names(kept.ranges)))
+        kind.append(np.where(framework.is_annotation[kept.ranges], ANNOTATION, OPERATION))
+        own = (framework.thread, framework.start_ns, framework.end_ns)
+        columns = [
+            np.concatenate((one[kept.ranges], other))
+            for one, other in zip(own, columns, strict=True)
+        ]
+    ids, number = calls.names
+    texts: list[str] = [text or "(unnamed)" for text in strings.texts(ids)]
+    label.append(_named(labels, texts, number[kept.calls]))
+    kind.append(np.full(len(kept.calls), CALL, np.int8))
+    none = np.full(len(columns[0]) - len(kept.calls), NOWHERE, np.int64)
+    call = np.concatenate((none, kept.calls))
+    thread, start, end = columns
+    order = nesting.call_order(thread, start, end, rank=(call != NOWHERE).astype(np.int64))
+    thread, start, end, call = thread[order], start[order], end[order], call[order]
+    names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
+    depth = _depths(nesting.parents(thread, start, end))
+    # So deep that there is no row for it: only what may have launched something is still shown.
+    drawn = (depth <= _DEEPEST) | (call != NOWHERE)
+    depth = np.minimum(depth, _DEEPEST)
+    launched = np.zeros(0, np.int64)
+    if work is not None:
+        launched = _launching(calls, np.concatenate([lane.connection for lane in work.lanes]))
+    launches = np.isin(call, launched) & (call != NOWHERE)
+    weighed = []
+    for number_of_thread, rows in by_key(thread):
+        of_thread = rows[drawn[rows]]
+        weighed.append(
+            (-int(launches[of_thread].sum()), -len(of_thread), number_of_thread, of_thread)
+        )
+    weighed.sort(key=lambda one: one[:3])
+    processes = {int(one[2]) >> 32 for one in weighed}
+    shown: list[HostThread] = []
+    room = _MOST_ROWS
+    for *_, number_of_thread, of_thread in weighed:
+        parts = [of_thread[at] for _, at in by_key(depth[of_thread])]
+        if shown and len(parts) > room:
+            continue
+        room -= len(parts)
+        shown.append(
+            HostThread(
+                _name(int(number_of_thread), several=len(processes) > 1),
+                tuple(
+                    HostRow(start[at], end[at] - start[at], names[at], kinds[at], call[at])
+                    for at in parts
+                ),
+            )
+        )
+    return _Threads(shown, len(weighed) - len(shown)), labels
+
+
+def _named(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:
+    """Return the numbers among labels of texts by number; those that nobody has get none."""
+    used = np.unique(number)
+    result = np.zeros(len(texts), np.int64)
+    result[used] = labels.numbers([texts[one] for one in used.tolist()])
+    found: Ints = result[number]
+    return found
+
+
+def _depths(parent: Ints) -> Ints:
+    """Return how many ranges are around each."""
+    depth = np.zeros(len(parent), np.int64)
+    above = parent
+    while (inside := above != nesting.NONE).any():
+        depth += inside
+        above = np.where(inside, parent[above], nesting.NONE)
+    return depth
+
+
+def _name(thread: int, *, several: bool) -> str:
+    """Return what a thread is called, with its process where there are several."""
+    if thread <= 0:
+        return "host"
+    process, own = thread >> 32, thread & 0xFFFFFFFF
+    return f"process {process} thread {own}" if several and process else f"thread {own}"
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleLane:
+    """The idle time of one device, in order of time and without overlaps."""
+
+    device: str
+    start_ns: Ints
+    """Unix time."""
+    duration_ns: Ints
+    reason: NDArray[np.int8]
+    """Number in `idle.REASONS`."""
+    longer_than_ns: int
+    """What was shorter or as long is left out; 0: all is there."""
+    left_out: int
+    left_out_ns: int
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+def build_idle_lanes(
+    idle_time: IdleTime, devices: Sequence[str], limit: int
+) -> tuple[IdleLane, ...]:
+    """Return a lane for each device; none where no reason can be told.
+
+    Args:
+        idle_time: why devices were idle.
+        devices: their names.
+        limit: at most so many gaps, the same of each device.
+    """
+    if not idle_time.is_told:
+        return ()
+    each = max(1, limit // max(1, len(devices)))
+    lanes = [_lane(idle_time, device, each) for device in devices]
+    return tuple(lane for lane in lanes if len(lane) or lane.left_out)
+
+
+def _lane(idle_time: IdleTime, device: str, limit: int) -> IdleLane:
+    longest, count, total = np.zeros(0, np.int64), 0, 0
+    for part in idle_time.parts(device):
+        length = part.end_ns - part.start_ns
+        count, total = count + len(length), total + int(length.sum())
+        longest = np.concatenate((longest, length))
+        if len(longest) > limit + 1:
+            longest = np.partition(longest, len(longest) - limit - 1)[-limit - 1 :]
+    longer_than = int(longest.min()) if count > limit else 0
+    starts, lengths = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+    reasons = [np.zeros(0, np.int8)]
+    for part in idle_time.parts(device):
+        length = part.end_ns - part.start_ns
+        long = length > longer_than
+        starts.append(part.start_ns[long])
+        lengths.append(length[long])
+        reasons.append(part.reason[long])
+    start, duration = np.concatenate(starts), np.concatenate(lengths)
+    return IdleLane(
+        device=device,
+        start_ns=start,
+        duration_ns=duration,
+        reason=np.concatenate(reasons),
+        longer_than_ns=longer_than,
+        left_out=count - len(start),
+        left_out_ns=total - int(duration.sum()),
+    )

@@ -1,0 +1,317 @@
+"""Why a device was idle: what the work that ended each gap had been waiting for.
+
+A gap ends where the next work begins. Until that work was launched, the device waited for the host:
+for input, for the end of a synchronising call that had let the device run dry, or for a program
+that launches too slowly. From the launch on it waited for another stream or an event, for the other
+ranks of a collective, or it took its time to begin. `docs/figures.md` has the definitions.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.recording.calls import COMMUNICATION
+from unified_prof.recording.communication import Stretch
+
+Ints = NDArray[np.int64]
+
+REASONS: Final = (
+    "host",
+    "input",
+    "synchronising",
+    "stream",
+    "communication",
+    "launched",
+    "unknown",
+)
+HOST, INPUT, SYNCHRONISING, STREAM, COLLECTIVE, LAUNCHED, NOT_KNOWN = range(len(REASONS))
+
+IN_WORDS: Final[Mapping[str, str]] = {
+    "host": "waiting for the host",
+    "input": "waiting for input",
+    "synchronising": "after a synchronising call",
+    "stream": "waiting for another stream or an event",
+    "communication": "waiting for a collective to begin",
+    "launched": "launched, not yet begun",
+    "unknown": "launch not known",
+}
+
+_SYNCHRONISING = re.compile(
+    # CUDA, HIP and ACL alike; copies that return when they are done; older names of CANN's runtime.
+    r"synchroni[sz]e|^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|WithStream|HtoD|DtoH)?$"
+    r"|^cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v2)?$|^(?:aclrt|rt)Memcpy$|^StreamSyncTaskFinish$",
+    re.IGNORECASE,
+)
+_INPUT = re.compile(
+    # torch's own ranges and frames; Lightning's; what programs call it when they mark it.
+    r"DataLoader.*(?:__next__|_next_data)|dataloader_next"
+    r"|^\W*(?:data[_ ]?load(?:ing|er)?|(?:load|get|fetch|next|wait_?for)(?:ing)?[ _](?:next[ _])?"
+    r"(?:data|batch|input)(?:es|s)?|data_?(?:wait|fetch(?:ing)?|time)|input_?wait)[\W\d]*$",
+    re.IGNORECASE,
+)
+
+_NEVER: Final = np.iinfo(np.int64).max
+
+
+def is_synchronising(name: str | None) -> bool:
+    """Tell whether a call of the runtime returns only when the device has done something."""
+    return name is not None and _SYNCHRONISING.search(name) is not None
+
+
+def is_input(name: str | None) -> bool:
+    """Tell whether a range of the framework fetches a batch."""
+    return name is not None and _INPUT.search(name) is not None
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Pieces:
+    """Work of one device in order of its starts, each piece with its launch."""
+
+    start_ns: Ints
+    launched_ns: Ints
+    """Start of the call that launched it; -1 where that is not known."""
+    kind: NDArray[np.integer]
+    waits: IntervalSet
+    """When some piece's stream waited for another one, before that piece ran."""
+    awaits: NDArray[np.bool_]
+    """Which pieces were launched behind a wait for another stream's event."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class HostSide:
+    """What the host did that a device may have waited for."""
+
+    input: IntervalSet
+    sync: IntervalSet
+    """Synchronising calls, of threads that launch work or run operations, united."""
+    sync_label: NDArray[np.integer]
+    """What each of those is called: number in the labels of whoever asks."""
+
+
+@dataclass(frozen=True, slots=True)
+class WhyIdle:
+    """Idle time of one device by reason; the parts add up to the whole."""
+
+    device: str
+    step: str | None
+    """None: all steps together, or the window where there are none."""
+    idle_ns: int
+    host_ns: int
+    input_ns: int
+    synchronising_ns: int
+    stream_ns: int
+    communication_ns: int
+    launched_ns: int
+    unknown_ns: int
+
+    def of(self, reason: str) -> int:
+        """Return the time of one of REASONS."""
+        value: int = getattr(self, f"{reason}_ns")
+        return value
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Segments:
+    """Stretches of idle time in order, none overlapping another, each with its reason."""
+
+    start_ns: Ints
+    end_ns: Ints
+    reason: NDArray[np.int8]
+    next_piece: NDArray[np.int32]
+    """The piece that ended the gap, -1 where none came."""
+    sync: NDArray[np.int32]
+    """The synchronising call, number in `HostSide.sync`; -1 where it is not the reason."""
+
+
+def unexplained(idle: IntervalSet) -> Segments:
+    """Return the gaps of a device of whose host nothing was recorded."""
+    nothing = np.full(len(idle), -1, np.int32)
+    reason = np.full(len(idle), NOT_KNOWN, np.int8)
+    return Segments(idle.start_ns, idle.end_ns, reason, nothing, nothing)
+
+
+def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
+    """Divide gaps of one device by reason; what that takes is ten times what it gives.
+
+    Args:
+        idle: when no work ran; each gap ends where work begins, or at the end of what is asked.
+        pieces: the work of the device, or the part of it that ends these gaps.
+        host: what the host did.
+    """
+    begin, end = idle.start_ns, idle.end_ns
+    following = np.searchsorted(pieces.start_ns, end, side="left")
+    has_next = following < len(pieces.start_ns)
+    piece = np.where(has_next, following, -1)
+    launched = np.append(pieces.launched_ns, _NEVER)[piece]
+    unknown = has_next & (launched < 0)
+    # Nobody launched anything any more: until its end the gap is the host's.
+    ready = np.where(unknown, end, np.clip(launched, begin, end))
+    own = IntervalSet(begin, np.where(unknown, begin, ready))
+    parts = [
+        _part(begin[unknown], end[unknown], NOT_KNOWN, piece[unknown]),
+        *_of_host(own, piece, host),
+        *_of_device(np.where(unknown, end, ready), end, piece, pieces),
+    ]
+    joined = [np.concatenate([part[index] for part in parts]) for index in range(5)]
+    start, stop, reason, after, sync = joined
+    kept = stop > start
+    order = np.flatnonzero(kept)[np.argsort(start[kept], kind="stable")]
+    return Segments(
+        start[order],
+        stop[order],
+        reason[order].astype(np.int8),
+        after[order].astype(np.int32),
+        sync[order].astype(np.int32),
+    )
+
+
+_Part = tuple[Ints, Ints, Ints, Ints, Ints]
+
+
+def _part(start: Ints, end: Ints, reason: int, piece: Ints, sync: Ints | None = None) -> _Part:
+    nothing = np.full(len(start), -1) if sync is None else sync
+    return start, end, np.full(len(start), reason), piece, nothing
+
+
+def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
+    """Divide the stretches before launches, one a gap (some of them empty)."""
+    parts = []
+    # Where such a call was open when the device ran dry, all that the host did then is due to it.
+    call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
+    dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
+    start, end, gap, _ = meet(own, host.input)
+    parts.append(_part(start, end, INPUT, piece[gap]))
+    rest_start, rest_end, gap = _without(own, start, end, gap)
+    due = dry[gap]
+    parts.append(
+        _part(rest_start[due], rest_end[due], SYNCHRONISING, piece[gap[due]], call[gap[due]])
+    )
+    left = IntervalSet(rest_start[~due], rest_end[~due])
+    left_piece = piece[gap[~due]]
+    start, end, which, sync = meet(left, host.sync)
+    parts.append(_part(start, end, SYNCHRONISING, left_piece[which], sync))
+    start, end, which = _without(left, start, end, which)
+    parts.append(_part(start, end, HOST, left_piece[which]))
+    return parts
+
+
+def _of_device(ready: Ints, end: Ints, piece: Ints, pieces: Pieces) -> list[_Part]:
+    """Divide the stretches from launches on, one a gap (some of them empty)."""
+    kind = np.append(pieces.kind, -1)[piece]
+    awaits = np.append(pieces.awaits, False)[piece]
+    collective = kind == COMMUNICATION
+    behind = awaits & ~collective
+    parts = [
+        _part(ready[collective], end[collective], COLLECTIVE, piece[collective]),
+        _part(ready[behind], end[behind], STREAM, piece[behind]),
+    ]
+    others = ~collective & ~behind
+    left, left_piece = IntervalSet(ready[others], end[others]), piece[others]
+    start, stop, which, _ = meet(left, pieces.waits)
+    parts.append(_part(start, stop, STREAM, left_piece[which]))
+    start, stop, which = _without(left, start, stop, which)
+    parts.append(_part(start, stop, LAUNCHED, left_piece[which]))
+    return parts
+
+
+def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
+    """Return where two sets meet, and which interval of either that is.
+
+    Those of `one` are in order and disjoint, but may be empty or touch.
+    """
+    low = np.searchsorted(other.end_ns, one.start_ns, side="right")
+    high = np.searchsorted(other.start_ns, one.end_ns, side="left")
+    count = np.maximum(high - low, 0)
+    left = np.repeat(np.arange(len(one)), count)
+    right = np.arange(int(count.sum())) + np.repeat(low - (np.cumsum(count) - count), count)
+    start = np.maximum(one.start_ns[left], other.start_ns[right])
+    end = np.minimum(one.end_ns[left], other.end_ns[right])
+    filled = end > start
+    return start[filled], end[filled], left[filled], right[filled]
+
+
+def _without(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:
+    """Return what is left of each interval without stretches that lie in it, in order."""
+    index = np.arange(len(one))
+    begins = np.concatenate((one.start_ns, end))
+    owner = np.concatenate((index, which))
+    order = np.lexsort((begins, owner))
+    ends = np.concatenate((start, one.end_ns))
+    end_owner = np.concatenate((which, index))
+    end_order = np.lexsort((ends, end_owner))
+    left_start, left_end, of = begins[order], ends[end_order], owner[order]
+    filled = left_end > left_start
+    return left_start[filled], left_end[filled], of[filled]
+
+
+def totals(
+    device: str,
+    parts: Iterable[Segments],
+    steps: Sequence[tuple[str, int, int]] | None,
+) -> list[WhyIdle]:
+    """Return the idle time by reason: in all, then in each step.
+
+    Args:
+        device: whose.
+        parts: its idle time.
+        steps: name, begin and end of each step on the device, in order; None: there are none.
+    """
+    sums = np.zeros(len(REASONS), np.int64)
+    by_step = np.zeros((len(steps or ()), len(REASONS)), np.int64)
+    windows = IntervalSet(
+        np.array([begin for _, begin, _ in steps or ()], np.int64),
+        np.array([end for _, _, end in steps or ()], np.int64),
+    )
+    for segments in parts:
+        np.add.at(sums, segments.reason, segments.end_ns - segments.start_ns)
+        if steps:
+            idle = IntervalSet(segments.start_ns, segments.end_ns)
+            start, end, which, step = meet(idle, windows)
+            np.add.at(by_step, (step, segments.reason[which]), end - start)
+    rows = [WhyIdle(device, None, int(sums.sum()), *sums.tolist())]
+    for (name, _, _), own in zip(steps or (), by_step.tolist(), strict=True):
+        rows.append(WhyIdle(device, name, sum(own), *own))
+    return rows
+
+
+def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[IntervalSet]:
+    """Yield the time in which no work ran, some gaps at a time, each of them whole.
+
+    Args:
+        stretches: the work of a device.
+        of: the time that is asked about.
+    """
+    open_ns: int | None = None  # when a gap began that goes on at the end of a stretch
+    for one in stretches:
+        idle = intervals.intersect(
+            IntervalSet(
+                np.concatenate(([one.begin_ns], one.busy.end_ns)),
+                np.concatenate((one.busy.start_ns, [one.until_ns])),
+            ),
+            intervals.part(of, one.begin_ns, one.until_ns),
+        )
+        start, end = idle.start_ns, idle.end_ns
+        filled = end > start
+        if not filled.all():
+            start, end = start[filled], end[filled]
+        if open_ns is not None:
+            if len(start) and start[0] == one.begin_ns:
+                start[0] = open_ns
+            else:
+                start = np.concatenate(([open_ns], start))
+                end = np.concatenate(([one.begin_ns], end))
+            open_ns = None
+        if len(end) and end[-1] == one.until_ns:
+            open_ns = int(start[-1])
+            start, end = start[:-1], end[:-1]
+        if len(start):
+            yield IntervalSet(start, end)
+    assert open_ns is None, "no time is asked about that never ends"

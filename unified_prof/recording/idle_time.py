@@ -1,0 +1,386 @@
+"""The idle time of a report's devices by reason, put together from all that was recorded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, fields
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.recording.calls import Labels
+from unified_prof.recording.device import DeviceWork, StepWindows
+from unified_prof.recording.device_tasks import Work
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.idle import (
+    HOST,
+    IN_WORDS,
+    REASONS,
+    HostSide,
+    Segments,
+    WhyIdle,
+    explain,
+    idle_gaps,
+    is_input,
+    is_synchronising,
+    totals,
+    unexplained,
+)
+from unified_prof.recording.model import Row
+from unified_prof.recording.source import Source, Strings, possible
+from unified_prof.recording.steps import Steps
+from unified_prof.recording.task_order import Following, awaiting
+from unified_prof.recording.task_rows import WAIT
+from unified_prof.recording.tasks import Tasks
+
+Ints = NDArray[np.int64]
+
+WINDOW = BLOCK
+"""Gaps and pieces of work that are looked at together."""
+
+LONG = 0.01
+"""A gap that is longer than this share of the time that is asked about is kept."""
+
+_STREAM_WAIT = "stream wait"
+_NOWHERE = -1
+
+
+@dataclass(frozen=True, slots=True)
+class _Asked:
+    """One device."""
+
+    number: int | None
+    device: DeviceWork
+    windows: StepWindows | None
+
+    @property
+    def of(self) -> intervals.IntervalSet:
+        """The time in which it may have been idle."""
+        return self.device.window if self.windows is None else self.windows.all
+
+
+class IdleTime:
+    """Why each device was idle: in its steps where they are known, else in its window."""
+
+    def __init__(
+        self,
+        source: Source,
+        strings: Strings,
+        tasks: Tasks,
+        work: Work,
+        framework: Framework | None,
+        calls: HostCalls,
+    ) -> None:
+        self._calls = calls
+        self._source, self._strings, self._tasks = source, strings, tasks
+        self._work, self._framework = work, framework
+        self._labels = Labels()
+        """Synchronising calls, each with the line that called it after a newline."""
+        self._devices: dict[str, _Asked] = {}
+        self._parts: dict[str, _Reasons] = {}
+        self._long: dict[str, list[IntervalSet]] = {}
+
+    def add(
+        self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
+    ) -> None:
+        """Take a device; `number` None stands for the only one."""
+        self._devices[name] = _Asked(number, device, windows)
+
+    def of(self, name: str) -> Segments:
+        """Return the idle time of a device; pieces are those of all work."""
+        parts = list(self.parts(name))
+        return Segments(
+            *(
+                np.concatenate([getattr(part, one.name) for part in parts])
+                for one in fields(Segments)
+            )
+        )
+
+    @property
+    def host(self) -> HostSide:
+        """What the host did that devices may have waited for."""
+        return self._host
+
+    def called(self, sync: int) -> tuple[str, str | None]:
+        """Return what a synchronising call of `host` was, and the line that called it."""
+        called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
+        return called, line or None
+
+    def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[WhyIdle]:
+        """Return the idle time by reason: of each device in all, then of each of its steps."""
+        found: list[WhyIdle] = []
+        for name in self._devices:
+            own = windows.get(name)
+            of_device = None
+            if own is not None:
+                times = zip(steps, own.start_ns.tolist(), own.end_ns.tolist(), strict=True)
+                of_device = [(step, begin, end) for (step, _, _), begin, end in times]
+            found += totals(name, self.parts(name), of_device)
+        return found
+
+    def rows(self) -> list[Row]:
+        """Return one row for each reason, and one for each synchronising call and its line."""
+        found: dict[tuple[int, int], list[int]] = {}
+        labels = self._host.sync_label if self.is_told else np.zeros(0, np.int64)
+        many = len(labels) + 1
+        for segments in (part for one in self._devices for part in self.parts(one)):
+            length = segments.end_ns - segments.start_ns
+            label = np.append(labels, _NOWHERE)[segments.sync].astype(np.int64)
+            keys, number = np.unique(
+                segments.reason.astype(np.int64) * many + label + 1, return_inverse=True
+            )
+            longest = np.zeros(len(keys), np.int64)
+            np.maximum.at(longest, number, length)
+            count = np.bincount(number, minlength=len(keys)).tolist()
+            total = np.bincount(number, weights=length, minlength=len(keys)).tolist()
+            for key, *own in zip(keys.tolist(), count, total, longest.tolist(), strict=True):
+                sums = found.setdefault((key // many, key % many - 1), [0, 0, 0])
+                sums[0] += own[0]
+                sums[1] += int(own[1])
+                sums[2] = max(sums[2], own[2])
+        rows = []
+        for (reason, said), (gaps, time, most) in found.items():
+            called, _, line = (
+                self._labels.texts[said].partition("\n") if said >= 0 else ("", "", "")
+            )
+            name = IN_WORDS[REASONS[reason]]
+            detail = self._most() if reason == HOST else line or None
+            rows.append(
+                Row(
+                    name=f"{name}: {called}" if called else name,
+                    kind="idle",
+                    count=gaps,
+                    total_ns=time,
+                    detail=detail,
+                    extra={"longest_ns": most},
+                )
+            )
+        return sorted(rows, key=lambda row: (-(row.total_ns or 0), row.name))
+
+    @property
+    def is_told(self) -> bool:
+        """Whether anything of the host was recorded: else no reason can be told."""
+        return len(self._calls.start_ns) > 0 or self._framework is not None
+
+    def parts(self, name: str) -> Iterator[Segments]:
+        """Yield what `of` gives, some gaps at a time."""
+        if not self.is_told:
+            long: list[IntervalSet] = [intervals.EMPTY]
+            least_ns = LONG * self._devices[name].of.total_ns
+            for idle in self._gaps(name):
+                chosen = idle.end_ns - idle.start_ns > least_ns
+                long.append(IntervalSet(idle.start_ns[chosen], idle.end_ns[chosen]))
+                yield unexplained(idle)
+            yield unexplained(intervals.EMPTY)
+            self._long[name] = long
+            return
+        if name not in self._parts:
+            reasons, following = _Reasons(), self._following(self._devices[name].number)
+            for idle in self._gaps(name):
+                for low in range(0, len(idle), WINDOW):
+                    gaps = IntervalSet(
+                        idle.start_ns[low : low + WINDOW], idle.end_ns[low : low + WINDOW]
+                    )
+                    pieces, which = following.ending(gaps)
+                    reasons.add(explain(gaps, pieces, self._host), which)
+            self._parts[name] = reasons.done()
+        yield from self._parts[name].windows()
+
+    def long_parts(self, name: str, share: float) -> Iterator[Segments]:
+        """Yield parts that hold all stretches longer than a share of the time; others too.
+
+        They cost nothing once all parts were asked for, if the share is not below LONG.
+        """
+        if self.is_told or share < LONG or name not in self._long:
+            yield from self.parts(name)
+            return
+        for idle in self._long[name]:
+            yield unexplained(idle)
+
+    def _gaps(self, name: str) -> Iterator[intervals.IntervalSet]:
+        asked = self._devices[name]
+        return idle_gaps(asked.device.stretches(), asked.of)
+
+    def _most(self) -> str | None:
+        """Name the operation that devices waited longest for the host to launch."""
+        operator, time = self._work.operator, np.zeros(0)
+        for _, pieces, host in self._waited_for_host():
+            if len(pieces):
+                more = np.bincount(operator[pieces], host, minlength=len(time))
+                more[: len(time)] = more[: len(time)] + time
+                time = more.astype(np.float64)
+        if not time.any():
+            return None
+        most = int(time.argmax())
+        found: dict[str, list[tuple[Ints, Ints]]] = {}
+        for device, pieces, host in self._waited_for_host():
+            mine = operator[pieces] == most
+            found.setdefault(device, []).append((pieces[mine], host[mine]))
+        parts = [_by_piece(one) for one in found.values()]
+        pieces, host = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+        name, line = self._work.place(int(pieces[int(host.argmax())]))
+        return f"most before {name}" + (f", {line}" if line else "")
+
+    def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
+        """Yield devices, pieces of work before which each waited for the host, and how long."""
+        for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
+            mine = (part.reason == HOST) & (part.next_piece >= 0)
+            yield device, part.next_piece[mine], (part.end_ns - part.start_ns)[mine]
+
+    def _following(self, device: int | None) -> Following:
+        """Return the work of a device, to explain its gaps with."""
+        stream, at_ns = self._stream_waits(device)
+        awaits = np.zeros(0, np.int32)
+        if len(stream):
+            awaits = awaiting(self._work.in_time(device), self._launched, stream, at_ns)
+        return Following(self._work.in_time(device), self._launched, self._waits(device), awaits)
+
+    def _waits(self, device: int | None) -> intervals.IntervalSet:
+        """Return when streams of a device waited for others."""
+        begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
+        for rows in self._tasks.windows():
+            waiting = (rows.kind == WAIT) & self._tasks.program_types.take(rows.type)
+            if device is not None:
+                waiting &= rows.device == device
+            begins.append(rows.start_ns[waiting])
+            ends.append(rows.end_ns[waiting])
+        return intervals.merge(np.concatenate(begins), np.concatenate(ends))
+
+    def _launched(self, connection: Ints) -> Ints:
+        """Return when work was launched, -1 where that is not known."""
+        row = self._calls.launching(connection)
+        start = np.full(len(row), _NOWHERE, np.int64)
+        start[row >= 0] = self._calls.start_ns[row[row >= 0]]
+        return np.where(possible(start, np.zeros(1, np.int64)), start, _NOWHERE)
+
+    @cached_property
+    def _host(self) -> HostSide:
+        fetching = np.zeros(0, np.int64)
+        if self._framework is not None:
+            fetching = self._framework.matching(is_input)
+        inputs = intervals.EMPTY
+        if self._framework is not None:
+            inputs = intervals.merge(
+                self._framework.start_ns[fetching], self._framework.end_ns[fetching]
+            )
+        return HostSide(inputs, *self._synchronising())
+
+    def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
+        """Return the synchronising calls of threads that matter, united, and their labels."""
+        calls = self._calls
+        ids, number = calls.names
+        wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
+        chosen = np.flatnonzero(
+            np.array([*wanted, False])[number.whole()] if ids else np.zeros(0, bool)
+        )
+        with np.errstate(over="ignore"):
+            lasted = calls.end_ns[chosen] - calls.start_ns[chosen]
+        chosen = chosen[possible(calls.start_ns[chosen], lasted)]
+        threads = np.zeros(0, np.int64)
+        for one in self._work.windows():
+            row = self._calls.launching(one.connection)
+            threads = np.union1d(threads, calls.thread[row[row >= 0]])
+        if self._framework is not None:
+            threads = np.union1d(threads, self._framework.threads)
+        chosen = chosen[np.isin(calls.thread[chosen], threads)]
+        start, end = calls.start_ns[chosen], calls.end_ns[chosen]
+        # Of calls within one another the outermost is what the program called.
+        order = np.lexsort((-end, start))
+        chosen, start, end = chosen[order], start[order], end[order]
+        united = intervals.merge(start, end)
+        first = np.searchsorted(start, united.start_ns, side="left")
+        return united, self._sync_labels(chosen[first])
+
+    def _sync_labels(self, calls: Ints) -> NDArray[np.int32]:
+        names = [
+            text or "(unnamed call)"
+            for text in self._strings.texts(self._calls.name[calls].tolist())
+        ]
+        if self._framework is None:
+            return self._labels.numbers(names)
+        place = self._framework.places_at(self._calls.thread[calls], self._calls.start_ns[calls])
+        texts, number = self._framework.names(place)
+        stacks, stack = self._framework.stacks(place)
+        operation = self._framework.is_operation(place).tolist()
+        labels = []
+        for name, of_name, of_stack, is_operation in zip(
+            names, number.tolist(), stack.tolist(), operation, strict=True
+        ):
+            called = f"{texts[of_name]} ({name})" if is_operation else name
+            frames = stacks[of_stack]
+            line = "" if frames is None else frames.rpartition("\n")[2]
+            labels.append(f"{called}\n{line}")
+        return self._labels.numbers(labels)
+
+    def _stream_waits(self, device: int | None) -> tuple[Ints, Ints]:
+        """Return the streams that were made to wait, and when."""
+        nothing = np.zeros(0, np.int64)
+        if "UPROF_GPU_SYNCS" not in self._source.tables:
+            return nothing, nothing
+        columns = {"start": "startNs", "device": "deviceId", "stream": "streamId", "kind": "kind"}
+        found = self._source.integers("UPROF_GPU_SYNCS", columns)
+        stream_waits = [
+            kind
+            for kind in np.unique(found["kind"]).tolist()
+            if (self._strings.get(kind) or "").lower().startswith(_STREAM_WAIT)
+        ]
+        chosen = np.isin(found["kind"], stream_waits)
+        if device is not None:
+            chosen &= found["device"] == device
+        return found["stream"][chosen], found["start"][chosen]
+
+
+def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
+    """Return times by piece of work: a piece ends two gaps where one of them ends with a step."""
+    pieces, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
+    distinct, number = np.unique(pieces, return_inverse=True)
+    return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
+
+
+class _Reasons:
+    """Stretches of idle time with their reasons, held packed."""
+
+    def __init__(self) -> None:
+        self._making = {
+            "start": Packing(),
+            "length": Packing(),
+            "reason": Packing(np.int8),
+            "piece": Packing(np.int32, hole=_NOWHERE),
+            "sync": Packing(np.int32, hole=_NOWHERE),
+        }
+        self._columns: dict[str, Packed] = {}
+
+    def add(self, segments: Segments, which: NDArray[np.int32]) -> None:
+        """Take the next ones; `which` of all work is each of the pieces that they name."""
+        piece = np.append(which, np.int32(_NOWHERE))[segments.next_piece]
+        columns: tuple[NDArray[np.integer], ...] = (
+            segments.start_ns,
+            segments.end_ns - segments.start_ns,
+            segments.reason,
+            piece,
+            segments.sync,
+        )
+        for packing, values in zip(self._making.values(), columns, strict=True):
+            packing.add(values)
+
+    def done(self) -> _Reasons:
+        """Say that there are no more."""
+        self._columns = {name: packing.done() for name, packing in self._making.items()}
+        return self
+
+    def windows(self) -> Iterator[Segments]:
+        """Yield all, some at a time; at least once."""
+        for low in range(0, max(len(self._columns["start"]), 1), WINDOW):
+            columns = {name: column[low : low + WINDOW] for name, column in self._columns.items()}
+            yield Segments(
+                columns["start"],
+                columns["start"] + columns["length"],
+                columns["reason"].astype(np.int8),
+                columns["piece"].astype(np.int32),
+                columns["sync"].astype(np.int32),
+            )

@@ -1,0 +1,250 @@
+"""What was recorded of the inputs of framework operations, as numbers of texts.
+
+What was recorded of the tensors of device operators (COMPUTE_TASK_INFO), as numbers of texts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import find
+from unified_prof.recording import collectives
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.source import Source, Strings
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+_PLACE = ("start", "thread", "name")
+_AT_A_TIME = 1 << 17
+"""Rows that are looked at together."""
+_MANY = 8
+
+
+def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
+    """Return the string ids of `shapes`, `types`, `strides` and `values` of host ranges.
+
+    MISSING is what was not recorded. torch_npu records no strides and no values.
+    """
+    wanted = (
+        framework.start_ns[ranges],
+        framework.thread[ranges],
+        framework.name_ids(ranges),
+    )
+    result = _matched(
+        source,
+        "PYTORCH_API",
+        {"start": "CAST(startNs AS INTEGER)", "thread": "globalTid", "name": "name"},
+        {"shapes": "inputShapes", "types": "inputDtypes"},
+        wanted,
+    )
+    result |= _matched(
+        source,
+        "UPROF_OPERATION_INPUTS",
+        {"start": "startNs", "thread": "globalTid", "name": "name"},
+        {"strides": "inputStrides", "values": "concreteInputs"},
+        wanted,
+    )
+    return result
+
+
+def _matched(
+    source: Source,
+    table: str,
+    place: dict[str, str],
+    columns: dict[str, str],
+    wanted: tuple[Ints, Ints, Ints],
+) -> dict[str, Ints]:
+    """Return columns of a table for places: start, thread and name of a call."""
+    result = {name: np.full(len(wanted[0]), MISSING, np.int64) for name in columns}
+    if table not in source.tables or not len(wanted[0]):
+        return result
+    # The table's rows come in order of time, or nearly so: each is looked for where it can be.
+    order = np.argsort(wanted[0], kind="stable")
+    in_time = wanted[0][order]
+    open_ones = np.ones(len(order), bool)
+    limit = [_AT_A_TIME]
+    for found in _batches(source.pieces(table, {**place, **columns}), limit):
+        moments = found["start"][found["start"] != MISSING]
+        if not len(moments):
+            continue
+        first = np.searchsorted(in_time, moments.min(), side="left")
+        behind = np.searchsorted(in_time, moments.max(), side="right")
+        some = order[first:behind]
+        some = some[open_ones[some]]
+        if len(some) > _MANY * len(moments):
+            # Rows that are in no order are better looked at together.
+            limit[0] *= 2
+        row = _rows(found, tuple(one[some] for one in wanted))
+        there = row >= 0
+        at, row = some[there], row[there]
+        open_ones[at] = False
+        for name in columns:
+            result[name][at] = found[name][row]
+    return result
+
+
+def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[dict[str, Ints]]:
+    """Yield pieces joined to as many rows as the limit says, which may be raised meanwhile."""
+    waiting: list[dict[str, Ints]] = []
+    rows = 0
+    for piece in pieces:
+        waiting.append(piece)
+        rows += len(piece["start"])
+        if rows >= limit[0]:
+            yield {name: np.concatenate([one[name] for one in waiting]) for name in piece}
+            waiting, rows = [], 0
+    if waiting:
+        yield {name: np.concatenate([one[name] for one in waiting]) for name in waiting[0]}
+
+
+def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
+    """Return the first row with each place, -1 where there is none."""
+    # Few begin at the same moment: the number of a moment, then thread and name within it.
+    keys = [np.concatenate((found[name], one)) for name, one in zip(_PLACE, wanted, strict=True)]
+    number = numbered(*keys)
+    rows = len(found["start"])
+    order = np.argsort(number[:rows], kind="stable")
+    row = find(number[:rows][order], number[rows:])
+    return np.where(row >= 0, order[row], -1)
+
+
+def numbered(*columns: NDArray[np.integer]) -> Ints:
+    """Return one number for each combination of values of columns, equal for equal ones."""
+    number = np.zeros(len(columns[0]), np.int64)
+    for column in columns:
+        if len(column) and (column == column[0]).all():
+            continue
+        own, many = _dense(column)
+        # Both are below the number of rows, whose square stays below 2**63.
+        number, _ = _dense(number * many + own)
+    return number
+
+
+def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
+    """Return the values by their rank among the distinct ones, and how many these are."""
+    if not len(values):
+        return np.zeros(0, np.int64), 0
+    known = values[values != MISSING]
+    least, most = int(known.min(initial=0)), int(known.max(initial=0))
+    if most - least < max(1 << 16, 4 * len(values)):
+        # Small numbers, as ids of strings are, need no sorting; 0 is what is not known.
+        least, shifted = least - 1, np.where(values != MISSING, values - (least - 1), 0)
+        used = np.zeros(most - least + 1, bool)
+        used[shifted] = True
+        ranks = np.cumsum(used, dtype=np.int64) - 1
+        return ranks[shifted], int(ranks[-1]) + 1
+    distinct, number = np.unique(values, return_inverse=True)
+    return number.astype(np.int64), len(distinct)
+
+
+TENSORS = {
+    "inputs": "inputShapes",
+    "input_types": "inputDataTypes",
+    "input_formats": "inputFormats",
+    "outputs": "outputShapes",
+    "output_types": "outputDataTypes",
+    "output_formats": "outputFormats",
+}
+
+
+def tensors(source: Source) -> dict[str, Ints]:
+    """Return the string ids of shapes, types and formats of each row of COMPUTE_TASK_INFO."""
+    return source.integers("COMPUTE_TASK_INFO", TENSORS, narrow=tuple(TENSORS))
+
+
+def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
+    """Return the globalTaskId and the bytes of each memory copy and set."""
+    found = source.integers("MEMCPY_INFO", {"task": "globalTaskId", "size": "size"})
+    if "UPROF_GPU_TASKS" not in source.tables:
+        return found["task"], found["size"]
+    gpu = source.integers("UPROF_GPU_TASKS", {"task": "globalTaskId", "size": "sizeBytes"})
+    known = gpu["size"] >= 0
+    return (
+        np.concatenate((found["task"], gpu["task"][known])),
+        np.concatenate((found["size"], gpu["size"][known])),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Payload:
+    """What was recorded of the data of a collective."""
+
+    elements: int | None
+    """Of the input of a rank, as the recording counts; None: not recorded."""
+    results: int | None
+    """Of the result of a rank."""
+    dtype: str
+    ranks: int | None
+    """How many take part."""
+
+
+def payloads(source: Source, strings: Strings) -> dict[int, Payload]:
+    """Return what was recorded of the data of each collective, by its operator's number."""
+    sizes = {name: len(group.ranks) for name, group in collectives.load_groups(source).items()}
+    columns = {"id": "opId", "count": "count", "dtype": "dataType", "group": "groupName"}
+    found = source.integers("COMMUNICATION_OP", columns)
+    types = {
+        int(number): str(name)
+        for number, name in source.rows("SELECT id, name FROM ENUM_HCCL_DATA_TYPE")
+    }
+    result = {}
+    rows = zip(*(found[name].tolist() for name in columns), strict=True)
+    for number, count, dtype, group in rows:
+        ranks = sizes.get(strings.get(group) or "") or None
+        known = None if count == MISSING or count < 0 else int(count)
+        result[number] = Payload(known, None, types.get(dtype, ""), ranks)
+    if "UPROF_COLLECTIVES" not in source.tables:
+        return result
+    columns = {"id": "opId", "ranks": "groupSize", "dtype": "dataType"}
+    columns |= {"elements": "inElements", "results": "outElements"}
+    found = source.integers("UPROF_COLLECTIVES", columns)
+    more = zip(*(found[name].tolist() for name in columns), strict=True)
+    for number, ranks, dtype, elements, results in more:
+        before = result.get(number, Payload(None, None, "", None))
+        result[number] = Payload(
+            before.elements if elements == MISSING else elements,
+            None if results == MISSING else results,
+            strings.get(dtype) or before.dtype,
+            before.ranks if ranks == MISSING else ranks,
+        )
+    return result
+
+
+def highest_clock_mhz(source: Source) -> dict[int, float]:
+    """Return the highest frequency of the AI cores of each device that was recorded."""
+    if "AICORE_FREQ" not in source.tables:
+        return {}
+    rows = source.rows(
+        "SELECT deviceId, max(freq) FROM AICORE_FREQ WHERE freq > 0 GROUP BY deviceId"
+    )
+    return {int(device): float(mhz) for device, mhz in rows if device is not None}
+
+
+def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
+    """Return what the driver says of each GPU, by name."""
+    if "UPROF_GPU_DEVICES" not in source.tables:
+        return {}
+    found: dict[int, dict[str, str]] = {}
+    for device, name, value in source.rows("SELECT deviceId, name, value FROM UPROF_GPU_DEVICES"):
+        if value is not None:
+            found.setdefault(int(device), {})[str(name)] = str(value)
+    return found
+
+
+def shapes_recorded(source: Source) -> bool:
+    """Tell whether shapes of operations or operators were recorded, by the first rows."""
+    for table in ("COMPUTE_TASK_INFO", "PYTORCH_API"):
+        if table in source.tables:
+            rows = source.rows(
+                "SELECT DISTINCT s.value FROM"
+                f" (SELECT inputShapes FROM {table} LIMIT 1000) t"
+                " JOIN STRING_IDS s ON s.id = t.inputShapes"
+            )
+            if any(any(sign.isdigit() for sign in str(text)) for (text,) in rows):
+                return True
+    return False

@@ -1,0 +1,325 @@
+"""Source frames of host ranges: from recorded call chains, or from the Python ranges around them.
+
+Of call chains also the modules: frames such as `nn.Module: Linear_0`. Of source frames only the
+user's own files count. A recording made elsewhere says no more about a file than its path,
+so a file is foreign when it lies where installed packages or the standard library do.
+
+Which host range has which connection, and columns asked for at places that may be none.
+"""
+
+from __future__ import annotations
+
+import posixpath
+import re
+import sys
+from collections.abc import Callable
+from functools import cached_property
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import nesting
+from unified_prof.arrays.grouping import Lookup, find
+from unified_prof.arrays.nesting import WINDOW, Distances, Nest, Window
+from unified_prof.arrays.packed import Packed, Values
+from unified_prof.base.vocabulary import API_PYTHON
+from unified_prof.recording.source import Source, Strings
+from unified_prof.sqlite.integer_columns import MISSING
+
+MODULE_PREFIX = "nn.Module: "
+
+_FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
+# Installed packages and the standard library; profilers shorten the paths of those to what they are
+# imported as, so torch may also stand at the beginning.
+_FOREIGN = re.compile(
+    r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
+)
+
+
+NO_MODULE, NO_CHAIN = -1, -2
+"""Instead of the number of a module path: the chain has none, or there is no chain."""
+
+
+class Frames:
+    """Stacks of `file:line`, outermost first, of the ranges of `framework.Framework`.
+
+    Args:
+        source: the open report, for its call chains.
+        strings: texts of the report.
+        chain: id of each range's call chain, -1 where it has none.
+        nest: which range lies in which.
+        python_frames: text of each range that is a Python frame.
+    """
+
+    def __init__(
+        self,
+        source: Source,
+        strings: Strings,
+        *,
+        chain: Packed,
+        nest: Nest,
+        python_frames: dict[int, str],
+    ) -> None:
+        self._chain, self._parent = chain, nest.parent
+        self._chains, self._modules = _callchains(source, strings)
+        texts = {text: _frame(text) for text in set(python_frames.values())}
+        own = {index: texts[text] for index, text in python_frames.items()}
+        self._own = {index: frame for index, frame in own.items() if frame is not None}
+        used = {frame for frames in self._chains.values() for frame in frames}
+        self._root = _common_folder(
+            {frame.rpartition(":")[0] for frame in used | set(self._own.values())}
+        )
+        self._around: Distances | None = None
+        if self._own:
+            own_frames = np.array(sorted(self._own), np.int64)
+
+            def are_frames(window: Window) -> NDArray[np.bool_]:
+                first, behind = np.searchsorted(own_frames, [window.low, window.high])
+                result = np.zeros(window.high - window.low, bool)
+                result[own_frames[first:behind] - window.low] = True
+                return result
+
+            self._around = nest.nearest(are_frames)
+
+    def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
+        """Return the distinct stacks (frames joined by newlines) and the number of each range's.
+
+        A range of -1, and one around which no frame is known, has None.
+        """
+        known = np.array(list(self._chains), np.int64)
+
+        def key(ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+            inside = ranges != nesting.NONE
+            chain = self._chain[ranges].astype(np.int64)
+            chained = inside & np.isin(chain, known)
+            python = np.full(len(ranges), nesting.NONE, np.int64)
+            if self._around is not None:
+                python = np.where(inside, self._around[ranges], nesting.NONE)
+            # Chains and Python frames side by side, told apart by the lowest bit.
+            return np.where(chained, chain * 2, python * 2 + 1)
+
+        distinct, number = numbered(ranges, key)
+        stacks = [self._stack(one // 2, in_chain=one % 2 == 0) for one in distinct.tolist()]
+        return stacks, number
+
+    @cached_property
+    def module_paths(self) -> list[str]:
+        """The distinct module paths in call chains."""
+        return [path for path in dict.fromkeys(self._modules.values()) if path]
+
+    def modules(self, ranges: NDArray[np.integer]) -> NDArray[np.int64]:
+        """Return the number in `module_paths` of the path in each range's call chain.
+
+        A range whose chain goes through no module has NO_MODULE, one without a chain NO_CHAIN; so
+        has a range of -1.
+        """
+        rows, paths = self._path_of_chain
+        row = rows.rows(self._chain[ranges])
+        known = (row >= 0) & (ranges != nesting.NONE)
+        return np.where(known, paths[row], NO_CHAIN)
+
+    @cached_property
+    def _path_of_chain(self) -> tuple[Lookup, NDArray[np.int64]]:
+        number = {path: index for index, path in enumerate(self.module_paths)} | {"": NO_MODULE}
+        of_chain = [number[path] for path in self._modules.values()]
+        return Lookup(np.array(list(self._modules), np.int64)), np.array([*of_chain, NO_CHAIN])
+
+    def _stack(self, number: int, *, in_chain: bool) -> str | None:
+        frames = list(self._chains[number]) if in_chain else self._python_stack(number)
+        return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
+
+    def _python_stack(self, index: int) -> list[str]:
+        """Return the frames from a Python frame outwards, turned round."""
+        frames = []
+        while index != nesting.NONE:
+            frames.append(self._own[index])
+            assert self._around is not None
+            above = self._parent[np.array([index])]
+            index = int(self._around[above][0]) if above[0] != nesting.NONE else nesting.NONE
+        return frames[::-1]
+
+
+def numbered(
+    ranges: Values, key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
+) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
+    """Return the distinct keys of ranges in rising order, and the number of each range's.
+
+    Keys are asked for some ranges at a time.
+    """
+    result = np.empty(len(ranges), np.int32)
+    of_window: list[NDArray[np.int64]] = []
+    for low in range(0, len(ranges), WINDOW):
+        own, number = np.unique(key(ranges[low : low + WINDOW]), return_inverse=True)
+        result[low : low + WINDOW] = number
+        of_window.append(own)
+    distinct = np.unique(np.concatenate([np.zeros(0, np.int64), *of_window]))
+    for at, own in enumerate(of_window):
+        some = result[at * WINDOW : (at + 1) * WINDOW]
+        some[:] = np.searchsorted(distinct, own)[some]
+    return distinct, result
+
+
+def _callchains(
+    source: Source, strings: Strings
+) -> tuple[dict[int, tuple[str, ...]], dict[int, str]]:
+    """Return the user's frames of call chains that have any, outermost first; all chains' modules.
+
+    A chain that goes through no module has an empty path.
+    """
+    chains: dict[int, list[str]] = {}
+    modules: dict[int, list[str]] = {}
+    known: dict[object, tuple[str | None, str | None]] = {}
+    query = "SELECT id, stack FROM PYTORCH_CALLCHAINS ORDER BY id, stackDepth DESC"
+    for number, stack in source.rows(query):
+        if not isinstance(number, int):
+            continue
+        if stack not in known:
+            text = strings.get(stack) if isinstance(stack, int) else stack
+            known[stack] = _told(None if text is None else str(text))
+        frame, module = known[stack]
+        if frame is not None:
+            chains.setdefault(number, []).append(frame)
+        path = modules.setdefault(number, [])
+        if module is not None:
+            path.append(module)
+    return (
+        {number: tuple(frames) for number, frames in chains.items()},
+        {number: ".".join(names) for number, names in modules.items()},
+    )
+
+
+def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
+    """Return the call chains that go through a frame: its text as SQL's LIKE has it."""
+    if "PYTORCH_CALLCHAINS" not in source.tables:
+        return np.zeros(0, np.int64)
+    found = source.rows(
+        "SELECT DISTINCT id FROM PYTORCH_CALLCHAINS"
+        " WHERE stack IN (SELECT id FROM STRING_IDS WHERE value LIKE ?)",
+        (frame,),
+    )
+    return np.array([number for (number,) in found if isinstance(number, int)], np.int64)
+
+
+def _told(text: str | None) -> tuple[str | None, str | None]:
+    """Return the user's line and the module that an entry of a chain stands for."""
+    if text is None:
+        return None, None
+    if text.startswith(MODULE_PREFIX):
+        return None, text.removeprefix(MODULE_PREFIX)
+    return _frame(text), None
+
+
+def _frame(text: str) -> str | None:
+    """Return `file:line` of a frame such as `/home/me/train.py(12): step`, if it is the user's."""
+    found = _FRAME.match(text)
+    if found is None:
+        return None
+    file = found["file"].replace("\\", "/")
+    top = posixpath.splitext(file.partition("/")[0])[0]
+    if _FOREIGN.search(file) or (
+        not file.startswith(("/", ".")) and top in sys.stdlib_module_names
+    ):
+        return None
+    return f"{file}:{found['line']}"
+
+
+def _common_folder(files: set[str]) -> str:
+    absolute = [file for file in files if file.startswith("/")]
+    if not absolute:
+        return ""
+    folder = posixpath.commonpath([posixpath.dirname(file) for file in absolute])
+    return folder if folder.endswith("/") else f"{folder}/"
+
+
+Ints = NDArray[np.int64]
+
+NONE = nesting.NONE
+
+_SPARSE = 4
+"""Ids so many times as many as there are ranges are looked up by searching, not by their place."""
+
+
+class Holders:
+    """The range that has each id in CONNECTION_IDS.
+
+    Of several the last one: children come after their parents.
+    """
+
+    def __init__(self, ids: Packed, kinds: Packed) -> None:
+        self._dense: NDArray[np.int32] | None = None
+        self._sorted = self._ranges = np.zeros(0, np.int64)
+        dense = ids.least >= 0 and ids.most < _SPARSE * len(ids) + 1024
+        if dense:
+            self._dense = np.full(ids.most + 3, NONE, np.int32)
+        parts = []
+        for low in range(0, len(ids), WINDOW):
+            own = ids[low : low + WINDOW]
+            mine = np.flatnonzero((own != MISSING) & (kinds[low : low + WINDOW] != API_PYTHON))
+            if self._dense is not None:
+                self._dense[own[mine] + 1] = mine + low
+            else:
+                parts.append(np.array([own[mine], mine + low]))
+        if self._dense is None:
+            found = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
+            self._sorted, self._ranges = last_of_each(found)
+
+    def of(self, ids: Ints) -> Ints:
+        """Return the range of each id, NONE where there is none."""
+        if self._dense is not None:
+            return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
+        return of_those(self._ranges, find(self._sorted, ids))
+
+
+class Makers:
+    """The range that made each autograd node, of several the last to start."""
+
+    def __init__(self, sequence: Packed, start_ns: Packed) -> None:
+        """Begin without any; both columns are of all ranges."""
+        self._start_ns = start_ns
+        self._dense: NDArray[np.int32] | None = None
+        self._parts = [np.zeros((3, 0), np.int64)]
+        if sequence.most < _SPARSE * len(sequence) + 1024:
+            # The last place is that of all that has no number.
+            self._dense = np.full(max(sequence.most, -1) + 2, NONE, np.int32)
+
+    def add(self, sequence: Ints, ranges: Ints) -> None:
+        """Take ranges, behind all that were taken, with the numbers of the nodes they made."""
+        found = last_of_each(np.array([sequence, self._start_ns[ranges], ranges]))
+        if self._dense is None:
+            self._parts.append(found)
+            return
+        sequence, start_ns, ranges = found
+        before = self._dense[sequence]
+        later = before == NONE
+        known = np.flatnonzero(~later)
+        later[known] = start_ns[known] >= self._start_ns[before[known]]
+        self._dense[sequence[later]] = ranges[later]
+
+    def done(self) -> Makers:
+        """Say that there are no more."""
+        if self._dense is None:
+            self._parts = [last_of_each(np.concatenate(self._parts, axis=1))[[0, 2]]]
+        return self
+
+    def of(self, sequence: Ints) -> Ints:
+        """Return the range of each number, NONE where it is not known; less than 0 is no number."""
+        if self._dense is not None:
+            return self._dense.take(np.maximum(sequence, NONE), mode="wrap").astype(np.int64)
+        numbers, ranges = self._parts[0]
+        return np.where(sequence < 0, NONE, of_those(ranges, find(numbers, sequence)))
+
+
+def last_of_each(columns: Ints) -> Ints:
+    """Return for each distinct number in the first of some columns the highest of its entries."""
+    order = np.lexsort(columns[::-1])
+    ordered: Ints = columns[:, order]
+    last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
+    return ordered[:, last]
+
+
+def of_those(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
+    """Return values at some places, NONE where the place is NONE."""
+    if not len(values):
+        return np.full(len(at), NONE, np.int64)
+    result: Ints = np.where(at == NONE, NONE, values[np.maximum(at, 0)])
+    return result

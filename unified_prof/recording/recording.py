@@ -1,0 +1,388 @@
+"""One msprof database as columns: what every analysis of it starts from.
+
+A `Recording` reads nothing before it is asked for, and nothing twice. Analyses (`views`, `explain`)
+are functions of it; `msprof.MsprofAnalysis` answers the questions of `base` with them.
+
+How a breakdown is made of an msprof database.
+
+Tables of a report, all of their rows as columns or a window of rows at a time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from importlib import import_module
+from typing import Any, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.recording import annotations as annotated
+from unified_prof.recording import annotations as regions
+from unified_prof.recording import collectives, counters, operators
+from unified_prof.recording import collectives as groups
+from unified_prof.recording import steps as step_trace
+from unified_prof.recording.breakdown_kinds import By, Kind
+from unified_prof.recording.breakdowns import host_calls
+from unified_prof.recording.calls import Calls, HeldCalls, Ints
+from unified_prof.recording.collectives import Collectives, device_name
+from unified_prof.recording.communication import CollectiveNames
+from unified_prof.recording.device import DeviceWork, OfSteps, StepWindows, step_windows
+from unified_prof.recording.device_tasks import Work
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.idle_time import IdleTime
+from unified_prof.recording.model import Breakdown, Clock
+from unified_prof.recording.replayed_graphs import Capture
+from unified_prof.recording.source import NOTHING_KNOWN, Findings, Source, Strings, possible
+from unified_prof.recording.steps import Ran, StepTrace, step_of
+from unified_prof.recording.task_order import Launched, launched
+from unified_prof.recording.tasks import Tasks
+from unified_prof.sqlite import integer_columns as in_store
+from unified_prof.sqlite.integer_columns import MISSING
+from unified_prof.sqlite.statements import quoted
+
+
+class Recording:
+    """The tables of one msprof database, joined.
+
+    Attributes:
+        source: the file.
+        findings: what was odd in what has been read so far.
+        strings: STRING_IDS and the ENUM tables.
+        captured_in: the recording of the capture of graphs that are replayed here, if it is given.
+    """
+
+    def __init__(self, source: Source, captured_in: Recording | None = None) -> None:
+        self.source = source
+        self.captured_in = captured_in
+        self.findings = Findings()
+        self.strings = Strings(source)
+
+    @property
+    def calls(self) -> Calls:
+        """All of `held_calls` at once."""
+        return self.held_calls.whole()
+
+    @cached_property
+    def held_calls(self) -> HeldCalls:
+        """Framework operations and other device work; host ranges if there is no device work."""
+        if self.clock == "host":
+            assert self.framework is not None
+            return host_calls(self.framework)
+        return self.work.calls
+
+    @cached_property
+    def work(self) -> Work:
+        """Every kernel, copy and collective."""
+        allocations = counters.allocations(self.source, self.strings)
+        work = Work(self.tasks, self.comms, self.framework, self.collective_names, allocations)
+        capture = None if self.captured_in is None else self.captured_in.capture
+        if capture is not None:
+            work.captured = capture.of(
+                self.source, self.strings, self.host_calls, self.tasks, work.task, self.findings
+            )
+        return work
+
+    @cached_property
+    def capture(self) -> Capture | None:
+        """The graphs that were captured here; None: no operation was recorded."""
+        if self.framework is None:
+            return None
+        return Capture(self.tasks, self.host_calls, self.framework, self.strings)
+
+    @cached_property
+    def tasks(self) -> Tasks:
+        """Every task of a device."""
+        return Tasks(self.source, self.strings, self.findings)
+
+    @cached_property
+    def comms(self) -> Collectives:
+        """Every collective, over its tasks."""
+        return collectives.load_collectives(self.source, self.tasks, self.findings)
+
+    @cached_property
+    def collective_names(self) -> CollectiveNames:
+        """What collectives and their groups are called."""
+        return CollectiveNames(self.comms, self.strings, groups.load_groups(self.source))
+
+    @cached_property
+    def host_calls(self) -> HostCalls:
+        """Calls of runtimes and drivers on the host (CANN_API), by connection."""
+        return HostCalls(self.source)
+
+    @cached_property
+    def framework(self) -> Framework | None:
+        """Operations of the framework on the host (PYTORCH_API); None: there are none."""
+        if "PYTORCH_API" not in self.source.tables:
+            return None
+        framework = Framework(self.source, self.strings, self.findings, self.host_calls)
+        return framework if len(framework) else None
+
+    @cached_property
+    def has_shapes(self) -> bool:
+        """Whether shapes of operations, or of operators, were recorded."""
+        return operators.shapes_recorded(self.source)
+
+    @property
+    def has_operations(self) -> bool:
+        """Whether the operations of a framework are known: from here, or from the capture."""
+        return self.framework is not None or self.work.captured is not None
+
+    @cached_property
+    def clock(self) -> Clock:
+        """Whose time the report's times are."""
+        if len(self.work):
+            return "device"
+        return "none" if self.framework is None else "host"
+
+    @cached_property
+    def steps(self) -> list[tuple[str, int, int]]:
+        """The steps: name, start and end on the host, in ns, by start."""
+        columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
+        found = self.source.integers("STEP_TIME", columns)
+        valid = possible(found["start"], found["duration"])
+        bad = int(len(valid) - valid.sum())
+        self.findings.add("impossible_step_time", f"{bad} steps are left out", bad)
+        if valid.any():
+            order = np.flatnonzero(valid)[np.argsort(found["start"][valid], kind="stable")]
+            return [
+                (
+                    str(found["id"][row]) if found["id"][row] != MISSING else "?",
+                    int(found["start"][row]),
+                    int(found["start"][row] + found["duration"][row]),
+                )
+                for row in order
+            ]
+        return self.framework.steps() if self.framework is not None else []
+
+    @cached_property
+    def step_windows(self) -> dict[str, StepWindows]:
+        """The time of the steps on each device, empty where there are none."""
+        if not self.steps:
+            return {}
+        return {
+            name: step_windows(self.steps, self.tasks, self.comms, self.of_steps, only)
+            for name, only in self.device_numbers.items()
+        }
+
+    @property
+    def step_lengths_ns(self) -> list[int]:
+        """How long each step lasted: on its devices where any did its work, else on the host.
+
+        A host that need not wait runs ahead of its device, and is done with a step long before.
+        Of several devices the one counts that took longest.
+        """
+        if self.clock != "device":
+            return [end_ns - start_ns for _, start_ns, end_ns in self.steps]
+        lengths = [windows.end_ns - windows.start_ns for windows in self.step_windows.values()]
+        return [int(one) for one in np.max(lengths, axis=0)] if lengths else []
+
+    @cached_property
+    def of_steps(self) -> OfSteps:
+        """The step that launched each piece of work, by the starts of its calls."""
+        calls, steps = self.host_calls, self.steps
+
+        def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
+            row = calls.launching(connection)
+            starts = calls.start_ns[row] if len(calls) else start_ns
+            return step_of(np.where(row >= 0, starts, start_ns), steps).astype(np.int32)
+
+        return OfSteps(step, self.tasks, self.comms)
+
+    @cached_property
+    def devices(self) -> dict[str, DeviceWork]:
+        """The work of each device, by its name."""
+        return {
+            name: DeviceWork(self.tasks, self.comms, only)
+            for name, only in self.device_numbers.items()
+        }
+
+    @cached_property
+    def device_numbers(self) -> dict[str, int | None]:
+        """Name -> number, None where there is only one."""
+        numbers = np.unique(np.concatenate((self.tasks.devices, self.comms.device))).astype(
+            np.int64
+        )
+        rows = self.source.rows("SELECT id, name FROM NPU_INFO")
+        names = {number: name for number, name in rows if name not in NOTHING_KNOWN}
+        result: dict[str, int | None] = {}
+        for number in numbers.tolist():
+            model = names.get(number)
+            name = device_name(number) + (f" ({model})" if model else "")
+            result[name] = None if len(numbers) == 1 else number
+        return result
+
+    def launched_ns(self) -> NDArray[np.int64]:
+        """Return when the host launched each task, its own start where that is not known."""
+        calls, started = self.host_calls, self.tasks.start_ns
+        if not len(calls):
+            return started
+        row = calls.launching(self.tasks.connection)
+        found: NDArray[np.int64] = np.where(row >= 0, calls.start_ns[row], started)
+        return found
+
+    @cached_property
+    def launches(self) -> Launched:
+        """The work of all devices by the call and stream that launched it."""
+        return launched(self.tasks, self.host_calls)
+
+    @cached_property
+    def annotations(self) -> annotated.Ranges:
+        """Annotated ranges on a GPU."""
+        return annotated.read(self.source, self.strings)
+
+    @cached_property
+    def regions(self) -> regions.Regions:
+        """Regions that the program marked on the host."""
+        return regions.Regions(self.source, self.strings)
+
+    @cached_property
+    def idle_time(self) -> IdleTime:
+        """Why each device was idle."""
+        found = IdleTime(
+            self.source, self.strings, self.tasks, self.work, self.framework, self.host_calls
+        )
+        for name, number in self.device_numbers.items():
+            found.add(name, number, self.devices[name], self.step_windows.get(name))
+        return found
+
+    @cached_property
+    def step_traces(self) -> tuple[StepTrace, ...]:
+        """The steps as torch_npu counts them, Ascend only."""
+        if not len(self.tasks) or not step_trace.is_of_ascend(self.source):
+            return ()
+        tasks = self.tasks
+        ran = Ran(tasks.device, tasks.connection, tasks.start_ns, tasks.end_ns, tasks.identity)
+        ranges = step_trace.ranges(self.source, ran, self.host_calls)
+        work = step_trace.read_work(self.source, ran)
+        return tuple(step_trace.traces(self.source, work, ranges))
+
+
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to divide a recording."""
+
+    offered: Callable[[Recording], bool]
+    """Whether the recording has what it needs; asked of every report, so it is cheap."""
+    made: Callable[[Recording], Breakdown]
+    quick: Callable[[Recording], bool] = lambda _: True
+    """Whether it costs so little that reports have it that do not ask for it by name."""
+
+
+def way_of(kind: Kind) -> Way:
+    """Return how a breakdown is made; its module is imported now, and not before."""
+    module = import_module(f"unified_prof.explain.{kind.module}")
+    return cast(dict[By, Way], module.WAYS)[kind.by]
+
+
+MISSING_WHOLE_TABLES = in_store.MISSING
+"""Stands for NULL, and for a column that an older file does not have."""
+
+Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
+"""Some rows of a table: columns of integers, and of numbers."""
+
+
+class Texts:
+    """The texts of STRING_IDS by id, read once."""
+
+    def __init__(self, source: Source) -> None:
+        self._texts: dict[int, str] = {
+            number: str(text)
+            for number, text in source.rows("SELECT id, value FROM STRING_IDS")
+            if text is not None
+        }
+
+    def get(self, number: int) -> str | None:
+        """Return the text of an id, None if there is none."""
+        return self._texts.get(number)
+
+    def ids(self, wanted: Collection[str]) -> NDArray[np.int64]:
+        """Return the ids of texts; several where a file has a text twice."""
+        found = [number for number, text in self._texts.items() if text in wanted]
+        return np.array(found, np.int64)
+
+
+def integers(
+    source: Source, table: str, columns: Sequence[str], *, narrow: Collection[str] = ()
+) -> dict[str, NDArray[np.int64]]:
+    """Return whole columns of integers, in the file's order of rows; empty without the table.
+
+    Args:
+        source: the open report.
+        table: a table of the newest schema.
+        columns: their newest names.
+        narrow: those that may come as int32, to save memory.
+    """
+    return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
+
+
+def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
+    """Return whole columns of numbers as float64, NaN for what is none."""
+    if table not in source.tables:
+        return {name: np.empty(0) for name in columns}
+    select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in columns)
+    found = source.columns(f"SELECT {select} FROM {quoted(table)}")
+    return {name: _floats(found[name]) for name in columns}
+
+
+def names(source: Source, table: str) -> dict[int, str]:
+    """Return an ENUM_ table as number -> name."""
+    if table not in source.tables:
+        return {}
+    rows = source.rows(f"SELECT id, name FROM {quoted(table)}")
+    return {number: str(name) for number, name in rows if isinstance(number, int)}
+
+
+def records(source: Source, table: str, columns: Sequence[str]) -> list[tuple[Any, ...]]:
+    """Return the rows of a small table, in the file's order."""
+    if table not in source.tables:
+        return []
+    return source.rows(f"SELECT {', '.join(map(_column, columns))} FROM {quoted(table)}")
+
+
+def first(source: Source, table: str, column: str) -> int | None:
+    """Return the first integer in a column, None where there is none."""
+    if table not in source.tables:
+        return None
+    condition = f"typeof({_column(column)}) = 'integer'"
+    rows = source.rows(f"SELECT {_column(column)} FROM {quoted(table)} WHERE {condition} LIMIT 1")
+    return int(rows[0][0]) if rows else None
+
+
+def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) -> dict[str, Any]:
+    """Return how many rows each value of `key` has, as arrays `key` and `rows`."""
+    condition = " AND ".join(f"{_column(name)} = ?" for name in where)
+    query = (
+        f"SELECT {_column(key)} AS key, count(*) AS rows FROM {quoted(table)}"
+        f" WHERE {condition} AND typeof({_column(key)}) = 'integer' GROUP BY 1"
+    )
+    return source.columns(query, list(where.values()))
+
+
+def windows(
+    source: Source, table: str, whole: Sequence[str], real: Sequence[str]
+) -> Iterator[Window]:
+    """Yield some thousand rows at a time: integer columns and number columns."""
+    for ints, condition in source.windows(table, {name: _column(name) for name in whole}):
+        select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in real)
+        found = source.columns(f"SELECT {select} FROM {condition.sql}", condition.values)
+        yield ints, {name: _floats(found[name]) for name in real}
+
+
+def _column(name: str) -> str:
+    # In double quotes, a column that is not there would be a text.
+    return f"[{name}]"
+
+
+def _real(name: str) -> str:
+    column = _column(name)
+    return f"iif(typeof({column}) IN ('integer', 'real'), CAST({column} AS REAL), NULL)"
+
+
+def _floats(values: NDArray[Any]) -> NDArray[np.float64]:
+    if isinstance(values, np.ma.MaskedArray):
+        return np.where(values.mask, np.nan, values.data.astype(np.float64))
+    return np.asarray(values, np.float64)

@@ -1,0 +1,221 @@
+"""Work of replayed graphs, by the operations that were recorded while the graph was captured.
+
+A replay is one call of the host that launches hundreds of kernels: what they are for is known to
+the recording of the capture alone, where the same launches were called by operations and launched
+nothing yet. The nth launch of a capture is the nth node of its graph. Replays of CUDA say the
+number of each node; where that is not recorded, work starts in the order of its nodes as long as
+all of it is on one stream.
+"""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.nesting import NONE
+from unified_prof.base.vocabulary import NO_CONNECTION
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.framework import Framework
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.source import Findings, Source, Strings
+from unified_prof.recording.tasks import Tasks
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+_REPLAYS = re.compile(r"GraphLaunch")
+_LAUNCHES = re.compile(r"Launch\w*Kernel|Memcpy\w*Async|Memset\w*Async")
+_COPIES = re.compile(r"Mem(cpy|set)")
+_BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Captured:
+    """For each piece of device work: the operation of the capture that it is part of."""
+
+    framework: Framework
+    """The operations of the capture."""
+    call: Ints
+    """Range of the operation, NONE of work that is of no replay, or of an unknown one."""
+    connection: Ints
+    """Of the launch in the capture, as its own work has one; NO_CONNECTION of other work."""
+    passes: NDArray[np.int8]
+    replay: Ints
+    """Row of the call that launched the replay, -1 of other work."""
+    launched_ns: Ints
+    """When that was called."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Graph:
+    """The launches of one capture, in order."""
+
+    call: Ints
+    connection: Ints
+    passes: NDArray[np.int8]
+    copies: NDArray[np.bool_]
+    names: tuple[str, ...]
+    """Of the operations."""
+
+
+class Capture:
+    """The recording of the capture of graphs."""
+
+    def __init__(
+        self, tasks: Tasks, calls: HostCalls, framework: Framework, strings: Strings
+    ) -> None:
+        self._framework = framework
+        names = strings.texts(calls.name.tolist())
+        order = np.argsort(calls.start_ns, kind="stable")
+        launched = Lookup(tasks.connection).rows(calls.connection.whole()) >= 0
+
+        def named(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+            found = [bool(pattern.search(text or "")) for text in names]
+            return np.array(found, bool)[order]
+
+        waits = order[named(_LAUNCHES) & ~named(_REPLAYS) & ~launched[order]]
+        copies = np.array([bool(_COPIES.search(names[row] or "")) for row in waits.tolist()], bool)
+        connection = calls.connection[waits]
+        owners = framework.launches(connection)
+        texts, number = framework.names(owners.call)
+        told = [
+            texts[name] if call != NONE else ""
+            for name, call in zip(number.tolist(), owners.call.tolist(), strict=True)
+        ]
+        self._graphs = []
+        at = calls.start_ns[waits]
+        begins, ends = order[named(_BEGIN)], order[named(_END)]
+        for first, behind in _sections(calls, begins, ends, at):
+            own = slice(first, behind)
+            self._graphs.append(
+                _Graph(
+                    owners.call[own],
+                    connection[own],
+                    owners.passes[own],
+                    copies[own],
+                    tuple(told[own]),
+                )
+            )
+
+    def of(
+        self,
+        source: Source,
+        strings: Strings,
+        calls: HostCalls,
+        tasks: Tasks,
+        chosen: NDArray[np.integer],
+        findings: Findings,
+    ) -> Captured:
+        """Attribute the work of the replays of another recording.
+
+        Args:
+            source: that recording.
+            strings: its texts.
+            calls: its calls of the host.
+            tasks: its tasks.
+            chosen: the task that each piece of its work is, -1 of collectives as a whole.
+            findings: hears of replays whose capture was not found.
+        """
+        row = calls.launching(tasks.connection)
+        names = strings.texts(calls.name.tolist())
+        replays = np.array([*(bool(_REPLAYS.search(text or "")) for text in names), False])
+        is_work = np.isin(tasks.kind, (KERNEL, COPY, COMMUNICATION))
+        replay = np.where(replays[row] & is_work, row, NONE).astype(np.int64)
+        call = np.full(len(replay), NONE, np.int64)
+        connection = np.full(len(replay), NO_CONNECTION, np.int64)
+        passes = np.full(len(replay), -1, np.int8)
+        node = _nodes(source, tasks.identity)
+        for launch, own in by_key(replay):
+            if launch == NONE:
+                continue
+            of_nodes = bool((node[own] >= 0).all()) and len(np.unique(node[own])) == len(own)
+            if not of_nodes and len(np.unique(tasks.stream[own])) > 1:
+                findings.add(
+                    "replay_without_nodes",
+                    "a graph ran on several streams, and no kernel says which node it is",
+                    1,
+                )
+                continue
+            order = node if of_nodes else tasks.start_ns
+            own = own[np.argsort(order[own], kind="stable")]
+            graph = self._graph_of(tasks.kind[own], findings)
+            if graph is not None:
+                call[own], passes[own] = graph.call, graph.passes
+                connection[own] = graph.connection
+        # Collectives are rows of their own, whoever began them.
+        call[tasks.kind == COMMUNICATION] = NONE
+        connection[tasks.kind == COMMUNICATION] = NO_CONNECTION
+        launched = np.append(calls.start_ns, 0)[replay]
+        columns = (
+            np.append(column, none)[chosen]
+            for column, none in (
+                (call, NONE),
+                (connection, NO_CONNECTION),
+                (passes, -1),
+                (replay, NONE),
+                (launched, 0),
+            )
+        )
+        return Captured(self._framework, *columns)
+
+    def _graph_of(self, kind: NDArray[np.int8], findings: Findings) -> _Graph | None:
+        """Return the capture of a replay: as many launches, copies at the same places."""
+        copies = kind == COPY
+        found = [
+            one
+            for one in self._graphs
+            if len(one.call) == len(kind) and np.array_equal(one.copies, copies)
+        ]
+        if not found:
+            sizes = sorted({len(one.call) for one in self._graphs})
+            most = ", ".join(f"{size:,}" for size in sizes[:8]) or "none"
+            findings.add(
+                "replay_without_capture",
+                f"a graph of {len(kind):,} launches was replayed; captured were graphs of {most}",
+                1,
+            )
+            return None
+        if len({one.names for one in found}) > 1:
+            findings.add(
+                "replay_of_several_captures",
+                f"{len(found)} captured graphs of other operations have {len(kind):,} launches too",
+                1,
+            )
+            return None
+        return found[0]
+
+
+def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[tuple[int, int]]:
+    """Return the launches of each capture: between its begin and its end, else all of them.
+
+    Threads that the captured code uses, as autograd's, launch into the same graph.
+    """
+    found = []
+    for begin in begins.tolist():
+        later = ends[
+            (calls.thread[ends] == calls.thread[begin])
+            & (calls.start_ns[ends] >= calls.end_ns[begin])
+        ]
+        if len(later):
+            bounds = (calls.start_ns[begin], calls.end_ns[later[0]])
+            first, behind = np.searchsorted(at_ns, np.array(bounds)).tolist()
+            found.append((first, behind))
+    return found or [(0, len(at_ns))]
+
+
+def _nodes(source: Source, identity: Ints) -> Ints:
+    """Return the number of the graph's node that each task is, -1 where that is not recorded."""
+    result = np.full(len(identity), -1, np.int64)
+    if "UPROF_GPU_TASKS" in source.tables:
+        columns = {"id": "globalTaskId", "node": "graphNodeId"}
+        found = source.integers("UPROF_GPU_TASKS", columns)
+        row = Lookup(found["id"]).rows(identity)
+        node = np.append(found["node"], MISSING)[row]
+        good = (row >= 0) & (node != MISSING) & (node > 0)
+        result[good] = node[good]
+    return result

@@ -1,0 +1,351 @@
+"""The single iterations behind a Skyline run time report, from the tables that uprof adds.
+
+The regions that a tracked program marked, from the tables that uprof adds.
+
+The tables of Skyline reports, as calls with sizes and times; impossible values are findings.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.base.text import NS_PER_MS, ms_to_ns
+from unified_prof.recording.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, region_text
+from unified_prof.recording.model import Gaps, Samples, Step
+from unified_prof.recording.source import Findings, Source
+
+Floats = NDArray[np.float64]
+
+# Nothing a training iteration does takes a month.
+_MAX_NS = 30 * 24 * 3600 * 1e9
+
+
+def of_operations(source: Source) -> Samples | None:
+    """Return each operation's time in each iteration, None where the report has no samples."""
+    if "UPROF_RUN_TIME_SAMPLES" not in source.tables:
+        return None
+    ids = [row[0] for row in source.rows("SELECT id FROM run_time_entries ORDER BY id")]
+    forward, backward = _matrices(
+        source, "UPROF_RUN_TIME_SAMPLES", ("forward_ms", "backward_ms"), ids
+    )
+    return Samples(forward, backward)
+
+
+def between_operations(source: Source) -> Gaps | None:
+    """Return the time between operations and its lines, None where the report has none."""
+    if not {"UPROF_GAPS", "UPROF_GAP_SAMPLES", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
+        return None
+    rows = source.rows(
+        "SELECT entry_id, position, file_path, first_line, last_line FROM UPROF_GAPS JOIN"
+        " (SELECT id, row_number() OVER (ORDER BY id) - 1 AS position FROM run_time_entries)"
+        " ON id = entry_id ORDER BY id"
+    )
+    (gap_ns,) = _matrices(source, "UPROF_GAP_SAMPLES", ("gap_ms",), [row[0] for row in rows])
+    return Gaps(
+        before=np.array([row[1] for row in rows], np.int64),
+        lines=tuple(
+            f"{path}:{first}" if first == last else f"{path}:{first}-{last}"
+            for _, _, path, first, last in rows
+        ),
+        gap_ns=gap_ns,
+    )
+
+
+def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[int]) -> list[Floats]:
+    """Return a matrix (entries, iterations) in nanoseconds for each column of times.
+
+    All tables have the same iterations: those of the operations' samples.
+    """
+    iterations = [
+        row[0]
+        for row in source.rows(
+            "SELECT DISTINCT iteration FROM UPROF_RUN_TIME_SAMPLES"
+            " WHERE typeof(iteration) = 'integer' ORDER BY iteration"
+        )
+    ]
+    columns = source.columns(
+        f"SELECT entry_id, iteration, {', '.join(map(_number, names))} FROM {table}"
+        " WHERE typeof(entry_id) = 'integer' AND typeof(iteration) = 'integer'"
+    )
+    row = find(np.asarray(ids, np.int64), columns["entry_id"])
+    column = find(np.asarray(iterations, np.int64), columns["iteration"])
+    inside = (row != NOWHERE) & (column != NOWHERE)
+    matrices = []
+    for name in names:
+        values = np.ma.filled(columns[name].astype(np.float64), np.nan) * NS_PER_MS
+        values[(values < 0) | (values > _MAX_NS)] = np.nan
+        matrix = np.full((len(ids), len(iterations)), np.nan)
+        matrix[row[inside], column[inside]] = values[inside]
+        matrices.append(matrix)
+    return matrices
+
+
+def _number(column: str) -> str:
+    """Return SQL for a column as a number, NULL where it holds something else."""
+    return f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN {column} END AS {column}"
+
+
+_MAX_BYTES = 1 << 53
+
+
+@dataclass(frozen=True, slots=True)
+class Regions:
+    """What is known of regions beyond the operations in them, by their paths.
+
+    A path is the names of a region and of those around it, the outermost first.
+    """
+
+    counts: Mapping[tuple[str, ...], Mapping[int, int]]
+    """How often each was opened, by iteration."""
+    peaks: Mapping[tuple[str, ...], int] = field(default_factory=dict)
+    """Highest memory in use while it was open, where that was measured."""
+
+
+def read(source: Source, findings: Findings) -> Regions:
+    """Return the regions of a report; none where it has no table of them."""
+    paths, peaks = _paths(source, findings)
+    counts: dict[tuple[str, ...], dict[int, int]] = {path: {} for path in paths.values()}
+    if paths and "UPROF_REGION_COUNTS" in source.tables:
+        rows = source.rows("SELECT region_id, iteration, count FROM UPROF_REGION_COUNTS")
+        for region, iteration, count in rows:
+            if region in paths and isinstance(count, int) and count >= 0:
+                counts[paths[region]][iteration] = count
+    return Regions(counts, peaks)
+
+
+def of_entries(
+    source: Source, kind: str, ids: Iterable[int], labels: Labels, findings: Findings
+) -> NDArray[np.int32] | None:
+    """Return the region of each entry as a number in `labels`; None: the report has none."""
+    if "UPROF_REGION_ENTRIES" not in source.tables:
+        return None
+    paths, _ = _paths(source, findings)
+    rows = source.rows(
+        "SELECT entry_id, region_id FROM UPROF_REGION_ENTRIES WHERE kind = ?", (kind,)
+    )
+    texts = {region: region_text(path) for region, path in paths.items()}
+    found = {entry: texts[region] for entry, region in rows if region in texts}
+    return labels.numbers(map(found.get, ids)) if found else None
+
+
+def _paths(
+    source: Source, findings: Findings
+) -> tuple[dict[int, tuple[str, ...]], dict[tuple[str, ...], int]]:
+    """Return the path of each region, and the peaks of paths."""
+    paths: dict[int, tuple[str, ...]] = {}
+    peaks: dict[tuple[str, ...], int] = {}
+    if "UPROF_REGIONS" not in source.tables:
+        return paths, peaks
+    rows = source.rows(
+        "SELECT region_id, name, around, peak_usage_bytes FROM UPROF_REGIONS ORDER BY region_id"
+    )
+    for region, name, around, peak in rows:
+        if around is not None and around not in paths:
+            findings.add("impossible_region", f"region {region!r} is in {around!r}, which is none")
+        path = (*paths.get(around, ()), name if isinstance(name, str) else f"{name!r}")
+        paths[region] = path
+        if isinstance(peak, int) and 0 <= peak <= _MAX_BYTES:
+            peaks[path] = max(peak, peaks.get(path, 0))
+    return paths, peaks
+
+
+# Nothing a training iteration does takes a month, no tensor has an exbibyte.
+_MAX_MS = 30 * 24 * 3600 * 1e3
+
+_RUN_TIME_FRAMES = (
+    "SELECT entry_id, file_path, line_number FROM stack_frames ORDER BY entry_id, ordering"
+)
+_MEMORY_FRAMES = """
+    SELECT c.entry_id, f.file_path, f.line_number
+    FROM stack_correlation c JOIN stack_frames f ON f.correlation_id = c.correlation_id
+    WHERE c.entry_type = ? ORDER BY c.entry_id, f.ordering
+"""
+_WEIGHT_TYPE, _ACTIVATION_TYPE = 1, 2
+
+
+def run_time_calls(source: Source, findings: Findings) -> Calls:
+    """Return the operations of a run time report."""
+    rows = source.rows(
+        "SELECT id, operation_name, forward_ms, backward_ms FROM run_time_entries ORDER BY id"
+    )
+    labels = Labels()
+    ids = [row[0] for row in rows]
+    forward = _nanoseconds([row[2] for row in rows], "forward_ms", findings, required=True)
+    backward = _nanoseconds([row[3] for row in rows], "backward_ms", findings, required=False)
+    stack, line = _stacks(source.rows(_RUN_TIME_FRAMES), ids, labels)
+    module, classes = _modules(source, "operation", ids, labels)
+    total = np.maximum(forward, 0) + np.maximum(backward, 0)
+    total[(forward == UNKNOWN) & (backward == UNKNOWN)] = UNKNOWN
+    return Calls(
+        labels=labels,
+        name=labels.numbers(_text(row[1]) for row in rows),
+        kind=np.full(len(rows), OPERATION, np.int8),
+        total_ns=total,
+        forward_ns=forward,
+        backward_ns=backward,
+        module=module,
+        line=line,
+        stack=stack,
+        module_class=classes,
+        region=of_entries(source, "operation", ids, labels, findings),
+    )
+
+
+def weights(source: Source, findings: Findings) -> Calls:
+    """Return the weights of a memory report and the sizes of their gradients."""
+    rows = source.rows(
+        "SELECT id, name, size_bytes, grad_size_bytes FROM weight_entries ORDER BY id"
+    )
+    labels = Labels()
+    ids = [row[0] for row in rows]
+    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_WEIGHT_TYPE,)), ids, labels)
+    module, classes = _modules(source, "weight", ids, labels)
+    return Calls(
+        labels=labels,
+        name=labels.numbers(_text(row[1]) for row in rows),
+        kind=np.full(len(rows), WEIGHT, np.int8),
+        weight_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
+        gradient_bytes=_bytes([row[3] for row in rows], "grad_size_bytes", findings),
+        module=module,
+        line=line,
+        stack=stack,
+        module_class=classes,
+    )
+
+
+def activations(source: Source, findings: Findings) -> Calls:
+    """Return what the operations of a memory report kept for the backward pass."""
+    rows = source.rows("SELECT id, operation_name, size_bytes FROM activation_entries ORDER BY id")
+    labels = Labels()
+    ids = [row[0] for row in rows]
+    stack, line = _stacks(source.rows(_MEMORY_FRAMES, (_ACTIVATION_TYPE,)), ids, labels)
+    module, classes = _modules(source, "activation", ids, labels)
+    return Calls(
+        labels=labels,
+        name=labels.numbers(_text(row[1]) for row in rows),
+        kind=np.full(len(rows), OPERATION, np.int8),
+        activation_bytes=_bytes([row[2] for row in rows], "size_bytes", findings),
+        module=module,
+        line=line,
+        stack=stack,
+        module_class=classes,
+        region=of_entries(source, "activation", ids, labels, findings),
+    )
+
+
+def peak(source: Source, findings: Findings) -> int | None:
+    """Return the peak memory that a memory report states, None where it states none."""
+    rows = source.rows("SELECT size_bytes FROM misc_sizes WHERE key = 'peak_usage_bytes'")
+    if not rows:
+        return None
+    size = int(_bytes([rows[0][0]], "peak_usage_bytes", findings)[0])
+    return None if size == UNKNOWN else size
+
+
+_ITERATION_TIMES = (
+    "total_ms",
+    "forward_ms",
+    "backward_ms",
+    "waited_ms",
+    "forward_waited_ms",
+    "backward_waited_ms",
+)
+
+
+def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
+    """Return the measured iterations, None where the report has no table of them."""
+    if "UPROF_ITERATIONS" not in source.tables:
+        return None
+    rows = source.rows(
+        "SELECT iteration, matched, peak_usage_bytes, total_ms, forward_ms,"
+        " backward_ms, waited_ms, forward_waited_ms, backward_waited_ms"
+        " FROM UPROF_ITERATIONS ORDER BY iteration"
+    )
+    columns = list(zip(*rows, strict=True)) or [()] * (3 + len(_ITERATION_TIMES))
+    times = [
+        _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
+        for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
+    ]
+    return tuple(
+        Step(
+            str(iteration),
+            total_ns=_known(times_ns[0]),
+            forward_ns=_known(times_ns[1]),
+            backward_ns=_known(times_ns[2]),
+            matched=bool(matched),
+            peak_bytes=size if isinstance(size, int) and size >= 0 else None,
+            waited_ns=_known(times_ns[3]),
+            forward_waited_ns=_known(times_ns[4]),
+            backward_waited_ns=_known(times_ns[5]),
+        )
+        for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)
+    )
+
+
+def _known(value: int) -> int | None:
+    return None if value == UNKNOWN else value
+
+
+def _text(value: object) -> str:
+    """Return a name; what is no text (a foreign file may hold anything) is shown as it is."""
+    return value if isinstance(value, str) else f"{value!r}"
+
+
+def _nanoseconds(values: list[Any], column: str, findings: Findings, *, required: bool) -> Any:
+    if {*map(type, values)} <= {float, int, type(None)}:
+        times_ms = np.array(values, np.float64)  # None is NaN
+        possible = (times_ms >= 0) & (times_ms <= _MAX_MS)
+        if possible.all():
+            return np.rint(times_ms * NS_PER_MS).astype(np.int64)
+    result = np.full(len(values), UNKNOWN, np.int64)
+    for index, value in enumerate(values):
+        if isinstance(value, int | float) and math.isfinite(value) and 0 <= value <= _MAX_MS:
+            result[index] = ms_to_ns(value)
+        elif value is not None or required:
+            findings.add("impossible_time", f"{column} of entry number {index + 1} is {value!r}")
+    return result
+
+
+def _bytes(values: list[Any], column: str, findings: Findings) -> Any:
+    result = np.full(len(values), UNKNOWN, np.int64)
+    for index, value in enumerate(values):
+        if isinstance(value, int) and 0 <= value <= _MAX_BYTES:
+            result[index] = value
+        else:
+            findings.add("impossible_size", f"{column} of entry number {index + 1} is {value!r}")
+    return result
+
+
+def _stacks(rows: list[tuple[Any, ...]], ids: list[int], labels: Labels) -> tuple[Any, Any]:
+    """Return the stack and the innermost line of each entry; rows are innermost first."""
+    frames: dict[int, list[str]] = {}
+    for entry, file_path, line_number in rows:
+        frames.setdefault(entry, []).append(f"{file_path}:{line_number}")
+    innermost = {entry: found[0] for entry, found in frames.items()}
+    whole = {entry: "\n".join(reversed(found)) for entry, found in frames.items()}
+    if not frames:
+        return None, None
+    return labels.numbers(map(whole.get, ids)), labels.numbers(map(innermost.get, ids))
+
+
+def _modules(
+    source: Source, kind: str, ids: list[int], labels: Labels
+) -> tuple[Any, dict[str, str]]:
+    """Return the module of each entry, and the classes of the modules."""
+    if "UPROF_MODULES" not in source.tables:
+        return None, {}
+    rows = source.rows(
+        "SELECT entry_id, module_path, module_class FROM UPROF_MODULES WHERE kind = ?", (kind,)
+    )
+    if not rows:
+        return None, {}
+    path = {entry: str(module_path) for entry, module_path, _ in rows}
+    classes = {str(module_path): str(name) for _, module_path, name in rows if name is not None}
+    return labels.numbers(map(path.get, ids)), classes

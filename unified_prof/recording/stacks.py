@@ -1,0 +1,210 @@
+"""Weighted call stacks: what flame graphs are drawn from, and what they are of `Calls`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import UsageError
+from unified_prof.recording.breakdown_kinds import MEASURES, PLACES, Measure, Place
+from unified_prof.recording.breakdowns import NO_LINE, NO_MODULE, module_parts
+from unified_prof.recording.calls import SIZES, UNKNOWN, Calls, Ints, sums_by
+from unified_prof.recording.framework import NOT_ATTRIBUTED
+
+What = Literal[
+    "report", "thread", "module", "line", "function", "range", "operation", "kernel", "pass"
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Frame:
+    """One level of a stack."""
+
+    name: str
+    what: What
+    file: str | None = None
+    line: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """One stack, outermost frame first, and what was measured at its end."""
+
+    frames: tuple[Frame, ...]
+    weight: int
+    count: int
+    """How many pieces of work, calls or entries it sums up."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stacks:
+    """Everything of one measure; no two samples have the same frames, and none weighs nothing."""
+
+    measure: Measure
+    samples: tuple[Sample, ...]
+
+    @property
+    def total(self) -> int:
+        """The sum of all weights."""
+        return sum(one.weight for one in self.samples)
+
+
+class Gathering:
+    """Adds up samples by their frames."""
+
+    def __init__(self) -> None:
+        self._found: dict[tuple[Frame, ...], list[int]] = {}
+
+    def add(self, frames: tuple[Frame, ...], weight: int, count: int) -> None:
+        """Add one; what weighs nothing is left out."""
+        if weight > 0:
+            own = self._found.setdefault(frames, [0, 0])
+            own[0] += weight
+            own[1] += count
+
+    def stacks(self, measure: str) -> Stacks:
+        """Return what was added, the heaviest first."""
+        found = [Sample(frames, *sums) for frames, sums in self._found.items()]
+        found.sort(key=lambda one: -one.weight)
+        return Stacks(MEASURES[measure], tuple(found))
+
+
+def below(first: Frame, stacks: Stacks) -> Stacks:
+    """Return stacks with one more frame outside of all."""
+    samples = [Sample((first, *one.frames), one.weight, one.count) for one in stacks.samples]
+    return Stacks(stacks.measure, tuple(samples))
+
+
+def joined(parts: Iterable[Stacks]) -> Stacks:
+    """Return stacks of one measure as one."""
+    parts = list(parts)
+    gathering = Gathering()
+    for part in parts:
+        for one in part.samples:
+            gathering.add(one.frames, one.weight, one.count)
+    return gathering.stacks(parts[0].measure.name)
+
+
+def place_of(calls: Calls, wanted: Place | None, path: str) -> Place | None:
+    """Return what stands above the operations: what is wanted, else modules, else lines.
+
+    Raises:
+        UsageError: it was not recorded.
+    """
+    have: list[Place] = [one for one in PLACES if getattr(calls, _COLUMNS[one]) is not None]
+    if wanted is None:
+        return have[0] if have else None
+    if wanted not in have:
+        raise UsageError(
+            f"{path} has no stacks by {wanted}: that was not recorded",
+            hint=f"it has them by {have[0]}" if have else "leave --by out: by operation alone",
+            slug="no-stacks",
+        )
+    return wanted
+
+
+_COLUMNS: dict[Place, str] = {"module": "module", "line": "stack"}
+
+
+def frames_of_place(place: Place, text: str | None) -> tuple[Frame, ...]:
+    """Return the frames of a module path, or of lines joined by newlines; None is outside any."""
+    if place == "module":
+        if text is None or text == NOT_ATTRIBUTED:
+            return (Frame(text or NO_MODULE, "module"),)
+        return tuple(Frame(part, "module") for part in module_parts(text))
+    if text is None:
+        return (Frame(NO_LINE, "line"),)
+    return tuple(map(_line, text.split("\n")))
+
+
+def _line(text: str) -> Frame:
+    file, _, number = text.rpartition(":")
+    return Frame(text, "line", file, int(number)) if number.isdecimal() else Frame(text, "line")
+
+
+def of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
+    """Return a measure of calls by the place of each operation."""
+    texts = calls.labels.texts
+    label = None if place is None else getattr(calls, _COLUMNS[place])
+    key = calls.name.astype(np.int64)
+    if label is not None:
+        key = (label.astype(np.int64) + 1) * len(texts) + key
+    distinct, number = np.unique(key, return_inverse=True)
+    gathering = Gathering()
+    for column in _columns(calls, measure):
+        known = column != UNKNOWN
+        count = np.bincount(number[known], minlength=len(distinct)).tolist()
+        sums = sums_by(number, len(distinct), column)
+        for pair, weight, entries in zip(distinct.tolist(), sums, count, strict=True):
+            above: tuple[Frame, ...] = ()
+            if place is not None:
+                above = frames_of_place(place, calls.labels.text(pair // len(texts) - 1))
+            operation = Frame(texts[pair % len(texts)], "operation")
+            gathering.add((*above, operation), weight or 0, entries)
+    return gathering.stacks(measure)
+
+
+def measured(calls: Calls, measure: str) -> bool:
+    """Whether calls have a measure at all."""
+    return any(bool((column != UNKNOWN).any()) for column in _columns(calls, measure))
+
+
+def _columns(calls: Calls, measure: str) -> list[Ints]:
+    columns: dict[str, tuple[str, ...]] = {
+        "time": ("total_ns",),
+        "forward": ("forward_ns",),
+        "backward": ("backward_ns",),
+        "memory": SIZES,
+    }
+    found = (getattr(calls, name) for name in columns[measure])
+    return [one for one in found if one is not None]
+
+
+def of_paths(
+    number: Ints,
+    above: Ints,
+    own: Ints,
+    weight: Ints,
+    frame: Callable[[int], Frame],
+    *,
+    begin: Callable[[int], tuple[Frame, ...]] = lambda _: (),
+    beginning: NDArray[np.int64] | None = None,
+) -> Iterator[Sample]:
+    """Yield samples of ranges that have `arrays.nesting.paths`.
+
+    Args:
+        number: of each range's path.
+        above: as of `paths`.
+        own: as of `paths`.
+        weight: of each range in itself.
+        frame: returns the frame of a label.
+        begin: returns what stands above the paths, by number of a beginning.
+        beginning: of each range, such as its thread; none: all have number 0.
+    """
+    first = np.zeros(len(number), np.int64) if beginning is None else beginning
+    some = weight > 0
+    pairs, which = np.unique(first[some] * len(above) + number[some], return_inverse=True)
+    sums = np.bincount(which, weight[some], minlength=len(pairs)).astype(np.int64).tolist()
+    counts = np.bincount(which, minlength=len(pairs)).tolist()
+    known: dict[int, tuple[Frame, ...]] = {}
+    labels: dict[int, Frame] = {}
+
+    def path(node: int) -> tuple[Frame, ...]:
+        missing = []
+        while node >= 0 and node not in known:
+            missing.append(node)
+            node = int(above[node])
+        for each in reversed(missing):
+            label, up = int(own[each]), int(above[each])
+            if label not in labels:
+                labels[label] = frame(label)
+            known[each] = (*(known[up] if up >= 0 else ()), labels[label])
+            node = each
+        return known[node]
+
+    for pair, total, count in zip(pairs.tolist(), sums, counts, strict=True):
+        yield Sample((*begin(pair // len(above)), *path(pair % len(above))), total, count)

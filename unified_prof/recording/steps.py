@@ -1,0 +1,336 @@
+"""Which step a moment lies in.
+
+What the devices did in each training step, as torch_npu counts it (its StepTraceTime).
+
+People who know the vendor's viewers look for these figures, so they stand beside ours. They differ:
+a step is what starts on a device while what the step launched runs, and only compute kernels and
+collectives count, so that copies are `free` time. `docs/figures.md` has every definition.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.intervals import merge, subtract, union
+from unified_prof.base.vocabulary import API_OPERATION
+from unified_prof.recording.calls import UNKNOWN
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.source import Source
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+Steps = Sequence[tuple[str, int, int]]
+"""Name, start and end in nanoseconds, in order of time."""
+
+
+def step_of(start_ns: Ints, steps: Steps) -> Ints:
+    """Return the index of the step that each moment lies in, UNKNOWN where in none."""
+    starts = np.array([start for _, start, _ in steps], np.int64)
+    ends = np.array([end for _, _, end in steps], np.int64)
+    step = np.searchsorted(starts, start_ns, side="right") - 1
+    result: Ints = np.where((step >= 0) & (start_ns < ends[step]), step, UNKNOWN)
+    return result
+
+
+_NODE = 10_000
+"""ENUM_API_TYPE `node`, the level that launches."""
+FOREVER = 2**63 - 1
+"""The end of what has none."""
+_RECEIVE = "hcom_receive"
+_OF_GPUS = "UPROF_GPU_TASKS"
+
+
+@dataclass(frozen=True, slots=True)
+class Range:
+    """What belongs to a step: whatever starts on a device in it."""
+
+    name: str | None
+    """Its number; None: the whole recording, which has no steps."""
+    begun_ns: int | None
+    """Start on the host."""
+    start_ns: int
+    end_ns: int
+
+
+@dataclass(frozen=True, slots=True)
+class StepTrace:
+    """One step on one device, by torch_npu's definitions."""
+
+    device_id: int
+    step: str | None
+    """None: the whole recording, which has no steps."""
+    computing_ns: int
+    """Union of the compute kernels."""
+    communication_not_overlapped_ns: int
+    overlapped_ns: int
+    communication_ns: int
+    """Union of the collectives, each from its first task to its last."""
+    free_ns: int
+    """Between the first and the last kernel or collective, what neither fills; copies do not."""
+    stage_ns: int
+    """From the first kernel or collective to the end of the last, without `bubble_ns`."""
+    bubble_ns: int
+    """Time in receives of pipeline parallelism: waiting for the stage before."""
+    communication_not_overlapped_and_exclude_receive_ns: int
+    preparing_ns: int
+    """From the step's start on the host to the first kernel or collective; 0 without a kernel."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Ran:
+    """All tasks, as columns."""
+
+    device: NDArray[np.integer]
+    connection: NDArray[np.integer]
+    start_ns: Ints
+    end_ns: Ints
+    identity: NDArray[np.integer]
+    """globalTaskId."""
+
+
+def is_of_ascend(source: Source) -> bool:
+    """Tell whether the launches of a report are those of CANN."""
+    if _OF_GPUS in source.tables or "CANN_API" not in source.tables:
+        return False
+    return bool(source.rows("SELECT 1 FROM CANN_API WHERE type = ? LIMIT 1", (_NODE,)))
+
+
+def read_tasks(source: Source) -> Ran:
+    """Return all tasks of a report."""
+    columns = {
+        "device": "deviceId",
+        "connection": "connectionId",
+        "start": "startNs",
+        "end": "endNs",
+        "identity": "globalTaskId",
+    }
+    found = source.integers("TASK", columns)
+    return Ran(
+        found["device"], found["connection"], found["start"], found["end"], found["identity"]
+    )
+
+
+def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Range]:
+    """Return the range of every step: what it launched, and as long as it lasted.
+
+    Args:
+        source: the report.
+        ran: its tasks.
+        calls: the calls of its host, where they were read before.
+    """
+    steps = sorted(
+        (row for row in source.rows("SELECT startNs, endNs, id FROM STEP_TIME") if None not in row),
+        key=lambda row: int(row[0]),
+    )
+    calls = HostCalls(source) if calls is None else calls
+    launching = np.flatnonzero(calls.type == _NODE)
+    start, end, connection = (
+        calls.start_ns[launching],
+        calls.end_ns[launching],
+        calls.connection[launching],
+    )
+    launched = _Launched(_last_of_each(ran))
+    if not steps:
+        first, _ = launched.span(connection)
+        return [Range(None, None, first or 0, FOREVER)]
+    result = []
+    for begin, until, number in steps:
+        inside = (start >= begin) & (end <= until)
+        first, last = launched.span(connection[inside])
+        result.append(
+            Range(
+                str(number),
+                begin,
+                begin if first is None else first,
+                until if last is None else max(last, until),
+            )
+        )
+    return result
+
+
+class Work:
+    """Pieces of work in order of the moment that says in which range each of them counts."""
+
+    def __init__(
+        self,
+        device: NDArray[np.integer],
+        start_ns: Ints,
+        end_ns: Ints,
+        *,
+        at_ns: Ints | None = None,
+        receives: NDArray[np.bool_] | None = None,
+    ) -> None:
+        """Take the pieces.
+
+        Args:
+            device: Where each ran.
+            start_ns: When it began.
+            end_ns: When it ended.
+            at_ns: The moment by which it is of a range; None: that of its start.
+            receives: Which wait for the stage before in a pipeline; None: none of them.
+        """
+        at_ns = start_ns if at_ns is None else at_ns
+        order = np.argsort(at_ns, kind="stable")
+        self.device, self.start_ns, self.end_ns = device[order], start_ns[order], end_ns[order]
+        self.at_ns = at_ns[order]
+        self.receives = np.zeros(len(order), bool) if receives is None else receives[order]
+
+    def on(self, device: int) -> Work:
+        """Return the part on one device."""
+        return self._part(self.device == device)
+
+    def within(self, one: Range) -> Work:
+        """Return what counts in a range."""
+        low, high = np.searchsorted(self.at_ns, (one.start_ns, one.end_ns)).tolist()
+        return self._part(slice(low, max(low, high)))
+
+    def _part(self, rows: Any) -> Work:
+        return Work(
+            self.device[rows],
+            self.start_ns[rows],
+            self.end_ns[rows],
+            at_ns=self.at_ns[rows],
+            receives=self.receives[rows],
+        )
+
+
+def read_work(source: Source, ran: Ran) -> tuple[Work, Work]:
+    """Return the operators, and the collectives of which the device is known."""
+    operators = source.integers("COMPUTE_TASK_INFO", {"identity": "globalTaskId"})["identity"]
+    computes = Lookup(operators).rows(ran.identity) >= 0
+    compute = Work(ran.device[computes], ran.start_ns[computes], ran.end_ns[computes])
+    return compute, _communication(source, ran)
+
+
+def traces(
+    source: Source, work: tuple[Work, Work], all_ranges: Sequence[Range]
+) -> Iterator[StepTrace]:
+    """Yield a row for every step and device that worked anywhere.
+
+    Args:
+        source: Whose operators say when a recording without steps began.
+        work: What computed, and what communicated.
+        all_ranges: Of the steps.
+    """
+    compute, communication = work
+    first_operator = None
+    if any(one.name is None for one in all_ranges):
+        first_operator = _first_operator(source)
+    devices = np.unique(np.concatenate([compute.device, communication.device]))
+    for device in devices.tolist():
+        computing, communicating = compute.on(device), communication.on(device)
+        for one in all_ranges:
+            begun = first_operator if one.name is None else one.begun_ns
+            yield _trace(device, one, computing.within(one), communicating.within(one), begun)
+
+
+class _Launched:
+    """Tasks by the call that launched them."""
+
+    def __init__(self, ran: Ran) -> None:
+        order = np.argsort(ran.connection, kind="stable")
+        self._connection = ran.connection[order]
+        self._start_ns, self._end_ns = ran.start_ns[order], ran.end_ns[order]
+
+    def span(self, connections: Ints) -> tuple[int | None, int | None]:
+        """Return the start of the first task of these calls and the end of the last."""
+        place, _ = _places(self._connection, np.unique(connections))
+        if not len(place):
+            return None, None
+        return int(self._start_ns[place].min()), int(self._end_ns[place].max())
+
+
+def _places(keys: NDArray[np.integer], wanted: Ints) -> tuple[Ints, Ints]:
+    """Return all places of the wanted values in ascending keys, and which one stands at each."""
+    low = np.searchsorted(keys, wanted, side="left")
+    count = np.searchsorted(keys, wanted, side="right") - low
+    which = np.repeat(np.arange(len(wanted)), count)
+    begins = np.cumsum(count) - count
+    return np.arange(len(which)) - begins[which] + low[which], which
+
+
+def _last_of_each(ran: Ran) -> Ran:
+    """Return the tasks without those whose globalTaskId a later row has: the last one is meant."""
+    if np.all(ran.identity[1:] > ran.identity[:-1]):
+        return ran
+    _, from_end = np.unique(ran.identity[::-1], return_index=True)
+    rows = len(ran.identity) - 1 - from_end
+    return Ran(
+        ran.device[rows],
+        ran.connection[rows],
+        ran.start_ns[rows],
+        ran.end_ns[rows],
+        ran.identity[rows],
+    )
+
+
+def _communication(source: Source, ran: Ran) -> Work:
+    """Return collectives from first to last task."""
+    if "COMMUNICATION_OP" not in source.tables:
+        nothing = np.zeros(0, np.int64)
+        return Work(nothing, nothing, nothing)
+    columns = {"start": "startNs", "end": "endNs", "connection": "connectionId", "name": "opName"}
+    found = source.integers("COMMUNICATION_OP", columns)
+    told = found["connection"] != MISSING
+    found = {name: values[told] for name, values in found.items()}
+    order = np.argsort(ran.connection, kind="stable")
+    place, which = _places(ran.connection[order], found["connection"])
+    device = ran.device[order][place]
+    least = np.full(len(found["start"]), FOREVER)
+    most = np.full(len(found["start"]), -FOREVER)
+    np.minimum.at(least, which, device)
+    np.maximum.at(most, which, device)
+    known = least == most
+    ids = np.unique(found["name"]).tolist()
+    receiving = [number for number in ids if _receives(source, number)]
+    receives = np.isin(found["name"], receiving)
+    return Work(least[known], found["start"][known], found["end"][known], receives=receives[known])
+
+
+def _receives(source: Source, name: int) -> bool:
+    rows = source.rows("SELECT value FROM STRING_IDS WHERE id = ?", (name,))
+    return any(str(text).lower().startswith(_RECEIVE) for (text,) in rows)
+
+
+def _first_operator(source: Source) -> int | None:
+    if "PYTORCH_API" not in source.tables:
+        return None
+    ((first,),) = source.rows(
+        "SELECT min(CAST(startNs AS INTEGER)) FROM PYTORCH_API WHERE type = ?", (API_OPERATION,)
+    )
+    return None if first is None else int(first)
+
+
+def _trace(
+    device: int, one: Range, compute: Work, communication: Work, begun_ns: int | None
+) -> StepTrace:
+    computing = merge(compute.start_ns, compute.end_ns)
+    communicating = merge(communication.start_ns, communication.end_ns)
+    alone = subtract(communicating, computing).total_ns
+    busy = union(computing, communicating)
+    stage = int(busy.end_ns[-1] - busy.start_ns[0]) if len(busy) else 0
+    received = communication.receives
+    bubble = int((communication.end_ns - communication.start_ns)[received].sum())
+    # torch_npu takes the start of a device that computes for the first; without one, and without
+    # operators, nothing is known of preparing.
+    prepared = len(computing) and begun_ns is not None
+    return StepTrace(
+        device_id=device,
+        step=one.name,
+        computing_ns=computing.total_ns,
+        communication_not_overlapped_ns=alone,
+        overlapped_ns=communicating.total_ns - alone,
+        communication_ns=communicating.total_ns,
+        free_ns=stage - busy.total_ns,
+        stage_ns=stage - bubble,
+        bubble_ns=bubble,
+        communication_not_overlapped_and_exclude_receive_ns=max(alone - bubble, 0),
+        preparing_ns=int(busy.start_ns[0]) - begun_ns if prepared and begun_ns is not None else 0,
+    )

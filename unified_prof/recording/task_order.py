@@ -1,0 +1,356 @@
+"""The work of a device in order of its starts, some at a time: what its gaps are explained with.
+
+Which call of the host launched which work of a device, and how long that work had to wait.
+
+Work is what computes, communicates or copies; tasks that only wait or notify are none. A call that
+launched several tasks, as the replay of a graph, counts once on each stream, with the first.
+
+Pieces of device work by the window: their columns are made where they are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import Column
+from unified_prof.recording import idle
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
+from unified_prof.recording.collectives import Collectives
+from unified_prof.recording.communication import by_key
+from unified_prof.recording.host_calls import HostCalls
+from unified_prof.recording.task_rows import TaskRows
+from unified_prof.recording.tasks import Tasks
+
+if TYPE_CHECKING:
+    from unified_prof.recording.device_tasks import Work
+
+
+Ints = NDArray[np.int64]
+
+_NEVER = np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Begun:
+    """Some pieces of work in order of their starts."""
+
+    piece: NDArray[np.int32]
+    """Which of all work each is."""
+    start_ns: Ints
+    kind: NDArray[np.int8]
+    stream: Ints
+    """UNKNOWN of collectives as a whole."""
+    connection: Ints
+
+    def at(self, rows: slice | NDArray[np.intp]) -> Begun:
+        """Return some of them."""
+        return Begun(
+            self.piece[rows],
+            self.start_ns[rows],
+            self.kind[rows],
+            self.stream[rows],
+            self.connection[rows],
+        )
+
+    def merged(self, other: Begun) -> Begun:
+        """Return these and others in order of their starts; of those that begin together, these."""
+        both = Begun(
+            np.concatenate((self.piece, other.piece)),
+            np.concatenate((self.start_ns, other.start_ns)),
+            np.concatenate((self.kind, other.kind)),
+            np.concatenate((self.stream, other.stream)),
+            np.concatenate((self.connection, other.connection)),
+        )
+        return both.at(np.argsort(both.start_ns, kind="stable"))
+
+
+class Following:
+    """The work of one device, as far as the gaps before it are explained."""
+
+    def __init__(
+        self,
+        work: Iterator[Begun],
+        launched: Callable[[Ints], Ints],
+        waits: IntervalSet,
+        awaits: NDArray[np.int32],
+    ) -> None:
+        """Begin before all work.
+
+        Args:
+            work: all of it, in order of its starts.
+            launched: tells when work was launched by its connection, -1 where that is not known.
+            waits: when streams of the device waited for others.
+            awaits: the pieces that were launched behind a wait, in rising order.
+        """
+        self._coming, self._launched = work, launched
+        self._waits, self._awaits = waits, awaits
+        nothing = np.zeros(0, np.int64)
+        self._piece, self._kind = nothing.astype(np.int32), nothing.astype(np.int8)
+        self._start_ns = self._launched_ns = nothing
+
+    def ending(self, gaps: IntervalSet) -> tuple[idle.Pieces, NDArray[np.int32]]:
+        """Return the pieces that may end some gaps, and which of all work each is.
+
+        Gaps are to be asked about in order of time.
+        """
+        high = 0
+        if len(gaps):
+            first, last = int(gaps.end_ns[0]), int(gaps.end_ns[-1])
+            self._leave(first)
+            while not len(self._start_ns) or self._start_ns[-1] < last:
+                read = next(self._coming, None)
+                if read is None:
+                    break
+                self._take(read)
+                self._leave(first)
+            high = int(np.searchsorted(self._start_ns, last)) + 1
+        piece = self._piece[:high]
+        awaits = find(self._awaits, piece) != NOWHERE
+        pieces = idle.Pieces(
+            self._start_ns[:high], self._launched_ns[:high], self._kind[:high], self._waits, awaits
+        )
+        return pieces, piece
+
+    def _leave(self, before_ns: int) -> None:
+        """Forget what starts before a moment."""
+        low = int(np.searchsorted(self._start_ns, before_ns))
+        if low:
+            self._piece, self._kind = self._piece[low:], self._kind[low:]
+            self._start_ns, self._launched_ns = self._start_ns[low:], self._launched_ns[low:]
+
+    def _take(self, read: Begun) -> None:
+        self._piece = np.concatenate((self._piece, read.piece))
+        self._kind = np.concatenate((self._kind, read.kind))
+        self._start_ns = np.concatenate((self._start_ns, read.start_ns))
+        launched = self._launched(read.connection)
+        self._launched_ns = np.concatenate((self._launched_ns, launched))
+
+
+def awaiting(
+    work: Iterable[Begun], launched: Callable[[Ints], Ints], stream: Ints, at_ns: Ints
+) -> NDArray[np.int32]:
+    """Return the pieces before which their stream was made to wait, in rising order.
+
+    That is: between the launches of the piece before on that stream and of this one.
+
+    Args:
+        work: all of a device.
+        launched: tells when work was launched by its connection, -1 where that is not known.
+        stream: which were made to wait.
+        at_ns: when.
+    """
+    streams = [_Waiting(one, np.sort(at_ns[rows])) for one, rows in by_key(stream)]
+    for some in work:
+        times = launched(some.connection)
+        for one in streams:
+            one.look(some, times)
+    return np.unique(np.concatenate([np.zeros(0, np.int32), *(one.pieces for one in streams)]))
+
+
+class _Waiting:
+    """The first piece that was launched on a stream after each moment, so far."""
+
+    def __init__(self, stream: int, moments: Ints) -> None:
+        self._stream, self._moments = stream, moments
+        self._launched_ns = np.full(len(moments), _NEVER)
+        self._piece = np.full(len(moments), NOWHERE, np.int32)
+
+    @property
+    def pieces(self) -> NDArray[np.int32]:
+        found: NDArray[np.int32] = self._piece[self._piece != NOWHERE]
+        return found
+
+    def look(self, some: Begun, launched_ns: Ints) -> None:
+        own = np.flatnonzero((some.stream == self._stream) & (launched_ns >= 0))
+        own = own[np.argsort(launched_ns[own], kind="stable")]
+        times = launched_ns[own]
+        if not len(own):
+            return
+        # Both moments and what is known of them rise: few of them can come to know better.
+        low = int(np.searchsorted(self._launched_ns, times[0], side="right"))
+        high = int(np.searchsorted(self._moments, times[-1], side="right"))
+        if low >= high:
+            return
+        at = np.searchsorted(times, self._moments[low:high])
+        better = low + np.flatnonzero(times[at] < self._launched_ns[low:high])
+        at = at[better - low]
+        self._launched_ns[better], self._piece[better] = times[at], some.piece[own[at]]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Launched:
+    """One row for each call and stream that it launched work on, by call."""
+
+    call: Ints
+    """Row of CANN_API."""
+    called_ns: Ints
+    """Start of the call."""
+    returned_ns: Ints
+    """Its end."""
+    device: Ints
+    stream: Ints
+    started_ns: Ints
+    """Start of the first task."""
+    work_ns: Ints
+    """Time of all tasks together."""
+    unknown: int
+    """Tasks of which no call is known."""
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+    @property
+    def of_calls(self) -> Launched:
+        """The same with one row for each call, whatever streams it launched work on."""
+        first = np.flatnonzero(np.append(True, self.call[1:] != self.call[:-1])[: len(self)])
+        return self if len(first) == len(self) else self._joined(first)
+
+    def _joined(self, first: Ints) -> Launched:
+        return Launched(
+            call=self.call[first],
+            called_ns=self.called_ns[first],
+            returned_ns=self.returned_ns[first],
+            device=self.device[first],
+            stream=self.stream[first],
+            started_ns=np.minimum.reduceat(self.started_ns, first),
+            work_ns=np.add.reduceat(self.work_ns, first),
+            unknown=self.unknown,
+        )
+
+
+def launched(tasks: Tasks, calls: HostCalls) -> Launched:
+    """Join the work of all devices with the calls that launched it."""
+    work = np.flatnonzero(
+        (tasks.kind == KERNEL) | (tasks.kind == COPY) | (tasks.kind == COMMUNICATION)
+    )
+    call = calls.launching(tasks.connection[work]).astype(np.int64)
+    good = (call >= 0) & np.append(calls.happened, False)[call]
+    unknown = int(len(work) - good.sum())
+    work, call = work[good], call[good]
+    device = tasks.device[work].astype(np.int64)
+    stream = tasks.stream[work].astype(np.int64)
+    order = np.lexsort((stream, device, call))
+    work, call, device, stream = work[order], call[order], device[order], stream[order]
+    columns = (call, device, stream)
+    head = np.append(True, np.logical_or.reduce([one[1:] != one[:-1] for one in columns]))
+    first = np.flatnonzero(head[: len(call)])
+    started, lasted = tasks.start_ns[work], tasks.duration_ns[work].astype(np.int64)
+    if len(first) < len(call):
+        started, lasted = np.minimum.reduceat(started, first), np.add.reduceat(lasted, first)
+        call, device, stream = call[first], device[first], stream[first]
+    return Launched(
+        call=call,
+        called_ns=calls.start_ns[call],
+        returned_ns=calls.end_ns[call],
+        device=device,
+        stream=stream,
+        started_ns=started,
+        work_ns=lasted,
+        unknown=unknown,
+    )
+
+
+class Pieces:
+    """Some pieces of work, with their columns as they are asked for."""
+
+    def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
+        self._work, self._tasks, self._comms = work, tasks, comms
+        self.first = first
+        """Which of all pieces is the first; the others follow it."""
+
+    def __len__(self) -> int:
+        return len(self._comms if self._tasks is None else self._tasks)
+
+    @property
+    def rows(self) -> slice:
+        """Which of all pieces these are."""
+        return slice(self.first, self.first + len(self))
+
+    @property
+    def tasks(self) -> TaskRows | None:
+        """The tasks that they are; None: these are collectives as a whole."""
+        return self._tasks
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each piece."""
+        return self._comms.start_ns if self._tasks is None else self._tasks.start_ns
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Duration of each piece."""
+        return self._comms.duration_ns if self._tasks is None else self._tasks.duration_ns
+
+    @property
+    def kind(self) -> NDArray[np.int8]:
+        """What each piece is."""
+        if self._tasks is None:
+            return np.full(len(self), COMMUNICATION, np.int8)
+        return self._tasks.kind
+
+    @property
+    def device(self) -> Ints:
+        """Device of each piece."""
+        return self._comms.device if self._tasks is None else self._tasks.device.astype(np.int64)
+
+    @property
+    def stream(self) -> Ints:
+        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        if self._tasks is None:
+            return np.full(len(self), UNKNOWN)
+        return self._tasks.stream.astype(np.int64)
+
+    @property
+    def connection(self) -> Ints:
+        """What ties each piece to the host call that launched it."""
+        if self._tasks is None:
+            return self._comms.connection
+        return self._tasks.connection.astype(np.int64)
+
+    @cached_property
+    def operator(self) -> NDArray[np.int32]:
+        """Operator type of each piece, as numbers in the labels of all work."""
+        names, comms = self._work.operator_numbers
+        return comms if self._tasks is None else names.of(self._tasks)
+
+    @cached_property
+    def kernel(self) -> NDArray[np.int32]:
+        """Kernel, collective or kind of copy of each piece, as numbers in the same labels."""
+        names, comms = self._work.kernel_numbers
+        return comms if self._tasks is None else names.of(self._tasks)
+
+
+class OfPieces(Column):
+    """A column over all pieces of work, made of those of tasks where it is asked for."""
+
+    def __init__(self, work: Work, of: Callable[[Pieces], NDArray[Any]]) -> None:
+        self._work, self._of = work, of
+
+    def __len__(self) -> int:
+        return len(self._work)
+
+    def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
+        """Return the values of any pieces."""
+        of_tasks = rows < len(self._work.of_tasks)
+        if of_tasks.all():
+            return self._of(self._work.at_tasks(rows))
+        whole = self._of(self._work.whole_comms())
+        mine = self._of(self._work.at_tasks(rows[of_tasks]))
+        found = np.empty(len(rows), np.result_type(whole, mine))
+        found[of_tasks] = mine
+        found[~of_tasks] = whole[rows[~of_tasks] - len(self._work.of_tasks)]
+        return found
+
+    def _between(self, low: int, high: int) -> NDArray[Any]:
+        if (low, high) != (0, len(self)):
+            return self.at(np.arange(low, high))
+        parts = [self._of(some) for some in self._work.windows()]
+        return np.concatenate(parts) if parts else np.zeros(0, np.int64)

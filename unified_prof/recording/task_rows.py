@@ -1,0 +1,252 @@
+"""What a device task is, judged by the text of its type alone.
+
+Some device tasks, with their columns as they are asked for.
+
+What device tasks are called: their operator or kernel, their type, what they copy.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.packed import Packed
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
+from unified_prof.recording.source import NOTHING_KNOWN, Strings
+
+if TYPE_CHECKING:
+    from unified_prof.recording.tasks import Tasks
+
+
+WAIT = 6
+"""A task that only waits, records or notifies: no work (continues the numbers of `calls.KINDS`)."""
+
+# What the text of a task's type says about it. Decides only where no table knows the task.
+_WAITS = re.compile(
+    r"wait|record|event|notify|(?<!a)sync|barrier|profiling|maintenance|write[ _]?value|capture|"
+    r"label|switch|nop\b|mstx|place_?holder|model_(?:execute|end|exit)",
+    re.IGNORECASE,
+)
+_COPIES = re.compile(r"mem ?cpy|mem ?set|sdma|pcie|copy|async_?dma", re.IGNORECASE)
+_KERNELS = re.compile(
+    r"kernel|ai_?core|ai_?cpu|ai_?vec|vector|cube|mix_ai|dsa|dvpp|stars_common|ffts|fusion",
+    re.IGNORECASE,
+)
+_COLLECTIVES = re.compile(r"hccl|nccl|rccl|communication|rdma|\bccu", re.IGNORECASE)
+
+
+def kind_of_type(text: str | None) -> int:
+    """Return what a task is, judged by the text of its type alone."""
+    if text in NOTHING_KNOWN:
+        return OTHER
+    assert text is not None
+    if _COLLECTIVES.search(text):
+        return COMMUNICATION
+    if _COPIES.search(text):
+        return COPY
+    if _WAITS.search(text):
+        return WAIT
+    return KERNEL if _KERNELS.search(text) else OTHER
+
+
+Ints = NDArray[np.int64]
+FOREVER = 2**63 - 1
+
+
+class TaskRows:
+    """Some tasks, with their columns as they are asked for."""
+
+    def __init__(
+        self, tasks: Tasks, rows: slice | NDArray[np.integer], until_ns: int = FOREVER
+    ) -> None:
+        self._tasks, self._rows = tasks, rows
+        self.until_ns = until_ns
+        """Of a window in order of time: no later window has a task that starts before."""
+
+    def __len__(self) -> int:
+        if isinstance(self._rows, slice):
+            return len(range(*self._rows.indices(len(self._tasks))))
+        return len(self._rows)
+
+    @cached_property
+    def rows(self) -> NDArray[np.integer]:
+        """Which of all tasks these are."""
+        if isinstance(self._rows, slice):
+            return np.arange(*self._rows.indices(len(self._tasks)))
+        return self._rows
+
+    @cached_property
+    def start_ns(self) -> Ints:
+        """Start of each task."""
+        return self._of("start")
+
+    @cached_property
+    def duration_ns(self) -> Ints:
+        """Duration of each task, in as many bytes as that of any needs."""
+        return self._of("duration")
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each task."""
+        return self.start_ns + self.duration_ns
+
+    @cached_property
+    def device(self) -> NDArray[np.integer]:
+        """Device number of each task."""
+        return self._of("device")
+
+    @cached_property
+    def type(self) -> NDArray[np.integer]:
+        """Number in `Tasks.type_texts` of the type of each task."""
+        return self._of("type")
+
+    @cached_property
+    def kind(self) -> NDArray[np.int8]:
+        """What each task is."""
+        return self._of("kind")
+
+    @cached_property
+    def info(self) -> NDArray[np.int32]:
+        """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
+        return self._of("info")
+
+    @cached_property
+    def stream(self) -> Ints:
+        """Stream number of each task."""
+        return self._of("stream")
+
+    @cached_property
+    def connection(self) -> Ints:
+        """Connection id of each task."""
+        return self._of("connection")
+
+    @cached_property
+    def identity(self) -> Ints:
+        """The globalTaskId of each task."""
+        return self._of("identity")
+
+    def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
+        """Return those that are chosen."""
+        return _Chosen(self, np.flatnonzero(chosen))
+
+    def _of(self, name: str) -> NDArray[Any]:
+        column = self._tasks.packed[name]
+        return column[self._rows] if isinstance(self._rows, slice) else column.at(self._rows)
+
+
+class _Chosen(TaskRows):
+    """Some rows of a window: what that has unpacked serves them too."""
+
+    def __init__(self, window: TaskRows, inside: NDArray[np.intp]) -> None:
+        super().__init__(window._tasks, inside, window.until_ns)
+        self._window, self._inside = window, inside
+
+    @cached_property
+    def rows(self) -> NDArray[np.integer]:
+        return self._window.rows[self._inside]
+
+    def _of(self, name: str) -> NDArray[Any]:
+        attribute = f"{name}_ns" if name in ("start", "duration") else name
+        values: NDArray[Any] = getattr(self._window, attribute)[self._inside]
+        return values
+
+
+_DENSE = 1 << 22
+
+
+class TaskNames:
+    """Tells what tasks are called, as numbers of labels."""
+
+    def __init__(
+        self,
+        labels: Labels,
+        strings: Strings,
+        columns: tuple[Packed, Packed],
+        by_type: list[str],
+        copies: tuple[Ints, list[str]],
+        asked: Iterator[TaskRows],
+    ) -> None:
+        """Give numbers to all names that will be used.
+
+        Args:
+            labels: what numbers them.
+            strings: the texts of the columns.
+            columns: of COMPUTE_TASK_INFO: the one that names a task, and the one that does so
+                where that says nothing.
+            by_type: what tasks are called by their type, where neither knows.
+            copies: identities of copies, and what they are called.
+            asked: the tasks that will be asked for, for what is numbered only where it is needed.
+        """
+        self._columns = columns
+        self._numbers = [_Numbers.of(columns[0], labels, strings)]
+        if (self._numbers[0].numbers < 0).any():
+            self._numbers.append(self._second(labels, strings))
+        self._by_type = np.full(len(by_type) + 1, UNKNOWN, np.int32)
+        if any((self._told(rows.info) < 0).any() for rows in asked):
+            self._by_type = labels.numbers(by_type)
+        self._copies = Lookup(copies[0]) if len(copies[0]) else None
+        self._directions = labels.numbers(copies[1])
+
+    def of(self, rows: TaskRows) -> NDArray[np.int32]:
+        """Return the number of each task's name."""
+        result = self._told(rows.info)
+        unknown = np.flatnonzero(result < 0)
+        if len(unknown):
+            result[unknown] = self._by_type[rows.type[unknown]]
+        if self._copies is not None:
+            copies = np.flatnonzero(rows.kind == COPY)
+            row = self._copies.rows(rows.identity[copies])
+            result[copies[row >= 0]] = self._directions[row[row >= 0]]
+        return result
+
+    def _second(self, labels: Labels, strings: Strings) -> _Numbers:
+        """Number the names of the rows of which the first column says nothing."""
+        first, second = self._columns
+        used = [
+            np.unique(others[self._numbers[0].at(names) < 0])
+            for names, others in zip(first.blocks(), second.blocks(), strict=True)
+        ]
+        ids = np.unique(np.concatenate(used))
+        return _Numbers(ids, labels.numbers(strings.texts(ids.tolist())))
+
+    def _told(self, info: NDArray[np.int32]) -> NDArray[np.int32]:
+        """Return the numbers that COMPUTE_TASK_INFO tells, UNKNOWN where it does not."""
+        result = np.full(len(info), UNKNOWN, np.int32)
+        left = slice(None) if info.min(initial=0) >= 0 else np.flatnonzero(info >= 0)
+        for column, numbers in zip(self._columns, self._numbers, strict=False):
+            result[left] = numbers.at(column.at(info[left]))
+            if len(self._numbers) == 1:
+                break
+            left = np.flatnonzero((info >= 0) & (result < 0))
+        return result
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Numbers:
+    """Numbers of labels by string id."""
+
+    ids: Ints
+    """In rising order."""
+    numbers: NDArray[np.int32]
+
+    @classmethod
+    def of(cls, column: Packed, labels: Labels, strings: Strings) -> _Numbers:
+        ids = column.distinct()
+        return cls(ids, labels.numbers(strings.texts(ids.tolist())))
+
+    def at(self, ids: NDArray[np.integer]) -> NDArray[np.int32]:
+        if not len(self.ids):
+            return np.full(len(ids), UNKNOWN, np.int32)
+        first = int(self.ids[0])
+        if int(self.ids[-1]) - first < _DENSE:
+            table = np.full(int(self.ids[-1]) - first + 1, UNKNOWN, np.int32)
+            table[self.ids - first] = self.numbers
+            return table.take(ids - first, mode="clip")
+        return self.numbers[np.minimum(np.searchsorted(self.ids, ids), len(self.ids) - 1)]

@@ -1,0 +1,343 @@
+"""Device tasks of an msprof database: when they ran, where, what they were.
+
+Everything here is columns over the rows of TASK, in the file's order, without the rows whose times
+are impossible (they are counted as a finding). They are held packed, at some 15 bytes a task.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
+from unified_prof.recording.source import Findings, Source, Strings, possible
+from unified_prof.recording.task_rows import FOREVER, WAIT, TaskNames, TaskRows, kind_of_type
+from unified_prof.sqlite.integer_columns import MISSING
+
+Ints = NDArray[np.int64]
+
+# What a profiler sets on a device when it begins and ends: no part of what the program did there.
+_OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
+
+_INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
+_NO_DEVICE = -(2**31)
+_KEPT_ROWS = 1 << 20
+"""Columns of so many rows are unpacked once; longer ones whenever they are asked for."""
+WINDOW = 2 * BLOCK
+"""Rows of a window: what is worked out about them stays some megabytes."""
+_COLUMNS = {
+    "start": "startNs",
+    "duration": "endNs - startNs",
+    "identity": "globalTaskId",
+    "device": "deviceId",
+    "type": "taskType",
+    "stream": "streamId",
+    "connection": "connectionId",
+}
+
+
+class Tasks:
+    """The rows of TASK as columns, packed: a whole column is unpacked for whoever asks for it.
+
+    `windows` and `in_time` give some rows at a time, for what need not be held at once.
+    """
+
+    def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
+        self._source = source
+        self._strings = strings
+        self._kept: dict[str, NDArray[Any]] = {}
+        read = _read(source, findings)
+        self.is_in_order: bool = read.is_in_order
+        """Whether the file has them in order of their starts."""
+        self.packed: dict[str, Packed] = read.columns
+        """The columns; `type` has codes of `type_texts`."""
+        self._type_ids = self.packed["type"].distinct().tolist()
+        self.packed["type"] = recoded(self.packed["type"], self._type_ids)
+        compute = {name: Packing(_INT32, hole=MISSING) for name in ("id", "op_type", "name")}
+        columns = {"id": "globalTaskId", "op_type": "opType", "name": "name"}
+        for piece in source.pieces("COMPUTE_TASK_INFO", columns):
+            for name, values in piece.items():
+                compute[name].add(values)
+        self.of_compute = {name: packing.done() for name, packing in compute.items()}
+        """The columns of COMPUTE_TASK_INFO: `op_type` and `name`."""
+        self.packed["info"] = self._joined(PackedLookup(self.of_compute.pop("id")))
+        self.packed["kind"] = self._kinds()
+
+    def __len__(self) -> int:
+        return len(self.packed["start"])
+
+    @property
+    def start_ns(self) -> Ints:
+        """Start of each task."""
+        return self._whole("start")
+
+    @property
+    def duration_ns(self) -> Ints:
+        """Duration of each task."""
+        return self._whole("duration")
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each task."""
+        return self.start_ns + self.duration_ns
+
+    @property
+    def device(self) -> NDArray[np.integer]:
+        """Device number of each task."""
+        return self._whole("device")
+
+    @property
+    def type(self) -> NDArray[np.integer]:
+        """Number in `type_texts` of the type of each task."""
+        return self._whole("type")
+
+    @property
+    def kind(self) -> NDArray[np.int8]:
+        """What each task is: a number of `calls.KINDS`, or WAIT."""
+        return self._whole("kind")
+
+    @property
+    def info(self) -> NDArray[np.int32]:
+        """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
+        return self._whole("info")
+
+    @property
+    def stream(self) -> Ints:
+        """Stream number of each task."""
+        return self._whole("stream")
+
+    @property
+    def connection(self) -> Ints:
+        """Connection id of each task: what ties it to the host call that launched it."""
+        return self._whole("connection")
+
+    @property
+    def identity(self) -> Ints:
+        """The globalTaskId of each task."""
+        return self._whole("identity")
+
+    @cached_property
+    def devices(self) -> list[int]:
+        """The numbers of the devices, in rising order."""
+        return [int(number) for number in self.packed["device"].distinct()]
+
+    @cached_property
+    def counts(self) -> NDArray[np.int64]:
+        """How many tasks there are of each kind."""
+        count = np.zeros(WAIT + 1, np.int64)
+        for kind in self.packed["kind"].blocks():
+            count += np.bincount(kind, minlength=len(count))
+        return count
+
+    @cached_property
+    def type_texts(self) -> list[str | None]:
+        """Text of each code in `type`."""
+        return self._strings.texts(self._type_ids)
+
+    @property
+    def of_the_program(self) -> NDArray[np.bool_]:
+        """Which tasks are the program's, not marks of the profiler itself."""
+        return self.program_types.take(self.type)
+
+    @cached_property
+    def program_types(self) -> NDArray[np.bool_]:
+        """Which codes in `type` are those of the program's tasks."""
+        marks = [bool(_OF_THE_PROFILER.match(text or "")) for text in self.type_texts]
+        return ~np.array([*marks, False])
+
+    @property
+    def op_type(self) -> Ints:
+        """String id of the operator type of each row of COMPUTE_TASK_INFO, see `info`."""
+        return self.of_compute["op_type"].whole()
+
+    @property
+    def kernel_name(self) -> Ints:
+        """String id of the kernel's name of each row of COMPUTE_TASK_INFO, see `info`."""
+        return self.of_compute["name"].whole()
+
+    def windows(self, size: int = 0) -> Iterator[TaskRows]:
+        """Yield all tasks in the file's order, `size` (WINDOW) at a time."""
+        size = size or WINDOW
+        for low in range(0, len(self), size):
+            yield TaskRows(self, slice(low, low + size))
+
+    def in_time(self, device: int | None = None) -> Iterator[TaskRows]:
+        """Yield all tasks, or those of a device, in order of their starts, WINDOW at a time.
+
+        Of tasks that start together the file's order counts.
+        """
+        if self.is_in_order:
+            for low in range(0, len(self), WINDOW):
+                behind = low + WINDOW
+                until = (
+                    int(self.packed["start"][behind : behind + 1][0])
+                    if (behind < len(self))
+                    else FOREVER
+                )
+                yield self._on(TaskRows(self, slice(low, behind), until), device)
+            return
+        order = self._order
+        for low in range(0, len(self), WINDOW):
+            rows, following = order[low : low + WINDOW], order[low + WINDOW : low + WINDOW + 1]
+            until = int(self.packed["start"].at(following)[0]) if len(following) else FOREVER
+            yield self._on(TaskRows(self, rows, until), device)
+
+    def rows_at(self, rows: NDArray[np.integer]) -> TaskRows:
+        """Return any tasks."""
+        return TaskRows(self, rows)
+
+    def operator_names(
+        self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
+    ) -> TaskNames:
+        """Return how to tell what kind of operator a task is, as numbers in `labels`.
+
+        That is the operator type where the database has one, else the kernel's name, else the
+        text of the task's type; of a copy, what it copies.
+
+        Args:
+            labels: what gets the texts.
+            among: tells of a window of which tasks will be asked.
+        """
+        windows = (window.where(among(window)) for window in self.windows())
+        return self._names(labels, ("op_type", "name"), windows)
+
+    def kernel_names(
+        self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
+    ) -> TaskNames:
+        """Return how to tell which kernel a task is; see `operator_names`."""
+        windows = (window.where(among(window)) for window in self.windows())
+        return self._names(labels, ("name", "op_type"), windows)
+
+    def operator_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return what kind of operator each of the chosen tasks is, see `operator_names`."""
+        return self._labels(labels, ("op_type", "name"), chosen)
+
+    def kernel_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
+        """Return the kernel of each of the chosen tasks, as numbers in `labels`."""
+        return self._labels(labels, ("name", "op_type"), chosen)
+
+    @cached_property
+    def copies(self) -> tuple[Ints, list[str]]:
+        """The memory copies: their globalTaskId, and what they copy in words."""
+        rows = self._source.rows(
+            "SELECT CAST(m.globalTaskId AS INTEGER), e.name FROM MEMCPY_INFO m"
+            " JOIN ENUM_MEMCPY_OPERATION e ON e.id = m.memcpyOperation"
+            " WHERE m.globalTaskId IS NOT NULL AND e.name IS NOT NULL"
+        )
+        return np.array([row[0] for row in rows], np.int64), [f"memcpy {row[1]}" for row in rows]
+
+    @cached_property
+    def _order(self) -> NDArray[np.int32]:
+        return np.argsort(self.packed["start"].whole(), kind="stable").astype(np.int32)
+
+    def _on(self, window: TaskRows, device: int | None) -> TaskRows:
+        return window if device is None else window.where(window.device == device)
+
+    def _whole(self, name: str) -> NDArray[Any]:
+        if (kept := self._kept.get(name)) is not None:
+            return kept
+        values = self.packed[name].whole()
+        if len(values) <= _KEPT_ROWS:
+            self._kept[name] = values
+        return values
+
+    def _labels(
+        self, labels: Labels, order: tuple[str, str], chosen: NDArray[np.integer]
+    ) -> NDArray[np.int32]:
+        parts = [self.rows_at(chosen[low : low + WINDOW]) for low in range(0, len(chosen), WINDOW)]
+        names = self._names(labels, order, iter(parts))
+        return np.concatenate([np.zeros(0, np.int32), *(names.of(part) for part in parts)])
+
+    def _names(
+        self, labels: Labels, order: tuple[str, str], asked: Iterator[TaskRows]
+    ) -> TaskNames:
+        first, second = (self.of_compute[name] for name in order)
+        by_type = [text or "(unnamed task)" for text in self.type_texts]
+        return TaskNames(labels, self._strings, (first, second), by_type, self.copies, asked)
+
+    def _joined(self, described: PackedLookup) -> Packed:
+        info = Packing(_INT32)
+        for identity in self.packed["identity"].blocks():
+            info.add(described.rows(identity))
+        return info.done()
+
+    def _identities(self, table: str) -> Ints:
+        return self._source.integers(table, {"id": "globalTaskId"})["id"]
+
+    def _kinds(self) -> Packed:
+        """Decide what each task is: the tables that describe tasks first, the type's text last."""
+        described = self.packed["info"].most >= 0 and len(self.packed["info"]) > 0
+        by_type = np.array([kind_of_type(text) for text in self.type_texts] or [OTHER], np.int8)
+        if described:
+            # The database says which tasks are kernels; others that look like one are containers
+            # (a collective's own AI_CORE task) and would be counted twice.
+            by_type[by_type == KERNEL] = OTHER
+        listed = [
+            (Lookup(ids), what)
+            for table, what in (
+                ("MEMCPY_INFO", COPY),
+                ("COMMUNICATION_SCHEDULE_TASK_INFO", COMMUNICATION),
+                ("COMMUNICATION_TASK_INFO", COMMUNICATION),
+            )
+            if len(ids := self._identities(table))
+        ]
+        kinds = Packing(np.int8)
+        columns = (self.packed[name].blocks() for name in ("type", "info", "identity"))
+        for kind_type, info, identity in zip(*columns, strict=True):
+            kind = by_type[kind_type]
+            kind[info >= 0] = KERNEL
+            for lookup, what in listed:
+                kind[lookup.rows(identity) >= 0] = what
+            kinds.add(kind)
+        return kinds.done()
+
+
+@dataclass(frozen=True, slots=True)
+class _Read:
+    columns: dict[str, Packed]
+    is_in_order: bool
+
+
+def _read(source: Source, findings: Findings) -> _Read:
+    """Read TASK, without the rows whose times are impossible."""
+    packings = {
+        "start": Packing(),
+        "duration": Packing(_INT32),
+        "device": Packing(_INT16, _INT32),
+        "type": Packing(_INT16, _INT32),
+    }
+    for name in ("identity", "stream", "connection"):
+        packings[name] = Packing(_INT32, hole=MISSING)
+    bad, last, in_order = 0, -1, True
+    for piece in source.pieces("TASK", _COLUMNS):
+        valid = possible(piece["start"], piece["duration"])
+        count = int(valid.sum())
+        if count < len(valid):
+            bad += len(valid) - count
+            piece = {name: values[valid] for name, values in piece.items()}
+        start = piece["start"]
+        if count:
+            in_order &= int(start[0]) >= last and not (start[1:] < start[:-1]).any()
+            last = int(start[-1])
+        piece["device"], piece["type"] = _known(piece["device"], piece["type"])
+        for name, values in piece.items():
+            packings[name].add(values)
+    if bad:
+        findings.add("impossible_task_time", f"{bad} rows of TASK are left out", bad)
+    return _Read({name: packing.done() for name, packing in packings.items()}, in_order)
+
+
+def _known(device: Ints, kind: Ints) -> tuple[Ints, Ints]:
+    """Return both, as 32 bits each, without a row of which only one is known."""
+    unknown = (device == MISSING) | (kind == MISSING)
+    if unknown.any():
+        device, kind = np.where(unknown, _NO_DEVICE, device), np.where(unknown, 0, kind)
+    return device, kind & 0xFFFFFFFF

@@ -1,0 +1,421 @@
+"""The device's work over time: every task where they are few, merged blocks where they are many.
+
+Quantities that follow from intervals, as lines over time.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, fields
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.grouping import Lookup
+from unified_prof.base.text import NS_PER_S
+from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
+from unified_prof.recording.collectives import Collectives, device_name
+from unified_prof.recording.communication import CollectiveNames, by_key
+from unified_prof.recording.counters import MAX_BYTES
+from unified_prof.recording.model import Series
+from unified_prof.recording.source import Source
+from unified_prof.recording.task_rows import TaskRows
+from unified_prof.recording.tasks import Tasks
+
+Ints = NDArray[np.int64]
+
+
+_PART = 5
+"""The part of the blocks that the busiest time may have for its tasks one by one: a fifth."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Lane:
+    """One stream, or the collectives of one device: blocks in order of time."""
+
+    device: str
+    name: str
+    start_ns: Ints
+    """Relative to the timeline's start."""
+    duration_ns: Ints
+    """From the start of the first task in the block to the end of the last."""
+    busy_ns: Ints
+    """Sum of the durations of the tasks in the block."""
+    count: Ints
+    """Tasks in the block; where it is more than one, `label` and `kind` are the longest one's."""
+    label: NDArray[np.int32]
+    """Number in the timeline's labels."""
+    kind: NDArray[np.int8]
+    connection: Ints
+    """Connection id of the task, of several that of the longest."""
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Timeline:
+    """All lanes over one window."""
+
+    start_ns: int
+    """Unix time of the window's start."""
+    duration_ns: int
+    labels: tuple[str, ...]
+    lanes: tuple[Lane, ...]
+    merged_below_ns: int
+    """Tasks shorter than this may be merged with their neighbours; 0: every task is there."""
+    tasks: int
+    """Tasks that the blocks stand for."""
+    whole_ns: tuple[int, int] | None = None
+    """Where tasks are merged: the busiest part, from and to, in which every task is there."""
+
+
+def build(
+    tasks: Tasks, comms: Collectives, names: CollectiveNames, *, limit: int | None = None
+) -> Timeline | None:
+    """Return the timeline of a report, None if it has no device work.
+
+    Args:
+        tasks: the device tasks.
+        comms: the collectives, which get a lane of their own.
+        names: what those are called.
+        limit: at most about this many blocks; None is no limit.
+    """
+    rows = _Rows(tasks, comms, names)
+    if not rows.count:
+        return None
+    busiest = resolution = None
+    if limit is not None and rows.count > limit:
+        busiest = _busiest(rows, max(1, limit // _PART))
+        resolution = max(1, rows.window_ns * len(rows.places) // (4 * limit))
+    drawn = _Drawn(limit, resolution, rows.window_ns)
+    for part in rows.parts(busiest):
+        drawn.add(part)
+    blocks = drawn.blocks()
+    bounds = np.searchsorted(blocks.lane, np.arange(len(rows.places) + 1))
+    lanes = []
+    for number, where in enumerate(rows.places.tolist()):
+        own = slice(bounds[number], bounds[number + 1])
+        stream = (where & 0xFFFFFFFF) - 1
+        lanes.append(
+            Lane(
+                device=device_name(where >> 32),
+                name="collectives" if stream < 0 else f"stream {stream}",
+                start_ns=blocks.start_ns[own],
+                duration_ns=blocks.end_ns[own] - blocks.start_ns[own],
+                busy_ns=blocks.busy_ns[own],
+                count=blocks.count[own],
+                label=blocks.label[own],
+                kind=blocks.kind[own],
+                connection=blocks.connection[own],
+            )
+        )
+    return Timeline(
+        rows.origin_ns,
+        rows.window_ns,
+        tuple(rows.labels.texts),
+        tuple(lanes),
+        drawn.resolution or 0,
+        rows.count,
+        busiest,
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Blocks:
+    """Tasks, or several of them as one, by lane and in order of time."""
+
+    lane: Ints
+    start_ns: Ints
+    end_ns: Ints
+    busy_ns: Ints
+    count: Ints
+    longest_ns: Ints
+    """Duration of the longest task, which the next three are of."""
+    label: NDArray[np.int32]
+    kind: NDArray[np.int8]
+    connection: Ints
+    kept: NDArray[np.bool_]
+    """Whether it stays as it is, however short."""
+
+    def __len__(self) -> int:
+        return len(self.lane)
+
+    def at(self, rows: NDArray[np.integer]) -> _Blocks:
+        """Return some of them."""
+        return _Blocks(*(getattr(self, one.name)[rows] for one in fields(self)))
+
+    def merged(self, resolution: int) -> _Blocks:
+        """Return what is shorter than the resolution joined with its neighbours in its slot."""
+        if not len(self):
+            return self
+        slot = self.start_ns // resolution
+        first = np.ones(len(self), bool)
+        apart = self.kept | ((self.count == 1) & (self.longest_ns >= resolution))
+        first[1:] = (slot[1:] != slot[:-1]) | (self.lane[1:] != self.lane[:-1])
+        first[1:] |= apart[1:] | apart[:-1]
+        heads = np.flatnonzero(first)
+        if len(heads) == len(self):
+            return self
+        longest_ns = np.maximum.reduceat(self.longest_ns, heads)
+        block = np.cumsum(first) - 1
+        is_longest = np.flatnonzero(self.longest_ns == longest_ns[block])
+        longest = np.empty(len(heads), np.int64)
+        longest[block[is_longest][::-1]] = is_longest[::-1]
+        return _Blocks(
+            lane=self.lane[heads],
+            start_ns=self.start_ns[heads],
+            end_ns=np.maximum.reduceat(self.end_ns, heads),
+            busy_ns=np.add.reduceat(self.busy_ns, heads),
+            count=np.add.reduceat(self.count, heads),
+            longest_ns=longest_ns,
+            label=self.label[longest],
+            kind=self.kind[longest],
+            connection=self.connection[longest],
+            kept=self.kept[heads],
+        )
+
+
+class _Rows:
+    """What is drawn: the program's tasks and the collectives, some at a time.
+
+    The profiler's own marks stand at both ends, and would stretch the time that is drawn.
+    """
+
+    def __init__(self, tasks: Tasks, comms: Collectives, names: CollectiveNames) -> None:
+        self._tasks, self._comms = tasks, comms
+        self.labels = Labels()
+        self._names = tasks.kernel_names(self.labels, self._is_shown)
+        self._comm_names = names.names(self.labels)
+        first, last, self.count = [], [], 0
+        places = [np.zeros(0, np.int64)]
+        for rows in tasks.windows():
+            shown = rows.where(self._is_shown(rows))
+            if len(shown):
+                first.append(int(shown.start_ns.min()))
+                last.append(int(shown.end_ns.max()))
+                places.append(np.unique(self._places(shown)))
+                self.count += len(shown)
+        if len(comms):
+            first.append(int(comms.start_ns.min()))
+            last.append(int(comms.end_ns.max()))
+            places.append(comms.device << 32)
+            self.count += len(comms)
+        self.places = np.unique(np.concatenate(places))
+        """The lanes, in order of device, then collectives, then streams."""
+        self.origin_ns = min(first, default=0)
+        self.window_ns = max(last, default=0) - self.origin_ns
+
+    def parts(self, whole: tuple[int, int] | None) -> Iterator[_Blocks]:
+        """Yield all rows, those of each lane in order of time.
+
+        Args:
+            whole: the time in which all stay as they are.
+        """
+        for rows in self._tasks.in_time():
+            shown = rows.where(self._is_shown(rows))
+            start, duration = shown.start_ns - self.origin_ns, shown.duration_ns.astype(np.int64)
+            place, connection = self._places(shown), shown.connection.astype(np.int64)
+            yield self._part(
+                place, start, duration, self._names.of(shown), shown.kind, connection, whole
+            )
+        order = np.argsort(self._comms.start_ns, kind="stable")
+        start = self._comms.start_ns[order] - self.origin_ns
+        kind = np.full(len(order), COMMUNICATION, np.int8)
+        place, duration = self._comms.device[order] << 32, self._comms.duration_ns[order]
+        connection = self._comms.connection[order]
+        yield self._part(place, start, duration, self._comm_names[order], kind, connection, whole)
+
+    def starts(self) -> Iterator[Ints]:
+        """Yield the starts of all rows in their order."""
+        comms = np.sort(self._comms.start_ns)
+        at = 0
+        for rows in self._tasks.in_time():
+            until = int(np.searchsorted(comms, rows.until_ns))
+            start = rows.start_ns[self._is_shown(rows)]
+            if until > at:
+                start = np.sort(np.concatenate((start, comms[at:until])))
+            at = until
+            yield start - self.origin_ns
+        yield comms[at:] - self.origin_ns
+
+    def _part(
+        self,
+        place: Ints,
+        start: Ints,
+        duration: Ints,
+        label: NDArray[np.int32],
+        kind: NDArray[np.int8],
+        connection: Ints,
+        whole: tuple[int, int] | None,
+    ) -> _Blocks:
+        kept = np.zeros(len(start), bool)
+        if whole is not None:
+            kept = (start >= whole[0]) & (start < whole[1])
+        lane = np.searchsorted(self.places, place)
+        one = np.ones(len(start), np.int64)
+        blocks = _Blocks(
+            lane, start, start + duration, duration, one, duration, label, kind, connection, kept
+        )
+        return blocks.at(np.argsort(lane, kind="stable"))
+
+    def _is_shown(self, rows: TaskRows) -> NDArray[np.bool_]:
+        return self._tasks.program_types.take(rows.type)
+
+    def _places(self, rows: TaskRows) -> Ints:
+        stream = rows.stream.astype(np.int64) & 0x7FFFFFFF
+        place: Ints = rows.device.astype(np.int64) << 32 | (stream + 1)
+        return place
+
+
+class _Drawn:
+    """Blocks, no more of them at a time than twice as many as are wanted, and those of one window.
+
+    Tasks of one lane that are shorter than the resolution and start in the same slot of that length
+    become one block; longer ones, and those that are kept, stay as they are. What does not fit with
+    some of the tasks fits even less with all of them, so the resolution doubles on the way.
+    """
+
+    def __init__(self, limit: int | None, resolution: int | None, window_ns: int) -> None:
+        self._limit, self._window_ns = limit, window_ns
+        self.resolution = resolution
+        """None: all tasks fit."""
+        self._parts: list[_Blocks] = []
+        self._count = 0
+
+    def add(self, part: _Blocks) -> None:
+        """Take more of them."""
+        self._parts.append(part if self.resolution is None else part.merged(self.resolution))
+        self._count += len(self._parts[-1])
+        if self._limit is not None and self._count > 2 * self._limit:
+            self._join()
+
+    def blocks(self) -> _Blocks:
+        """Return all."""
+        self._join()
+        return self._parts[0]
+
+    def _join(self) -> None:
+        parts, self._parts = self._parts, []
+        columns = [
+            np.concatenate([getattr(part, one.name) for part in parts]) for one in fields(_Blocks)
+        ]
+        del parts
+        joined = _Blocks(*columns)
+        del columns
+        joined = joined.at(np.argsort(joined.lane, kind="stable"))
+        if self.resolution is not None:
+            assert self._limit is not None
+            joined = joined.merged(self.resolution)
+            while len(joined) > self._limit and self.resolution <= self._window_ns:
+                self.resolution *= 2
+                joined = joined.merged(self.resolution)
+        self._parts, self._count = [joined], len(joined)
+
+
+def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
+    """Return the shortest time in which so many tasks start, None where far more start at once."""
+    best: tuple[int, int, int] | None = None
+    last = np.zeros(0, np.int64)
+    for starts in rows.starts():
+        ordered = np.concatenate((last, starts))
+        length = ordered[tasks - 1 :] - ordered[: max(len(ordered) - tasks + 1, 0)]
+        if len(length):
+            first = int(length.argmin())
+            if best is None or length[first] < best[0]:
+                best = int(length[first]), int(ordered[first]), int(ordered[first + tasks - 1]) + 1
+        last = ordered[max(len(ordered) - tasks + 1, 0) :] if tasks > 1 else ordered[:0]
+    assert best is not None, "there are more tasks than that"
+    _, begin, end = best
+    inside = sum(int(((one >= begin) & (one < end)).sum()) for one in rows.starts())
+    return (begin, end) if inside <= 2 * tasks else None
+
+
+_SLOTS = 10_000
+"""Of a longer line the lowest and the highest point of so many stretches are kept."""
+_SIZES = {"MEMCPY_INFO": "size", "UPROF_GPU_TASKS": "sizeBytes"}
+"""Where the bytes of copies and of memory sets are."""
+
+
+def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, NDArray[np.float64]]:
+    """Return the sum of the heights of all intervals that are open, from each change to the next.
+
+    Where none is open the sum is exactly zero, whatever the rounding of the heights.
+    """
+    moments = np.concatenate((start_ns, end_ns))
+    order = np.argsort(moments, kind="stable")
+    moments = moments[order]
+    opened = np.cumsum(np.repeat(np.array([1, -1]), len(start_ns))[order])
+    level = np.cumsum(np.concatenate((height, -height)).astype(np.float64)[order])
+    last = np.flatnonzero(np.append(moments[1:] != moments[:-1], True)[: len(moments)])
+    return moments[last], np.where(opened[last] > 0, np.maximum(level[last], 0), 0.0)
+
+
+def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
+    """Return a line with no more points than a viewer can use: its extremes stay, and both ends."""
+    if len(value) <= 2 * _SLOTS:
+        return time_ns, value
+    edges = np.linspace(0, len(value), _SLOTS + 1).astype(np.int64)
+    by_value = np.lexsort((value, np.repeat(np.arange(_SLOTS), np.diff(edges))))
+    ends = np.array([0, len(value) - 1])
+    kept = np.unique(np.concatenate((by_value[edges[:-1]], by_value[edges[1:] - 1], ends)))
+    return time_ns[kept], value[kept]
+
+
+def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
+    """Return the rate of copies and memory sets of each device over time, a series for each kind.
+
+    Copies that run at the same time add up. A rate is the one that was recorded, where there is one
+    (the profiler knew times that it then rounded), else size over time; those of which neither is
+    known are left out.
+    """
+    if not tasks.counts[COPY]:
+        return ()
+    columns = ("start_ns", "duration_ns", "identity", "device", "rows")
+    found = []
+    for rows in tasks.windows():
+        chosen = rows.where((rows.kind == COPY) & (rows.duration_ns > 0))
+        found.append([getattr(chosen, column).astype(np.int64) for column in columns])
+    start, lasted, identity, device, copies = map(np.concatenate, zip(*found, strict=True))
+    rates = _rates(source, identity, lasted)
+    labels = Labels()
+    what = tasks.operator_labels(labels, copies).astype(np.int64)
+    result = []
+    known = np.flatnonzero(rates > 0)
+    for place, mine in by_key(device[known] << 32 | what[known]):
+        own = known[mine]
+        time_ns, value = thinned(*stacked(start[own], start[own] + lasted[own], rates[own]))
+        name = labels.texts[place & 0xFFFFFFFF]
+        result.append(Series(name, "B/s", device_name(place >> 32), time_ns, value))
+    return tuple(result)
+
+
+def _rates(
+    source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]
+) -> NDArray[np.float64]:
+    """Return the bytes a second of each task, -1 where that is not known."""
+    size = _sizes(source, identity)
+    result = np.where(size > 0, size * (NS_PER_S / lasted_ns.astype(np.float64)), -1.0)
+    if "UPROF_GPU_TASKS" in source.tables:
+        # In whole bytes a second, as integers are read; what is impossible is not recorded.
+        rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
+        found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
+        row = Lookup(found["id"]).rows(identity)
+        recorded = np.append(found["rate"], -1)[row]
+        good = (row >= 0) & (recorded > 0) & (recorded < MAX_BYTES)
+        result[good] = recorded[good]
+    return result
+
+
+def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
+    """Return how many bytes each task copied or set, -1 where that is not known."""
+    result = np.full(len(identity), -1, np.int64)
+    for table, column in _SIZES.items():
+        if table in source.tables:
+            found = source.integers(table, {"id": "globalTaskId", "size": column})
+            row = Lookup(found["id"]).rows(identity)
+            size = np.append(found["size"], -1)[row]
+            good = (row >= 0) & (size > 0) & (size < MAX_BYTES)
+            result[good] = size[good]
+    return result

@@ -1,0 +1,224 @@
+"""A recording as tracks of slices, for timeline viewers: streams, threads, who launched whom."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from heapq import heappop, heappush
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import nesting
+from unified_prof.arrays.packed import codes
+from unified_prof.base.vocabulary import API_QUEUE
+from unified_prof.recording.calls import COMMUNICATION, KINDS, Labels
+from unified_prof.recording.collectives import Collectives, device_name
+from unified_prof.recording.communication import CollectiveNames, by_key
+from unified_prof.recording.host_calls import UNCONNECTED
+from unified_prof.recording.source import Source, Strings, possible
+from unified_prof.recording.task_rows import WAIT
+from unified_prof.recording.tasks import Tasks
+
+Ints = NDArray[np.int64]
+
+_HOST_TABLES = (
+    # table, what its tracks are called, columns: start, end, thread, name, connection
+    ("PYTORCH_API", "PyTorch", "CAST(startNs AS INTEGER)", "CAST(endNs AS INTEGER)", "name"),
+    ("CANN_API", "runtime", "startNs", "endNs", "name"),
+    ("MSTX_EVENTS", "marks", "startNs", "endNs", "message"),
+    ("OSRT_API", "operating system", "startNs", "endNs", "name"),
+)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Track:
+    """Slices of one stream or thread, in order of start; they nest properly or are disjoint."""
+
+    group: str
+    """Device or process."""
+    name: str
+    labels: list[str]
+    start_ns: Ints
+    """Unix time."""
+    end_ns: Ints
+    label: NDArray[np.integer]
+    category: list[str]
+    """One a slice, or one for all."""
+    flow_in: Ints
+    """Number of the flow that ends at a slice, 0: none."""
+    flow_first: Ints
+    """First of the flows that begin at a slice, see `flow_count`."""
+    flow_count: Ints
+
+    def __len__(self) -> int:
+        return len(self.start_ns)
+
+
+class Flows:
+    """Numbers from 1 for the arrows from host calls to device work, by connection id."""
+
+    def __init__(self, work: Ints, calls: Ints) -> None:
+        self.of_work = np.zeros(len(work), np.int64)
+        """Flow that ends at each piece of work, 0: none."""
+        linked = np.flatnonzero(np.isin(work, calls) & ~np.isin(work, UNCONNECTED))
+        order = linked[np.argsort(work[linked], kind="stable")]
+        self._sorted = work[order]
+        self.of_work[order] = np.arange(1, len(order) + 1)
+
+    def from_calls(self, connection: Ints) -> tuple[Ints, Ints]:
+        """Return the first flow and the number of flows that begin at each call."""
+        first = np.searchsorted(self._sorted, connection, side="left")
+        last = np.searchsorted(self._sorted, connection, side="right")
+        return first + 1, last - first
+
+
+def tracks(
+    source: Source, tasks: Tasks, comms: Collectives, names: CollectiveNames, strings: Strings
+) -> Iterator[Track]:
+    """Yield the tracks of devices, then those of host threads."""
+    calls = source.integers("CANN_API", {"connection": "connectionId"})["connection"]
+    flows = Flows(tasks.connection.astype(np.int64), calls)
+    yield from _device_tracks(tasks, comms, names, flows)
+    for table, title, start, end, name in _HOST_TABLES:
+        if table in source.tables:
+            yield from _host_tracks(source, strings, table, title, start, end, name, flows)
+
+
+def _device_tracks(
+    tasks: Tasks, comms: Collectives, names: CollectiveNames, flows: Flows
+) -> Iterator[Track]:
+    labels = Labels()
+    label = tasks.kernel_labels(labels, np.arange(len(tasks)))
+    comm_label = names.names(labels)
+    kinds = [*KINDS, "wait"]
+    assert len(kinds) == WAIT + 1
+    for device, own in by_key(comms.device):
+        none = np.zeros(len(own), np.int64)
+        whole = Track(
+            group=device_name(device),
+            name="collectives",
+            labels=labels.texts,
+            start_ns=comms.start_ns[own],
+            end_ns=comms.end_ns[own],
+            label=comm_label[own],
+            category=[KINDS[COMMUNICATION]],
+            flow_in=none,
+            flow_first=none,
+            flow_count=none,
+        )
+        yield from _apart(whole)
+    places = tasks.device.astype(np.int64) << 32 | (tasks.stream.astype(np.int64) & 0xFFFFFFFF)
+    for place, own in by_key(places):
+        none = np.zeros(len(own), np.int64)
+        start = tasks.start_ns[own]
+        whole = Track(
+            group=device_name(place >> 32),
+            name=f"stream {place & 0xFFFFFFFF}",
+            labels=labels.texts,
+            start_ns=start,
+            end_ns=start + tasks.duration_ns[own],
+            label=label[own],
+            category=[kinds[kind] for kind in tasks.kind[own].tolist()],
+            flow_in=flows.of_work[own],
+            flow_first=none,
+            flow_count=none,
+        )
+        yield from _apart(whole)
+
+
+def _host_tracks(
+    source: Source,
+    strings: Strings,
+    table: str,
+    title: str,
+    start: str,
+    end: str,
+    name: str,
+    flows: Flows,
+) -> Iterator[Track]:
+    columns = {"start": start, "end": end, "thread": "coalesce(globalTid, 0)", "name": name}
+    if table == "PYTORCH_API":
+        columns["type"] = "coalesce(type, 0)"
+    if table == "CANN_API":
+        columns["connection"] = "coalesce(connectionId, -1)"
+    found = source.integers(table, columns)
+    # As the analysis does: what cannot have happened is left out (and counted there).
+    valid = possible(found["start"], found["end"] - found["start"]) & (found["start"] > 0)
+    found = {key: values[valid] for key, values in found.items()}
+    queue = found.get("type", np.zeros(len(found["start"]), np.int64)) == API_QUEUE
+    labels = Labels()
+    ids, number = codes(found["name"])
+    texts = [text or "(unnamed)" for text in strings.texts(ids)]
+    label = labels.numbers(texts)[number] if ids else np.zeros(0, np.int32)
+    for in_queue, suffix in ((False, title), (True, "queue")):
+        chosen = np.flatnonzero(queue == in_queue)
+        for thread, rows in by_key(found["thread"][chosen]):
+            own = chosen[rows]
+            own = own[
+                nesting.call_order(found["thread"][own], found["start"][own], found["end"][own])
+            ]
+            first = count = np.zeros(len(own), np.int64)
+            if "connection" in found:
+                first, count = flows.from_calls(found["connection"][own])
+            yield Track(
+                group=f"process {thread >> 32}" if thread >> 32 else "host",
+                name=f"thread {thread & 0xFFFFFFFF} {suffix}",
+                labels=labels.texts,
+                start_ns=found["start"][own],
+                end_ns=_nested_ends(found["thread"][own], found["start"][own], found["end"][own]),
+                label=label[own],
+                category=[suffix],
+                flow_in=np.zeros(len(own), np.int64),
+                flow_first=first,
+                flow_count=count,
+            )
+
+
+def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return ends that no range has beyond the one around it: clocks are rounded."""
+    ends = end_ns.tolist()
+    for index, above in enumerate(nesting.parents(thread, start_ns, end_ns).tolist()):
+        if above != nesting.NONE and ends[index] > ends[above]:
+            ends[index] = ends[above]
+    return np.array(ends, np.int64)
+
+
+def _apart(whole: Track) -> Iterator[Track]:
+    """Yield a stream's slices on as many tracks as are needed for none to overlap another."""
+    order = np.argsort(whole.start_ns, kind="stable")
+    start, end = whole.start_ns[order], whole.end_ns[order]
+    for number, rows in by_key(_row_of_each(start, end)):
+        own = order[rows]
+        category = whole.category
+        yield replace(
+            whole,
+            name=whole.name if number == 0 else f"{whole.name} (overlapping {number})",
+            start_ns=whole.start_ns[own],
+            end_ns=whole.end_ns[own],
+            label=whole.label[own],
+            category=[category[index] for index in own.tolist()] if len(category) > 1 else category,
+            flow_in=whole.flow_in[own],
+            flow_first=whole.flow_first[own],
+            flow_count=whole.flow_count[own],
+        )
+
+
+def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the lowest row that is free when each slice starts; they are in order of start."""
+    row = np.zeros(len(start_ns), np.int64)
+    if not np.any(start_ns[1:] < np.maximum.accumulate(end_ns)[:-1]):
+        return row
+    busy: list[tuple[int, int]] = []
+    free: list[int] = []
+    rows = 0
+    for index, (begin, finish) in enumerate(zip(start_ns.tolist(), end_ns.tolist(), strict=True)):
+        while busy and busy[0][0] <= begin:
+            heappush(free, heappop(busy)[1])
+        if free:
+            number = heappop(free)
+        else:
+            number, rows = rows, rows + 1
+        heappush(busy, (finish, number))
+        row[index] = number
+    return row

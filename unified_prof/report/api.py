@@ -1,0 +1,140 @@
+"""`unified_prof.figures` and `unified_prof.gate`: the figures of files, for programs."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib import import_module
+from typing import Any
+
+from unified_prof.base.display import Displayed, Together
+from unified_prof.compare import gate as judging
+from unified_prof.compare import runs
+from unified_prof.compare.confidence import Noise
+from unified_prof.compare.gate import Limits, Verdict
+from unified_prof.errors import UsageError
+from unified_prof.explain.api import open_reports
+from unified_prof.recording.breakdown_kinds import KINDS, By
+from unified_prof.recording.model import Breakdown, Summary
+from unified_prof.report.figures import Figures, answers, as_document, collect, row_fields
+
+Path = str | os.PathLike[str]
+
+
+@dataclass(frozen=True, slots=True)
+class Answer(Displayed):
+    """The figures of one report; the file need not stay."""
+
+    figures: Figures
+
+    def __repr__(self) -> str:
+        have = ", ".join(one.breakdown.by for one in self.figures.selections) or "nothing"
+        return f"<figures of {self.summary.path}, by {have}>"
+
+    @property
+    def summary(self) -> Summary:
+        """The headline figures, what was odd, and what was not measured."""
+        return self.figures.summary
+
+    @property
+    def document(self) -> dict[str, Any]:
+        """What `uprof report --format json` has of the report."""
+        (found,) = as_document([self.figures])["reports"]
+        document: dict[str, Any] = found
+        return document
+
+    def breakdown(self, by: By = "operation") -> Breakdown:
+        """Return a breakdown with all its rows.
+
+        Raises:
+            UsageError: the report has none such, or it was not asked for.
+        """
+        for selection in self.figures.selections:
+            if selection.breakdown.by == by:
+                return selection.breakdown
+        have = ", ".join(one.breakdown.by for one in self.figures.selections) or "none"
+        raise UsageError(
+            f"{self.summary.path} was asked for no breakdown by {by!r}",
+            hint=f"it has: {have}; others by figures(path, by={by!r})",
+            slug="no-breakdown",
+        )
+
+    def to_pandas(self, by: By = "operation") -> Any:
+        """Return a breakdown as a pandas DataFrame, a row each and units in the columns' names.
+
+        Raises:
+            UsageError: as of `breakdown`, or pandas is not installed.
+        """
+        try:
+            pandas = import_module("pandas")
+        except ImportError as err:
+            raise UsageError(
+                "pandas is not installed", hint="pip install pandas", slug="missing-package"
+            ) from err
+        breakdown = self.breakdown(by)
+        return pandas.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
+
+    def to_arrow(self, by: By = "operation") -> Any:
+        """Return a breakdown as a `pyarrow.Table`, as `uprof report --format parquet` has it.
+
+        Raises:
+            UsageError: as of `breakdown`, or pyarrow is not installed.
+        """
+        from unified_prof.report.table_files import table
+
+        self.breakdown(by)
+        chosen = tuple(one for one in self.figures.selections if one.breakdown.by == by)
+        return table([replace(self.figures, selections=chosen)])
+
+
+def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
+    """Return the figures of a report, or of each report of a folder.
+
+    Args:
+        path: the file or folder.
+        by: the breakdowns, see `unified_prof.recording.breakdown_kinds.KINDS`; None: all that a
+            report has, but for those that are only made when they are asked for.
+
+    Raises:
+        StoreError: none can be read.
+        UsageError: there is no such breakdown, or the report cannot give it.
+    """
+    wanted = [by] if isinstance(by, str) else None if by is None else list(by)
+    for one in wanted or ():
+        if one not in KINDS:
+            raise UsageError(
+                f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
+            )
+    with open_reports(path) as opened:
+        return Together(Answer(one) for one in answers(opened, lambda one: collect(one, wanted)))
+
+
+def gate(
+    base: Path | Sequence[Path],
+    new: Path | Sequence[Path],
+    *,
+    metrics: Sequence[str] = ("total",),
+    max_regress: float = 0.05,
+    noise: float | None = None,
+) -> Verdict:
+    """Judge a change, as `uprof gate` does.
+
+    Args:
+        base: the report of the run before it, or of several.
+        new: the same of after it.
+        metrics: total, forward, backward, peak-memory or operation:GLOB.
+        max_regress: how much worse is too much: 0.05 is five per cent.
+        noise: how much runs of the unchanged workload differ here, as a share; None: not known.
+
+    Raises:
+        StoreError: a report cannot be read.
+        UsageError: a metric does not exist, or the reports cannot be compared.
+    """
+    known = None if noise is None else Noise(noise, 1e9, "as told")
+    before, after = (runs.load(_several(side)) for side in (base, new))
+    return judging.gate(before, after, metrics, Limits(max_regress=max_regress), known)
+
+
+def _several(side: Path | Sequence[Path]) -> list[Path]:
+    return [side] if isinstance(side, str | os.PathLike) else list(side)

@@ -1,1 +1,0 @@
-"""A run of many ranks, as text, JSON, CSV, Markdown and a page."""

@@ -1,0 +1,223 @@
+"""What changed from one run of many ranks to another, as text, JSON and Markdown."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import asdict
+from typing import Any
+
+from unified_prof.cluster.compare import (
+    CollectiveChange,
+    Difference,
+    LinkChange,
+    OperationChange,
+    Pair,
+    RoleChange,
+)
+from unified_prof.cluster.stored import PARTS
+from unified_prof.report import cluster_document, markdown
+from unified_prof.report import names as words
+from unified_prof.report.cluster_text import Section, title
+from unified_prof.report.figures import dumped
+from unified_prof.report.tables import Column
+from unified_prof.report.terminal import Page
+
+_HEADINGS = {
+    "span_ns": "step",
+    "compute_ns": "compute",
+    "communication_ns": "communication",
+    "exposed_communication_ns": "of it not covered by compute",
+    "wait_ns": "waiting for other ranks",
+    "exposed_wait_ns": "of it not covered by compute",
+    "setup_ns": "set-up of collectives",
+    "bubble_ns": "waiting for another stage",
+    "input_late_ns": "input late",
+    "idle_ns": "idle",
+}
+_WHERE = {True: "between hosts", False: "in one host", None: "-"}
+
+
+def text(
+    found: Difference, *, top: int, width: int | None, color: bool, full_names: bool = False
+) -> str:
+    """Return a difference as text for a terminal of `width` columns (None: for a pipe)."""
+    page = Page(width=width, color=color, full_names=full_names)
+    for side, overview in (("base", found.base), ("new", found.new)):
+        page.fact(side, title(overview))
+    for heading, lines in _findings(found):
+        page.heading(heading)
+        for line in lines:
+            page.plain(line)
+    for section in _sections(found, top):
+        page.heading(section.heading)
+        page.table(section.columns)
+        if section.left_out:
+            page.note(f"and {words.number(section.left_out)} more (--top)")
+    return page.text()
+
+
+def as_markdown(found: Difference, *, top: int, full_names: bool = False) -> str:
+    """Return a difference as GitHub-flavoured Markdown."""
+    sides = [markdown.escape(title(one)) for one in (found.base, found.new)]
+    lines = [f"## {sides[0]} -> {sides[1]}"]
+    for heading, texts in _findings(found):
+        lines += ["", f"### {heading.capitalize()}", ""]
+        lines += [f"- {markdown.escape(one)}" for one in texts]
+    for section in _sections(found, top):
+        lines += ["", f"### {section.heading.capitalize()}", ""]
+        lines += markdown.table(section.columns, full_names=full_names)
+        if section.left_out:
+            lines += ["", f"and {words.number(section.left_out)} more"]
+    return "\n".join(lines) + "\n"
+
+
+def json_text(found: Difference) -> str:
+    """Return a difference as JSON, every row; times are ns a step."""
+    return dumped(
+        {
+            "version": cluster_document.VERSION,
+            "base": cluster_document.head(found.base),
+            "new": cluster_document.head(found.new),
+            "step": {name: _pair(pair) for name, pair in found.step.items()},
+            "roles": [_plain(one) for one in found.roles],
+            "collectives": [_plain(one) for one in found.collectives],
+            "links": [_plain(one) for one in found.links],
+            "operations": [_plain(one) for one in found.operations],
+            "findings": {
+                "new": [cluster_document.finding(one) for one in found.new_findings],
+                "gone": [cluster_document.finding(one) for one in found.gone_findings],
+                "kept": [cluster_document.finding(one) for one in found.kept_findings],
+            },
+        }
+    )
+
+
+def _pair(pair: Pair) -> dict[str, float | None]:
+    return {"base": pair.base, "new": pair.new, "ratio": pair.ratio}
+
+
+def _plain(row: Any) -> dict[str, Any]:
+    """Return a row of a difference as plain data, each pair with its ratio."""
+
+    def told(value: Any, plain: Any) -> Any:
+        if isinstance(value, Pair):
+            return _pair(value)
+        if isinstance(value, dict):
+            return {name: told(one, plain[name]) for name, one in value.items()}
+        return plain
+
+    return {name: told(getattr(row, name), plain) for name, plain in asdict(row).items()}
+
+
+def _findings(found: Difference) -> Iterator[tuple[str, list[str]]]:
+    for heading, some in (
+        ("new findings", found.new_findings),
+        ("findings that are gone", found.gone_findings),
+        ("findings in both", found.kept_findings),
+    ):
+        if some:
+            yield heading, [words.neutral(one.text) for one in some]
+
+
+def _sections(found: Difference, top: int) -> Iterator[Section]:
+    names = [
+        name
+        for name in ("span_ns", *PARTS)
+        if (pair := found.step[name]).base is not None or pair.new is not None
+    ]
+    pairs = [found.step[name] for name in names]
+    yield Section(
+        "the mean step",
+        [
+            Column("part", tuple(_HEADINGS[name] for name in names), is_name=True),
+            *_times(pairs),
+        ],
+    )
+    tables: tuple[tuple[str, Callable[[Any], list[Column]], Sequence[Any]], ...] = (
+        ("by role", _role_columns, found.roles),
+        ("collectives", _collective_columns, found.collectives),
+        ("links", _link_columns, found.links),
+        ("kernels, what lost most first", _operation_columns, found.operations),
+    )
+    for heading, columns, rows in tables:
+        if rows:
+            yield Section(heading, columns(rows[:top]), max(0, len(rows) - top))
+
+
+def _times(pairs: Sequence[Pair], *, importance: int = 10) -> list[Column]:
+    return [
+        Column("base", tuple(words.duration(one.base) for one in pairs), importance=importance),
+        Column("new", tuple(words.duration(one.new) for one in pairs), importance=importance),
+        Column("ratio", tuple(_ratio(one) for one in pairs), importance=importance),
+    ]
+
+
+def _both(heading: str, pairs: Sequence[Pair], importance: int) -> Column:
+    """Return one column of `base -> new`."""
+    cells = tuple(f"{words.duration(one.base)} -> {words.duration(one.new)}" for one in pairs)
+    return Column(heading, cells, importance=importance)
+
+
+def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
+    return [
+        Column("role", tuple(words.neutral(row.role) for row in rows), is_name=True),
+        Column(
+            "ranks", tuple(f"{row.base_ranks} -> {row.new_ranks}" for row in rows), importance=5
+        ),
+        *_times([row.span_ns for row in rows]),
+        _both("compute", [row.parts["compute_ns"] for row in rows], 9),
+        _both("communication", [row.parts["exposed_communication_ns"] for row in rows], 8),
+        _both("waiting", [row.parts["exposed_wait_ns"] for row in rows], 7),
+        _both("idle", [row.parts["idle_ns"] for row in rows], 6),
+    ]
+
+
+def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
+    return [
+        Column("collective", tuple(words.neutral(row.kind) for row in rows), is_name=True),
+        Column(
+            "group",
+            tuple(f"{row.group_kind} of {_sizes(row.base_size, row.new_size)}" for row in rows),
+            is_name=True,
+        ),
+        Column("size", tuple(words.size(row.bytes) for row in rows)),
+        *_times([row.transfer_ns for row in rows]),
+        _both("waiting", [row.wait_ns for row in rows], 7),
+        Column("bus", tuple(_rates(row.bus_gb_per_s) for row in rows), importance=6),
+    ]
+
+
+def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
+    return [
+        Column("links", tuple(words.neutral(row.kind) for row in rows), is_name=True),
+        Column("where", tuple(_WHERE[row.across_hosts] for row in rows), is_name=True),
+        Column(
+            "count", tuple(f"{row.base_links} -> {row.new_links}" for row in rows), importance=5
+        ),
+        Column("median", tuple(_rates(row.gb_per_s) for row in rows)),
+        Column("slowest", tuple(_rates(row.slowest_gb_per_s) for row in rows), importance=8),
+    ]
+
+
+def _operation_columns(rows: Sequence[OperationChange]) -> list[Column]:
+    columns = [Column("kernel", tuple(words.neutral(row.name) for row in rows), is_name=True)]
+    if {row.stage for row in rows} != {"all"}:
+        columns.append(Column("stage", tuple(row.stage for row in rows), importance=8))
+    return [*columns, *_times([row.time_ns for row in rows])]
+
+
+def _sizes(base: int | None, new: int | None) -> str:
+    if base == new or None in (base, new):
+        return f"{base if new is None else new}"
+    return f"{base} -> {new}"
+
+
+def _ratio(pair: Pair) -> str:
+    if pair.ratio is None:
+        return "new" if pair.base is None and pair.new else "gone" if pair.base else "-"
+    return f"{pair.ratio:.2f} x"
+
+
+def _rates(pair: Pair) -> str:
+    told = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
+    return f"{told[0]} -> {told[1]} GB/s"

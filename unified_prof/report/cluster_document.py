@@ -1,0 +1,318 @@
+"""One rank of a run: its steps, groups and links, and its kernels beside those of its stage.
+
+A run of many ranks as plain data: what JSON prints, CSV lists and the page draws.
+
+Times are ns a step unless their names say otherwise; what is not known is null. Each rank, step,
+kind of group and link stands here once, so that a run of a thousand ranks stays readable.
+
+One table of a run of many ranks as CSV, for spreadsheets and scripts.
+
+A run of many ranks as JSON, for programs.
+"""
+
+from __future__ import annotations
+
+import csv
+from dataclasses import asdict, dataclass
+from io import StringIO
+from statistics import median
+from typing import Any
+
+import numpy as np
+
+from unified_prof.cluster.overview import GroupRow, LinkRow, Overview, RankRow, StepRow
+from unified_prof.cluster.stored import PARTS, Finding, Group
+from unified_prof.report.cluster_formats import Request
+from unified_prof.report.figures import dumped
+from unified_prof.report.markdown import cell
+
+
+@dataclass(frozen=True, slots=True)
+class OperationRow:
+    """Kernels of one kind on the rank, and the same on ranks of its stage."""
+
+    name: str
+    module: str
+    n: int
+    total_ns: int
+    min_ns: int
+    max_ns: int
+    stage_ns: float | None
+    """Median of the sums of all ranks with the same pipeline stage; None: it is alone."""
+    ratio: float | None
+
+
+@dataclass(frozen=True, slots=True)
+class Detail:
+    """All that is shown of one rank."""
+
+    row: RankRow
+    steps: tuple[tuple[int, dict[str, float | None]], ...]
+    """Number of a step -> `span_ns` and PARTS."""
+    groups: tuple[Group, ...]
+    links: tuple[LinkRow, ...]
+    operations: tuple[OperationRow, ...]
+    """The longest first."""
+
+    @classmethod
+    def of(cls, overview: Overview, number: int, step: int | None = None) -> Detail:
+        """Return what is known of rank `number`, of all its steps or of one.
+
+        Raises:
+            UsageError: the run has no such rank or step.
+        """
+        row = overview.rank(number)
+        if step is not None:
+            overview.step(step)
+        return cls(
+            row,
+            _steps(overview, number, step),
+            tuple(one for one in overview.run.groups if number in one.ranks),
+            tuple(
+                one for one in overview.links if number in (one.link.src_rank, one.link.dst_rank)
+            ),
+            _operations(overview, row),
+        )
+
+
+def _steps(
+    overview: Overview, number: int, step: int | None
+) -> tuple[tuple[int, dict[str, float | None]], ...]:
+    table = overview.run.steps
+    rows = np.flatnonzero(table.rank == number).tolist()
+    found: list[tuple[int, dict[str, float | None]]] = []
+    for row in rows:
+        if step is None or table.step[row] == step:
+            parts = {name: _known(table.parts[name][row]) for name in PARTS}
+            found.append((int(table.step[row]), {"span_ns": float(table.span_ns[row]), **parts}))
+    return tuple(found)
+
+
+def _known(value: float) -> float | None:
+    return None if np.isnan(value) else float(value)
+
+
+def _operations(overview: Overview, row: RankRow) -> tuple[OperationRow, ...]:
+    own = row.rank
+    stage = tuple(one.rank for one in overview.run.read if one.pp == own.pp)
+    others: dict[tuple[str, str], list[int]] = {}
+    mine = []
+    for one in overview.run.operations(stage):
+        others.setdefault((one.name, one.module), []).append(one.total_ns)
+        if one.rank == own.rank:
+            mine.append(one)
+    rows = []
+    for one in mine:
+        stage_ns = median(others[one.name, one.module]) if len(stage) > 1 else None
+        rows.append(
+            OperationRow(
+                one.name,
+                one.module,
+                one.n,
+                one.total_ns,
+                one.min_ns,
+                one.max_ns,
+                stage_ns,
+                one.total_ns / stage_ns if stage_ns else None,
+            )
+        )
+    return tuple(sorted(rows, key=lambda one: -one.total_ns))
+
+
+VERSION = 1
+"""Of the document; a key that changes its meaning raises it."""
+
+
+def of_run(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
+    """Return the whole run; `top` bounds each list but that of the findings."""
+    return {
+        "version": VERSION,
+        "run": head(overview),
+        "findings": [finding(one) for one in overview.run.findings],
+        "ranks": [rank(row) for row in _some(overview.ranks, overview.worst, top)],
+        "steps": [step(row) for row in overview.steps[:top]],
+        "groups": [group(row) for row in overview.groups[:top]],
+        "links": [link(row) for row in overview.links[:top]],
+    }
+
+
+def _some(
+    every: tuple[RankRow, ...], worst: tuple[RankRow, ...], top: int | None
+) -> tuple[RankRow, ...]:
+    return every if top is None else worst[:top]
+
+
+def head(overview: Overview) -> dict[str, Any]:
+    """Return what holds for the run as a whole."""
+    run = overview.run
+    hosts = {one.host for one in run.ranks if one.host is not None}
+    return {
+        "path": str(run.path),
+        "world_size": run.world_size,
+        "ranks_read": len(run.read),
+        "ranks_missing": [
+            {"rank": one.rank, "status": one.status, "file": one.file, "why": one.why}
+            for one in overview.missing
+        ],
+        "hosts": len(hosts),
+        "layout": overview.layout,
+        "devices": sorted({one.device_name for one in run.ranks if one.device_name}),
+        "vendors": sorted({one.vendor for one in run.ranks if one.vendor}),
+        "steps": len(overview.steps),
+        "clock_islands": len({one.clock_island for one in run.ranks} - {None}),
+        "mean_step": rounded(overview.whole),
+        "facts": run.facts,
+    }
+
+
+def finding(one: Finding) -> dict[str, Any]:
+    """Return a finding."""
+    found = asdict(one)
+    return (
+        found
+        | {name: list(found[name]) for name in ("ranks", "hosts", "steps")}
+        | {
+            "links": [list(pair) for pair in one.links],
+            "figures": dict(one.figures),
+        }
+    )
+
+
+def rank(row: RankRow) -> dict[str, Any]:
+    """Return a rank: who it is, where its steps go, what it costs the others."""
+    fields = asdict(row.rank)
+    return {
+        **fields,
+        "steps": row.steps,
+        "span_ns": _whole(row.span_ns),
+        **rounded(row.parts),
+        "blame": None if row.blame is None else asdict(row.blame),
+    }
+
+
+def step(row: StepRow) -> dict[str, Any]:
+    """Return a step over all ranks."""
+    return {
+        "step": row.step,
+        "ranks": row.ranks,
+        "span_ns": _whole(row.span_ns),
+        "longest_ns": _whole(row.longest_ns),
+        "longest_rank": row.longest_rank,
+        "most_compute_ns": _whole(row.most_compute_ns),
+        "most_compute_rank": row.most_compute_rank,
+        **rounded(row.parts),
+    }
+
+
+def group(row: GroupRow) -> dict[str, Any]:
+    """Return the collectives of one kind and size in groups that are alike."""
+    slowest = row.slowest_group
+    return {
+        "group_kind": row.group_kind,
+        "size": row.size,
+        "groups": row.groups,
+        "kind": row.kind,
+        "bytes": row.bytes,
+        "per_step": row.per_step,
+        "incomplete": row.incomplete,
+        "transfer_ns": _whole(row.transfer_ns),
+        "wait_ns": _whole(row.wait_ns),
+        "setup_ns": _whole(row.setup_ns),
+        "bus_gb_per_s": row.bus_gb_per_s,
+        "slowest_group": None if slowest is None else list(slowest.ranks),
+        "slowest_gb_per_s": row.slowest_gb_per_s,
+    }
+
+
+def link(row: LinkRow) -> dict[str, Any]:
+    """Return a link; its times and bytes are sums over the run."""
+    return asdict(row.link) | {"ratio": row.ratio}
+
+
+def rounded(values: dict[str, float | None]) -> dict[str, int | None]:
+    """Return times in whole nanoseconds."""
+    return {name: _whole(value) for name, value in values.items()}
+
+
+def _whole(value: float | None) -> int | None:
+    return None if value is None else round(value)
+
+
+def produce_cluster_csv(overview: Overview, request: Request) -> str:
+    """Return the table that is asked for, of the ranks if none is; empty cells are not known."""
+    rows = [_flat(row) for row in _rows(overview, request)]
+    if request.top is not None:
+        rows = rows[: request.top]
+    output = StringIO()
+    fields = list(dict.fromkeys(name for row in rows for name in row))
+    writer = csv.DictWriter(output, fields, lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return output.getvalue()
+
+
+def _rows(overview: Overview, request: Request) -> list[dict[str, Any]]:
+    if request.rank is not None:
+        detail = Detail.of(overview, request.rank, request.step)
+        if request.by == "operation":
+            return [asdict(one) for one in detail.operations]
+        if request.by == "link":
+            return [link(row) for row in detail.links]
+        return [
+            {"rank": request.rank, "step": number} | rounded(parts)
+            for number, parts in detail.steps
+        ]
+    if request.step is not None:
+        return [rank(row) for row in overview.step(request.step)]
+    if request.by == "operation":
+        return [asdict(one) for one in overview.run.operations()]
+    tables: dict[str | None, tuple[Any, Any]] = {
+        "step": (step, overview.steps),
+        "group": (group, overview.groups),
+        "link": (link, overview.links),
+    }
+    show, found = tables.get(request.by, (rank, overview.ranks))
+    return [show(row) for row in found]
+
+
+def _flat(row: dict[str, Any]) -> dict[str, Any]:
+    """Return a row of single values: what is nested gets names of two parts, lists are text."""
+    flat: dict[str, Any] = {}
+    for name, value in row.items():
+        if isinstance(value, dict):
+            flat |= {f"{name}.{inner}": cell(one) for inner, one in value.items()}
+        elif isinstance(value, list):
+            flat[name] = " ".join(map(str, value))
+        elif not (value is None and name in ("blame",)):
+            flat[name] = cell(value)
+    return flat
+
+
+def produce_cluster_json(overview: Overview, request: Request) -> str:
+    """Return the run, one rank of it or one step of it as a document."""
+    if request.rank is not None:
+        return dumped(_rank(overview, request.rank, request.step))
+    if request.step is not None:
+        rows = overview.step(request.step)
+        return dumped(
+            {
+                "version": VERSION,
+                "run": head(overview),
+                "step": request.step,
+                "ranks": [rank(row) for row in rows[: request.top]],
+            }
+        )
+    return dumped(of_run(overview, top=request.top))
+
+
+def _rank(overview: Overview, number: int, step: int | None) -> dict[str, Any]:
+    detail = Detail.of(overview, number, step)
+    return {
+        "version": VERSION,
+        "run": head(overview),
+        "rank": rank(detail.row),
+        "steps": [{"step": one} | rounded(parts) for one, parts in detail.steps],
+        "groups": [asdict(one) for one in detail.groups],
+        "links": [link(row) for row in detail.links],
+        "operations": [asdict(one) for one in detail.operations],
+    }

@@ -1,0 +1,171 @@
+"""What the page of a run draws, small enough to send: columns encoded, the many thinned.
+
+A run of many ranks as one HTML file: the verdict first, then where it shows.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.cluster.overview import Overview
+from unified_prof.cluster.step_lanes import Lanes, chosen_lanes
+from unified_prof.report import cluster_document, page
+from unified_prof.report.cluster_formats import Request
+from unified_prof.report.cluster_text import title
+from unified_prof.report.formats import encode
+
+GROUPS = 40
+"""Kinds of collectives that have bars: those beyond cost least."""
+_CELLS = 100_000
+"""Ranks times steps that are sent, of each measure; about three bytes each."""
+_LINKS = 60_000
+_MEASURES = (
+    "span_ns",
+    "compute_ns",
+    "exposed_communication_ns",
+    "exposed_wait_ns",
+    "input_late_ns",
+    "idle_ns",
+)
+_NOT_SHOWN = frozenset(
+    ("blame", "file", "partial", "device_name", "vendor", "clock_error_ns", "clock_island")
+)
+_UNKNOWN = 0
+"""Of an encoded value; known ones are one more than they are."""
+
+
+def flat(rank: dict[str, Any]) -> dict[str, Any]:
+    """Return a rank without what no table shows, its blame beside the rest."""
+    left_out = (
+        "blame",
+        "file",
+        "partial",
+        "device_name",
+        "vendor",
+        "clock_error_ns",
+        "clock_island",
+    )
+    row = {name: value for name, value in rank.items() if name not in left_out}
+    for name in ("caused_wait_ns", "times", "work_ratio", "saved_ns_per_step", "cause"):
+        row[name] = None if rank["blame"] is None else rank["blame"][name]
+    return {name: value for name, value in row.items() if value is not None}
+
+
+def cells(overview: Overview) -> dict[str, Any]:
+    """Return each measure as a matrix of ranks by steps, in microseconds.
+
+    With more ranks and steps than there is room for, the longest steps are kept.
+    """
+    table = overview.run.steps
+    ranks = np.unique(table.rank)
+    steps = sorted(overview.steps, key=lambda row: (-row.longest_ns, row.step))
+    room = max(1, _CELLS // max(1, len(ranks)))
+    shown = np.array(sorted(row.step for row in steps[:room]), np.int64)
+    kept = np.isin(table.step, shown)
+    row = np.searchsorted(ranks, table.rank[kept])
+    column = np.searchsorted(shown, table.step[kept])
+    measures = {}
+    for name in _MEASURES:
+        values = table.span_ns if name == "span_ns" else table.parts[name]
+        matrix = np.full((len(ranks), len(shown)), np.nan)
+        matrix[row, column] = values[kept]
+        if not np.isnan(matrix).all():
+            measures[name] = _encoded(matrix.ravel() / 1000)
+    return {
+        "ranks": ranks.tolist(),
+        "steps": shown.tolist(),
+        "steps_left_out": max(0, len(steps) - room),
+        "measures": measures,
+    }
+
+
+def links(overview: Overview) -> dict[str, Any]:
+    """Return the links as columns, the slowest beside those like them first."""
+    rows = overview.links[:_LINKS]
+    kinds = sorted({row.link.kind for row in rows})
+    return {
+        "count": len(rows),
+        "left_out": len(overview.links) - len(rows),
+        "kinds": kinds,
+        "src": encode(np.array([row.link.src_rank for row in rows], np.int64)),
+        "dst": encode(np.array([row.link.dst_rank for row in rows], np.int64)),
+        "kind": encode(np.array([kinds.index(row.link.kind) for row in rows], np.int64)),
+        "bytes": encode(np.array([row.link.bytes for row in rows], np.int64)),
+        "mb_per_s": _encoded(_column([row.link.gb_per_s_p50 for row in rows]) * 1000),
+        "like_mb_per_s": _encoded(_column([row.link.like_gb_per_s for row in rows]) * 1000),
+    }
+
+
+def lanes(overview: Overview, *, step: int | None, rank: int | None) -> dict[str, Any] | None:
+    """Return what some ranks did in one step, on one clock; None: there are no partials."""
+    found = chosen_lanes(overview, step=step, ranks=None if rank is None else [rank])
+    return None if found is None else _lanes(found)
+
+
+def _lanes(found: Lanes) -> dict[str, Any]:
+    return {
+        "step": found.step,
+        "start_ns": 0,
+        "duration_ns": found.end_ns - found.start_ns,
+        "error_ns": found.error_ns,
+        "labels": list(found.labels),
+        "ranks": [
+            {
+                "rank": lane.rank,
+                "host": lane.host,
+                "aligned": lane.aligned,
+                "count": len(lane.start_ns),
+                "start": encode(np.diff(lane.start_ns - found.start_ns, prepend=0)),
+                "duration": encode(lane.end_ns - lane.start_ns),
+                "label": encode(lane.label),
+                "left_out": lane.left_out,
+                "from_ns": lane.step_start_ns - found.start_ns,
+                "to_ns": lane.step_end_ns - found.start_ns,
+            }
+            for lane in found.lanes
+        ],
+    }
+
+
+def _column(values: list[float | None]) -> NDArray[np.float64]:
+    return np.array([np.nan if value is None else value for value in values], np.float64)
+
+
+def _encoded(values: NDArray[np.float64]) -> str:
+    known = ~np.isnan(values)
+    whole = np.full(len(values), _UNKNOWN, np.int64)
+    whole[known] = np.rint(np.maximum(values[known], 0)).astype(np.int64) + 1
+    return encode(whole)
+
+
+_STYLES = ("page.css", "cluster.css")
+_SCRIPTS = (
+    *("base.js", "frame.js", "table.js"),
+    *("cluster_heat.js", "cluster_parts.js", "cluster_lanes.js", "cluster.js"),
+)
+
+
+def produce_cluster_page(overview: Overview, request: Request) -> str:
+    """Return the run as a page."""
+    return page.filled(title(overview, folder=False), _STYLES, _SCRIPTS, _data(overview, request))
+
+
+def _data(overview: Overview, request: Request) -> dict[str, Any]:
+    whole = cluster_document.of_run(overview)
+    return {
+        "coverage": {"headline": "", "missing": []},
+        "title": title(overview, folder=False),
+        "told": overview.coverage,
+        "run": whole["run"],
+        "findings": whole["findings"],
+        "ranks": [flat(row) for row in whole["ranks"]],
+        "steps": whole["steps"],
+        "groups": whole["groups"][:GROUPS],
+        "groups_left_out": max(0, len(whole["groups"]) - GROUPS),
+        "cells": cells(overview),
+        "links": links(overview),
+        "lanes": lanes(overview, step=request.step, rank=request.rank),
+    }

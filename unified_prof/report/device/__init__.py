@@ -1,1 +1,0 @@
-"""Two runs of devices compared, as text, JSON, CSV, Markdown and a page."""

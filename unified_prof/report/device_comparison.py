@@ -1,0 +1,439 @@
+"""The headline of a comparison of devices, and what a reader has to know of its figures.
+
+The tables of a comparison of devices, from the step downwards, for people.
+
+Two runs of devices compared, row by row as plain figures: of CSV and of the page.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from typing import Any, Final
+
+from unified_prof.compare.comparable import PEAK
+from unified_prof.compare.device_diff import DeviceDifference
+from unified_prof.compare.device_side import PARTS, UNKNOWN_DEVICE, Side
+from unified_prof.compare.device_tables import Allowed, Amount, Line
+from unified_prof.explain.roofline.peaks import Peak
+from unified_prof.recording.idle import IN_WORDS
+from unified_prof.report import names as words
+from unified_prof.report.device_formats import Shown
+from unified_prof.report.operation_difference import IDENTICAL, comparison_words, signed
+from unified_prof.report.tables import Column
+
+NONE: Final = "-"
+
+_MANY_TIMES: Final = 100
+"""From here on a ratio has no decimals."""
+_LEAST_TIMES: Final = 0.01
+"""Below, two decimals would say that nothing is left."""
+
+
+def title(found: DeviceDifference) -> str:
+    """Return which side is compared with which."""
+    return f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}"
+
+
+def headline(found: DeviceDifference) -> list[tuple[str, str]]:
+    """Return the headline as (what, in words): both devices, and the step as a whole."""
+    lines = [("base", _side(found.base)), ("new", _side(found.new))]
+    before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    if before and after:
+        change = f"{signed(after - before)}, {ratio_text(after / before)}"
+        lines.append(
+            (unit(found), f"{words.duration(before)} -> {words.duration(after)} ({change})")
+        )
+    for metric, comparison in found.totals.items():
+        if found.same_devices or metric == PEAK:
+            is_size = metric == PEAK
+            said = comparison_words(comparison, is_size=is_size)
+            if found.identical:
+                show = words.size if is_size else words.duration
+                said = f"{show(comparison.new_median)} on both sides"
+            elif not found.same_devices:
+                said = (
+                    f"{words.size(comparison.base_median)} -> {words.size(comparison.new_median)}"
+                )
+            lines.append((metric if is_size else "median step", said))
+    return lines
+
+
+def remarks(found: DeviceDifference) -> list[str]:
+    """Return what a reader has to know of the figures."""
+    lines = list(found.left_out)
+    unknown = {
+        name: side
+        for name, side in (("base", found.base), ("new", found.new))
+        if UNKNOWN_DEVICE in side.devices or not side.devices
+    }
+    if found.identical:
+        told = IDENTICAL
+    elif found.same_devices:
+        told = "both sides ran on the same model of device"
+    elif unknown:
+        told = f"{_not_named(unknown)}: times stand side by side, without verdict"
+    else:
+        told = "the devices differ: times stand side by side, without verdict"
+    lines.append(told)
+    lines += _peaks(found)
+    lines.append(
+        "work adds up what ran at the same time, and so may be more than the part of a step that "
+        "computes"
+    )
+    return lines
+
+
+def _not_named(unknown: Mapping[str, Side]) -> str:
+    """Say which sides do not name their device, and what its properties are those of."""
+    said = []
+    for name, side in unknown.items():
+        like = f" (its properties are those of {side.limits.name})" if side.limits else ""
+        said.append(f"{name}{like}")
+    return f"which device {' and '.join(said)} ran on is not recorded"
+
+
+def _side(side: Side) -> str:
+    models = ", ".join(side.devices) or "no device"
+    count = f"{side.device_count} x " if side.device_count > 1 else ""
+    parts = [f"{count}{models}"]
+    parts += [f"{name} {value}" for name, value in side.versions]
+    return f"{', '.join(parts)}; {_amount_of_steps(side)}"
+
+
+def _amount_of_steps(side: Side) -> str:
+    of = f" of {side.recordings} recordings" if side.recordings > 1 else ""
+    if side.steps is None:
+        return f"no steps{of}"
+    return f"{words.number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
+
+
+def unit(found: DeviceDifference) -> str:
+    """Return what figures are those of."""
+    stepped = found.base.steps is not None and found.new.steps is not None
+    return "step" if stepped else "recording"
+
+
+def ratio_text(value: float | None) -> str:
+    """Return new over base in words."""
+    if value is None:
+        return NONE
+    if 0 < value < _LEAST_TIMES:
+        return f"<{_LEAST_TIMES:g} x"
+    return f"{value:.2f} x" if value < _MANY_TIMES else f"{value:,.0f} x"
+
+
+def _peaks(found: DeviceDifference) -> list[str]:
+    """Say which peaks the ratios that they allow are of."""
+    said: dict[str, list[str]] = {}
+    present = {row.name for row in found.classes}
+    for name, limits in found.allowed.items():
+        if name in present:
+            said.setdefault(f"{_peak(limits.base)} -> {_peak(limits.new)}", []).append(name)
+    if not said:
+        return []
+    parts = "; ".join(f"{', '.join(names)}: {peaks}" for peaks, names in said.items())
+    return [
+        f"peaks allow: the ratio if both worked at their peak ({parts}; ? is an uncertain figure)"
+    ]
+
+
+def _peak(peak: Peak) -> str:
+    if peak.name in ("memory", "link"):
+        return f"{peak.name} {peak.rate / 1e9:,.4g} GB/s"
+    return f"{peak.name} {peak.rate / 1e12:,.4g} TFLOP/s"
+
+
+_SHAPES: Final = 3
+"""Shapes that are shown under an operation."""
+_IDLE: Final = "idle "
+
+Table = tuple[str, list[Column], int]
+"""Heading, columns, rows left out."""
+
+
+def tables(found: DeviceDifference, shown: Shown) -> Iterable[Table]:
+    """Yield the tables from the step downwards; the last ones are of what was asked for."""
+    by, top, everything = shown.by, shown.top, shown.everything
+    several = found.base.device_count > 1 or found.new.device_count > 1
+    where = " of one device" if several else ""
+    yield f"One {unit(found)}{where}", _part_columns(found), 0
+    if found.classes:
+        yield "Work by class", _columns(found, [*found.classes, _all(found)], "class"), 0
+    if by == "class":
+        return
+    if by in ("module", "line"):
+        places = found.modules if by == "module" else found.lines
+        rows = _changed(found, places, everything=everything)
+        yield from _cut(f"Work by {by}", found, rows, top, by)
+        return
+    if by == "kernel":
+        yield from _kernel_tables(found, top, everything=everything)
+        return
+    for heading, some in _sections(found, found.operations, everything=everything):
+        yield from _cut(heading, found, some, top, "operation", shapes=by == "shape")
+
+
+def _all(found: DeviceDifference) -> Line:
+    """Return the row that all others of a table add up to."""
+    base, new = (
+        Amount(int(leaves.calls.sum()), int(leaves.runs.sum()), int(leaves.total_ns.sum()))
+        if len(leaves)
+        else None
+        for leaves in (found.base.leaves, found.new.leaves)
+    )
+    return Line("all work", base, new)  # of no class, and so without a limit
+
+
+def _sections(
+    found: DeviceDifference, rows: Sequence[Line], *, everything: bool
+) -> list[tuple[str, list[Line]]]:
+    """Return rows by what became of them, the largest change first."""
+    both = [row for row in rows if row.side == "both"]
+    same = [row for row in both if found.change_ns(row) == 0]
+    return [
+        ("Takes longer in new", [row for row in both if found.change_ns(row) > 0]),
+        ("Takes less in new", [row for row in both if found.change_ns(row) < 0][::-1]),
+        ("Only in new", [row for row in rows if row.side == "new"]),
+        ("Only in base", [row for row in rows if row.side == "base"][::-1]),
+        ("Takes the same", same if everything else []),
+    ]
+
+
+def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool) -> list[Line]:
+    ordered = sorted(rows, key=lambda row: -abs(found.change_ns(row)))
+    return [row for row in ordered if everything or found.change_ns(row) != 0]
+
+
+def _cut(
+    heading: str,
+    found: DeviceDifference,
+    rows: Sequence[Line],
+    top: int,
+    first: str,
+    *,
+    shapes: bool = False,
+) -> Iterable[Table]:
+    if rows:
+        columns = _columns(found, rows[:top], first, shapes=shapes)
+        yield heading, columns, max(0, len(rows) - top)
+
+
+def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> Iterable[Table]:
+    """Yield the kernels under each operation, then all kernels by name."""
+    pairs = [
+        (operation, kernel)
+        for operation in _changed(found, found.operations, everything=everything)
+        for kernel in sorted(
+            found.kernels_of(operation), key=lambda row: -abs(found.change_ns(row))
+        )
+    ]
+    if pairs:
+        shown = pairs[:top]
+        first = [
+            not index or shown[index - 1][0] is not operation
+            for index, (operation, _) in enumerate(shown)
+        ]
+        owners = [one if new else None for (one, _), new in zip(shown, first, strict=True)]
+        columns = [
+            Column("class", tuple(one.class_name if one else "" for one in owners), is_name=True),
+            Column(
+                "operation",
+                tuple(_counted(found, one) if one else "" for one in owners),
+                is_name=True,
+            ),
+            *_columns(found, [kernel for _, kernel in shown], "kernel"),
+        ]
+        yield "Kernels under each operation", columns, max(0, len(pairs) - top)
+    yield from _cut(
+        "Kernels by name",
+        found,
+        _changed(found, found.kernels, everything=everything),
+        top,
+        "kernel",
+    )
+
+
+def _part_columns(found: DeviceDifference) -> list[Column]:
+    whole = [side.per_share(side.window_ns) for side in (found.base, found.new)]
+    rows = [(unit(found), whole[0], whole[1])]
+    for name in PARTS:
+        before, after = found.part_ns(name)
+        if before or after:
+            said = name
+            if name.startswith(_IDLE):
+                said = f"idle: {IN_WORDS.get(name.removeprefix(_IDLE), name)}"
+            rows.append((said, before, after))
+    return [
+        Column("of which", tuple(name for name, _, _ in rows), is_name=True),
+        Column("base", tuple(words.duration(before) for _, before, _ in rows)),
+        Column(
+            "share", tuple(words.share(before, whole[0]) for _, before, _ in rows), importance=5
+        ),
+        Column("new", tuple(words.duration(after) for _, _, after in rows)),
+        Column("share", tuple(words.share(after, whole[1]) for _, _, after in rows), importance=5),
+        Column("change", tuple(signed(after - before) for _, before, after in rows)),
+        Column(
+            "ratio",
+            tuple(
+                ratio_text(after / before if before and after else None)
+                for _, before, after in rows
+            ),
+            importance=8,
+        ),
+    ]
+
+
+def _columns(
+    found: DeviceDifference, rows: Sequence[Line], first: str, *, shapes: bool = False
+) -> list[Column]:
+    """Return the table of some rows; under operations stand their shapes, where there are more."""
+    listed: list[tuple[str, Line]] = []
+    for row in rows:
+        listed.append((_counted(found, row) if first == "operation" else _shown(row.name), row))
+        alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
+        if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
+            ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
+            most = ordered if shapes else ordered[:_SHAPES]
+            listed += [(f"  {_counted(found, one)}", one) for one in most]
+    lines = [row for _, row in listed]
+    columns = [Column(first, tuple(name for name, _ in listed), is_name=True)]
+    if any(row.class_name for row in lines) and first != "class":
+        columns.insert(0, Column("class", tuple(row.class_name for row in lines), is_name=True))
+    if first != "operation":
+        for said, side, own in (
+            ("base runs", found.base, [row.base for row in lines]),
+            ("new runs", found.new, [row.new for row in lines]),
+        ):
+            columns.append(Column(said, tuple(_runs(one, side) for one in own), importance=6))
+    columns += [
+        Column("base", tuple(_time(row.base, found.base) for row in lines)),
+        Column("new", tuple(_time(row.new, found.new) for row in lines)),
+        Column("change", tuple(signed(found.change_ns(row)) for row in lines)),
+        Column("ratio", tuple(ratio_text(found.ratio(row)) for row in lines), importance=8),
+    ]
+    if any(row.class_name in found.allowed and row.side == "both" for row in lines):
+        told = tuple(
+            _allowed(found.allowed.get(row.class_name) if row.side == "both" else None)
+            for row in lines
+        )
+        columns.append(Column("peaks allow", told, importance=7))
+    for heading, places in (
+        ("module", [_places(row.modules) for row in lines]),
+        ("line", [_places(row.lines) for row in lines]),
+    ):
+        if any(places):
+            columns.append(Column(heading, tuple(places), is_name=True, importance=4))
+    return columns
+
+
+def _counted(found: DeviceDifference, row: Line) -> str:
+    """Return a row's name with how often a step has it, on both sides where they differ."""
+    counts = [
+        _count(amount.calls / side.shares)
+        for amount, side in ((row.base, found.base), (row.new, found.new))
+        if amount is not None
+    ]
+    return f"{_shown(row.name)} x{' and x'.join(dict.fromkeys(counts))}"
+
+
+def _shown(name: str) -> str:
+    if name.endswith(" B") and name[:-2].isdigit():
+        return words.size(int(name[:-2]))
+    return words.neutral(name)
+
+
+def _count(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) else f"{value:,.1f}"
+
+
+def _runs(amount: Amount | None, side: Side) -> str:
+    return NONE if amount is None else _count(amount.runs / side.shares)
+
+
+def _time(amount: Amount | None, side: Side) -> str:
+    return NONE if amount is None else words.duration(side.per_share(amount.total_ns))
+
+
+def _allowed(limits: Allowed | None) -> str:
+    """Return the ratio that the peaks allow; `?` marks one of which a peak is uncertain."""
+    return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
+
+
+def _places(names: Sequence[str]) -> str:
+    if not names:
+        return ""
+    more = f" (+{len(names) - 1})" if len(names) > 1 else ""
+    return f"{words.neutral(names[0])}{more}"
+
+
+FIELDS: Final = (
+    "by",
+    "class",
+    "name",
+    "side",
+    "base_calls",
+    "new_calls",
+    "base_runs",
+    "new_runs",
+    "base_ns",
+    "new_ns",
+    "delta_ns",
+    "ratio",
+    "ratio_of_peaks",
+    "module",
+    "line",
+)
+"""What a row has; times and numbers are those of a step (or recording) of one device."""
+
+Row = dict[str, Any]
+
+
+def rows(found: DeviceDifference) -> Iterator[Row]:
+    """Yield what a step consists of, then every breakdown, each with all of its rows."""
+    for name in PARTS:
+        before, after = found.part_ns(name)
+        if before or after:
+            yield {
+                "by": "part",
+                "name": name,
+                "side": "both" if before and after else "base" if before else "new",
+                "base_ns": before,
+                "new_ns": after,
+                "delta_ns": after - before,
+                "ratio": after / before if before and after else None,
+            }
+    for by, lines in (
+        ("class", found.classes),
+        ("operation", found.operations),
+        ("module", found.modules),
+        ("line", found.lines),
+        ("kernel", found.kernels),
+    ):
+        for line in lines:
+            yield {"by": by, **_row(found, line)}
+
+
+def _row(found: DeviceDifference, line: Line) -> Row:
+    limits = found.allowed.get(line.class_name) if line.side == "both" else None
+    return {
+        "class": line.class_name,
+        "name": line.name,
+        "side": line.side,
+        **_amount("base", line.base, found.base),
+        **_amount("new", line.new, found.new),
+        "delta_ns": found.change_ns(line),
+        "ratio": found.ratio(line),
+        "ratio_of_peaks": None if limits is None else limits.ratio,
+        "module": ", ".join(line.modules),
+        "line": ", ".join(line.lines),
+    }
+
+
+def _amount(name: str, amount: Amount | None, side: Side) -> Row:
+    if amount is None:
+        return {}
+    return {
+        f"{name}_calls": amount.calls / side.shares,
+        f"{name}_runs": amount.runs / side.shares,
+        f"{name}_ns": side.per_share(amount.total_ns),
+    }

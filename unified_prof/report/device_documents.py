@@ -1,0 +1,265 @@
+"""A comparison of devices as plain data for JSON.
+
+Two runs of devices compared as JSON.
+
+Two runs of devices compared as CSV: every row of every breakdown, for spreadsheets.
+
+Two runs of devices compared as GitHub-flavoured Markdown.
+
+Two runs of devices compared as text.
+
+Two runs of devices compared as one HTML file: the step on both sides, then where it differs.
+"""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from dataclasses import asdict
+from io import StringIO
+from typing import Any, Final
+
+from unified_prof.compare.device_diff import DeviceDifference
+from unified_prof.compare.device_side import PARTS, Side
+from unified_prof.compare.device_tables import Amount, Line
+from unified_prof.recording.calls import UNKNOWN
+from unified_prof.recording.idle import IN_WORDS
+from unified_prof.report import device_comparison as headline_page
+from unified_prof.report import markdown, names, page
+from unified_prof.report import names as words
+from unified_prof.report.device_comparison import FIELDS, headline, remarks, rows, tables, title
+from unified_prof.report.device_formats import Shown
+from unified_prof.report.figures import dumped
+from unified_prof.report.markdown import cell
+from unified_prof.report.operation_difference import FORMAT_VERSION, finite
+from unified_prof.report.tables import Sheet
+from unified_prof.report.terminal import Page
+
+
+def document(found: DeviceDifference) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON, with every row."""
+    rows = {
+        "class": found.classes,
+        "operation": found.operations,
+        "module": found.modules,
+        "line": found.lines,
+        "kernel": found.kernels,
+    }
+    changes = [found.change_ns(row) for row in found.operations]
+    slower = sum(change for change in changes if change > 0)
+    faster = -sum(change for change in changes if change < 0)
+    work = [side.per_share(side.work_ns) for side in (found.base, found.new)]
+    made: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "compared": "devices",
+        "base": found.base.label,
+        "new": found.new.label,
+        "same_devices": found.same_devices,
+        "identical": found.identical,
+        "warnings": list(found.warnings),
+        "left_out": list(found.left_out),
+        "sides": {"base": _side_document(found.base), "new": _side_document(found.new)},
+        "totals": {
+            name: {
+                **asdict(comparison),
+                "verdict": comparison.verdict() if found.same_devices else None,
+            }
+            for name, comparison in found.totals.items()
+        },
+        "operations": {
+            "base_ns": work[0],
+            "new_ns": work[1],
+            "delta_ns": work[1] - work[0],
+            "slower_ns": slower,
+            "faster_ns": faster,
+        },
+        "parts": [_part_document(found, name) for name in PARTS],
+        "breakdowns": {
+            by: [_row_document(found, row) for row in lines] for by, lines in rows.items()
+        },
+    }
+    plain: dict[str, Any] = finite(made)
+    return plain
+
+
+def _side_document(side: Side) -> dict[str, Any]:
+    return {
+        "devices": list(side.devices),
+        "device_count": side.device_count,
+        "recordings": side.recordings,
+        "versions": dict(side.versions),
+        "steps": side.steps,
+        "divided_by": side.shares,
+        "window_ns": side.window_ns,
+        "work_ns": side.work_ns,
+        "outside_steps_ns": side.outside_ns,
+    }
+
+
+def _part_document(found: DeviceDifference, name: str) -> dict[str, Any]:
+    before, after = found.part_ns(name)
+    return {
+        "name": name,
+        "base_total_ns": found.base.parts_ns[name],
+        "new_total_ns": found.new.parts_ns[name],
+        "base_ns": before,
+        "new_ns": after,
+        "delta_ns": after - before,
+        "ratio": after / before if before else None,
+    }
+
+
+def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
+    made: dict[str, Any] = {
+        "name": row.name,
+        "side": row.side,
+        "base": _amount_document(row.base, found.base),
+        "new": _amount_document(row.new, found.new),
+        "delta_ns": found.change_ns(row),
+        "ratio": found.ratio(row),
+    }
+    if (limits := found.allowed.get(row.class_name)) is not None:
+        made["ratio_of_peaks"] = limits.ratio
+        made["peaks_uncertain"] = limits.uncertain
+    more: tuple[tuple[str, Any, Callable[[Any], Any]], ...] = (
+        ("class", row.class_name, str),
+        ("base_name", row.base_name, str),
+        ("new_name", row.new_name, str),
+        ("modules", row.modules, list),
+        ("lines", row.lines, list),
+        ("shapes", row.shapes, lambda rows: [_row_document(found, one) for one in rows]),
+        (
+            "kernels",
+            found.kernels_of(row) if row.number != UNKNOWN else (),
+            lambda rows: [_row_document(found, one) for one in rows],
+        ),
+    )
+    return made | {name: plain(value) for name, value, plain in more if value}
+
+
+def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None:
+    if amount is None:
+        return None
+    return {
+        "calls": amount.calls,
+        "runs": amount.runs,
+        "total_ns": amount.total_ns,
+        "per_step_ns": side.per_share(amount.total_ns),
+    }
+
+
+def produce_device_json(found: DeviceDifference, shown: Shown) -> str:
+    """Return every row of the comparison, whatever of it is asked for."""
+    return dumped(document(found))
+
+
+def produce_device_csv(found: DeviceDifference, shown: Shown) -> str:
+    """Return the comparison as one table; an empty cell is what a side has none of."""
+    output = StringIO()
+    writer = csv.DictWriter(output, FIELDS, lineterminator="\n")
+    writer.writeheader()
+    for row in rows(found):
+        writer.writerow({name: cell(value) for name, value in row.items()})
+    return output.getvalue()
+
+
+def produce_device_markdown(found: DeviceDifference, shown: Shown) -> str:
+    """Return the comparison as Markdown."""
+    lines = [f"## {markdown.escape(title(found))}", ""]
+    lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
+    lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in headline(found)]
+    for heading, columns, left_out in tables(found, shown):
+        lines += ["", f"### {markdown.escape(heading)}", ""]
+        lines += markdown.table(columns, full_names=shown.full_names)
+        if left_out:
+            lines += ["", f"and {names.number(left_out)} more"]
+    lines += ["", *map(markdown.escape, remarks(found))]
+    return "\n".join(lines) + "\n"
+
+
+def produce_device_text(found: DeviceDifference, shown: Shown) -> str:
+    """Return the comparison for a terminal, or for a pipe."""
+    page = Page(width=shown.width, color=shown.color, full_names=shown.full_names)
+    add(page, found, shown)
+    return page.text()
+
+
+def add(page: Sheet, found: DeviceDifference, shown: Shown) -> None:
+    """Add a comparison to a page."""
+    page.title(title(found))
+    for warning in found.warnings:
+        page.remark("warning", names.neutral(warning))
+    for what, line in headline(found):
+        page.fact(what, names.neutral(line))
+    for heading, columns, left_out in tables(found, shown):
+        page.heading(heading)
+        page.table(columns)
+        if left_out:
+            page.left_out(left_out)
+    for line in remarks(found):
+        page.note(names.neutral(line))
+
+
+_SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
+_ROWS: Final = 1000
+"""Rows of a breakdown on the page; those beyond change least."""
+_NAME_LENGTH: Final = 120
+_COLORS: Final = {"compute": "compute", "exposed communication": "communication", "copies": "copy"}
+_IDLE: Final = "idle "
+
+
+def produce_device_page(found: DeviceDifference, shown: Shown) -> str:
+    """Return the comparison as a page: no network, every name shown and none executed."""
+    label = f"{found.base.label} -> {found.new.label}"
+    parts = [
+        {
+            "name": _said(name),
+            "color": _COLORS.get(name) or f"idle-{name.removeprefix(_IDLE)}",
+            "base_ns": found.part_ns(name)[0],
+            "new_ns": found.part_ns(name)[1],
+        }
+        for name in PARTS
+        if any(found.part_ns(name))
+    ]
+    tables = _tables(found)
+    data: dict[str, Any] = {
+        "title": words.neutral(label),
+        "unit": "step" if found.base.steps and found.new.steps else "recording",
+        "warnings": [words.neutral(one) for one in found.warnings],
+        "headline": [[what, words.neutral(text)] for what, text in headline_page.headline(found)],
+        "remarks": [words.neutral(one) for one in headline_page.remarks(found)],
+        "base_ns": found.base.per_share(found.base.window_ns),
+        "new_ns": found.new.per_share(found.new.window_ns),
+        "parts": parts,
+        "tables": tables,
+        "by": shown.by if shown.by in tables else "operation",
+    }
+    title = f"{' / '.join(found.base.devices)} and {' / '.join(found.new.devices)}: {label}"
+    return page.filled(title, ("page.css",), _SCRIPTS, data)
+
+
+def _said(part: str) -> str:
+    if not part.startswith(_IDLE):
+        return part
+    return f"idle: {IN_WORDS.get(part.removeprefix(_IDLE), part)}"
+
+
+def _tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
+    """Return each breakdown's rows, those that change most, and how many more there are."""
+    tables: dict[str, dict[str, Any]] = {}
+    for row in rows(found):
+        by = row.pop("by")
+        if by != "part":
+            tables.setdefault(by, {"rows": [], "left_out": 0})["rows"].append(row)
+    for by, table in tables.items():
+        if by != "class":
+            table["rows"].sort(key=lambda row: -abs(row["delta_ns"]))
+        table["left_out"] = max(0, len(table["rows"]) - _ROWS)
+        del table["rows"][_ROWS:]
+        short = names.within(names.shown([row["name"] for row in table["rows"]]), _NAME_LENGTH)
+        table["rows"] = [
+            {name: value for name, value in row.items() if value not in (None, "")}
+            | ({"short": brief} if brief != row["name"] else {})
+            for row, brief in zip(table["rows"], short, strict=True)
+        ]
+    return tables

@@ -1,0 +1,271 @@
+"""Two runs compared, as tables, JSON and words; text and Markdown share them."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any
+
+from unified_prof.compare.comparable import PEAK, Place, Waiting
+from unified_prof.compare.diff import Difference
+from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange
+from unified_prof.compare.statistics import MIN_SAMPLES, Comparison
+from unified_prof.report import names
+from unified_prof.report.tables import Column
+
+_TIMES = "total, forward and backward"
+
+FORMAT_VERSION = 1
+"""Of the JSON: raised when a key changes its meaning or goes away."""
+
+
+def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
+    """Return the table of operations that changed."""
+    return [
+        Column("", tuple(change.status for change in changes), importance=10),
+        Column("operation", tuple(_name(change) for change in changes), is_name=True),
+        Column("base", tuple(names.duration(change.base_ns) for change in changes), importance=8),
+        Column("new", tuple(names.duration(change.new_ns) for change in changes), importance=8),
+        Column("change", tuple(signed(change.delta_ns) for change in changes)),
+        Column("ratio", tuple(_ratio(change) for change in changes), importance=7),
+        Column(
+            "explains",
+            tuple(
+                names.share(change.explained_ns, net_ns) if change.explained_ns else ""
+                for change in changes
+            ),
+            importance=9,
+        ),
+        Column(
+            "line",
+            tuple(names.neutral(line_of(change)) for change in changes),
+            is_name=True,
+            importance=6,
+        ),
+    ]
+
+
+def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
+    """Return the table of the kernels under each operation; an operation is named once."""
+    operations = [
+        "" if index and changes[index - 1].operation == change.operation else change.operation
+        for index, change in enumerate(changes)
+    ]
+    return [
+        Column("operation", tuple(map(names.neutral, operations)), is_name=True),
+        Column("kernel", tuple(names.neutral(one.name) for one in changes), is_name=True),
+        Column("base", tuple(names.duration(one.base_ns) for one in changes)),
+        Column("new", tuple(names.duration(one.new_ns) for one in changes)),
+        Column("change", tuple(signed(one.delta_ns) for one in changes), importance=9),
+    ]
+
+
+def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
+    """Return the table of weights and activations whose size changed."""
+    return [
+        Column("", tuple(change.status for change in changes)),
+        Column(
+            "what",
+            tuple(
+                names.neutral(f"{change.place.kind} {_qualified(change.place)}")
+                for change in changes
+            ),
+            is_name=True,
+        ),
+        Column("base", tuple(names.size(change.base_bytes) for change in changes), importance=8),
+        Column("new", tuple(names.size(change.new_bytes) for change in changes), importance=8),
+        Column("change", tuple(signed(change.delta_bytes, names.size) for change in changes)),
+        Column(
+            "line",
+            tuple(names.neutral(change.place.line or "") for change in changes),
+            is_name=True,
+            importance=6,
+        ),
+    ]
+
+
+def headline(difference: Difference) -> list[tuple[str, str]]:
+    """Return the headline figures as (what, figures in words)."""
+    lines = [
+        (
+            metric,
+            f"{(names.size if metric == PEAK else names.duration)(found.new_median)} on both sides"
+            if difference.identical
+            else comparison_words(found, is_size=metric == PEAK),
+        )
+        for metric, found in difference.totals.items()
+    ]
+    if difference.identical:
+        return lines
+    net = difference.new_ns - difference.base_ns
+    if difference.changes:
+        lines.append(
+            (
+                "operations",
+                f"{names.duration(difference.base_ns)} -> {names.duration(difference.new_ns)} "
+                f"({signed(net)}: {names.duration(difference.slower_ns)} slower or new, "
+                f"{names.duration(difference.faster_ns)} faster or gone)",
+            )
+        )
+    return lines
+
+
+def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
+    """Say what became of one quantity, and how sure that is."""
+    show = names.size if is_size else names.duration
+    text = f"{show(found.base_median)} -> {show(found.new_median)}"
+    ratio = found.median_ratio if is_size else found.ratio
+    if ratio is not None:
+        fastest = not is_size and found.statistic == "fastest"
+        text += f" ({'fastest ' if fastest else ''}{(ratio - 1) * 100:+.1f} %"
+        if not is_size and found.ratio_low is not None and found.ratio_high is not None:
+            low, high = (found.ratio_low - 1) * 100, (found.ratio_high - 1) * 100
+            text += f", between {low:+.1f} and {high:+.1f} %"
+        text += ")"
+    if is_size:
+        return text
+    if not found.conclusive:
+        return f"{text}: {too_few(found)}"
+    verdict = found.verdict()
+    if verdict != "unclear":
+        return f"{text}: {verdict}"
+    if found.of_one_run:
+        return f"{text}: unclear, {ONE_RUN}"
+    if found.contrary:
+        return f"{text}: unclear, median and fastest iterations went opposite ways"
+    return f"{text}: unclear, {RUNS_DIFFER}"
+
+
+IDENTICAL = "both sides hold the same figures throughout: one measurement, given twice"
+ONE_RUN = "one run a side does not tell how runs differ"
+RUNS_DIFFER = "runs differ too much"
+
+
+def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
+    """Return a comparison as plain data for JSON."""
+    found: dict[str, Any] = {
+        "format_version": FORMAT_VERSION,
+        "base": difference.base.label,
+        "new": difference.new.label,
+        "warnings": list(difference.warnings),
+        "left_out": list(difference.left_out),
+        "identical": difference.identical,
+        "waiting": waiting_document(difference.waiting),
+        "totals": {
+            name: {
+                **asdict(found),
+                "verdict": "same" if difference.identical else found.verdict(),
+            }
+            for name, found in difference.totals.items()
+        },
+        "operations": {
+            "base_ns": difference.base_ns,
+            "new_ns": difference.new_ns,
+            "delta_ns": difference.new_ns - difference.base_ns,
+            "slower_ns": difference.slower_ns,
+            "faster_ns": difference.faster_ns,
+        },
+        "changes": [
+            _plain(change, delta_ns=change.delta_ns) for change in difference.changes[:top]
+        ],
+        "size_changes": [
+            _plain(change, delta_bytes=change.delta_bytes)
+            for change in difference.size_changes[:top]
+        ],
+        "kernel_changes": [
+            _plain(change, delta_ns=change.delta_ns) for change in difference.kernel_changes[:top]
+        ],
+    }
+    plain: dict[str, Any] = finite(found)
+    return plain
+
+
+def _plain(record: Any, **more: float) -> dict[str, Any]:
+    """Return a record's fields and `more`; in a tenth of the time that `asdict` takes."""
+    values: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
+    for name, value in values.items():
+        if hasattr(value, "__slots__"):
+            values[name] = _plain(value)
+    values.update(more)
+    return values
+
+
+def finite(value: Any) -> Any:
+    """Return plain data with None for numbers that are not finite: JSON has none such."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {key: finite(one) for key, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(one) for one in value]
+    return value
+
+
+def signed(value: float | None, show: Any = names.duration) -> str:
+    """Return a change with its sign."""
+    if value is None:
+        return names.NOT_MEASURED
+    return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
+
+
+def line_of(change: Change) -> str:
+    """Return the source line, and where it was before if it was elsewhere."""
+    line = change.place.line or ""
+    before = change.base_place.line if change.base_place is not None else None
+    moved = before is not None and before != line and change.status != "gone"
+    return f"{line} (was {before})" if moved else line
+
+
+def _name(change: Change) -> str:
+    text = _qualified(change.place)
+    if change.place.kind == "line":
+        text = change.place.line or "(no source line)"
+    if change.place.kind == "module":
+        text = "(outside any module)" if change.place.module is None else change.place.module
+        text = text or "(root)"
+    return names.neutral(f"{text} x{change.count}" if change.count > 1 else text)
+
+
+def _qualified(place: Place) -> str:
+    if place.kind == "between":
+        return f"{place.module or ''} {place.name}".strip()
+    return f"{place.module}.{place.name}" if place.module else place.name
+
+
+def _ratio(change: Change) -> str:
+    if not change.base_ns or change.new_ns is None:
+        return ""
+    return f"{change.new_ns / change.base_ns:.2f}"
+
+
+def too_few(found: Comparison) -> str:
+    """Say that there are too few samples for an answer."""
+    return (
+        f"too few samples to tell ({found.base_count} and {found.new_count}, "
+        f"at least {MIN_SAMPLES} each)"
+    )
+
+
+def waiting_words(waiting: Waiting | None) -> str | None:
+    """Say what the times of iterations mean; None where nothing is known to be said."""
+    if waiting is None:
+        return None
+    shares = f"base {_waited(waiting.base_share)}, new {_waited(waiting.new_share)}"
+    if waiting.left_out:
+        return (
+            f"{_TIMES} do not include time spent waiting for a processor ({shares}); the times of "
+            "single operations do"
+        )
+    return (
+        f"{_TIMES} include time spent waiting for a processor ({shares}): it is not known of each "
+        "of them in both runs"
+    )
+
+
+def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
+    """Return the same as plain data."""
+    return None if waiting is None else asdict(waiting)
+
+
+def _waited(share: float | None) -> str:
+    return "not known" if share is None else names.percent(100 * share)

@@ -1,0 +1,317 @@
+"""A page inside somebody else's: HTML for notebooks, without scripts, style sheets or links.
+
+Notebooks are sent around and shown by servers that keep only what cannot do harm. So the styles
+stand with the elements, colours are the page's own (half transparent greys go with light and dark),
+all text is escaped, and there is an end to it: what would be too long is cut and says so.
+
+One HTML file out of data, styles and scripts: no network, and nothing in it can be executed.
+
+Styles and scripts stand in `page/`. Data travel as JSON in a script element that is data only, and
+a content security policy allows no script but ours.
+
+A report as one HTML file: no network, no framework, every name shown and none executed.
+
+The page's style and script stand beside this module in `page/`; `page_file` puts them together.
+
+The small page that hands a trace beside it to Perfetto's, where the browser lets it.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import html
+import json
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from html import escape
+from importlib.resources import files
+from typing import Any
+
+from unified_prof.base.text import printable
+from unified_prof.explain.api import Opened
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.idle import IN_WORDS
+from unified_prof.recording.source import Coverage
+from unified_prof.report import heading, names, page_data, tables
+from unified_prof.report import names as words
+from unified_prof.report.figures import answers, as_document, collect, coverage_fields
+from unified_prof.report.formats import Request
+from unified_prof.report.page_data import SourceLines
+from unified_prof.report.tables import Column
+from unified_prof.version import VERSION
+
+_ROWS = 25
+"""Of a table."""
+_WIDEST_NAME = 90
+_LONGEST_LINE = 600
+_LARGEST = 96 * 1024
+"""Characters of a whole page, but for what its end says."""
+_LINE = "1px solid rgba(128,128,128,.35)"
+_SMALL = "padding:2px 10px 2px 0;border:none"
+_PERCENT = re.compile(r"<?(\d+(?:\.\d+)?) %$")
+
+
+class InertPage:
+    """HTML that grows from top to bottom and ends before it is too large."""
+
+    def __init__(self) -> None:
+        self._parts: list[str] = []
+        self._size = 0
+        self._cut = 0
+
+    def title(self, text: str) -> None:
+        """Add a line that says what follows."""
+        self._add(f'<div style="font-weight:600;margin:0 0 4px">{_line(text)}</div>')
+
+    def heading(self, text: str) -> None:
+        """Add a line that says what the next table is."""
+        self._add(f'<div style="font-weight:600;margin:10px 0 2px">{_line(text)}</div>')
+
+    def gap(self) -> None:
+        """Set what follows apart."""
+        self._add('<div style="height:8px"></div>')
+
+    def fact(self, what: str, text: str) -> None:
+        """Add a line of the headline."""
+        label = f'<span style="display:inline-block;min-width:8em;opacity:.7">{_line(what)}</span>'
+        self._add(f"<div>{label}{_line(text)}</div>")
+
+    def remark(self, what: str, text: str) -> None:
+        """Add a line about something odd."""
+        self._add(
+            '<div style="border-left:3px solid rgba(200,130,0,.8);padding-left:8px">'
+            f"<b>{_line(what)}</b>: {_line(text)}</div>"
+        )
+
+    def plain(self, text: str) -> None:
+        """Add a line."""
+        self._add(f"<div>{_line(text.strip())}</div>")
+
+    def note(self, text: str) -> None:
+        """Add a line of less importance."""
+        self._add(f'<div style="opacity:.7">{_line(text)}</div>')
+
+    def left_out(self, count: int) -> None:
+        """Say how many rows of a table are not shown."""
+        self.note(f"and {words.number(count)} more")
+
+    def table(self, columns: Sequence[Column]) -> None:
+        """Add a table, of a long one the first rows."""
+        count = max(len(column.cells) for column in columns)
+        shown = [replace(column, cells=column.cells[:_ROWS]) for column in columns]
+        columns = tables.without_repetition(tables.readable(shown))
+        heads = "".join(_head(column) for column in columns)
+        rows = zip(*(column.cells for column in columns), strict=True)
+        body = "".join(f"<tr>{''.join(map(_cell, columns, cells))}</tr>" for cells in rows)
+        self._add(
+            '<div style="overflow-x:auto;margin:6px 0">'
+            '<table style="border-collapse:collapse;font-size:inherit;margin:0">'
+            f'<thead><tr style="border-bottom:{_LINE}">{heads}</tr></thead>'
+            f"<tbody>{body}</tbody></table></div>"
+        )
+        if count > _ROWS:
+            self.left_out(count - _ROWS)
+
+    def html(self) -> str:
+        """Return all of it."""
+        end = ""
+        if self._cut:
+            end = f'<div style="opacity:.7">too long to show: {self._cut:,} more lines</div>'
+        return (
+            '<div style="font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:100%">'
+            f"{''.join(self._parts)}{end}</div>"
+        )
+
+    def _add(self, part: str) -> None:
+        if self._cut or self._size + len(part) > _LARGEST:
+            self._cut += 1
+            return
+        self._parts.append(part)
+        self._size += len(part)
+
+
+def _line(text: str) -> str:
+    return escape(names.middle(printable(text), _LONGEST_LINE))
+
+
+def _head(column: Column) -> str:
+    side = "left" if column.is_name else "right"
+    return f'<th style="text-align:{side};font-weight:600;{_SMALL}">{_line(column.heading)}</th>'
+
+
+def _cell(column: Column, text: str) -> str:
+    widest = _WIDEST_NAME * column.lines if column.is_cut else _LONGEST_LINE
+    shown = escape(names.middle(printable(text), widest))
+    title = ""
+    if column.is_cut and len(text) > widest:
+        title = f' title="{_line(text)}"'
+    look = "text-align:left" if column.is_name else "text-align:right;white-space:nowrap"
+    if not column.is_prose and column.is_name:
+        look += ";font-family:ui-monospace,monospace;font-size:12px"
+    if column.heading == "share" and (found := _PERCENT.match(text)) is not None:
+        part = min(100.0, float(found[1]))
+        look += f";background:linear-gradient(to left,rgba(66,133,244,.28) {part:g}%,transparent 0)"
+    return f'<td{title} style="{look};{_SMALL}">{shown}</td>'
+
+
+def filled(
+    title: str,
+    styles: Iterable[str],
+    scripts: Iterable[str],
+    data: dict[str, Any],
+    *,
+    connects_to_itself: bool = False,
+) -> str:
+    """Return the page.
+
+    Args:
+        title: of the window; any text.
+        styles: names of files in `page/`, in their order.
+        scripts: the same; they share one scope, which nothing outside can see.
+        data: what the scripts find under the id `data`, with uprof's version.
+        connects_to_itself: whether the scripts may fetch what lies beside the page.
+    """
+    style = "\n".join(map(_part, styles))
+    script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
+    return _fill(
+        _part("page.html"),
+        {
+            "title": html.escape(names.neutral(title)),
+            "style": style,
+            "style_hash": _hash(style),
+            "connects_to": "; connect-src 'self'" if connects_to_itself else "",
+            "data": _inert({"uprof": VERSION, **data}),
+            "script": script,
+            "script_hash": _hash(script),
+        },
+    )
+
+
+def _part(name: str) -> str:
+    return files("unified_prof.report").joinpath("page", name).read_text(encoding="utf-8")
+
+
+def _hash(text: str) -> str:
+    return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
+
+
+def _inert(data: dict[str, Any]) -> str:
+    """Return data as JSON that cannot end the element it stands in, or begin another."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
+
+
+def _fill(template: str, values: dict[str, str]) -> str:
+    """Put each value in its one place; what a value contains is never looked at again."""
+    pieces = template.split("{{")
+    filled = [pieces[0]]
+    for piece in pieces[1:]:
+        name, _, rest = piece.partition("}}")
+        filled += (values[name], rest)
+    return "".join(filled)
+
+
+_SCRIPTS = (
+    "base.js",
+    "frame.js",
+    "icicle.js",
+    "table.js",
+    "host.js",
+    "timeline.js",
+    "chart.js",
+    "steps.js",
+    "perfetto.js",
+    "roofline.js",
+    "main.js",
+)
+_FEWEST_BLOCKS = 10_000
+_NAME_LENGTH = 120
+"""Longer names are cut inside in tables: some libraries name a kernel by all of its traits."""
+_ROWS_HTML = 1000
+"""Rows of a breakdown on the page; those beyond are the smallest."""
+
+
+def produce_page(opened: Opened, request: Request) -> str:
+    """Return the reports as a page, what is missing first."""
+    reports = answers(opened, lambda analysis: _report(analysis, request, _blocks(opened)))
+    return _page(reports, opened.coverage)
+
+
+def _blocks(opened: Opened) -> int:
+    """Return the room of a timeline: ranks share what one report would have, down to a least."""
+    return max(page_data.BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
+
+
+def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
+    data = {
+        "coverage": coverage_fields(coverage) | {"headline": coverage.headline},
+        "reports": reports,
+    }
+    return filled(reports[0]["title"] if reports else "uprof report", ("page.css",), _SCRIPTS, data)
+
+
+def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
+    """Return all that the page shows of one report."""
+    bys = None if request.by is None else [request.by]
+    shown = collect(
+        analysis,
+        bys,
+        sort=request.sort,
+        top=request.top or _ROWS_HTML,
+        statistics=request.statistics,
+    )
+    (figures,) = as_document([shown])["reports"]
+    for breakdown in figures["breakdowns"].values():
+        rows = breakdown["rows"]
+        shown_names = names.within(names.shown([row["name"] for row in rows]), _NAME_LENGTH)
+        breakdown["rows"] = [
+            {name: value for name, value in row.items() if value is not None}
+            | ({"short": short} if short != row["name"] else {})
+            for row, short in zip(rows, shown_names, strict=True)
+        ]
+    for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
+        anomaly["words"] = heading.name(found.name)
+    trees = page_data.trees(analysis)
+    over_time = page_data.over_time(analysis, blocks)
+    words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
+    report = {
+        "figures": figures,
+        "idle_words": dict(IN_WORDS),
+        "title": page_data.title(figures, over_time["began"]),
+        "words": words,
+        "units": page_data.units(one["counter"] for one in figures["pmu"]),
+        "trees": trees,
+        **over_time,
+    }
+    if request.source_root is not None:
+        lines = SourceLines(request.source_root)
+        report["source"] = lines.of(_lines_shown(figures, trees))
+    return report
+
+
+def _lines_shown(figures: dict[str, Any], trees: list[dict[str, Any]]) -> set[str]:
+    shown = {row["name"] for row in figures["breakdowns"].get("line", {"rows": []})["rows"]}
+    return shown.union(*(tree["names"] for tree in trees if tree["kind"] == "line"))
+
+
+PERFETTO = "https://ui.perfetto.dev"
+
+
+def page(title: str, trace: str, size_bytes: int) -> str:
+    """Return the page.
+
+    Args:
+        title: what the trace is called.
+        trace: its name, in the folder of the page.
+        size_bytes: how large it is.
+    """
+    return filled(
+        f"{title} - uprof",
+        ("page.css",),
+        ("base.js", "frame.js", "perfetto.js", "opener.js"),
+        {"trace": {"title": title, "name": trace, "bytes": size_bytes}},
+        connects_to_itself=True,
+    )

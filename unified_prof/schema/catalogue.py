@@ -1,0 +1,243 @@
+"""The frozen schema text of every family and revision, and what it declares.
+
+A family is one kind of report file; a revision is one state of its schema. The text in
+`schemas/<family>/<revision>.sql` is what new files are created from; models and migrations are
+tested against it. Declarations are read back by SQLite itself from an in-memory database.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from contextlib import closing
+from dataclasses import dataclass
+from functools import cache
+
+from unified_prof.base import resources
+from unified_prof.errors import UsageError
+
+MSPROF = "msprof"
+SKYLINE_RUN_TIME = "skyline-run-time"
+SKYLINE_MEMORY = "skyline-memory"
+CLUSTER = "cluster"
+
+# Oldest first. The msprof names are <SCHEMA_VERSION>_<date of the exporter's change>.
+#
+# If you add a revision here, also add, as CONTRIBUTING.md shows by an example:
+# - migrations/<family>/<revision>.py, what changes, and what old rows get (never an old migration);
+# - models/msprof/, the new tables and columns, with a `doc` each;
+# - schemas/<family>/<revision>.sql and docs/schema/, which scripts write from these;
+# - store/layouts.RENAMES and store/meanings, where a column changes its name or its meaning;
+# - store/fingerprint, only where the frozen texts do not show what tells it from the one before.
+REVISIONS: dict[str, tuple[str, ...]] = {
+    MSPROF: (
+        "pre_20240328",
+        "1.0.0_20240516",
+        "1.0.0_20240521",
+        "1.0.0_20240711",
+        "1.0.0_20241008",
+        "1.0.0_20241112",
+        "1.1.0_20241216",
+        "1.1.0_20241218",
+        "1.1.1_20250123",
+        "1.1.1_20250327",
+        "1.1.1_20250620",
+        "1.1.1_20250820",
+        "1.2.0_20250922",
+        "1.2.0_20251226",
+        "1.2.0_20260128",
+        "1.2.0_20260330",
+        "1.2.0_20260716",
+    ),
+    SKYLINE_RUN_TIME: ("1",),
+    SKYLINE_MEMORY: ("1",),
+    CLUSTER: ("1",),
+}
+FAMILIES = tuple(REVISIONS)
+
+_TABLE = re.compile(r"^CREATE TABLE (\w+) \(\n(.*?)\n\);$", re.MULTILINE | re.DOTALL)
+_CONSTANT = re.compile(
+    r"^INSERT INTO (ENUM_\w+) \(id, name\) VALUES \((\d+), '([^']*)'\);$", re.MULTILINE
+)
+
+# `documented` is the state the published msprof database document describes.
+_ALIASES = {(MSPROF, "documented"): "1.2.0_20251226"}
+
+# Tables msprof writes even when it recorded nothing; every other table exists only with rows.
+ALWAYS_PRESENT = frozenset(
+    {"META_DATA", "STRING_IDS", "SESSION_TIME_INFO", "NPU_INFO", "RANK_DEVICE_MAP", "HOST_INFO"}
+)
+
+REVISION_ROW = "UPROF_SCHEMA_REVISION"
+"""META_DATA row in which a file written or migrated by uprof names its revision."""
+
+
+@dataclass(frozen=True, slots=True)
+class ColumnSpec:
+    """One column as SQLite declares it."""
+
+    name: str
+    type: str
+    not_null: bool
+    primary_key: int
+    """Position in the primary key from 1, or 0."""
+
+
+@dataclass(frozen=True, slots=True)
+class TableSpec:
+    """One table: its columns in order, the statement that creates it, its indexes."""
+
+    name: str
+    columns: tuple[ColumnSpec, ...]
+    create_sql: str
+    indexes: tuple[tuple[str, str], ...]
+    """(name, CREATE INDEX statement), in declaration order."""
+
+    @property
+    def column_names(self) -> tuple[str, ...]:
+        """The columns' names, in the file's order."""
+        return tuple(column.name for column in self.columns)
+
+
+@dataclass(frozen=True, slots=True)
+class SchemaSpec:
+    """Everything one revision declares, tables in the order of the frozen text."""
+
+    family: str
+    revision: str
+    tables: dict[str, TableSpec]
+    rows: dict[str, tuple[tuple[object, ...], ...]]
+    """Constant rows: enum contents, and META_DATA's version rows."""
+
+    user_version: int
+
+    @property
+    def enum_tables(self) -> tuple[str, ...]:
+        """The tables whose whole content is part of the schema."""
+        return tuple(t for t in self.rows if t != "META_DATA")
+
+    @property
+    def schema_version(self) -> str | None:
+        """META_DATA.SCHEMA_VERSION of an msprof revision, None before it existed."""
+        meta = {str(row[0]): str(row[1]) for row in self.rows.get("META_DATA", ())}
+        return meta.get("SCHEMA_VERSION")
+
+
+def version_of(revision: str) -> str | None:
+    """Return the SCHEMA_VERSION in an msprof revision's name, None before it existed."""
+    version = revision.partition("_")[0]
+    return None if version == "pre" else version
+
+
+def resolve(family: str, revision: str) -> str:
+    """Return the full name of `revision`, which may be an alias (`latest`, `documented`).
+
+    Raises:
+        UsageError: no such family or revision.
+    """
+    if family not in REVISIONS:
+        raise UsageError(
+            f"no schema family {family!r}",
+            hint=f"known: {', '.join(FAMILIES)}",
+            slug="unknown-revision",
+        )
+    known = REVISIONS[family]
+    if revision == "latest":
+        return known[-1]
+    if revision == "documented":
+        return _ALIASES.get((family, revision), known[-1])
+    if revision not in known:
+        raise UsageError(
+            f"no revision {revision!r} of schema family {family}",
+            hint=f"known: documented, latest, {', '.join(known)}",
+            slug="unknown-revision",
+        )
+    return revision
+
+
+def frozen_text(family: str, revision: str) -> str:
+    """Return the frozen SQL text of a revision or alias."""
+    revision = resolve(family, revision)
+    path = resources.folder("schemas") / family.replace("-", "_") / f"{revision}.sql"
+    return path.read_text(encoding="utf-8")
+
+
+@cache
+def extension_tables() -> dict[str, TableSpec]:
+    """Return the tables that may join a report of any revision: torch_npu's and uprof's own.
+
+    Each exists only where it has rows. A new UPROF_ table is added to
+    `schemas/extensions/uprof.sql` and to `models/uprof.py`.
+    """
+    tables: dict[str, TableSpec] = {}
+    for path in sorted((resources.folder("schemas") / "extensions").glob("*.sql")):
+        with closing(sqlite3.connect(":memory:")) as db:
+            db.executescript(path.read_text(encoding="utf-8"))
+            tables |= {name: _table(db, name, sql) for name, sql in _objects(db, "table")}
+    return tables
+
+
+@dataclass(frozen=True, slots=True)
+class Outline:
+    """The names in one revision of msprof's schema."""
+
+    columns: dict[str, tuple[str, ...]]
+    """Table -> its columns."""
+    constants: dict[str, dict[int, str]]
+    """ENUM_ table -> its rows."""
+
+
+@cache
+def outline(revision: str) -> Outline:
+    """Return the names in the frozen text of an msprof revision: `load` takes ten times as long.
+
+    The text is in the one form in which `scripts/freeze_schemas.py` writes it.
+    """
+    text = frozen_text(MSPROF, revision)
+    constants: dict[str, dict[int, str]] = {}
+    for table, number, name in _CONSTANT.findall(text):
+        constants.setdefault(table, {})[int(number)] = name
+    return Outline(
+        columns={
+            table: tuple(line.split()[0] for line in body.splitlines())
+            for table, body in _TABLE.findall(text)
+        },
+        constants=constants,
+    )
+
+
+@cache
+def load(family: str, revision: str) -> SchemaSpec:
+    """Return what a revision (or alias) declares; cached, a few milliseconds the first time."""
+    revision = resolve(family, revision)
+    with closing(sqlite3.connect(":memory:")) as db:
+        db.executescript(frozen_text(family, revision))
+        return SchemaSpec(
+            family=family,
+            revision=revision,
+            tables={name: _table(db, name, sql) for name, sql in _objects(db, "table")},
+            rows={
+                name: tuple(rows)
+                for name, _ in _objects(db, "table")
+                if (rows := db.execute(f'SELECT * FROM "{name}"').fetchall())
+            },
+            user_version=int(db.execute("PRAGMA user_version").fetchone()[0]),
+        )
+
+
+def _objects(db: sqlite3.Connection, kind: str) -> list[tuple[str, str]]:
+    query = "SELECT name, sql FROM sqlite_master WHERE type = ? AND sql IS NOT NULL ORDER BY rowid"
+    return db.execute(query, (kind,)).fetchall()
+
+
+def _table(db: sqlite3.Connection, name: str, create_sql: str) -> TableSpec:
+    columns = tuple(
+        ColumnSpec(column, declared, bool(not_null), key)
+        for _, column, declared, not_null, _, key in db.execute(f'PRAGMA table_info("{name}")')
+    )
+    indexes = db.execute(
+        "SELECT name, sql FROM sqlite_master WHERE type = 'index' AND tbl_name = ?"
+        " AND sql IS NOT NULL ORDER BY rowid",
+        (name,),
+    ).fetchall()
+    return TableSpec(name, columns, create_sql, tuple(indexes))

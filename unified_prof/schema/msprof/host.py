@@ -1,0 +1,297 @@
+"""Tables about what the host did: API calls, marks, use of CPU, memory, disk and network.
+
+Tables that torch_npu appends to an msprof database: what PyTorch did on the host.
+
+They are no part of the msprof schema and of no revision of it, have neither keys nor indexes,
+and hold NULL where something is not known.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy import TEXT
+from sqlalchemy.orm import Mapped, relationship
+
+from unified_prof.schema.msprof.session import (
+    BYTES,
+    BYTES_PER_S,
+    NUMERIC,
+    PERCENT,
+    Interval,
+    MsprofBase,
+    RowIdentity,
+    Text,
+    column,
+    enum_id,
+    string_id,
+    time_ns,
+    written,
+)
+from unified_prof.schema.msprof.tasks import Task
+
+_GLOBAL_TID = "process number in the upper 32 bits, thread number in the lower 32"
+
+
+class CannApi(Interval, MsprofBase):
+    """One call of an interface of CANN, at any level of its stack."""
+
+    __tablename__ = "CANN_API"
+    __table_args__ = written("--ascendcl")
+    start_ns: Mapped[int | None] = time_ns("startNs", "when it was called")
+    end_ns: Mapped[int | None] = time_ns("endNs", "when it returned")
+    type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "level of the stack")
+    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}")
+    connection_id: Mapped[int] = column(
+        "connectionId", "number that TASK and COMMUNICATION_OP refer to the call by", key=True
+    )
+    name_id: Mapped[int | None] = string_id("name", "name of the call, such as launch")
+
+    type = Text("type_id")
+    name = Text("name_id")
+
+    tasks: Mapped[list[Task]] = relationship(
+        primaryjoin="CannApi.connection_id == foreign(Task.connection_id)",
+        viewonly=True,
+        order_by="Task.start_ns",
+        doc="the tasks it launched",
+    )
+
+
+class MstxEvent(Interval, RowIdentity, MsprofBase):
+    """One mark or range that the application set with mstx."""
+
+    __tablename__ = "MSTX_EVENTS"
+    __table_args__ = written("--msproftx, where the application sets marks")
+    start_ns: Mapped[int | None] = time_ns("startNs", "the mark, or the start of the range")
+    end_ns: Mapped[int | None] = time_ns("endNs", "the mark, or the end of the range")
+    event_type_id: Mapped[int | None] = enum_id(
+        "eventType", "ENUM_MSTX_EVENT_TYPE", "mark or kind of range"
+    )
+    range_id: Mapped[int | None] = column("rangeId", "unused: 4294967295")
+    category: Mapped[int | None] = column("category", "category; 4294967295: none")
+    message_id: Mapped[int | None] = string_id("message", "the application's text")
+    global_tid: Mapped[int | None] = column("globalTid", f"thread at the start: {_GLOBAL_TID}")
+    end_global_tid: Mapped[int | None] = column("endGlobalTid", "thread at the end, like globalTid")
+    domain_id: Mapped[int | None] = string_id("domainId", "name of the domain")
+    connection_id: Mapped[int | None] = column(
+        "connectionId",
+        "TASK.connectionId of its mark on the device, from 4000000001; 4000000000: host only"
+        " (4294967295 before 2024-10-31)",
+    )
+
+    event_type = Text("event_type_id")
+    message = Text("message_id")
+    domain = Text("domain_id")
+
+
+class OsrtApi(Interval, RowIdentity, MsprofBase):
+    """One system call or call of the thread library."""
+
+    __tablename__ = "OSRT_API"
+    __table_args__ = written("--host-sys=osrt")
+    name_id: Mapped[int | None] = string_id("name", "name of the call", NUMERIC)
+    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_GLOBAL_TID}", NUMERIC)
+    start_ns: Mapped[int | None] = time_ns("startNs", "when it was called", NUMERIC)
+    end_ns: Mapped[int | None] = time_ns("endNs", "when it returned", NUMERIC)
+
+    name = Text("name_id")
+
+
+class CpuUsage(RowIdentity, MsprofBase):
+    """Use of one CPU by the recorded process in one sampling interval."""
+
+    __tablename__ = "CPU_USAGE"
+    __table_args__ = written("--host-sys=cpu")
+    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
+    cpu_id: Mapped[int | None] = column("cpuId", "the CPU", NUMERIC)
+    usage: Mapped[float | None] = column("usage", "share of its time", NUMERIC, unit=PERCENT)
+
+
+class HostMemoryUsage(RowIdentity, MsprofBase):
+    """Use of the host's memory by the recorded process."""
+
+    __tablename__ = "HOST_MEM_USAGE"
+    __table_args__ = written("--host-sys=mem")
+    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
+    usage: Mapped[float | None] = column("usage", "share of all memory", NUMERIC, unit=PERCENT)
+
+
+class HostDiskUsage(RowIdentity, MsprofBase):
+    """Use of the host's disks by the recorded process."""
+
+    __tablename__ = "HOST_DISK_USAGE"
+    __table_args__ = written("--host-sys=disk")
+    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
+    read_rate: Mapped[float | None] = column("readRate", "read", NUMERIC, unit=BYTES_PER_S)
+    write_rate: Mapped[float | None] = column("writeRate", "written", NUMERIC, unit=BYTES_PER_S)
+    usage: Mapped[float | None] = column(
+        "usage", "share of the time spent waiting for disks", NUMERIC, unit=PERCENT
+    )
+
+
+class HostNetworkUsage(RowIdentity, MsprofBase):
+    """Use of the host's network cards by everything that runs there."""
+
+    __tablename__ = "HOST_NETWORK_USAGE"
+    __table_args__ = written("--host-sys=network")
+    timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
+    usage: Mapped[float | None] = column(
+        "usage", "share of what the cards can carry", NUMERIC, unit=PERCENT
+    )
+    speed: Mapped[float | None] = column("speed", "sent and received", NUMERIC, unit=BYTES_PER_S)
+
+
+_THREAD = "process number in the upper 32 bits, thread number in the lower 32"
+_BY = "torch_npu's profiler"
+
+
+class PytorchApi(RowIdentity, MsprofBase):
+    """One operation, queue step or mark on PyTorch's side of the host."""
+
+    __tablename__ = "PYTORCH_API"
+    __table_args__ = written("torch_npu's profiler, for host activities")
+    start_ns_text: Mapped[str | None] = time_ns("startNs", "when it began, as text", TEXT)
+    end_ns_text: Mapped[str | None] = time_ns("endNs", "when it ended, as text", TEXT)
+    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")
+    connection_id: Mapped[int | None] = column(
+        "connectionId", "its connections; NULL: none", refers="CONNECTION_IDS.id"
+    )
+    name_id: Mapped[int | None] = string_id("name", "name of the operation, such as aten::mm")
+    sequence_number: Mapped[int | None] = column(
+        "sequenceNumber", "autograd's number, shared by forward and backward; -1 or NULL: none"
+    )
+    fwd_thread_id: Mapped[int | None] = column("fwdThreadId", "thread of the forward call")
+    input_dtypes_id: Mapped[int | None] = string_id("inputDtypes", "types of the inputs")
+    input_shapes_id: Mapped[int | None] = string_id("inputShapes", "shapes of the inputs")
+    callchain_id: Mapped[int | None] = column(
+        "callchainId", "where it was called from", refers="PYTORCH_CALLCHAINS.id"
+    )
+    type_id: Mapped[int | None] = enum_id("type", "ENUM_API_TYPE", "operation, queue step or mark")
+
+    name = Text("name_id")
+    input_dtypes = Text("input_dtypes_id")
+    input_shapes = Text("input_shapes_id")
+    type = Text("type_id")
+
+    frames: Mapped[list[PytorchCallchain]] = relationship(
+        primaryjoin="PytorchApi.callchain_id == foreign(PytorchCallchain.id)",
+        viewonly=True,
+        order_by="PytorchCallchain.stack_depth",
+        doc="the call stack, innermost frame first",
+    )
+
+    @property
+    def start_ns(self) -> int | None:
+        """When it began, ns since 1970."""
+        return None if self.start_ns_text is None else int(self.start_ns_text)
+
+    @property
+    def end_ns(self) -> int | None:
+        """When it ended, ns since 1970."""
+        return None if self.end_ns_text is None else int(self.end_ns_text)
+
+    @property
+    def duration_ns(self) -> int | None:
+        """The time from start to end in ns."""
+        start, end = self.start_ns, self.end_ns
+        return None if start is None or end is None else end - start
+
+
+class PytorchConnection(RowIdentity, MsprofBase):
+    """One connection of an operation: to another operation, or to what the device executed."""
+
+    __tablename__ = "CONNECTION_IDS"
+    __table_args__ = written("torch_npu's profiler, for host activities")
+    id: Mapped[int | None] = column("id", "number that PYTORCH_API.connectionId refers to")
+    connection_id: Mapped[int | None] = column(
+        "connectionId", "shared by what is connected; also CANN_API.connectionId, TASK's"
+    )
+
+
+class PytorchCallchain(RowIdentity, MsprofBase):
+    """One frame of one call stack."""
+
+    __tablename__ = "PYTORCH_CALLCHAINS"
+    __table_args__ = written("torch_npu's profiler, with_stack=True")
+    id: Mapped[int | None] = column("id", "number that PYTORCH_API.callchainId refers to")
+    stack_id: Mapped[int | None] = string_id("stack", "the frame: file(line): function")
+    stack_depth: Mapped[int | None] = column("stackDepth", "0 is the innermost frame")
+
+    stack = Text("stack_id")
+
+
+class StepTime(Interval, RowIdentity, MsprofBase):
+    """One step of the training loop."""
+
+    __tablename__ = "STEP_TIME"
+    __table_args__ = written("torch_npu's profiler, where step() is called")
+    id: Mapped[int | None] = column("id", "number of the step")
+    start_ns: Mapped[int | None] = time_ns("startNs", "its start")
+    end_ns: Mapped[int | None] = time_ns("endNs", "its end")
+
+
+class MemoryRecord(RowIdentity, MsprofBase):
+    """The state of one allocator after it changed."""
+
+    __tablename__ = "MEMORY_RECORD"
+    __table_args__ = written("torch_npu's profiler, profile_memory=True")
+    component_id: Mapped[int | None] = string_id("component", "the allocator, such as PTA or GE")
+    timestamp: Mapped[int | None] = time_ns("timestamp", "when it changed")
+    total_allocated: Mapped[int | None] = column("totalAllocated", "in use by tensors", unit=BYTES)
+    total_reserved: Mapped[int | None] = column("totalReserved", "held from the driver", unit=BYTES)
+    total_active: Mapped[int | None] = column(
+        "totalActive", "in use, or waiting for a stream", unit=BYTES
+    )
+    stream_ptr: Mapped[int | None] = column("streamPtr", "address of the stream")
+    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
+
+    component = Text("component_id")
+
+
+class OpMemory(RowIdentity, MsprofBase):
+    """One piece of device memory that an operation allocated, from then to its release."""
+
+    __tablename__ = "OP_MEMORY"
+    __table_args__ = written("torch_npu's profiler, profile_memory=True")
+    name_id: Mapped[int | None] = string_id("name", "the operation that allocated it")
+    size: Mapped[int | None] = column("size", "its size", unit=BYTES)
+    allocation_time: Mapped[int | None] = time_ns("allocationTime", "when it was allocated")
+    release_time: Mapped[int | None] = time_ns("releaseTime", "when it was released; NULL: never")
+    active_release_time: Mapped[int | None] = time_ns(
+        "activeReleaseTime", "when no stream needed it any more"
+    )
+    duration: Mapped[int | None] = column("duration", "allocation to release", unit="ns")
+    active_duration: Mapped[int | None] = column(
+        "activeDuration", "allocation to the end of its use", unit="ns"
+    )
+    allocation_total_allocated: Mapped[int | None] = column(
+        "allocationTotalAllocated", "in use by tensors after its allocation", unit=BYTES
+    )
+    allocation_total_reserved: Mapped[int | None] = column(
+        "allocationTotalReserved", "held from the driver after its allocation", unit=BYTES
+    )
+    allocation_total_active: Mapped[int | None] = column(
+        "allocationTotalActive", "in use or waiting after its allocation", unit=BYTES
+    )
+    release_total_allocated: Mapped[int | None] = column(
+        "releaseTotalAllocated", "in use by tensors after its release", unit=BYTES
+    )
+    release_total_reserved: Mapped[int | None] = column(
+        "releaseTotalReserved", "held from the driver after its release", unit=BYTES
+    )
+    release_total_active: Mapped[int | None] = column(
+        "releaseTotalActive", "in use or waiting after its release", unit=BYTES
+    )
+    stream_ptr: Mapped[int | None] = column("streamPtr", "address of the stream")
+    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
+
+    name = Text("name_id")
+
+
+class GcRecord(Interval, RowIdentity, MsprofBase):
+    """One run of Python's garbage collector."""
+
+    __tablename__ = "GC_RECORD"
+    __table_args__ = written("torch_npu's profiler, where garbage collection is recorded")
+    start_ns: Mapped[int | None] = time_ns("startNs", "its start")
+    end_ns: Mapped[int | None] = time_ns("endNs", "its end")
+    global_tid: Mapped[int | None] = column("globalTid", f"thread: {_THREAD}")

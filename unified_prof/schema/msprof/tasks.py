@@ -1,0 +1,382 @@
+"""Tables about what the devices executed: tasks, operators, collectives."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from sqlalchemy import Index
+from sqlalchemy.orm import Mapped, relationship
+
+from unified_prof.schema.msprof.session import (
+    BYTES,
+    BYTES_PER_S,
+    NUMERIC,
+    Interval,
+    MsprofBase,
+    RowIdentity,
+    Text,
+    column,
+    enum_id,
+    string_id,
+    time_ns,
+    written,
+)
+
+if TYPE_CHECKING:
+    from unified_prof.schema.msprof.host import CannApi
+
+_TASK = "TASK.globalTaskId"
+_CONNECTION = (
+    "number that a host call and the tasks it launched share; -1: none (4294967295 in files"
+    " before 2025-02-18)"
+)
+
+
+class Task(Interval, RowIdentity, MsprofBase):
+    """One task executed by a device: a kernel, a copy, an event, a notify, an mstx mark."""
+
+    __tablename__ = "TASK"
+    start_ns: Mapped[int | None] = time_ns("startNs", "when the device started it")
+    end_ns: Mapped[int | None] = time_ns("endNs", "when the device had finished it")
+    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
+    connection_id: Mapped[int | None] = column("connectionId", _CONNECTION)
+    global_task_id: Mapped[int | None] = column(
+        "globalTaskId", "number of the task, unique in the file; other tables refer to it"
+    )
+    global_pid: Mapped[int | None] = column("globalPid", "process that launched it")
+    task_type_id: Mapped[int | None] = string_id(
+        "taskType", "kind of the task as the device sees it, such as KERNEL_AICORE"
+    )
+    context_id: Mapped[int | None] = column(
+        "contextId", "part of a subgraph or mix task; 4294967295: the task is not divided"
+    )
+    stream_id: Mapped[int | None] = column("streamId", "stream it ran in")
+    task_id: Mapped[int | None] = column("taskId", "number in its stream; wraps around")
+    model_id: Mapped[int | None] = column("modelId", "model it belongs to; 4294967295: none")
+
+    task_type = Text("task_type_id")
+
+    compute: Mapped[ComputeTask | None] = relationship(
+        primaryjoin="foreign(Task.global_task_id) == ComputeTask.global_task_id",
+        viewonly=True,
+        doc="the operator it executes",
+    )
+    schedule: Mapped[CommunicationScheduleTask | None] = relationship(
+        primaryjoin="foreign(Task.global_task_id) == CommunicationScheduleTask.global_task_id",
+        viewonly=True,
+        doc="the scheduling of collectives it executes",
+    )
+    communication: Mapped[CommunicationTask | None] = relationship(
+        primaryjoin="Task.global_task_id == foreign(CommunicationTask.global_task_id)",
+        viewonly=True,
+        uselist=False,
+        doc="its part in a collective",
+    )
+    copy: Mapped[MemcpyInfo | None] = relationship(
+        primaryjoin="Task.global_task_id == foreign(MemcpyInfo.global_task_id)",
+        viewonly=True,
+        uselist=False,
+        doc="what it copied",
+    )
+    pmu: Mapped[list[TaskPmu]] = relationship(
+        primaryjoin="Task.global_task_id == foreign(TaskPmu.global_task_id)",
+        viewonly=True,
+        order_by="TaskPmu.rowid",
+        doc="values of the hardware counters during it",
+    )
+    apis: Mapped[list[CannApi]] = relationship(
+        primaryjoin="Task.connection_id == foreign(CannApi.connection_id)",
+        viewonly=True,
+        doc="the host calls that launched it",
+    )
+
+    __table_args__ = (
+        Index("TaskIndex", "startNs", "globalTaskId"),
+        written("--task-time; --msproftx adds the device's mstx marks"),
+    )
+
+    @property
+    def name(self) -> str | None:
+        """What it executes: an operator's name; for other tasks their type, as viewers show."""
+        part = self.compute or self.communication or self.schedule
+        return (part.name if part else None) or self.task_type
+
+
+class ComputeTask(MsprofBase):
+    """One execution of one compute operator."""
+
+    __tablename__ = "COMPUTE_TASK_INFO"
+    __table_args__ = written("--task-time")
+    name_id: Mapped[int | None] = string_id("name", "name of the operator")
+    global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
+    block_num: Mapped[int | None] = column(
+        "blockNum", "cores it ran on (called block_dim, then blockDim, in older revisions)"
+    )
+    mix_block_num: Mapped[int | None] = column(
+        "mixBlockNum", "cores of the second kind that a mix operator ran on (was mixBlockDim)"
+    )
+    task_type_id: Mapped[int | None] = string_id(
+        "taskType", "kind of core as the host sees it, such as AI_CORE"
+    )
+    op_type_id: Mapped[int | None] = string_id("opType", "type of the operator, such as MatMul")
+    input_formats_id: Mapped[int | None] = string_id("inputFormats", "formats of the inputs")
+    input_data_types_id: Mapped[int | None] = string_id("inputDataTypes", "types of the inputs")
+    input_shapes_id: Mapped[int | None] = string_id(
+        "inputShapes", 'shapes of the inputs in double quotes, such as "8,128;128,64"'
+    )
+    output_formats_id: Mapped[int | None] = string_id("outputFormats", "formats of the outputs")
+    output_data_types_id: Mapped[int | None] = string_id("outputDataTypes", "types of the outputs")
+    output_shapes_id: Mapped[int | None] = string_id(
+        "outputShapes", "shapes of the outputs in double quotes"
+    )
+    attr_info_id: Mapped[int | None] = string_id("attrInfo", "attributes of the operator")
+    op_state_id: Mapped[int | None] = string_id(
+        "opState", "dynamic or static shapes; N/A: not known"
+    )
+    hf32_eligible_id: Mapped[int | None] = string_id(
+        "hf32Eligible", "YES: HF32 precision may be used; NO; N/A: not known"
+    )
+    grid_dim_id: Mapped[int | None] = string_id("gridDim", "grid of a SIMT kernel, x,y,z; or N/A")
+    block_dim_id: Mapped[int | None] = string_id(
+        "blockDim",
+        "block of a SIMT kernel, x,y,z; or N/A (another column of that name is blockNum's past)",
+    )
+
+    name = Text("name_id")
+    task_type = Text("task_type_id")
+    op_type = Text("op_type_id")
+    input_formats = Text("input_formats_id")
+    input_data_types = Text("input_data_types_id")
+    input_shapes = Text("input_shapes_id")
+    output_formats = Text("output_formats_id")
+    output_data_types = Text("output_data_types_id")
+    output_shapes = Text("output_shapes_id")
+    attr_info = Text("attr_info_id")
+    op_state = Text("op_state_id")
+    hf32_eligible = Text("hf32_eligible_id")
+    grid_dim = Text("grid_dim_id")
+    block_dim = Text("block_dim_id")
+
+    task: Mapped[Task | None] = relationship(
+        primaryjoin="ComputeTask.global_task_id == foreign(Task.global_task_id)",
+        viewonly=True,
+        uselist=False,
+        doc="when and where it ran",
+    )
+
+
+class CommunicationScheduleTask(MsprofBase):
+    """One task by which AI CPUs schedule collectives."""
+
+    __tablename__ = "COMMUNICATION_SCHEDULE_TASK_INFO"
+    __table_args__ = written("--task-time, where collectives are scheduled by AI CPUs")
+    name_id: Mapped[int | None] = string_id("name", "name of the operator")
+    global_task_id: Mapped[int] = column("globalTaskId", "the task", refers=_TASK, key=True)
+    task_type_id: Mapped[int | None] = string_id("taskType", "kind of core, as the host sees it")
+    op_type_id: Mapped[int | None] = string_id("opType", "type of the operator")
+
+    name = Text("name_id")
+    task_type = Text("task_type_id")
+    op_type = Text("op_type_id")
+
+    task: Mapped[Task | None] = relationship(
+        primaryjoin="CommunicationScheduleTask.global_task_id == foreign(Task.global_task_id)",
+        viewonly=True,
+        uselist=False,
+        doc="when and where it ran",
+    )
+
+
+class CommunicationTask(RowIdentity, MsprofBase):
+    """One step of a collective: a copy, a reduction, a notify."""
+
+    __tablename__ = "COMMUNICATION_TASK_INFO"
+    name_id: Mapped[int | None] = string_id("name", "name of the step")
+    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
+    task_type_id: Mapped[int | None] = string_id("taskType", "kind of the step")
+    plane_id: Mapped[int | None] = column("planeId", "network plane it runs in")
+    group_name_id: Mapped[int | None] = string_id("groupName", "communicator")
+    notify_id: Mapped[int | None] = column(
+        "notifyId", "number of the notify; -1: none (9223372036854775807 before 1.1.1_20250123)"
+    )
+    rdma_type_id: Mapped[int | None] = enum_id(
+        "rdmaType", "ENUM_HCCL_RDMA_TYPE", "purpose of an RDMA transfer"
+    )
+    src_rank: Mapped[int | None] = column("srcRank", "rank that sends; 4294967295: none")
+    dst_rank: Mapped[int | None] = column("dstRank", "rank that receives; 4294967295: none")
+    transport_type_id: Mapped[int | None] = enum_id(
+        "transportType", "ENUM_HCCL_TRANSPORT_TYPE", "engine that moves the data"
+    )
+    size: Mapped[int | None] = column("size", "amount of data", unit=BYTES)
+    data_type_id: Mapped[int | None] = enum_id(
+        "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
+    )
+    link_type_id: Mapped[int | None] = enum_id(
+        "linkType", "ENUM_HCCL_LINK_TYPE", "link that the data takes"
+    )
+    op_id: Mapped[int | None] = column("opId", "the collective", refers="COMMUNICATION_OP.opId")
+    is_master: Mapped[int | None] = column(
+        "isMaster", "1: in the collective's main stream, whose times count; 0: in another"
+    )
+    bandwidth: Mapped[float | None] = column(
+        "bandwidth",
+        "rate of the transfer (GB/s * 1024**3 before 2026-05-08)",
+        NUMERIC,
+        unit=BYTES_PER_S,
+    )
+
+    name = Text("name_id")
+    task_type = Text("task_type_id")
+    group_name = Text("group_name_id")
+    rdma_type = Text("rdma_type_id")
+    transport_type = Text("transport_type_id")
+    data_type = Text("data_type_id")
+    link_type = Text("link_type_id")
+
+    task: Mapped[Task | None] = relationship(
+        primaryjoin="foreign(CommunicationTask.global_task_id) == remote(Task.global_task_id)",
+        viewonly=True,
+        uselist=False,
+        doc="when and where it ran",
+    )
+    op: Mapped[CommunicationOp | None] = relationship(
+        primaryjoin="foreign(CommunicationTask.op_id) == CommunicationOp.op_id",
+        viewonly=True,
+        doc="the collective it is a step of",
+    )
+
+    __table_args__ = (
+        Index("CommunicationTaskIndex", "globalTaskId"),
+        written("--task-time other than l0, --hccl and --ascendcl, where there are collectives"),
+    )
+
+
+class CommunicationOp(Interval, MsprofBase):
+    """One collective, from the start of its first step to the end of its last."""
+
+    __tablename__ = "COMMUNICATION_OP"
+    __table_args__ = written("--task-time and --hccl, where there are collectives")
+    op_name_id: Mapped[int | None] = string_id(
+        "opName", "name of the collective, such as hcom_allReduce__428_0_1"
+    )
+    start_ns: Mapped[int | None] = time_ns("startNs", "start of its first main step")
+    end_ns: Mapped[int | None] = time_ns("endNs", "end of its last main step")
+    connection_id: Mapped[int | None] = column(
+        "connectionId", "number of the host call that launched it; 4294967295: none"
+    )
+    group_name_id: Mapped[int | None] = string_id("groupName", "communicator")
+    op_id: Mapped[int] = column("opId", "number of the collective, from 0", key=True)
+    relay: Mapped[int | None] = column("relay", "1: a borrowed link was used; -1: not known")
+    retry: Mapped[int | None] = column("retry", "1: something was sent again; -1: not known")
+    data_type_id: Mapped[int | None] = enum_id(
+        "dataType", "ENUM_HCCL_DATA_TYPE", "type of the elements"
+    )
+    alg_type_id: Mapped[int | None] = string_id(
+        "algType", "algorithm of each phase, such as HD-MESH"
+    )
+    count: Mapped[int | None] = column("count", "number of elements; -1: not known", NUMERIC)
+    op_type_id: Mapped[int | None] = string_id(
+        "opType", "type of the collective, such as hcom_broadcast_"
+    )
+    device_id: Mapped[int | None] = column(
+        "deviceId", "the device; -1: not recorded", refers="NPU_INFO.id"
+    )
+    rank_size: Mapped[int | None] = column("rankSize", "ranks in the communicator")
+
+    op_name = Text("op_name_id")
+    group_name = Text("group_name_id")
+    data_type = Text("data_type_id")
+    alg_type = Text("alg_type_id")
+    op_type = Text("op_type_id")
+
+    tasks: Mapped[list[CommunicationTask]] = relationship(
+        primaryjoin="CommunicationOp.op_id == foreign(CommunicationTask.op_id)",
+        viewonly=True,
+        order_by="CommunicationTask.rowid",
+        doc="its steps",
+    )
+
+    @property
+    def name(self) -> str | None:
+        """The name of the collective, as other operators have it."""
+        return self.op_name
+
+
+class TaskPmu(RowIdentity, MsprofBase):
+    """One hardware counter's value during one task."""
+
+    __tablename__ = "TASK_PMU_INFO"
+    __table_args__ = written("--ai-core with --aic-mode=task-based; --aic-metrics says which")
+    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", refers=_TASK)
+    name_id: Mapped[int | None] = string_id("name", "the counter, such as mac_ratio")
+    value: Mapped[float | None] = column("value", "its value, in the counter's own unit", NUMERIC)
+
+    name = Text("name_id")
+
+
+class MemcpyInfo(RowIdentity, MsprofBase):
+    """One memory copy between or within host and device."""
+
+    __tablename__ = "MEMCPY_INFO"
+    __table_args__ = written("--runtime-api")
+    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
+    size: Mapped[int | None] = column("size", "amount of data", NUMERIC, unit=BYTES)
+    memcpy_operation_id: Mapped[int | None] = enum_id(
+        "memcpyOperation", "ENUM_MEMCPY_OPERATION", "direction of the copy", NUMERIC
+    )
+
+    memcpy_operation = Text("memcpy_operation_id")
+
+
+class OverlapInterval(Interval, MsprofBase):
+    """One stretch of a device's time, by what filled it: computing, communicating, nothing.
+
+    MindStudio Insight makes a table of this name in older files, with its own contents.
+    """
+
+    __tablename__ = "OVERLAP_ANALYSIS"
+    __table_args__ = written("derived, where there are compute operators or collectives")
+    id: Mapped[int] = column("id", "number of the stretch, from 0", key=True)
+    device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
+    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
+    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
+    type_id: Mapped[int | None] = enum_id("type", "ENUM_OVERLAP_ANALYSIS_TYPE", "what filled it")
+
+    type = Text("type_id")
+
+
+class DpuTask(Interval, RowIdentity, MsprofBase):
+    """One task executed by a DPU."""
+
+    __tablename__ = "DPU_TASK"
+    __table_args__ = written("where a DPU was recorded")
+    dpu_device_id: Mapped[int | None] = column("dpuDeviceId", "the DPU")
+    global_tid: Mapped[int | None] = column("globalTid", "bare number of the thread", NUMERIC)
+    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
+    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
+    global_task_id: Mapped[int | None] = column(
+        "globalTaskId", "number of the task, unique in the file with those of TASK", NUMERIC
+    )
+    stream_id: Mapped[int | None] = column("streamId", "stream it ran in", NUMERIC)
+    task_id: Mapped[int | None] = column("taskId", "number in its stream", NUMERIC)
+    op_name_id: Mapped[int | None] = string_id("opName", "name of the operator", NUMERIC)
+    args_id: Mapped[int | None] = string_id("args", "names and values of the task, JSON", NUMERIC)
+
+    op_name = Text("op_name_id")
+    args = Text("args_id")
+
+
+class CcuTask(Interval, RowIdentity, MsprofBase):
+    """One mission of a collective communication unit (Ascend 950)."""
+
+    __tablename__ = "CCU"
+    __table_args__ = written("where collective communication units were recorded (Ascend 950)")
+    device_id: Mapped[int | None] = column("deviceId", "the device", NUMERIC, refers="NPU_INFO.id")
+    global_task_id: Mapped[int | None] = column("globalTaskId", "the task", NUMERIC, refers=_TASK)
+    name_id: Mapped[int | None] = string_id("name", "name of the mission", NUMERIC)
+    start_ns: Mapped[int | None] = time_ns("startNs", "its start", NUMERIC)
+    end_ns: Mapped[int | None] = time_ns("endNs", "its end", NUMERIC)
+    args_id: Mapped[int | None] = string_id("args", "names and values of it, JSON", NUMERIC)
+
+    name = Text("name_id")
+    args = Text("args_id")

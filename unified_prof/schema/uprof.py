@@ -1,0 +1,302 @@
+"""What uprof adds to a report, in tables of its own: never in a vendor's table.
+
+The same tables serve both families; each exists only where it has rows.
+
+What a recorded GPU trace says and the msprof format has no place for.
+
+Columns documented as a string id point to STRING_IDS. Times are Unix ns.
+"""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar
+
+from sqlalchemy import DOUBLE
+from sqlalchemy.orm import DeclarativeBase, Mapped, mapped_column
+from sqlalchemy.types import TypeEngine
+
+
+class UprofBase(DeclarativeBase):
+    """Registry of the UPROF_ tables."""
+
+    # SQLAlchemy 2.0 would write FLOAT, 2.1 writes DOUBLE.
+    type_annotation_map: ClassVar[dict[type, TypeEngine[Any]]] = {float: DOUBLE()}
+
+
+class Run(UprofBase):
+    """One fact about how the report came to be (provenance)."""
+
+    __tablename__ = "UPROF_RUN"
+    name: Mapped[str] = mapped_column(primary_key=True, doc="what the fact is about")
+    value: Mapped[str | None] = mapped_column(doc="the fact; lists and mappings are JSON")
+
+
+class Anomaly(UprofBase):
+    """Something that was skipped, truncated, unmatched, unknown or could not be measured."""
+
+    __tablename__ = "UPROF_ANOMALIES"
+    name: Mapped[str] = mapped_column(primary_key=True, doc="kind of anomaly, snake_case")
+    count: Mapped[int] = mapped_column(doc="how often")
+    detail: Mapped[str | None] = mapped_column(doc="the first case, in words")
+
+
+class Iteration(UprofBase):
+    """One measured iteration of a Skyline run."""
+
+    __tablename__ = "UPROF_ITERATIONS"
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="number from 0, warm-up excluded")
+    total_ms: Mapped[float] = mapped_column(doc="wall or device time of the whole iteration, ms")
+    forward_ms: Mapped[float | None] = mapped_column(doc="outside backward and optimizer, ms")
+    backward_ms: Mapped[float | None] = mapped_column(doc="inside the autograd engine, ms")
+    peak_usage_bytes: Mapped[int | None] = mapped_column(doc="peak of this iteration, bytes")
+    matched: Mapped[int] = mapped_column(
+        doc="1: same operation sequence as the report's entries; 0: differs, not averaged"
+    )
+    waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of total_ms in which the program's thread waited for a processor, ms; "
+        "NULL: not known, or total_ms is a device's time"
+    )
+    forward_waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of forward_ms in which it waited so, ms; NULL likewise"
+    )
+    backward_waited_ms: Mapped[float | None] = mapped_column(
+        doc="part of backward_ms in which it waited so, ms; NULL likewise"
+    )
+
+
+class RunTimeSample(UprofBase):
+    """One operation's time in one iteration: the sample behind a run_time_entries median."""
+
+    __tablename__ = "UPROF_RUN_TIME_SAMPLES"
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="run_time_entries.id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    forward_ms: Mapped[float] = mapped_column(doc="forward time of this call, ms")
+    backward_ms: Mapped[float | None] = mapped_column(doc="backward time of this call, ms, or NULL")
+
+
+class Gap(UprofBase):
+    """Time before an operation in which no operation ran: the lines of the project that took it."""
+
+    __tablename__ = "UPROF_GAPS"
+    entry_id: Mapped[int] = mapped_column(
+        primary_key=True, doc="run_time_entries.id of the operation that follows"
+    )
+    file_path: Mapped[str] = mapped_column(doc="relative to the project root")
+    first_line: Mapped[int] = mapped_column(doc="first line that can have taken it, from 1")
+    last_line: Mapped[int] = mapped_column(doc="last such line; often the same")
+
+
+class GapSample(UprofBase):
+    """One such time in one iteration."""
+
+    __tablename__ = "UPROF_GAP_SAMPLES"
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_GAPS.entry_id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    gap_ms: Mapped[float] = mapped_column(doc="between the two operations, ms")
+
+
+class ModulePath(UprofBase):
+    """The qualified nn.Module path an entry belongs to, such as `encoder.layers.0.linear1`."""
+
+    __tablename__ = "UPROF_MODULES"
+    kind: Mapped[str] = mapped_column(primary_key=True, doc="operation, weight or activation")
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    module_path: Mapped[str] = mapped_column(doc="as in named_modules(); '' is the root model")
+    module_class: Mapped[str | None] = mapped_column(doc="class name of that module")
+
+
+class Region(UprofBase):
+    """A region that the program marks: record_function, or a range of NVTX."""
+
+    __tablename__ = "UPROF_REGIONS"
+    region_id: Mapped[int] = mapped_column(primary_key=True, doc="number from 1")
+    name: Mapped[str] = mapped_column(doc="as the program names it")
+    around: Mapped[int | None] = mapped_column(
+        doc="UPROF_REGIONS.region_id of the one that it was opened in; NULL: in none"
+    )
+    peak_usage_bytes: Mapped[int | None] = mapped_column(
+        doc="highest allocation while it was open, bytes; NULL: not measured"
+    )
+
+
+class RegionCount(UprofBase):
+    """How often a region was opened in one iteration; no row where it was not."""
+
+    __tablename__ = "UPROF_REGION_COUNTS"
+    region_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_REGIONS.region_id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    count: Mapped[int] = mapped_column(doc="how often")
+
+
+class RegionEntry(UprofBase):
+    """The innermost region around an operation; its backward pass belongs there too."""
+
+    __tablename__ = "UPROF_REGION_ENTRIES"
+    kind: Mapped[str] = mapped_column(primary_key=True, doc="operation or activation")
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="id in the kind's entry table")
+    region_id: Mapped[int] = mapped_column(doc="UPROF_REGIONS.region_id")
+
+
+class GpuTask(UprofBase):
+    """What is known of one task of TASK beyond it: name, launch, resources."""
+
+    __tablename__ = "UPROF_GPU_TASKS"
+    global_task_id: Mapped[int] = mapped_column(
+        "globalTaskId", primary_key=True, doc="TASK.globalTaskId"
+    )
+    name: Mapped[int] = mapped_column(doc="string id: kernel, or kind of copy with its memories")
+    operation: Mapped[int] = mapped_column(doc="string id: framework operation, or N/A")
+    external_id: Mapped[int | None] = mapped_column("externalId", doc="as recorded")
+    context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
+    size_bytes: Mapped[int | None] = mapped_column("sizeBytes", doc="bytes copied or set")
+    bandwidth_gbps: Mapped[float | None] = mapped_column(
+        "bandwidthGBps", doc="of a copy or set, 10**9 bytes a second, as recorded"
+    )
+    grid_dim: Mapped[int] = mapped_column("gridDim", doc="string id: blocks `x,y,z`, or N/A")
+    block_dim: Mapped[int] = mapped_column("blockDim", doc="string id: threads `x,y,z`, or N/A")
+    registers_per_thread: Mapped[int | None] = mapped_column("registersPerThread", doc="count")
+    shared_memory_bytes: Mapped[int | None] = mapped_column(
+        "sharedMemoryBytes", doc="per block, bytes"
+    )
+    blocks_per_sm: Mapped[float | None] = mapped_column("blocksPerSm", doc="blocks / processors")
+    warps_per_sm: Mapped[float | None] = mapped_column("warpsPerSm", doc="warps / processors")
+    occupancy_percent: Mapped[float | None] = mapped_column(
+        "occupancyPercent", doc="estimated achieved occupancy"
+    )
+    queued_ns: Mapped[int | None] = mapped_column("queuedNs", doc="as recorded; mostly 0")
+    graph_id: Mapped[int | None] = mapped_column("graphId", doc="CUDA graph it ran in")
+    graph_node_id: Mapped[int | None] = mapped_column("graphNodeId", doc="node of that graph")
+
+
+class GpuCollective(UprofBase):
+    """Parameters of one row of COMMUNICATION_OP that it has no column for."""
+
+    __tablename__ = "UPROF_COLLECTIVES"
+    op_id: Mapped[int] = mapped_column("opId", primary_key=True, doc="COMMUNICATION_OP.opId")
+    group_description: Mapped[int] = mapped_column("groupDescription", doc="string id, or N/A")
+    group_size: Mapped[int | None] = mapped_column("groupSize", doc="ranks in the group")
+    group_ranks: Mapped[int] = mapped_column("groupRanks", doc="string id: list of ranks, or N/A")
+    data_type: Mapped[int] = mapped_column("dataType", doc="string id: torch's name, or N/A")
+    in_elements: Mapped[int | None] = mapped_column("inElements", doc="of the message sent")
+    out_elements: Mapped[int | None] = mapped_column("outElements", doc="of the one received")
+    in_split: Mapped[int] = mapped_column("inSplit", doc="string id: elements per rank, or N/A")
+    out_split: Mapped[int] = mapped_column("outSplit", doc="string id: elements per rank, or N/A")
+    sequence: Mapped[int | None] = mapped_column(doc="number of the call within its group")
+
+
+class OperationInputs(UprofBase):
+    """Inputs of one operation of PYTORCH_API, found by start, thread and name."""
+
+    __tablename__ = "UPROF_OPERATION_INPUTS"
+    start_ns: Mapped[int] = mapped_column("startNs", doc="PYTORCH_API.startNs")
+    global_tid: Mapped[int] = mapped_column("globalTid", doc="PYTORCH_API.globalTid")
+    name: Mapped[int] = mapped_column(doc="PYTORCH_API.name")
+    external_id: Mapped[int | None] = mapped_column("externalId", doc="as recorded")
+    input_strides: Mapped[int] = mapped_column("inputStrides", doc="string id, or N/A")
+    concrete_inputs: Mapped[int] = mapped_column(
+        "concreteInputs", doc="string id: JSON list of scalar inputs, or N/A"
+    )
+    module_hierarchy: Mapped[int] = mapped_column("moduleHierarchy", doc="string id, or N/A")
+    __mapper_args__ = {"primary_key": [start_ns, global_tid, name]}  # noqa: RUF012
+
+
+class GpuAnnotation(UprofBase):
+    """The time on one stream that a user annotation's work took."""
+
+    __tablename__ = "UPROF_GPU_ANNOTATIONS"
+    start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
+    end_ns: Mapped[int] = mapped_column("endNs", doc="Unix ns")
+    device_id: Mapped[int] = mapped_column("deviceId", doc="NPU_INFO.id")
+    stream_id: Mapped[int] = mapped_column("streamId", doc="as TASK.streamId")
+    name: Mapped[int] = mapped_column(doc="string id")
+    external_id: Mapped[int | None] = mapped_column("externalId", doc="as recorded")
+    __mapper_args__ = {"primary_key": [start_ns, device_id, stream_id, name]}  # noqa: RUF012
+
+
+class GpuSync(UprofBase):
+    """One synchronisation as the device saw it: somebody waits for a stream or an event."""
+
+    __tablename__ = "UPROF_GPU_SYNCS"
+    start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
+    end_ns: Mapped[int] = mapped_column("endNs", doc="Unix ns")
+    device_id: Mapped[int] = mapped_column("deviceId", doc="NPU_INFO.id")
+    stream_id: Mapped[int | None] = mapped_column(
+        "streamId", doc="that waits; NULL: the whole device or the host"
+    )
+    context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
+    kind: Mapped[int] = mapped_column(doc="string id: Stream Wait Event, Context Sync, ...")
+    correlation_id: Mapped[int | None] = mapped_column(
+        "correlationId", doc="CANN_API.connectionId of the call, where it was recorded"
+    )
+    wait_stream: Mapped[int | None] = mapped_column("waitStream", doc="stream waited for")
+    wait_event: Mapped[int | None] = mapped_column("waitEvent", doc="CUDA event waited for")
+    wait_record: Mapped[int | None] = mapped_column(
+        "waitRecord", doc="correlation id of the call that recorded the event"
+    )
+    __mapper_args__ = {"primary_key": [start_ns, device_id, kind, correlation_id]}  # noqa: RUF012
+
+
+class Thread(UprofBase):
+    """One thread of the host that did something in the recording."""
+
+    __tablename__ = "UPROF_THREADS"
+    global_tid: Mapped[int] = mapped_column(
+        "globalTid", primary_key=True, doc="process id << 32 | thread id"
+    )
+    process: Mapped[str] = mapped_column(doc="process id as recorded")
+    thread: Mapped[str] = mapped_column(doc="thread id as recorded")
+    process_name: Mapped[str | None] = mapped_column("processName", doc="as recorded")
+    thread_name: Mapped[str | None] = mapped_column("threadName", doc="as recorded")
+
+
+class GpuDevice(UprofBase):
+    """One property of a device of the recorded host, used or not."""
+
+    __tablename__ = "UPROF_GPU_DEVICES"
+    device_id: Mapped[int] = mapped_column("deviceId", primary_key=True, doc="as NPU_INFO.id")
+    name: Mapped[str] = mapped_column(primary_key=True, doc="property, such as totalGlobalMem")
+    value: Mapped[str | None] = mapped_column(doc="as recorded; lists and mappings are JSON")
+
+
+class TraceEvent(UprofBase):
+    """An event of the recording that no other table has a place for."""
+
+    __tablename__ = "UPROF_TRACE_EVENTS"
+    start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
+    end_ns: Mapped[int | None] = mapped_column("endNs", doc="Unix ns; NULL: an instant")
+    category: Mapped[int] = mapped_column(doc="string id: category as recorded")
+    name: Mapped[int] = mapped_column(doc="string id")
+    process: Mapped[str] = mapped_column(doc="process id as recorded, or a device")
+    thread: Mapped[str] = mapped_column(doc="thread id as recorded, or a stream")
+    args: Mapped[str | None] = mapped_column(doc="JSON object")
+    __mapper_args__ = {"primary_key": [start_ns, category, name]}  # noqa: RUF012
+
+
+class GpuMetric(UprofBase):
+    """One sample of a counter of a device, such as Nsight Systems' GPU metrics."""
+
+    __tablename__ = "UPROF_GPU_METRICS"
+    timestamp_ns: Mapped[int] = mapped_column("timestampNs", doc="Unix ns")
+    device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
+    name: Mapped[int] = mapped_column(doc="string id: the counter, with its unit as recorded")
+    value: Mapped[float | None] = mapped_column(doc="as recorded")
+    __mapper_args__ = {"primary_key": [timestamp_ns, device_id, name]}  # noqa: RUF012
+
+
+class MemoryBlock(UprofBase):
+    """One row of OP_MEMORY of a snapshot of the allocator: where it lay and who asked for it."""
+
+    __tablename__ = "UPROF_MEMORY_BLOCKS"
+    device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
+    address: Mapped[int] = mapped_column(doc="on the device")
+    size_bytes: Mapped[int] = mapped_column("sizeBytes", doc="OP_MEMORY.size")
+    allocation_ns: Mapped[int | None] = mapped_column(
+        "allocationNs", doc="Unix ns; NULL: before the history began"
+    )
+    release_ns: Mapped[int | None] = mapped_column(
+        "releaseNs", doc="Unix ns; NULL: in use at the end"
+    )
+    callchain_id: Mapped[int | None] = mapped_column(
+        "callchainId", doc="PYTORCH_CALLCHAINS.id of where it was allocated"
+    )
+    __mapper_args__ = {"primary_key": [device_id, address, allocation_ns]}  # noqa: RUF012

@@ -1,0 +1,346 @@
+"""Rows of a table that another tool made, as the columns that a decoder asked for.
+
+Numbers may stand there as reals or as texts, texts as bytes; what is no number at all is counted.
+
+Reads the tables of databases that other tools made, for decoders that know no database.
+
+Such a file may say anything. Only tables that are made of rows are read, never views, virtual
+tables or generated columns, which compute; a value is as long as `LONGEST_TEXT` at most; and a
+table whose pages lead in circles is given up when it has more rows than the file has room for.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections import Counter
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack, closing, contextmanager, suppress
+from dataclasses import dataclass
+from itertools import starmap
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.base.columns import Cells, Tables
+from unified_prof.errors import StoreError
+from unified_prof.sqlite.atomic import watch
+from unified_prof.sqlite.opening import open_read_only
+from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
+from unified_prof.sqlite.statements import MOST_TABLES, TABLES, declared, quoted, reading
+
+LONGEST_TEXT = 1 << 16
+"""Characters of a text that are read: names of C++ templates have some ten thousand."""
+
+_INT64 = range(-(2**63), 2**63)
+
+
+@dataclass(frozen=True, slots=True)
+class Query:
+    """What is asked of a table, as `columns.Tables.slices` has it."""
+
+    table: str
+    there: Collection[str]
+    """The columns that the table has."""
+    numbers: Mapping[str, int]
+    reals: Sequence[str]
+    texts: Sequence[str]
+    only: tuple[str, Collection[int] | None] | None
+    unreadable: Counter[str]
+    """Counts values that are not what was asked for, by `TABLE.column`."""
+
+    @property
+    def found(self) -> list[str]:
+        """The columns that are asked for and there."""
+        return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.there]
+
+    @property
+    def has_texts(self) -> bool:
+        """Whether texts are asked for that are there."""
+        return any(name in self.there for name in self.texts)
+
+    def _empty(self, rows: int) -> dict[str, Any]:
+        cells: dict[str, Any] = {
+            name: np.full(rows, default, np.int64)
+            for name, default in self.numbers.items()
+            if name not in self.there
+        }
+        cells |= {name: np.full(rows, np.nan) for name in self.reals if name not in self.there}
+        cells |= {name: [None] * rows for name in self.texts if name not in self.there}
+        return cells
+
+    # ---- through SQLite
+
+    def statement(self, *, between: tuple[int, int] | None = None, skip: int = 0) -> str:
+        """Return the SQL that asks for the rows.
+
+        Args:
+            between: The first and the last row id; None: all rows.
+            skip: How many of the rows to leave out, from the first.
+        """
+        wanted = [
+            _expression(name, self.numbers.get(name), text=name in self.texts)
+            for name in self.found
+        ]
+        conditions = []
+        if between is not None:
+            conditions.append(f"rowid BETWEEN {between[0]} AND {between[1]}")
+        if self.only is not None:
+            conditions.append(_condition(*self.only))
+        where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
+        limit = f" LIMIT -1 OFFSET {skip}" if skip else ""
+        return f"SELECT {', '.join(wanted) or 'NULL'} FROM main.{quoted(self.table)}{where}{limit}"
+
+    def of_rows(self, rows: list[tuple[Any, ...]]) -> Cells:
+        """Return rows of `statement` as columns."""
+        found = self.found
+        cells = self._empty(len(rows))
+        if all(name in self.numbers for name in found):
+            with suppress(struct.error):  # raised where a value is no whole number of 64 bits
+                return cells | dict(zip(found, _packed(rows, len(found)), strict=False))
+        columns = list(zip(*rows, strict=True)) or [()] * len(found)
+        for name, values in zip(found, columns, strict=False):
+            place = f"{self.table}.{name}"
+            if name in self.numbers:
+                cells[name] = self._whole(place, values, self.numbers[name])
+            elif name in self.reals:
+                cells[name] = self._real(place, values)
+            else:
+                cells[name] = [_text(value) for value in values]
+        return cells
+
+    def _whole(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
+        if set(map(type, values)) == {int}:
+            return np.fromiter(values, np.int64, len(values))
+        whole = [value if type(value) is int else _from_other(value) for value in values]
+        self._count(place, sum(value is None for value in whole))
+        return np.array([default if value is None else value for value in whole], np.int64)
+
+    def _real(self, place: str, values: tuple[Any, ...]) -> NDArray[np.float64]:
+        known = [value if type(value) in (int, float) else None for value in values]
+        odd = sum(
+            value is None and given is not None for value, given in zip(known, values, strict=True)
+        )
+        self._count(place, odd)
+        return np.array(known, np.float64)
+
+    def _count(self, place: str, odd: int) -> None:
+        if odd:
+            self.unreadable[place] += odd
+
+    # ---- from pages
+
+    def fits(self, pages: Scan) -> bool:
+        """Whether pages tell the same, in the same order, as SQLite would."""
+        found = self.found
+        if not found or (self.has_texts and not pages.layout.is_utf8):
+            return False
+        if self.only is not None:
+            # With an index, SQLite gives the rows in its order.
+            affinity = pages.affinity(self.only[0])
+            if pages.layout.has_index or affinity in ("REAL", "TEXT"):
+                return False
+        return not any(pages.affinity(name) == "REAL" for name in found if name in self.numbers)
+
+    def of_slice(self, pages: Scan, one: Slice) -> tuple[Cells, int]:
+        """Return rows as columns, and how many there are.
+
+        Raises:
+            Unusual: SQLite is to read them.
+        """
+        found = self.found
+        names = set(found) if self.only is None else {*found, self.only[0]}
+        values = one.columns({name for name in names if not pages.is_row_id(name)})
+        chosen = self._chosen(pages, one, values)
+        rows = len(one) if chosen is None else int(np.count_nonzero(chosen))
+        cells = self._empty(rows)
+        if not rows:
+            return cells, 0
+        for name in found:
+            if pages.is_row_id(name):
+                cells[name] = self._of_ids(name, one.ids if chosen is None else one.ids[chosen])
+                continue
+            column = values[name] if chosen is None else values[name].where(chosen)
+            if name in self.numbers:
+                if not column.are_whole:
+                    raise Unusual
+                cells[name] = column.integers(self.numbers[name])
+            elif name in self.reals:
+                cells[name] = column.reals()
+            else:
+                cells[name] = column.texts(LONGEST_TEXT)
+        return cells, rows
+
+    def _of_ids(self, name: str, ids: NDArray[np.int64]) -> Any:
+        if name in self.numbers:
+            return ids
+        return ids.astype(np.float64) if name in self.reals else list(map(str, ids.tolist()))
+
+    def _chosen(
+        self, pages: Scan, one: Slice, values: Mapping[str, Values]
+    ) -> NDArray[np.bool_] | None:
+        """Return which rows are wanted, None for all."""
+        if self.only is None:
+            return None
+        name, wanted = self.only
+        if pages.is_row_id(name):
+            return None if wanted is None else np.isin(one.ids, list(wanted))
+        column = values[name]
+        if not column.are_whole and (wanted is not None or not column.are_texts):
+            raise Unusual
+        if wanted is None:
+            return ~column.is_null
+        return np.isin(column.integers(0), list(wanted)) & ~column.is_null
+
+
+def _packed(rows: list[tuple[Any, ...]], columns: int) -> NDArray[np.int64]:
+    """Return rows of whole numbers as an array of columns, the quickest way out of Python."""
+    data = b"".join(starmap(struct.Struct(f"={columns}q").pack, rows))
+    return np.frombuffer(data, np.int64).reshape(len(rows), columns).T.copy()
+
+
+def _condition(name: str, values: Collection[int] | None) -> str:
+    if values is None:
+        return f"{quoted(name)} IS NOT NULL"
+    return f"{quoted(name)} IN ({', '.join(map(str, sorted(values)))})"
+
+
+def _expression(name: str, default: int | None, *, text: bool) -> str:
+    if text:
+        return f"substr({quoted(name)}, 1, {LONGEST_TEXT})"
+    return quoted(name) if default is None else f"coalesce({quoted(name)}, {default})"
+
+
+def _from_other(value: object) -> int | None:
+    """Understand a whole number that is stored as a real or as text."""
+    if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
+        return int(value)
+    if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdecimal():
+        number = int(value)
+        return number if number in _INT64 else None
+    return None
+
+
+def _text(value: object) -> str | None:
+    if value is None or isinstance(value, str):
+        return value
+    return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
+
+
+__all__ = ["LONGEST_TEXT", "foreign_tables"]
+
+_ROWS = 1 << 14
+_ROWS_WITH_TEXTS = 1 << 11
+
+
+@contextmanager
+def foreign_tables(path: Path) -> Iterator[Tables]:
+    """Open a database that another tool made; it and its folder stay as they are.
+
+    Raises:
+        StoreError: it cannot be read, or is being written.
+        OutputError: its writer left a log behind, and the temporary copy cannot be made.
+    """
+    with ExitStack() as resources:
+        db = open_read_only(path, resources)
+        with reading(path):
+            tables = _DatabaseTables(path, db)
+        yield tables
+
+
+class _DatabaseTables:
+    """`Tables` of a SQLite file."""
+
+    def __init__(self, path: Path, db: sqlite3.Connection) -> None:
+        self._path = path
+        self._db = db
+        self._most_rows = path.stat().st_size  # a row takes more than a byte
+        self._unreadable: Counter[str] = Counter()
+        rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MOST_TABLES}").fetchall()
+        self._columns = {
+            str(name): tuple(column.name for column in declared(db, str(name))) for (name,) in rows
+        }
+        watch(db)  # rows are counted from here on, not steps
+
+    @property
+    def names(self) -> Sequence[str]:
+        return tuple(self._columns)
+
+    @property
+    def unreadable(self) -> Mapping[str, int]:
+        return self._unreadable
+
+    def columns(self, table: str) -> Collection[str]:
+        return self._columns.get(table, ())
+
+    def slices(
+        self,
+        table: str,
+        numbers: Mapping[str, int],
+        *,
+        reals: Sequence[str] = (),
+        texts: Sequence[str] = (),
+        only: tuple[str, Collection[int] | None] | None = None,
+    ) -> Iterator[Cells]:
+        there = self._columns.get(table, ())
+        if not there or (only is not None and only[0] not in there):
+            return
+        query = Query(table, there, numbers, reals, texts, only, self._unreadable)
+        count = 0
+        is_done = False
+        for cells, rows in self._from_pages(query):
+            if cells is None:
+                is_done = True
+            else:
+                yield cells
+                count += rows
+        if not is_done:
+            yield from self._from_sqlite(query, count)
+
+    def _from_pages(self, query: Query) -> Iterator[tuple[Cells | None, int]]:
+        """Yield slices and how many rows they have; None at the end if nothing is left."""
+        with reading(self._path):
+            pages = scan(self._db, query.table)
+        if pages is None or not query.fits(pages):
+            return
+        with closing(pages.slices()) as slices:
+            while (one := self._next(slices)) is not None:
+                try:
+                    cells, rows = query.of_slice(pages, one)
+                except Unusual:
+                    cells, rows = self._of_rows(query, one)
+                if rows:
+                    yield cells, rows
+        if pages.is_done:
+            yield None, 0
+
+    def _next(self, slices: Iterator[Slice]) -> Slice | None:
+        with reading(self._path):
+            return next(slices, None)
+
+    def _of_rows(self, query: Query, one: Slice) -> tuple[Cells, int]:
+        """Read the rows of a slice through SQLite."""
+        with reading(self._path):
+            rows = self._db.execute(query.statement(between=one.bounds)).fetchall()
+        if len(rows) > len(one):
+            raise self._too_many(query)
+        return query.of_rows(rows), len(rows)
+
+    def _from_sqlite(self, query: Query, count: int) -> Iterator[Cells]:
+        """Read all rows but the first `count` through SQLite."""
+        rows_at_a_time = _ROWS_WITH_TEXTS if query.has_texts else _ROWS
+        with reading(self._path):
+            cursor = self._db.execute(query.statement(skip=count))
+            while rows := cursor.fetchmany(rows_at_a_time):
+                count += len(rows)
+                if count > self._most_rows:
+                    raise self._too_many(query)
+                yield query.of_rows(rows)
+
+    def _too_many(self, query: Query) -> StoreError:
+        return StoreError(
+            f"{self._path} is damaged: table {query.table} has more rows than the file has bytes",
+            slug="damaged-file",
+        )

@@ -1,0 +1,330 @@
+"""Integers of whole tables as NumPy columns, for tables of millions of rows.
+
+They come from the pages of the file (`store.btree`), a fifth of what SQLite takes to print them;
+what is not plain there (an expression, a log beside the file, a value in many pages) comes from
+SQLite (`store.printed`), by all rows or by those that need it.
+"""
+
+from __future__ import annotations
+
+import re
+import sqlite3
+from collections.abc import Collection, Iterable, Iterator, Mapping
+from contextlib import closing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.errors import StoreError
+from unified_prof.sqlite import column_reader
+from unified_prof.sqlite.column_reader import MISSING, Wanted
+from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
+from unified_prof.sqlite.statements import quoted, reading
+
+__all__ = ["MISSING", "Window", "of_table", "pieces", "windows"]
+
+_NAME = r'(?:\[([^\]]+)\]|"([^"]+)"|([A-Za-z_]\w*))'
+_PLAIN = re.compile(rf"{_NAME}(?: - {_NAME})?", re.ASCII)
+_WITH_DEFAULT = re.compile(rf"coalesce\(({_NAME}), (-?[0-9]{{1,18}})\)", re.ASCII)
+_WITH_MISSING = re.compile(rf"coalesce\(({_NAME}), {MISSING + 1} - 1\)", re.ASCII)
+_CAST = re.compile(rf"CAST\(({_NAME}) AS INTEGER\)", re.ASCII)
+_IN_DIGITS = re.compile(
+    rf"iif\((?P<name>{_NAME}) GLOB '\[0-9\]\*', CAST\((?P=name) AS INTEGER\), NULL\)", re.ASCII
+)
+_NO_COLUMNS = frozenset({"null", "current_date", "current_time", "current_timestamp"})
+_BLOCK_ROWS = 1 << 20
+_SMALL_BYTES = 2 << 20
+_NOTHING = np.empty(0, np.int64)
+
+Int64s = NDArray[np.int64]
+_Part = tuple[list[NDArray[Any]], tuple[int, int]]
+"""Values of the expressions, and the first and the last of the row ids."""
+
+
+def of_table(
+    db: sqlite3.Connection,
+    path: Path,
+    table: str,
+    columns: Mapping[str, str],
+    *,
+    narrow: Collection[str] = (),
+) -> dict[str, Int64s]:
+    """Return integer expressions over all rows of a table, in the file's order of rows.
+
+    Args:
+        db: the open file, with the views that give its tables their newest shape.
+        path: the file.
+        table: one that the file has.
+        columns: name in the result -> SQL expression over the table's columns.
+        narrow: columns that may come as int32 where their values allow it, to save memory.
+
+    Raises:
+        StoreError: the file is damaged, or an expression is wrong.
+    """
+    small = tuple(name in narrow for name in columns)
+    what = Wanted(path, table, tuple(columns.values()), small)
+    if (few := _few(db, what)) is not None:
+        parts = [few]
+    elif not column_reader.is_plain(db, what):
+        parts = list(column_reader.through_view(db, what))
+    else:
+        pages = _paged(db, what)
+        parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
+        if pages is None or not pages.is_done:
+            # All of it: of damaged pages, one way may find rows that another does not.
+            parts = _blocks(
+                column_reader.read(db, what, chunk) for chunk in column_reader.chunks(db, what)
+            )
+    return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
+
+
+def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
+    """Return a table of a small file by a plain query, which is done before another way begins.
+
+    None where the file is not small, something in the table is no integer or damaged, or the table
+    as it lies in the file has not all that is asked for.
+    """
+    if what.path.stat().st_size > _SMALL_BYTES:
+        return None
+    query = f"SELECT {', '.join(what.expressions)} FROM {what.in_file} ORDER BY rowid"
+    try:
+        with reading(what.path):
+            rows = db.execute(query).fetchall()
+    except StoreError:
+        return None  # how much of it can be read, the other ways find out
+    if not rows:
+        return what.narrowed([_NOTHING] * len(what.expressions))
+    try:
+        values = np.array(rows).T
+    except ValueError:  # texts that NumPy reads no shape from
+        return None
+    if values.dtype != np.int64:
+        return None
+    return what.narrowed(list(np.ascontiguousarray(values)))
+
+
+@dataclass(frozen=True, slots=True)
+class Window:
+    """Where the rows of one step of `windows` stand, for a query of one's own."""
+
+    sql: str
+    """What follows FROM."""
+    values: tuple[int, ...]
+
+
+def windows(
+    db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
+) -> Iterator[tuple[dict[str, Int64s], Window]]:
+    """Yield what `of_table` returns some thousand rows at a time, for tables too big to hold.
+
+    A table that needs a view comes in one piece.
+    """
+    what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
+    if not column_reader.is_plain(db, what):
+        whole = _whole_columns(list(column_reader.through_view(db, what)), len(columns))
+        yield dict(zip(columns, whole, strict=True)), Window(quoted(table), ())
+        return
+    for part, chunk in _parts(db, what):
+        window = Window(f"{what.in_file} WHERE rowid BETWEEN ? AND ?", chunk)
+        yield dict(zip(columns, part, strict=True)), window
+
+
+def pieces(
+    db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
+) -> Iterator[dict[str, Int64s]]:
+    """Yield what `of_table` returns some thousand rows at a time; no two yields share memory."""
+    what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
+    parts: Iterable[list[NDArray[Any]]]
+    if (few := _few(db, what)) is not None:
+        parts = [few]
+    elif not column_reader.is_plain(db, what):
+        parts = column_reader.through_view(db, what)
+    else:
+        parts = (part for part, _ in _parts(db, what))
+    for part in parts:
+        yield dict(zip(columns, part, strict=True))
+
+
+def _parts(db: sqlite3.Connection, what: Wanted) -> Iterator[_Part]:
+    after = None
+    pages = _paged(db, what)
+    if pages is not None:
+        for part, chunk in pages.parts():
+            yield part, chunk
+            after = chunk[1]
+        if pages.is_done:
+            return
+    for chunk in column_reader.chunks(db, what, after=after):
+        yield column_reader.read(db, what, chunk), chunk
+
+
+def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
+    """Join parts to blocks of a million rows.
+
+    Small parts that stay, among large ones that go, would leave holes all over the memory.
+    """
+    blocks: list[list[NDArray[Any]]] = []
+    waiting: list[list[NDArray[Any]]] = []
+    rows = 0
+    for part in parts:
+        waiting.append(part)
+        rows += len(part[0])
+        if rows >= _BLOCK_ROWS:
+            blocks.append(_whole_columns(waiting, len(part)))
+            waiting, rows = [], 0
+    return [*blocks, *waiting]
+
+
+def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
+    """Join `count` columns that came in parts, and take them out of these."""
+    result = []
+    for index in range(count):
+        pieces = [part[index] for part in parts]
+        for part in parts:
+            part[index] = _NOTHING  # so that pieces and whole of only one column exist at a time
+        result.append(np.concatenate(pieces) if pieces else _NOTHING)
+    return result
+
+
+@dataclass(frozen=True, slots=True)
+class _Term:
+    """A column, or one less another; None: the row id."""
+
+    first: str | None
+    less: str | None
+    is_difference: bool
+    default: int = MISSING
+    """What stands for NULL."""
+    is_cast: bool = False
+    """Whether texts are numbers in digits."""
+    from_0: bool = False
+    """Whether what does not begin with a digit is no number."""
+
+    @property
+    def names(self) -> list[str]:
+        """The columns that it is made of."""
+        return [name for name in (self.first, self.less) if name is not None]
+
+    def of(self, one: Slice, values: Mapping[str, Values]) -> Int64s:
+        """Return its values, MISSING where they are no integers.
+
+        Raises:
+            Unusual: SQLite would make numbers of other values first.
+        """
+        if not self.is_difference:
+            if self.first is None:
+                return one.ids
+            column = values[self.first]
+            if self.is_cast:
+                numbers = column.in_digits(MISSING)
+                if self.from_0:
+                    numbers[numbers < 0] = MISSING
+                return numbers
+            found = column.integers(MISSING)
+            if self.default != MISSING:
+                found[column.is_null] = self.default
+            return found
+        known = np.ones(len(one), np.bool_)
+        sides = []
+        for name in (self.first, self.less):
+            if name is None:
+                sides.append(one.ids)
+                continue
+            if not values[name].are_whole:
+                raise Unusual
+            known &= ~values[name].is_null
+            sides.append(values[name].integers(0))
+        first, less = sides
+        difference = first - less
+        fits = ((first ^ less) & (first ^ difference)) >= 0  # else a real to SQLite
+        return np.where(known & fits, difference, MISSING)
+
+
+def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
+    """Return the expressions as what pages can tell, None where only SQLite can."""
+    found = []
+    for expression in what.expressions:
+        default = MISSING
+        if match := _WITH_DEFAULT.fullmatch(expression):
+            default = int(match[5])
+        in_digits = _IN_DIGITS.fullmatch(expression)
+        cast = in_digits or _CAST.fullmatch(expression)
+        match = match or _WITH_MISSING.fullmatch(expression) or cast
+        match = _PLAIN.fullmatch(expression if match is None else match[1])
+        if match is None:
+            return None
+        groups = match.groups()
+        sides: list[str | None] = []
+        for side in (groups[:3], groups[3:]):
+            name = next((name for name in side if name is not None), None)
+            if name is None:
+                continue
+            is_word = side[2] is not None and name.lower() in _NO_COLUMNS
+            is_row_id = pages.is_row_id(name)
+            # An integer in a column of reals is a real to SQLite.
+            if not is_row_id and (is_word or pages.affinity(name) in (None, "REAL")):
+                return None
+            sides.append(None if is_row_id else name)
+        is_difference = len(sides) == 2
+        less = sides[1] if is_difference else None
+        found.append(
+            _Term(
+                sides[0],
+                less,
+                is_difference,
+                default,
+                is_cast=cast is not None,
+                from_0=in_digits is not None,
+            )
+        )
+    return found
+
+
+def _paged(db: sqlite3.Connection, what: Wanted) -> _Paged | None:
+    """Return how to read a table from its pages, None where only SQLite can."""
+    with reading(what.path):
+        pages = scan(db, what.name)
+    terms = None if pages is None else _terms(pages, what)
+    return None if pages is None or terms is None else _Paged(db, what, pages, terms)
+
+
+@dataclass(frozen=True, slots=True)
+class _Paged:
+    """A table that is read from its pages, as far as these are as they should be."""
+
+    db: sqlite3.Connection
+    what: Wanted
+    pages: Scan
+    terms: list[_Term]
+
+    @property
+    def is_done(self) -> bool:
+        """Whether `parts` came to the end of the table."""
+        return self.pages.is_done
+
+    def parts(self) -> Iterator[_Part]:
+        """Yield all rows some thousands at a time."""
+        with closing(self.pages.slices()) as slices:
+            while (one := self._next(slices)) is not None:
+                yield self._of(one), one.bounds
+
+    def _next(self, slices: Iterator[Slice]) -> Slice | None:
+        with reading(self.what.path):
+            return next(slices, None)
+
+    def _of(self, one: Slice) -> list[NDArray[Any]]:
+        try:
+            values = one.columns({name for term in self.terms for name in term.names})
+            return self.what.narrowed([term.of(one, values) for term in self.terms])
+        except Unusual:
+            found = column_reader.read(self.db, self.what, one.bounds)
+        if len(found[0]) != len(one):
+            raise StoreError(
+                f"{self.what.path} is damaged: rows of table {self.what.name} cannot be found",
+                hint="recover it with the sqlite3 shell",
+                slug="damaged-file",
+            )
+        return found

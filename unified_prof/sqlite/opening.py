@@ -1,0 +1,269 @@
+"""Opens a database somebody else made, to read it and to leave no trace.
+
+SQLite itself may change a file it only reads: it rolls a crashed writer's journal back, merges a
+write-ahead log, and makes `-wal` and `-shm` files beside it. So such files are read through a
+temporary copy, and a file in WAL mode without a log as an immutable one.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import shutil
+import sqlite3
+import stat
+import sys
+import tempfile
+from contextlib import ExitStack, closing, suppress
+from functools import partial
+from pathlib import Path
+from typing import BinaryIO
+
+from unified_prof.errors import OutputError, StoreError
+from unified_prof.sqlite.atomic import SQLITE_SIDE_FILES, raise_kept, temporary_folder, watch
+from unified_prof.sqlite.fingerprint import MAGIC
+from unified_prof.sqlite.pages.format import FileConnection
+from unified_prof.sqlite.statements import READ_ERRORS, is_locked, read_error, reading
+
+_OTHER_FORMATS = (
+    (b"\x1f\x8b", "a gzip-compressed file"),
+    (b"\x28\xb5\x2f\xfd", "a Zstandard-compressed file"),
+    (b"\xfd7zXZ", "an xz-compressed file"),
+    (b"PK\x03\x04", "a zip archive"),
+)
+_HEADER_BYTES = 100
+_WAL_MODE = 2  # header byte 19: the version of the file format that reading needs
+_BUSY_TIMEOUT_S = 5.0
+_COPY_ATTEMPTS = 3
+_COPY_BYTES = 1 << 20
+_BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's own
+# A generated column may ask for SQLite's whole gigabyte in every row.
+_LONGEST_VALUE_BYTES = 1 << 27
+_STEPS_OF_RECOGNISING = 50_000_000  # a second; a report's small tables take some thousands
+
+
+def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
+    r"""Return a connection to `path` that changes neither the file nor its folder.
+
+    Text that is not UTF-8 is read with its odd bytes as `\xNN`.
+
+    Args:
+        path: Any file, good or bad.
+        resources: Closes the connection and removes a temporary copy, if one was needed.
+
+    Raises:
+        StoreError: the file cannot be read, or is not a whole SQLite database.
+        OutputError: a temporary copy was needed and could not be made.
+    """
+    header = _header(path)
+    sides = side_files(path)
+    in_wal_mode = header[19] == _WAL_MODE
+    if in_wal_mode and "-wal" in sides:
+        return _open_copy(path, sides["-wal"], resources)
+    if "-journal" not in sides:
+        _refuse_truncated(path, header)
+    try:
+        # Nobody can change a file in WAL mode without a log beside it; reading it otherwise
+        # would make one.
+        return _connect(path, "immutable=1" if in_wal_mode else "mode=ro", resources)
+    except READ_ERRORS as err:
+        raise_kept()
+        if "-journal" in sides and not is_locked(err):
+            return _open_copy(path, sides["-journal"], resources)
+        raise read_error(path, err) from err
+
+
+def side_files(path: Path) -> dict[str, Path]:
+    """Return what lies beside a database and is not empty: its log and journal, by ending.
+
+    Raises:
+        StoreError: one of them is no file, and SQLite would wait for what comes out of it.
+    """
+    found = {}
+    real = Path(os.path.realpath(path))  # SQLite looks beside the file that a link points to
+    for ending in SQLITE_SIDE_FILES:
+        side = real.with_name(real.name + ending)
+        try:
+            state = side.stat()
+        except OSError:
+            continue
+        if not stat.S_ISREG(state.st_mode):
+            raise StoreError(
+                f"{path} cannot be read: {side.name} beside it is not a regular file",
+                hint="move it away",
+                slug="not-a-regular-file",
+            )
+        if state.st_size:
+            found[ending] = side
+    return found
+
+
+def _header(path: Path) -> bytes:
+    try:
+        mode = path.stat().st_mode
+        if stat.S_ISDIR(mode):
+            raise StoreError(f"{path} is a directory, expected a report file", slug="not-a-report")
+        if not stat.S_ISREG(mode):
+            raise StoreError(
+                f"{path} is not a regular file, expected a report file", slug="not-a-regular-file"
+            )
+        with path.open("rb") as file:
+            header = file.read(_HEADER_BYTES)
+    except FileNotFoundError:
+        raise StoreError(f"{path} does not exist", slug="no-such-file") from None
+    except OSError as err:
+        raise StoreError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
+    except ValueError as err:  # no file can have such a name
+        raise StoreError(f"cannot read {str(path)!r}: {err}", slug="cannot-read") from err
+    if not header:
+        raise StoreError(f"{path} is empty, expected a SQLite database", slug="empty-file")
+    if not header.startswith(MAGIC):
+        raise StoreError(
+            f"{path} is not a report (a SQLite database) but {_what_begins(header)}",
+            slug="not-a-report",
+        )
+    if len(header) < _HEADER_BYTES:
+        raise _truncated(path, len(header), _HEADER_BYTES)
+    return header
+
+
+def _what_begins(header: bytes) -> str:
+    """Say in words what a file that begins like this is."""
+    for magic, words in _OTHER_FORMATS:
+        if header.startswith(magic):
+            return words
+    if not header.strip(b"\0"):
+        return "a file of zeros"
+    text = header.decode("utf-8", "ignore")
+    if header.lstrip()[:1] in (b"{", b"["):
+        return "JSON"
+    return "text" if text.isprintable() or text.replace("\n", "").isprintable() else "binary data"
+
+
+def _refuse_truncated(path: Path, header: bytes) -> None:
+    """Compare the file's size with what its header says, where the header says it."""
+    size_is_valid = header[24:28] == header[92:96]
+    page_bytes = int.from_bytes(header[16:18], "big")
+    page_bytes = 65536 if page_bytes == 1 else page_bytes
+    expected = int.from_bytes(header[28:32], "big") * page_bytes
+    found = path.stat().st_size
+    if size_is_valid and found < expected:
+        raise _truncated(path, found, expected)
+
+
+def _truncated(path: Path, found: int, expected: int) -> StoreError:
+    return StoreError(
+        f"{path} is cut off: {found:,} bytes, expected {expected:,}", slug="damaged-file"
+    )
+
+
+def _connect(
+    path: Path, options: str, resources: ExitStack, *, is_whole: bool = True
+) -> sqlite3.Connection:
+    """Return a connection to a file.
+
+    Args:
+        path: the file.
+        options: of SQLite's URI.
+        resources: closes the connection.
+        is_whole: whether all there is stands in the file, and nothing in a log beside it.
+    """
+    uri = f"{path.absolute().as_uri()}?{options}"  # as a URI, any file name is safe
+    before = None
+    with suppress(OSError):
+        before = path.stat() if is_whole else None
+    db = sqlite3.connect(
+        uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S, factory=FileConnection
+    )
+    try:
+        db.execute("PRAGMA trusted_schema = OFF")  # the file is somebody else's
+        if hasattr(db, "setlimit"):  # since Python 3.11
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
+        watch(db, steps=_STEPS_OF_RECOGNISING)
+        db.execute("SELECT count(*) FROM sqlite_master").fetchone()
+        if before is not None:
+            db.hold(path, before)
+    except BaseException:
+        db.close()
+        raise
+    db.text_factory = partial(str, encoding="utf-8", errors="backslashreplace")
+    resources.enter_context(closing(db))
+    return db
+
+
+def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Connection:
+    """Open a copy of a database together with the log or journal its writer left behind."""
+    try:
+        folder = resources.enter_context(temporary_folder())
+        _refuse_too_much(folder, path, side_file)
+        for _ in range(_COPY_ATTEMPTS):
+            before = _states(path, side_file)
+            _copy_sparse(path, folder / "copy")
+            _copy_sparse(side_file, folder / f"copy{_ending(side_file)}")
+            if _states(path, side_file) == before:
+                break
+        else:
+            raise StoreError(
+                f"{path} is being written by another process",
+                hint="try again when that has finished",
+                slug="in-use",
+            )
+    except OSError as err:
+        raise OutputError(
+            f"cannot copy {path}, whose writer left {side_file.name} behind, "
+            f"to {tempfile.gettempdir()}: {err.strerror}",
+            hint="set TMPDIR to a folder with enough space",
+            slug="no-temporary-space",
+        ) from err
+    with reading(path):
+        return _connect(folder / "copy", "mode=rw", resources, is_whole=False)
+
+
+def _ending(side_file: Path) -> str:
+    return next(ending for ending in SQLITE_SIDE_FILES if side_file.name.endswith(ending))
+
+
+def _refuse_too_much(folder: Path, *files: Path) -> None:
+    """Raise OSError where copies of the files would fill the disk."""
+    states = [file.stat() for file in files]
+    # What a file of holes takes on the disk; Windows does not say.
+    needed = sum(
+        min(state.st_size, getattr(state, "st_blocks", state.st_size) * _BLOCK_BYTES)
+        for state in states
+    )
+    if needed > shutil.disk_usage(folder).free:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+
+def _copy_sparse(source: Path, copy: Path) -> None:
+    """Copy a file; its holes, which may be of any size, stay holes."""
+    with source.open("rb") as read, copy.open("wb") as write:
+        size = os.fstat(read.fileno()).st_size
+        position = 0
+        while position < size and (part := _next_data(read, position, size)) is not None:
+            position, end = part
+            read.seek(position)
+            write.seek(position)
+            while position < end and (data := read.read(min(_COPY_BYTES, end - position))):
+                write.write(data)
+                position += len(data)
+            if position < end:
+                return  # cut while it was read
+        write.truncate(size)
+
+
+def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | None:
+    """Return where the next bytes that are no hole begin and end; None: there are none."""
+    if sys.platform == "win32" or not hasattr(os, "SEEK_DATA"):
+        return position, size
+    try:
+        begin = os.lseek(file.fileno(), position, os.SEEK_DATA)
+        return begin, os.lseek(file.fileno(), begin, os.SEEK_HOLE)
+    except OSError as err:
+        if err.errno == errno.ENXIO:
+            return None
+        return position, size  # a file system without holes
+
+
+def _states(*files: Path) -> list[tuple[int, int]]:
+    return [(state.st_size, state.st_mtime_ns) for state in map(os.stat, files)]

@@ -1,0 +1,302 @@
+"""Rows as cells of table leaf pages: a block of columns becomes one run of bytes.
+
+Rows of the same shape (the same columns NULL, serial types and lengths of equal size) have their
+bytes at the same places, so that a column is written for all of them at once. Shapes are written
+one after the other and their rows put back in order; most blocks have one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.sqlite.pages import format as layout
+from unified_prof.sqlite.pages import row_encoder
+from unified_prof.sqlite.pages.row_encoder import NULL, NUMBER, TEXT, Field, Fixed, Varying
+
+_Rows = NDArray[np.int64] | None
+"""Which rows of a block; None: all of them."""
+_FEW_SHAPES = 4096
+
+
+@dataclass(frozen=True, slots=True)
+class Cells:
+    """Cells of a table leaf one after the other, each as if its page were large enough."""
+
+    flat: NDArray[np.uint8]
+    sizes: NDArray[np.int64] | int
+    """Bytes of each cell."""
+    payloads: NDArray[np.int64] | int
+    """Bytes of each cell's record, with which it ends."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Sizes:
+    """What the lengths of a block's rows are made of."""
+
+    payload: NDArray[np.int64] | int
+    rowid_width: NDArray[np.int64] | int
+    payload_width: NDArray[np.int64] | int
+    header: NDArray[np.int64] | int
+    """Bytes of a record's header, those that say so included."""
+
+
+def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
+    """Return the cells of a block of rows, at least one.
+
+    Args:
+        fields: A table's columns in their order; its rowid, where a column is that, as NULL.
+        rowids: One for every row.
+    """
+    sizes = _sizes(fields, rowids)
+    flat: NDArray[np.uint8] | None = None
+    total = sizes.payload_width + sizes.rowid_width + sizes.payload
+    for rows in _shapes(fields, sizes):
+        at = 0 if rows is None else int(rows[0])
+        pieces = _pieces(fields, rowids, sizes, rows, at)
+        if rows is None and len(pieces) == 1 and isinstance(total, int):
+            matrix = pieces[0].rendered(len(rowids))
+            return Cells(matrix.reshape(-1), total, sizes.payload)
+        total = np.broadcast_to(np.asarray(total, np.int64), len(rowids))
+        if flat is None:
+            ends = np.cumsum(total)
+            flat = np.empty(int(ends[-1]), np.uint8)
+        places = (ends - total) if rows is None else (ends - total)[rows]
+        for piece in pieces:
+            piece.put(flat, places)
+    assert flat is not None
+    return Cells(flat, total, sizes.payload)
+
+
+def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
+    header: NDArray[np.int64] | int = 0
+    body: NDArray[np.int64] | int = 0
+    for field in fields:
+        if isinstance(field, Fixed):
+            header = header + row_encoder.width_of(field.type)
+            body = body + len(field.body)
+            continue
+        header_bytes = np.array([1, 1, *range(1, row_encoder.LONGEST + 1)], np.int64)
+        body_bytes = np.where(np.arange(len(header_bytes)) == NUMBER, field.width, 0)
+        if isinstance(field.kinds, int):
+            header = header + int(header_bytes[field.kinds])
+            body = body + int(body_bytes[field.kinds])
+        else:
+            header = header + header_bytes[field.kinds]
+            body = body + body_bytes[field.kinds]
+        if field.texts is not None:
+            body = body + _one_or_all(field.texts.lengths)
+    header = _one_or_all(header)
+    # The header's own length counts itself: 127 bytes are the most that one byte can say.
+    own = np.where(np.asarray(header) < 127, 1, np.where(np.asarray(header) < 16382, 2, 3))
+    header = _one_or_all(header + own)
+    payload = _one_or_all(header + body)
+    return _Sizes(
+        payload=payload,
+        rowid_width=_one_or_all(row_encoder.widths_of(rowids)),
+        payload_width=_one_or_all(row_encoder.widths_of(np.asarray(payload, np.int64))),
+        header=header,
+    )
+
+
+def _one_or_all(values: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
+    """Return an array whose values are all the same as that one number."""
+    if isinstance(values, int):
+        return values
+    first = int(values.flat[0])
+    return first if bool((values == first).all()) else values
+
+
+def _shapes(fields: Sequence[Field], sizes: _Sizes) -> Iterator[_Rows]:
+    """Yield the rows of each shape, in ascending order."""
+    differing = [
+        kinds
+        for field in fields
+        if isinstance(field, Varying) and not isinstance(kinds := field.kinds, int)
+    ] + [
+        widths for widths in (sizes.rowid_width, sizes.payload_width) if not isinstance(widths, int)
+    ]
+    if not differing:
+        yield None
+        return
+    codes: NDArray[np.int64] = np.zeros(len(differing[0]), np.int64)
+    for values in differing:
+        codes *= int(values.max()) + 1
+        codes += values
+        if int(codes.max()) > _FEW_SHAPES:
+            codes = np.unique(codes, return_inverse=True)[1].astype(np.int64)
+    found = np.bincount(codes)
+    known = np.flatnonzero(found)
+    if len(known) == 1:
+        yield None
+        return
+    if len(known) <= 8:
+        for code in known:
+            yield np.flatnonzero(codes == code)
+        return
+    order = np.argsort(codes, kind="stable")
+    yield from np.split(order, np.cumsum(found[known])[:-1])
+
+
+class _Piece:
+    """Bytes that every row of a shape has at the same places; then, perhaps, a text."""
+
+    def __init__(self) -> None:
+        self._same = bytearray()
+        self._bytes: list[tuple[int, NDArray[np.uint8]]] = []
+        self._numbers: list[tuple[int, NDArray[np.int64], int]] = []
+        self._varints: list[tuple[int, NDArray[np.int64], int]] = []
+        self.text: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None = None
+        """All texts, where each begins, and its length."""
+
+    def same(self, value: bytes) -> None:
+        """Add bytes that are the same in every row."""
+        self._same += value
+
+    def bytes(self, values: NDArray[np.uint8]) -> None:
+        """Add bytes, row by byte."""
+        self._bytes.append((len(self._same), values))
+        self._same += bytearray(values.shape[1])
+
+    def number(self, values: NDArray[np.int64], width: int) -> None:
+        """Add an integer a row."""
+        self._numbers.append((len(self._same), values, width))
+        self._same += bytes(width)
+
+    def varint(self, values: NDArray[np.int64] | int, width: int) -> None:
+        """Add a varint a row, all of the same width."""
+        if isinstance(values, int):
+            self.same(row_encoder.encoded(values))
+        else:
+            self._varints.append((len(self._same), values, width))
+            self._same += bytes(width)
+
+    def rendered(self, rows: int) -> NDArray[np.uint8]:
+        """Return the bytes of all rows."""
+        cells = np.empty((rows, len(self._same)), np.uint8)
+        cells[:] = np.frombuffer(self._same, np.uint8)
+        for at, values in self._bytes:
+            _put_items(cells, at, values)
+        for at, integers, width in self._numbers:
+            place_integers(cells, at, integers, width)
+        for at, integers, width in self._varints:
+            row_encoder.place(cells, at, integers, width)
+        return cells
+
+    def put(self, flat: NDArray[np.uint8], places: NDArray[np.int64]) -> None:
+        """Write the bytes of every row where it is to begin, and move the places behind them."""
+        if size := len(self._same):
+            cells = self.rendered(len(places))
+            # One item a byte, each as long as a row's bytes: NumPy copies rows as items.
+            items = np.ndarray((len(flat) - size + 1,), f"V{size}", flat, 0, (1,))
+            items[places] = cells.view(f"V{size}")[:, 0]
+            places += size
+        if self.text is not None:
+            source, starts, lengths = self.text
+            ends = np.cumsum(lengths)
+            index = np.arange(int(ends[-1]))
+            before = ends - lengths
+            flat[index + np.repeat(places - before, lengths)] = source[
+                index + np.repeat(starts - before, lengths)
+            ]
+            places += lengths
+
+
+def _pieces(
+    fields: Sequence[Field], rowids: NDArray[np.int64], sizes: _Sizes, rows: _Rows, at: int
+) -> list[_Piece]:
+    """Return what the rows of one shape consist of; row `at` is one of them."""
+    piece = _Piece()
+    piece.varint(_of(sizes.payload, rows), _int(_of(sizes.payload_width, at)))
+    piece.varint(rowids if rows is None else rowids[rows], _int(_of(sizes.rowid_width, at)))
+    piece.same(row_encoder.encoded(_int(_of(sizes.header, at))))
+    for field in fields:
+        _add_type(piece, field, rows, at)
+    pieces = [piece]
+    for field in fields:
+        if isinstance(field, Fixed):
+            piece.same(field.body)
+            continue
+        kind = field.kind_at(at)
+        if kind == NUMBER and field.bits is not None:
+            piece.number(field.bits if rows is None else field.bits[rows], field.width)
+        elif kind > NUMBER:
+            assert field.texts is not None
+            lengths = field.texts.lengths
+            each = _one_or_all(lengths) if isinstance(field.kinds, int) else lengths
+            if isinstance(each, int):
+                if not each:
+                    continue
+                texts = field.texts.flat.reshape(-1, each)
+                piece.bytes(texts if rows is None else texts[rows])
+                continue
+            starts = np.cumsum(lengths) - lengths
+            piece.text = (
+                field.texts.flat,
+                starts if rows is None else starts[rows],
+                lengths if rows is None else lengths[rows],
+            )
+            pieces.append(piece := _Piece())
+    return pieces
+
+
+def _add_type(piece: _Piece, field: Field, rows: _Rows, at: int) -> None:
+    """Add a column's serial type to the headers of a shape."""
+    if isinstance(field, Fixed):
+        piece.same(row_encoder.encoded(field.type))
+        return
+    kind = field.kind_at(at)
+    if kind == NULL:
+        piece.same(bytes([layout.NULL]))
+    elif kind == NUMBER:
+        if isinstance(field.types, int):
+            piece.same(bytes([field.types]))
+        else:
+            types = field.types[:, np.newaxis]
+            piece.bytes(types if rows is None else types[rows])
+    else:
+        assert field.texts is not None
+        lengths = field.texts.lengths if rows is None else field.texts.lengths[rows]
+        piece.varint(layout.FIRST_TEXT + 2 * lengths, kind - TEXT)
+
+
+def _of(values: NDArray[np.int64] | int, rows: _Rows | int) -> NDArray[np.int64] | int:
+    if isinstance(values, int) or rows is None:
+        return values
+    found = values[rows]
+    return found if isinstance(found, np.ndarray) else int(found)
+
+
+def _int(value: NDArray[np.int64] | int) -> int:
+    assert isinstance(value, int)
+    return value
+
+
+def _put_items(cells: NDArray[np.uint8], at: int, values: NDArray[np.uint8]) -> None:
+    """Write rows of bytes into the rows of `cells`, from `at` on."""
+    rows, width = values.shape
+    if width <= 1:
+        cells[:, at : at + width] = values
+    else:
+        values = np.ascontiguousarray(values)
+        target = np.ndarray((rows,), f"V{width}", cells, at, (cells.shape[1],))
+        target[:] = values.view(f"V{width}")[:, 0]
+
+
+def place_integers(
+    cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int
+) -> None:
+    """Write the last `width` bytes of each integer into its row of `cells`, from `at` on."""
+    rows, size = cells.shape
+    if width == 1:
+        cells[:, at] = values
+    elif width in (2, 4, 8):
+        np.ndarray((rows,), f">i{width}", cells, at, (size,))[:] = values
+    else:
+        swapped = values.astype(">i8")
+        np.ndarray((rows,), f"V{width}", cells, at, (size,))[:] = np.ndarray(
+            (rows,), f"V{width}", swapped, 8 - width, (8,)
+        )

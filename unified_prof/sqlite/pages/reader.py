@@ -1,0 +1,284 @@
+"""What SQLite's schema says of a table's records: which column stands where.
+
+From the root of a table to the pages that hold its rows, in the order of row ids.
+
+Pages of a damaged file may name one another in circles. Keys of a tree rise from left to right
+and lie between the keys above them, which is looked at in every page: so none comes twice.
+
+The rows of leaf pages: where each of their records begins and ends, and their row ids.
+
+All pages are looked at as SQLite does when it reads them, and a bit more closely; none is taken
+at its word where that would lead out of it.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from unified_prof.sqlite.pages.format import (
+    CHILD_BYTES,
+    INTERIOR_HEADER_BYTES,
+    LEAF_HEADER_BYTES,
+    POINTER_BYTES,
+    TABLE_INTERIOR,
+    TABLE_LEAF,
+    Bytes,
+    Int64s,
+    Irregular,
+    Pages,
+    read_varints,
+)
+from unified_prof.sqlite.statements import quoted
+
+_OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns, as PRAGMA table_xinfo has it
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """A table of the file that has row ids, under the name `rowid`, and no computed column."""
+
+    root: int
+    places: dict[str, int]
+    """Column, in lower case -> its place in records, from 0."""
+    row_id: str | None
+    """The column, in lower case, that is the row id under another name."""
+    nullable: frozenset[int]
+    """Places of columns that are NULL where a record ends before them."""
+    affinities: tuple[str, ...]
+    """Of the columns: what SQLite makes of their values where it compares or returns them."""
+    is_utf8: bool
+    has_index: bool
+
+
+def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
+    """Return how the records of a table are laid out, None where only SQLite can tell.
+
+    Raises:
+        sqlite3.Error: as SQLite does.
+    """
+    found = db.execute(
+        "SELECT rootpage, type, sql FROM main.sqlite_master WHERE lower(name) = lower(?)", (table,)
+    ).fetchall()
+    if len(found) != 1 or found[0][1] != "table" or not isinstance(found[0][0], int):
+        return None
+    root, _, sql = found[0]
+    if root < 2 or not str(sql).upper().startswith("CREATE TABLE"):
+        return None
+    places: dict[str, int] = {}
+    nullable = set()
+    affinities = []
+    keys = []
+    columns = db.execute(f"PRAGMA main.table_xinfo({quoted(table)})").fetchall()
+    for place, (_, name, kind, _, default, key, hidden) in enumerate(columns):
+        if hidden in _OUTSIDE_RECORDS:
+            return None
+        places[str(name).lower()] = place
+        if default is None or str(default).upper() == "NULL":
+            nullable.add(place)
+        affinities.append(_affinity(str(kind).upper()))
+        if key:
+            keys.append((str(name).lower(), str(kind).upper()))
+    indexes = db.execute(f"PRAGMA main.index_list({quoted(table)})").fetchall()
+    has_key_index = any(index[3] == "pk" for index in indexes)
+    is_row_id = len(keys) == 1 and keys[0][1] == "INTEGER" and not has_key_index
+    row_id = keys[0][0] if is_row_id else None
+    if "rowid" in places and row_id != "rowid":
+        return None
+    ((encoding,),) = db.execute("PRAGMA main.encoding").fetchall()
+    return Layout(
+        root=root,
+        places=places,
+        row_id=row_id,
+        nullable=frozenset(nullable),
+        affinities=tuple(affinities),
+        is_utf8=encoding == "UTF-8",
+        has_index=bool(indexes),
+    )
+
+
+def _affinity(kind: str) -> str:
+    """Return the affinity of a declared type, by SQLite's rules in their order."""
+    if "INT" in kind:
+        return "INTEGER"
+    if any(part in kind for part in ("CHAR", "CLOB", "TEXT")):
+        return "TEXT"
+    if not kind or "BLOB" in kind:
+        return "BLOB"
+    return "REAL" if any(part in kind for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
+
+
+_MOST_LEVELS = 20  # SQLite's own limit
+_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+
+
+@dataclass(frozen=True, slots=True)
+class Leaves:
+    """Pages with rows, and what the pages above say of their row ids."""
+
+    numbers: Int64s
+    upper: Int64s
+    """The highest row id that each may have."""
+
+
+def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
+    """Yield all leaves of a table, about `at_a_time` of them together.
+
+    Raises:
+        Irregular: the pages are no whole tree of a table with rows.
+    """
+    depth = _depth(pages, root)
+    waiting: list[Leaves] = []
+    count = 0
+    for some in _below(pages, root, _LEAST, _MOST, depth):
+        waiting.append(some)
+        count += len(some.numbers)
+        if count < at_a_time:
+            continue
+        found = _joined(waiting)
+        whole = count - count % at_a_time
+        for begin in range(0, whole, at_a_time):
+            part = slice(begin, begin + at_a_time)
+            yield Leaves(found.numbers[part], found.upper[part])
+        waiting = [Leaves(found.numbers[whole:], found.upper[whole:])]
+        count -= whole
+    if count:
+        yield _joined(waiting)
+
+
+def _joined(parts: list[Leaves]) -> Leaves:
+    return Leaves(
+        np.concatenate([part.numbers for part in parts]),
+        np.concatenate([part.upper for part in parts]),
+    )
+
+
+def _depth(pages: Pages, number: int) -> int:
+    """Return how many levels of pages stand above the leaves."""
+    for depth in range(_MOST_LEVELS):
+        page = pages.read(np.array([number]))
+        if page[0] == TABLE_LEAF:
+            return depth
+        number = int(_children(page, pages)[0][0])
+    raise Irregular
+
+
+def _below(pages: Pages, number: int, lower: int, upper: int, depth: int) -> Iterator[Leaves]:
+    """Yield the leaves under a page whose row ids are more than `lower`, at most `upper`."""
+    if depth == 0:
+        yield Leaves(np.array([number]), np.array([upper]))
+        return
+    children, keys = _children(pages.read(np.array([number])), pages)
+    bounds = np.append(keys, upper)
+    if lower != _LEAST:
+        bounds = np.insert(bounds, 0, lower)
+    if not (bounds[1:] > bounds[:-1]).all():
+        raise Irregular
+    bounds = np.append(keys, upper)
+    if depth == 1:
+        yield Leaves(children, bounds)
+        return
+    for child, bound in zip(children.tolist(), bounds.tolist(), strict=True):
+        yield from _below(pages, child, lower, bound, depth - 1)
+        lower = bound
+
+
+def _children(page: Bytes, pages: Pages) -> tuple[Int64s, Int64s]:
+    """Return the pages that an interior page names, and the keys between them."""
+    usable = pages.header.usable
+    if page[0] != TABLE_INTERIOR:
+        raise Irregular
+    count = int(page[3:5].view(">u2")[0])
+    end = INTERIOR_HEADER_BYTES + count * POINTER_BYTES
+    if count == 0 or end > usable:
+        raise Irregular
+    cells = page[INTERIOR_HEADER_BYTES:end].view(">u2").astype(np.int64)
+    if int(cells.min()) < end or int(cells.max()) > usable - CHILD_BYTES - 1:
+        raise Irregular
+    keys, after = read_varints(page, cells + CHILD_BYTES)
+    if int(after.max()) > usable:
+        raise Irregular
+    numbers = np.ndarray((len(page) - 3,), ">u4", page.data, 0, (1,))
+    children = numbers[np.append(cells, 8)].astype(np.int64)
+    return children, keys
+
+
+_MOST_PAYLOAD = 2**31 - 1
+
+
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """Records, one a row, in the order of their ids."""
+
+    data: Bytes
+    """The pages they stand in, and pages.SLACK zeros."""
+    ids: Int64s
+    begin: Int64s
+    """Where in `data` a record begins, with the size of its header."""
+    end: Int64s
+    """Where it ends, were it in one piece."""
+    end_here: Int64s
+    """Where it ends or goes on in other pages."""
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+
+def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
+    """Find the rows of some leaves.
+
+    Args:
+        pages: The file.
+        leaves: Which of its pages.
+        after: The last row id before, None at the beginning.
+
+    Raises:
+        Irregular: a page is no leaf, is damaged, or its rows are not in order.
+    """
+    page_bytes, usable = pages.header.page_bytes, pages.header.usable
+    data = pages.read(leaves.numbers, again=True)
+    starts = np.arange(len(leaves.numbers)) * page_bytes
+    halves = np.ndarray((len(data) - 1,), ">u2", data.data, 0, (1,))
+    counts = halves[starts + 3].astype(np.int64)
+    if not (data[starts] == TABLE_LEAF).all() or int(counts.min()) == 0:
+        raise Irregular
+    heads = LEAF_HEADER_BYTES + counts * POINTER_BYTES
+    if int(heads.max()) > usable:
+        raise Irregular
+    ends = np.cumsum(counts)
+    firsts = ends - counts
+    total = int(ends[-1])
+    pointers = np.arange(total) * POINTER_BYTES
+    pointers += np.repeat(starts + LEAF_HEADER_BYTES - firsts * POINTER_BYTES, counts)
+    places = halves[pointers].astype(np.int64)
+    if (np.minimum.reduceat(places, firsts) < heads).any() or int(places.max()) >= usable:
+        raise Irregular
+    page = np.repeat(starts, counts)
+    places += page
+    sizes, ids_at = read_varints(data, places)
+    ids, begin = read_varints(data, ids_at)
+    if int(sizes.min()) < 0 or int(sizes.max()) > _MOST_PAYLOAD:
+        raise Irregular
+    end = begin + sizes
+    end_here = end
+    if int(sizes.max()) > usable - 35:
+        end_here = begin + _local(sizes, usable)
+    page += usable
+    if (end_here > page).any():
+        raise Irregular
+    if not (ids[1:] > ids[:-1]).all() or (ids[ends - 1] > leaves.upper).any():
+        raise Irregular
+    if after is not None and int(ids[0]) <= after:
+        raise Irregular
+    return Rows(data, ids, begin, end, end_here)
+
+
+def _local(sizes: Int64s, usable: int) -> Int64s:
+    """Return how many bytes of each record stand in its cell, as format.local_payload does."""
+    most = usable - 35
+    least = (usable - 12) * 32 // 255 - 23
+    part = least + (sizes - least) % (usable - 4)
+    return np.where(sizes <= most, sizes, np.where(part <= most, part, least))

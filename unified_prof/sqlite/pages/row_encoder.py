@@ -1,0 +1,383 @@
+"""What SQLite likes best to have in a column (sqlite.org/datatype3.html).
+
+Whole numbers as decimal digits, all of a column at once.
+
+SQLite's integers of variable length: seven bits a byte, the first bytes with their high bit set.
+
+Nine bytes hold 64 bits, the ninth all eight of its own; negative numbers always take nine.
+
+Columns of a block of rows as they stand in SQLite's records: serial types and bytes.
+
+SQLite converts a value by the affinity of its column before it stores it; `Affinity` and what
+follows from it do the same (sqlite.org/datatype3.html), so that a value reads back as if it had
+been bound to a statement.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+import struct
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass
+from enum import Enum, auto
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.sqlite.batches import Constant, Numbers, Objects, Plain, Source, is_null
+from unified_prof.sqlite.pages import format as layout
+
+
+class Affinity(Enum):
+    """To what SQLite converts a value before it stores it."""
+
+    NUMERIC = auto()
+    """Whole numbers are integers; INTEGER is the same."""
+    REAL = auto()
+    TEXT = auto()
+    NONE = auto()
+
+
+def affinity_of(declared: str) -> Affinity:
+    """Return the affinity of a column from the type it is declared with."""
+    declared = declared.upper()
+    if "INT" in declared:
+        return Affinity.NUMERIC
+    if any(word in declared for word in ("CHAR", "CLOB", "TEXT")):
+        return Affinity.TEXT
+    if not declared or "BLOB" in declared:
+        return Affinity.NONE
+    if any(word in declared for word in ("REAL", "FLOA", "DOUB")):
+        return Affinity.REAL
+    return Affinity.NUMERIC
+
+
+_AT_ONCE = 10_000
+_FOUR_DIGITS = np.frombuffer(
+    (np.indices((10, 10, 10, 10), np.uint8).reshape(4, -1).T + np.uint8(ord("0"))).tobytes(), "V4"
+)
+"""0000 to 9999."""
+_MOST_DIGITS = 20
+_WIDTH = 1 + _MOST_DIGITS
+_POWERS = np.array([10**digits for digits in range(1, _MOST_DIGITS)], np.uint64)
+_MINUS = ord("-")
+
+
+def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
+    """Return the digits of numbers, one after the other, and how many bytes each of them takes.
+
+    Args:
+        numbers: At least one.
+    """
+    is_negative = numbers < 0
+    left = np.where(is_negative, -numbers, numbers).view(np.uint64)
+    lengths = np.searchsorted(_POWERS, left, side="right") + 1 + is_negative
+    digits = np.empty((len(numbers), _WIDTH), np.uint8)
+    # Only as many groups of four as the longest has; what is before them is cut off below.
+    groups = -(-int(lengths.max()) // 4)
+    for place in range(_WIDTH - 4, _WIDTH - 4 - 4 * min(groups, _MOST_DIGITS // 4), -4):
+        higher = left // np.uint64(_AT_ONCE)
+        group = (left - higher * np.uint64(_AT_ONCE)).astype(np.intp)
+        np.ndarray((len(numbers),), "V4", digits, place, (_WIDTH,))[:] = _FOUR_DIGITS[group]
+        left = higher
+    if is_negative.any():
+        negative = np.flatnonzero(is_negative)
+        digits[negative, _WIDTH - lengths[negative]] = _MINUS
+    longest = int(lengths.max())
+    if (lengths == longest).all():
+        return digits[:, _WIDTH - longest :].reshape(-1), lengths
+    return digits[np.arange(_WIDTH) >= (_WIDTH - lengths)[:, np.newaxis]], lengths
+
+
+LONGEST = 9
+_FIRST_OF_WIDTH = np.array([1 << 7 * width for width in range(1, LONGEST)], np.int64)
+
+
+def encoded(value: int) -> bytes:
+    """Return one number as a varint."""
+    value &= 2**64 - 1
+    width = width_of(value)
+    if width == LONGEST:
+        return encoded_in(value >> 8, 8)[:-1] + bytes([value >> 8 & 0x7F | 0x80, value & 0xFF])
+    return encoded_in(value, width)
+
+
+def encoded_in(value: int, width: int) -> bytes:
+    """Return a number of at most 7 * `width` bits as a varint of `width` bytes."""
+    groups = [value >> 7 * k & 0x7F | 0x80 for k in range(width - 1, -1, -1)]
+    groups[-1] &= 0x7F
+    return bytes(groups)
+
+
+def width_of(value: int) -> int:
+    """Return how many bytes the varint of a number takes."""
+    value &= 2**64 - 1
+    return min(max((value.bit_length() + 6) // 7, 1), LONGEST)
+
+
+def widths_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
+    """Return how many bytes the varint of each number takes."""
+    widths = np.searchsorted(_FIRST_OF_WIDTH, values, side="right") + 1
+    return np.where(values < 0, LONGEST, widths)
+
+
+def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
+    """Write a varint of `width` bytes into each row of `cells`, from column `at` on.
+
+    Args:
+        cells: Row by byte.
+        at: Where in each row.
+        values: One number a row, each of which takes `width` bytes.
+        width: See `widths_of`.
+    """
+    rest = values
+    if width == LONGEST:
+        cells[:, at + LONGEST - 1] = values
+        rest = values >> 8  # its high bits are the sign's, and are cut off below
+    low = LONGEST - 2 if width == LONGEST else width - 1
+    for k in range(low, -1, -1):
+        part = rest.astype(np.uint8)
+        if k == low and width < LONGEST:
+            part &= 0x7F
+        else:
+            part |= 0x80
+        cells[:, at + k] = part
+        if k:
+            rest = rest >> 7
+
+
+NULL = 0
+NUMBER = 1
+TEXT = 1
+"""Kind of a text: this and the bytes of its serial type, 2 for short ones."""
+
+_BEYOND = 2.0**63
+
+
+@dataclass(frozen=True, slots=True)
+class Texts:
+    """Texts in UTF-8, one after the other."""
+
+    flat: NDArray[np.uint8]
+    lengths: NDArray[np.int64]
+    """Bytes of each, 0 where a row has none."""
+
+
+@dataclass(frozen=True, slots=True)
+class Fixed:
+    """One value in every row."""
+
+    type: int
+    """Its serial type."""
+    body: bytes
+
+
+@dataclass(frozen=True, slots=True)
+class Varying:
+    """Values that differ from row to row."""
+
+    kinds: NDArray[np.uint8] | int
+    """NULL, NUMBER, or a text's: TEXT and the bytes that its serial type takes."""
+    types: NDArray[np.uint8] | int = layout.NULL
+    """Serial type of every number; one for all of them where it is the same."""
+    width: int = 0
+    """Bytes of every number: the most that any needs."""
+    bits: NDArray[np.int64] | None = None
+    """Integers, and the bits of floats; None where numbers take no bytes."""
+    texts: Texts | None = None
+
+    def kind_at(self, row: int) -> int:
+        """Return the kind of one row's value."""
+        return self.kinds if isinstance(self.kinds, int) else int(self.kinds[row])
+
+
+Field = Fixed | Varying
+"""One column of a block of rows."""
+
+
+def field_of(source: Source, affinity: Affinity) -> Field:
+    """Return a column as a column of that affinity holds it.
+
+    Text under Affinity.NUMERIC and Affinity.REAL, which SQLite would try to read as a number, is
+    no case of ours.
+    """
+    if isinstance(source, Constant):
+        return _fixed(_converted(source.value, affinity))
+    if isinstance(source, Numbers):
+        return _from_numbers(source.array, None, affinity)
+    return _from_objects(source, affinity)
+
+
+def _from_objects(source: Objects, affinity: Affinity) -> Field:
+    values = source.values
+    if isinstance(values, np.ma.MaskedArray):
+        nulls = np.ma.getmaskarray(values)
+        return _from_numbers(np.where(nulls, 0, np.ma.getdata(values)), nulls, affinity)
+    types = set(map(type, values)) - {type(None)}
+    if types <= {str}:
+        return _from_texts(values)
+    if types == {int} and affinity is not Affinity.TEXT:
+        nulls = np.fromiter((value is None for value in values), np.bool_, len(values))
+        integers = np.fromiter((value or 0 for value in values), np.int64, len(values))
+        return _from_numbers(integers, nulls, affinity)
+    return _from_any([_converted(value, affinity) for value in values])
+
+
+def _from_numbers(
+    array: NDArray[Any],
+    nulls: NDArray[np.bool_] | None,
+    affinity: Affinity,
+) -> Field:
+    if affinity is Affinity.TEXT:
+        if array.dtype == np.int64:
+            return _printed(array, nulls)
+        return _from_texts([_converted(value, affinity) for value in array.tolist()])
+    if array.dtype == np.int64:
+        if affinity is Affinity.REAL:
+            return _from_floats(array.astype(np.float64), nulls)
+        return _from_integers(array, nulls)
+    missing = np.isnan(array)
+    nulls = missing if missing.any() else None
+    if affinity is Affinity.REAL:
+        return _from_floats(array + 0.0, nulls)  # minus zero loses its sign
+    if affinity is Affinity.NUMERIC:
+        whole = (np.trunc(array) == array) & (np.abs(array) < _BEYOND)
+        if whole.any():
+            integers = np.where(whole, array, 0.0).astype(np.int64)
+            if (whole if nulls is None else whole | nulls).all():
+                return _from_integers(integers, nulls)
+            bits = np.where(whole, integers, array.view(np.int64))
+            integer, real = np.uint8(6), np.uint8(layout.FLOAT)
+            return Varying(_kinds(nulls), np.where(whole, integer, real), 8, bits)
+    return _from_floats(array, nulls)
+
+
+def _from_floats(array: NDArray[np.float64], nulls: NDArray[np.bool_] | None) -> Field:
+    return Varying(_kinds(nulls), layout.FLOAT, 8, array.view(np.int64))
+
+
+def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
+    """Return integers in as few bytes as the widest of them needs."""
+    least, most = int(array.min()), int(array.max())
+    if least == most and nulls is None:
+        return _fixed(least)
+    if least >= 0 and most <= 1:
+        return Varying(_kinds(nulls), array.astype(np.uint8) + np.uint8(layout.ZERO))
+    kind, width = integer_type(least, most)
+    return Varying(_kinds(nulls), kind, width, array)
+
+
+def _from_texts(values: Sequence[Plain]) -> Field:
+    """Return texts, None among them."""
+    texts = [value for value in values if isinstance(value, str)]
+    if not texts:
+        return Fixed(layout.NULL, b"")
+    joined = "".join(texts).encode()
+    flat = _bytes(joined)
+    if len(joined) == sum(map(len, texts)):
+        found = np.fromiter(map(len, texts), np.int64, len(texts))
+    else:
+        found = np.fromiter((len(text.encode()) for text in texts), np.int64, len(texts))
+    if len(texts) == len(values):
+        return _texts(flat, found, None)
+    return _texts(flat, found, np.fromiter((v is None for v in values), np.bool_, len(values)))
+
+
+def _printed(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
+    """Return integers as texts of digits."""
+    if nulls is None or not nulls.any():
+        return _texts(*decimals(array), None)
+    if nulls.all():
+        return Fixed(layout.NULL, b"")
+    return _texts(*decimals(array[~nulls]), nulls)
+
+
+def _texts(
+    flat: NDArray[np.uint8], found: NDArray[np.int64], nulls: NDArray[np.bool_] | None
+) -> Field:
+    """Return texts of those lengths, which stand where nothing is NULL."""
+    kinds = (TEXT + widths_of(layout.FIRST_TEXT + 2 * found)).astype(np.uint8)
+    if nulls is None:
+        first = int(kinds[0])
+        return Varying(first if (kinds == first).all() else kinds, texts=Texts(flat, found))
+    lengths = np.zeros(len(nulls), np.int64)
+    lengths[~nulls] = found
+    all_kinds = np.full(len(nulls), NULL, np.uint8)
+    all_kinds[~nulls] = kinds
+    return Varying(all_kinds, texts=Texts(flat, lengths))
+
+
+def _from_any(values: list[Plain]) -> Field:
+    """Return values of any types, converted already; numbers take eight bytes each."""
+    rows = len(values)
+    kinds = np.zeros(rows, np.uint8)
+    types = np.full(rows, layout.FLOAT, np.uint8)
+    bits = np.zeros(rows, np.int64)
+    lengths = np.zeros(rows, np.int64)
+    texts = []
+    for row, value in enumerate(values):
+        if isinstance(value, str):
+            texts.append(text := value.encode())
+            lengths[row] = len(text)
+            kinds[row] = TEXT + width_of(layout.FIRST_TEXT + 2 * len(text))
+        elif isinstance(value, int):
+            kinds[row], types[row], bits[row] = NUMBER, 6, value
+        elif isinstance(value, float):
+            kinds[row], bits[row] = NUMBER, np.float64(value).view(np.int64)
+    flat = _bytes(b"".join(texts))
+    return Varying(kinds, types, 8, bits, Texts(flat, lengths) if texts else None)
+
+
+def _fixed(value: Plain) -> Fixed:
+    """Return a value that has been converted."""
+    if value is None:
+        return Fixed(layout.NULL, b"")
+    if isinstance(value, str):
+        body = value.encode()
+        return Fixed(layout.FIRST_TEXT + 2 * len(body), body)
+    if isinstance(value, float):
+        return Fixed(layout.FLOAT, struct.pack(">d", value))
+    if value in (0, 1):
+        return Fixed(layout.ZERO + value, b"")
+    kind, width = integer_type(value, value)
+    return Fixed(kind, value.to_bytes(width, "big", signed=True))
+
+
+def _converted(value: Plain, affinity: Affinity) -> Plain:
+    """Return one value as a column of that affinity holds it."""
+    if is_null(value):
+        return None
+    if affinity is Affinity.TEXT and isinstance(value, int | float):
+        return str(value) if isinstance(value, int) else _as_sqlite_prints(value)
+    if affinity is Affinity.REAL and isinstance(value, int | float):
+        return float(value) + 0.0
+    if affinity is Affinity.NUMERIC and isinstance(value, float):
+        return int(value) if value.is_integer() and abs(value) < _BEYOND else value
+    return value
+
+
+def _as_sqlite_prints(value: float) -> str:
+    """Return a number as SQLite of this process prints it."""
+    with closing(sqlite3.connect(":memory:")) as db:
+        return str(db.execute("SELECT CAST(? AS TEXT)", (value,)).fetchone()[0])
+
+
+def _kinds(nulls: NDArray[np.bool_] | None) -> NDArray[np.uint8] | int:
+    if nulls is None or not nulls.any():
+        return NUMBER
+    return np.where(nulls, np.uint8(NULL), np.uint8(NUMBER))
+
+
+def _bytes(text: bytes) -> NDArray[np.uint8]:
+    return np.frombuffer(text, np.uint8) if text else np.empty(0, np.uint8)
+
+
+def integer_type(least: int, most: int) -> tuple[int, int]:
+    """Return the serial type, and its bytes, that holds all integers from `least` to `most`."""
+    bits = max((value if value >= 0 else ~value).bit_length() for value in (least, most))
+    for kind, width in layout.INTEGER_BYTES.items():
+        if bits < 8 * width:
+            return kind, width
+    raise OverflowError(f"{least} and {most} do not fit into 64 bits")

@@ -1,0 +1,192 @@
+"""`run.json`: who takes part in a distributed run, and what each rank has left in the folder.
+
+Each rank keeps a piece of its own, `run.json.d/rank3.json`, which nobody else writes. After it has
+written it, it puts all pieces together to `run.json` and looks again: whoever comes last has seen
+all pieces, so the last `run.json` is whole, on any file system and without a lock. Of very many
+ranks only some put the pieces together; `read` looks at the pieces themselves where they are.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from unified_prof.errors import OutputError, StoreError
+from unified_prof.sqlite.atomic import replacing
+
+FILE_NAME = "run.json"
+_PIECES = "run.json.d"
+_FORMAT, _VERSION = "uprof-run", 1
+_LARGEST_BYTES = 64 << 20  # of a file that is read: a million ranks need less
+_ROUNDS = 100
+_MOST_EDITORS = 64
+"""Ranks that put the pieces together: each reads those of all others."""
+
+STARTED, MEASURED, ENDED = "started", "measured", "ended"
+
+
+@dataclass(frozen=True, slots=True)
+class RankEntry:
+    """What one rank says of itself."""
+
+    rank: int
+    world_size: int
+    expected_ranks: tuple[int, ...]
+    """The ranks that are measured, as every one of them knows."""
+    host: str
+    state: str
+    """`started`; `measured`: its reports are written and its workload goes on; `ended`."""
+    local_rank: int | None = None
+    launcher: str | None = None
+    job: str | None = None
+    started: str | None = None
+    finished: str | None = None
+    exit_code: int | None = None
+    """Its workload's; None: not known, or it never ended."""
+    files: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Kind of report -> files, relative to the folder."""
+    failure: str | None = None
+    """Why something is missing, in a sentence."""
+
+
+@dataclass(frozen=True, slots=True)
+class RunFolder:
+    """All that is known of a distributed run."""
+
+    world_size: int
+    expected_ranks: tuple[int, ...]
+    hosts: tuple[str, ...]
+    ranks: Mapping[int, RankEntry]
+    """Those that have said something, by number."""
+
+    @property
+    def without_reports(self) -> dict[int, str]:
+        """Expected rank -> why it has left no report, in a few words."""
+        return {
+            rank: _why(self.ranks.get(rank))
+            for rank in self.expected_ranks
+            if rank not in self.ranks or not self.ranks[rank].files
+        }
+
+
+def _why(entry: RankEntry | None) -> str:
+    if entry is None:
+        return "it never started, or wrote elsewhere"
+    if entry.failure:
+        return entry.failure
+    if entry.state == STARTED:
+        return f"it started on {entry.host} and never came to an end"
+    return f"it ended on {entry.host} with exit code {entry.exit_code}"
+
+
+def note(folder: Path, entry: RankEntry) -> None:
+    """Say in `folder` how things stand with a rank; replaces what it said before.
+
+    Raises:
+        OutputError: it cannot be written.
+    """
+    pieces = folder / _PIECES
+    try:
+        pieces.mkdir(parents=True, exist_ok=True)
+    except OSError as err:
+        raise OutputError(
+            f"cannot make the folder {pieces}: {err.strerror or err}", slug="cannot-write"
+        ) from err
+    _write(_piece(folder, entry.rank), asdict(entry))
+    position = entry.expected_ranks.index(entry.rank) if entry.rank in entry.expected_ranks else 0
+    if position % max(1, len(entry.expected_ranks) // _MOST_EDITORS):
+        return
+    seen: dict[int, RankEntry] | None = None
+    for _ in range(_ROUNDS):
+        if (found := _read_pieces(pieces)) == seen:
+            return
+        _write(folder / FILE_NAME, _put_together(found))
+        seen = found
+
+
+def has_entry(folder: Path, rank: int) -> bool:
+    """Return whether `rank` has said something in `folder`."""
+    return _piece(folder, rank).exists()
+
+
+def read(folder: str | os.PathLike[str]) -> RunFolder | None:
+    """Return what `run.json` in `folder` says, None where there is none.
+
+    Raises:
+        StoreError: it is there but cannot be read, or is not what its name says.
+    """
+    path = Path(folder) / FILE_NAME
+    try:
+        if not path.is_file():
+            return None
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise StoreError(
+                f"{path}: too large to be what `uprof run` writes", slug="damaged-file"
+            )
+        document = json.loads(path.read_bytes())
+        if document["format"] != _FORMAT:
+            raise ValueError(f"format is {document['format']!r}")
+        noted = [_entry(piece) for piece in document["ranks"].values()]
+        ranks = {entry.rank: entry for entry in noted} | _read_pieces(Path(folder) / _PIECES)
+        hosts = (*map(str, document["hosts"]), *(entry.host for entry in ranks.values()))
+        return RunFolder(
+            world_size=int(document["world_size"]),
+            expected_ranks=tuple(int(rank) for rank in document["expected_ranks"]),
+            hosts=tuple(dict.fromkeys(hosts)),
+            ranks=dict(sorted(ranks.items())),
+        )
+    except OSError as err:
+        raise StoreError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as err:
+        raise StoreError(
+            f"{path}: is no list of a run's ranks ({err})", slug="damaged-file"
+        ) from err
+
+
+def _piece(folder: Path, rank: int) -> Path:
+    return folder / _PIECES / f"rank{rank}.json"
+
+
+def _read_pieces(pieces: Path) -> dict[int, RankEntry]:
+    found = {}
+    for path in sorted(pieces.glob("rank*.json")):
+        # A piece that is no piece is not ours to judge; the rank that wrote it will come again.
+        with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
+            entry = _entry(json.loads(path.read_bytes()))
+            found[entry.rank] = entry
+    return dict(sorted(found.items()))
+
+
+def _entry(piece: Mapping[str, Any]) -> RankEntry:
+    known = {name: piece[name] for name in RankEntry.__dataclass_fields__ if name in piece}
+    known["expected_ranks"] = tuple(int(rank) for rank in known["expected_ranks"])
+    known["files"] = {
+        str(kind): tuple(str(one) for one in paths)
+        for kind, paths in dict(known.get("files") or {}).items()
+    }
+    known["rank"], known["world_size"] = int(known["rank"]), int(known["world_size"])
+    return RankEntry(**known)
+
+
+def _put_together(entries: Mapping[int, RankEntry]) -> dict[str, Any]:
+    everyone = entries.values()
+    return {
+        "format": _FORMAT,
+        "version": _VERSION,
+        "world_size": max((one.world_size for one in everyone), default=0),
+        "expected_ranks": sorted({rank for one in everyone for rank in one.expected_ranks}),
+        "hosts": list(dict.fromkeys(one.host for one in everyone)),
+        "ranks": {str(rank): asdict(one) for rank, one in entries.items()},
+    }
+
+
+def _write(path: Path, document: Mapping[str, Any]) -> None:
+    with replacing(path, overwrite=True) as partial:
+        partial.write_text(json.dumps(document, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,264 @@
+"""What was measured so far, kept beside the reports to be while the workload still runs.
+
+A process that is killed writes no report. So `uprof run` now and then saves the records of its
+complete iterations in a hidden file, and `uprof recover` makes reports of what it finds. The name
+says which process wrote it, so that one that still runs is left alone. The file is replaced whole,
+but never synced: it survives the process and not a power failure, and costs next to nothing.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import re
+import secrets
+import struct
+import zlib
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from unified_prof.base.run_spec import OperationRecord, TrackedRun
+from unified_prof.base.text import storable_in
+from unified_prof.errors import RawFormatError
+from unified_prof.sqlite import atomic
+from unified_prof.sqlite.atomic import remove_abandoned
+
+_MAGIC = b"uprof spool\n"
+_VERSION = 1
+_HEADER = struct.Struct("<12sIQI")  # magic, version, bytes of the payload, their CRC-32
+_LARGEST_BYTES = 1 << 30
+_NAME = re.compile(rf"\.uprof(?:_rank\d+)?\.(?P<owner>{atomic.TAG.pattern})\.spool")
+_DEEPEST = 2
+"""Folders below the given one that are searched: those of restarts."""
+_INT64 = 1 << 63
+
+
+@dataclass(frozen=True, slots=True)
+class Spooled:
+    """What a spool holds."""
+
+    reports: tuple[str, ...]
+    """The kinds of report that were asked for, of `run-time` and `memory`."""
+    rank: int | None
+    """The number in the names of the reports; None: there is none."""
+    iterations: int
+    """How many iterations were to be measured."""
+    saved: str
+    """When, in ISO 8601."""
+    facts: Mapping[str, str | None]
+    """Rows of UPROF_RUN, as far as they were known."""
+    run: TrackedRun
+
+
+class Spool:
+    """The spool of this process in one folder."""
+
+    def __init__(self, folder: Path, suffix: str) -> None:
+        self._folder, self._head = folder, f".uprof{suffix}"
+        self._owner = atomic.tag()
+        self.path = folder / f"{self._head}.{self._owner}.spool"
+
+    def write(self, content: Spooled) -> None:
+        """Replace what was saved before.
+
+        Raises:
+            OSError: it cannot be written; what was saved before is still there.
+        """
+        data = encode(content)
+        partial = (
+            self._folder / f"{self._partial_head}.{self._owner}.{secrets.token_hex(4)}.partial"
+        )
+        flags = os.O_CREAT | os.O_EXCL | os.O_WRONLY | getattr(os, "O_CLOEXEC", 0)
+        try:
+            with os.fdopen(os.open(partial, flags, 0o666), "wb", buffering=0) as file:
+                view = memoryview(data)
+                while view:
+                    view = view[file.write(view) :]
+            partial.replace(self.path)
+        except BaseException:
+            with suppress(OSError):
+                partial.unlink()
+            raise
+
+    def remove(self) -> None:
+        """Remove it: what it holds, and more, is in the reports."""
+        with suppress(OSError):
+            self.path.unlink(missing_ok=True)
+
+    def remove_those_of_the_dead(self) -> None:
+        """Remove what processes that are gone have left under the same number of a rank."""
+        remove_abandoned(self._folder, self._partial_head)
+        for path in _in(self._folder):
+            if path.name.startswith(f"{self._head}.") and state_of(path) == ENDED:
+                with suppress(OSError):
+                    path.unlink()
+
+    @property
+    def _partial_head(self) -> str:
+        return f"{self._head}.spool"
+
+
+RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"
+"""What can be said of the process that wrote a spool."""
+
+
+def find(folder: Path) -> list[Path]:
+    """Return the spools in `folder` and in the folders of restarts below it, by name."""
+    return [path for place in _places(folder, _DEEPEST) for path in _in(place)]
+
+
+def state_of(path: Path) -> str:
+    """Return whether the process that wrote a spool still runs, as far as can be told here."""
+    found = _NAME.fullmatch(path.name)
+    owner = found["owner"] if found else ""
+    if atomic.is_abandoned(owner):
+        return ENDED
+    return RUNS if atomic.is_of_here(owner) else UNKNOWN
+
+
+def process_of(path: Path) -> int:
+    """Return the number of the process that wrote a spool."""
+    found = _NAME.fullmatch(path.name)
+    return int(found["owner"].split("-")[1], 16) if found else 0
+
+
+def _places(folder: Path, depth: int) -> list[Path]:
+    found = [folder]
+    if depth:
+        with suppress(OSError), os.scandir(folder) as entries:
+            below = sorted(one.path for one in entries if one.is_dir(follow_symlinks=False))
+            for path in below:
+                found += _places(Path(path), depth - 1)
+    return found
+
+
+def _in(folder: Path) -> list[Path]:
+    try:
+        with os.scandir(folder) as entries:
+            return sorted(Path(one.path) for one in entries if _NAME.fullmatch(one.name))
+    except OSError:
+        return []
+
+
+def encode(content: Spooled) -> bytes:
+    """Return the bytes of a spool."""
+    try:
+        payload = msgspec.msgpack.encode(content)
+    except UnicodeEncodeError:  # of a file name that is not UTF-8
+        payload = msgspec.msgpack.encode(storable_in(msgspec.to_builtins(content)))
+    return _HEADER.pack(_MAGIC, _VERSION, len(payload), zlib.crc32(payload)) + payload
+
+
+def read(path: Path) -> Spooled:
+    """Return what a spool holds.
+
+    Raises:
+        RawFormatError: it cannot be read, or is not what its name says; the message names it.
+    """
+    try:
+        if not path.is_file():
+            raise RawFormatError(
+                f"{path} is not a regular file, expected a spool of uprof's",
+                slug="not-a-regular-file",
+            )
+        if path.stat().st_size > _LARGEST_BYTES:
+            raise RawFormatError(f"{path}: larger than any spool of uprof's", slug="damaged-spool")
+        data = path.read_bytes()
+    except OSError as err:
+        raise RawFormatError(
+            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
+        ) from err
+    return decode(data, where=str(path))
+
+
+def decode(data: bytes, *, where: str) -> Spooled:
+    """Return what the bytes of a spool hold.
+
+    Args:
+        data: The bytes.
+        where: What to call their place in a message.
+
+    Raises:
+        RawFormatError: they are not what `encode` makes.
+    """
+    if len(data) < _HEADER.size or not data.startswith(_MAGIC):
+        raise RawFormatError(
+            f"{where}: is no spool of uprof's, or only the beginning of one", slug="damaged-spool"
+        )
+    _, version, size, checksum = _HEADER.unpack_from(data)
+    if version != _VERSION:
+        raise RawFormatError(
+            f"{where}: a spool of version {version}, this build reads {_VERSION}",
+            hint="recover it with the uprof that wrote it",
+            slug="other-version",
+        )
+    payload = memoryview(data)[_HEADER.size :]
+    if len(payload) != size:
+        raise RawFormatError(
+            f"{where}: is cut: {len(payload):,} bytes of records, not {size:,}",
+            slug="damaged-spool",
+        )
+    if zlib.crc32(payload) != checksum:
+        raise RawFormatError(f"{where}: is damaged: its checksum is another", slug="damaged-spool")
+    try:
+        content = msgspec.msgpack.decode(payload, type=Spooled)
+        _check(content)
+    except (msgspec.MsgspecError, ValueError, RecursionError) as err:
+        raise RawFormatError(
+            f"{where}: holds something else than records: {err}", slug="damaged-spool"
+        ) from None
+    return content
+
+
+def _check(content: Spooled) -> None:
+    """Raise ValueError where records contradict each other: no report can be made of them."""
+    if not content.reports or not set(content.reports) <= {"run-time", "memory"}:
+        raise ValueError(f"reports of the kinds {', '.join(content.reports) or 'none'}")
+    if content.rank is not None and content.rank < 0:
+        raise ValueError(f"rank {content.rank}")
+    _check_numbers(msgspec.to_builtins(content))
+    run = content.run
+    matched = [number for number, one in enumerate(run.iterations) if one.matched]
+    for operation in run.operations:
+        _check_samples(operation, matched, len(run.iterations))
+    for place, region in enumerate(run.regions):
+        if region.around is not None and not 0 <= region.around < place:
+            raise ValueError(f"the region {region.name} is in one that there is not")
+        if len(region.counts) != len(run.iterations):
+            raise ValueError(f"the region {region.name} has more or fewer counts than iterations")
+    inside = [one.region for one in run.operations] + [one.region for one in run.activations]
+    if not all(region is None or 0 <= region < len(run.regions) for region in inside):
+        raise ValueError("an operation is in a region that there is not")
+
+
+def _check_numbers(value: Any) -> None:
+    if isinstance(value, float):
+        if not math.isfinite(value):
+            raise ValueError(f"a time of {value}")
+    elif isinstance(value, int):
+        if not -_INT64 <= value < _INT64:
+            raise ValueError(f"the number {value}")
+    elif isinstance(value, dict):
+        for one in value.values():
+            _check_numbers(one)
+    elif isinstance(value, list | tuple):
+        for one in value:
+            _check_numbers(one)
+
+
+def _check_samples(operation: OperationRecord, matched: list[int], iterations: int) -> None:
+    numbers = matched if operation.iterations is None else operation.iterations
+    if not all(0 <= number < iterations for number in numbers) or not numbers:
+        raise ValueError(f"{operation.name} ran in iterations that there are not")
+    if len(set(numbers)) != len(numbers):
+        raise ValueError(f"{operation.name} ran twice in one iteration")
+    samples = [operation.forward_ms]
+    samples += [] if operation.backward_ms is None else [operation.backward_ms]
+    samples += [] if operation.gap is None else [operation.gap.ms]
+    if any(len(one) != len(numbers) for one in samples):
+        raise ValueError(f"{operation.name} has more or fewer times than iterations")

@@ -1,0 +1,233 @@
+"""How uprof speaks with SQLite: names in statements, files under way, complaints in words.
+
+What is written in a `with` block: all of it if the block ends well, nothing if it raises.
+"""
+
+from __future__ import annotations
+
+import sqlite3
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import TracebackType
+
+from unified_prof.errors import OutputError, StoreError
+from unified_prof.sqlite.atomic import output_error, raise_kept, watch
+
+# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text,
+# and until Python 3.12 a Warning for two statements in one.
+READ_ERRORS = (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)
+
+_UNFINISHED = (
+    "PRAGMA journal_mode = DELETE",  # out of WAL mode, which is kept in a copied file
+    # Nobody else can see the file, and it is thrown away when anything fails: no journal, and no
+    # waiting for the disk, which `atomic` does once, at the end.
+    "PRAGMA journal_mode = OFF",
+    "PRAGMA synchronous = OFF",
+    "PRAGMA secure_delete = OFF",
+)
+_CACHED_STATEMENTS = 100  # one of many rows takes some 200 kB
+
+
+def quoted(name: str) -> str:
+    """Return the name of a table or column as it stands in a statement."""
+    escaped = name.replace('"', '""')
+    return f'"{escaped}"'
+
+
+@dataclass(frozen=True, slots=True)
+class Declared:
+    """One column as a file declares it."""
+
+    name: str
+    type: str
+    """As written; empty where the file gives it none."""
+    not_null: bool
+    default: str | None
+    """SQL of its default value."""
+    primary_key: int
+    """Position in the primary key from 1, or 0."""
+
+
+def declared(db: sqlite3.Connection, table: str) -> list[Declared]:
+    """Return the columns of a table of the file in their order; none where it is not there."""
+    rows = db.execute(f"PRAGMA main.table_info({quoted(table)})").fetchall()
+    return [
+        Declared(str(name), str(kind), bool(not_null), default, int(key))
+        for _, name, kind, not_null, default, key in rows
+    ]
+
+
+# What is called a table and is none may compute without end: a view, a virtual table.
+TABLES = (
+    "(SELECT name, sql, rowid FROM main.sqlite_master"
+    " WHERE type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%')"
+)
+"""What to select from for the tables of a file that are made of rows."""
+MOST_TABLES = 100_000
+"""So many of somebody else's tables are looked at."""
+
+
+def open_unfinished(
+    path: Path, *, page_bytes: int | None = None, alone: bool = True
+) -> sqlite3.Connection:
+    """Return a connection to a file that nobody else uses yet, fast and without a safety net.
+
+    Transactions are begun and ended by hand, so that DDL is part of them.
+
+    Args:
+        path: The empty file, or the copy of a database.
+        page_bytes: Size of a new file's pages, SQLite's own choice if None.
+        alone: Whether nobody else writes to the file between the connection's transactions.
+    """
+    db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
+    try:
+        for setting in _UNFINISHED:
+            db.execute(setting)
+        if alone:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+        if page_bytes is not None:
+            db.execute(f"PRAGMA page_size = {page_bytes}")
+    except BaseException:
+        db.close()
+        raise
+    watch(db)
+    return db
+
+
+@contextmanager
+def transaction(db: sqlite3.Connection) -> Iterator[None]:
+    """Make the block one transaction of a file under way; one that raises leaves the file lost."""
+    db.execute("BEGIN")
+    yield
+    db.execute("COMMIT")
+
+
+def parameter_limit(db: sqlite3.Connection) -> int:
+    """Return how many values one statement may bind."""
+    if not hasattr(db, "getlimit"):  # Python 3.10: SQLite's defaults
+        return 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
+    return db.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
+
+
+@contextmanager
+def reading(path: Path) -> Iterator[None]:
+    """Turn what SQLite says while reading into a StoreError that names `path`."""
+    try:
+        yield
+    except READ_ERRORS as err:
+        raise_kept()
+        raise read_error(path, err) from err
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Turn what SQLite and the operating system say while writing into errors that name `path`.
+
+    Raises:
+        OutputError: the disk is full, the place read-only, or the like.
+        StoreError: another process writes it; or SQLite refuses what is written, such as a key
+            that is there twice.
+    """
+    try:
+        yield
+    except (OSError, sqlite3.OperationalError) as err:
+        raise_kept()
+        if is_locked(err):
+            raise read_error(path, err) from err
+        raise output_error(path, err) from err
+    except sqlite3.Error as err:
+        raise StoreError(f"{path} cannot be written as asked: {err}", slug="cannot-write") from err
+
+
+def upgrade_error(
+    path: Path, output: Path, steps: str, err: Exception
+) -> StoreError | OutputError | None:
+    """Say in words why `path` cannot be upgraded, None where that is a fault of ours.
+
+    Args:
+        path: The file.
+        output: Where the upgraded one would lie.
+        steps: What was tried, such as `from 1.1.0 to 1.2.0`.
+        err: What was raised, by SQLAlchemy perhaps, which is not imported here.
+    """
+    raise_kept()
+    cause = getattr(err, "orig", None) or err
+    if isinstance(cause, OSError):
+        return output_error(output, cause)
+    if not isinstance(cause, READ_ERRORS):
+        return None
+    text = str(cause)
+    if isinstance(cause, sqlite3.Error) and any(
+        words in text for words in ("is full", "readonly", "disk I/O")
+    ):
+        return output_error(output, cause)
+    if _is_damage(text):
+        return read_error(path, cause)
+    return StoreError(
+        f"{path} could not be taken {steps}: {text}",
+        hint="the file is as it was; see what is odd about it with: uprof db check",
+        slug="not-upgradable",
+    )
+
+
+def read_error(path: Path, err: Exception) -> StoreError:
+    """Say in words why `path` cannot be read."""
+    if is_locked(err):
+        return StoreError(
+            f"{path} is being written by another process",
+            hint="try again when that has finished",
+            slug="in-use",
+        )
+    text = str(err)
+    if isinstance(err, UnicodeDecodeError):
+        text = err.object.decode("utf-8", "backslashreplace")
+    text = text or "malformed, SQLite's words for it are no text"  # Python 3.10
+    if _is_damage(text) or "disk I/O" in text:
+        return StoreError(
+            f"{path} is damaged: {text}",
+            hint="recover it with the sqlite3 shell",
+            slug="damaged-file",
+        )
+    if "interrupted" in text:
+        return StoreError(
+            f"{path} is not what it should be: its smallest tables take too long to read",
+            hint="see what is odd about it with the sqlite3 shell",
+            slug="too-slow-to-read",
+        )
+    return StoreError(f"cannot read {path}: {text}", slug="cannot-read")
+
+
+def is_locked(err: Exception) -> bool:
+    """Say whether SQLite refuses because somebody else holds the file's lock."""
+    return isinstance(err, sqlite3.Error) and "locked" in str(err)
+
+
+def _is_damage(text: str) -> bool:
+    return "not a database" in text or "malformed" in text
+
+
+class Block(ABC):
+    """The end of such a block."""
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        traceback: TracebackType | None,
+    ) -> None:
+        try:
+            if error is None:
+                self._finish()
+        finally:
+            self._close()
+
+    @abstractmethod
+    def _finish(self) -> None:
+        """Give what was written its name."""
+
+    @abstractmethod
+    def _close(self) -> None:
+        """Let go of everything, and remove what has no name."""

@@ -1,1 +1,0 @@
-"""Rows to pages: the way from columns of numbers and texts to a table in a file."""

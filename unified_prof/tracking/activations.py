@@ -1,0 +1,299 @@
+"""Bytes that tensors hold, and the storages they hold them in.
+
+Bytes that operations save for the backward pass, seen by torch's saved-tensor hooks.
+
+A storage is charged once, whole, to the first operation that saves any view of it: that is
+the memory its saving keeps alive. Storages of parameters and buffers live anyway. What an
+operation saves that no backward pass goes through is freed with its result, not kept for one.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+from collections.abc import Collection, Iterable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from unified_prof.tracking.raw_calls import Recorder
+from unified_prof.tracking.torch_internals import SavedTensorHooks, UnknownHooksError
+from unified_prof.tracking.torch_names import (
+    Patches,
+    buffers_of,
+    in_one_line,
+    parameters_of,
+    sparse_parts,
+)
+
+
+def plain_tensors(tensor: Any) -> Iterator[Any]:
+    """Yield the tensors with memory of their own that make up `tensor`.
+
+    A wrapper subclass is made of the tensors it names, a sparse tensor of indices and values.
+    """
+    import torch
+
+    flatten = getattr(tensor, "__tensor_flatten__", None)
+    if flatten is not None and type(tensor) is not torch.Tensor:
+        for name in flatten()[0]:
+            yield from plain_tensors(getattr(tensor, name))
+    elif tensor.layout == torch.sparse_coo:
+        yield from sparse_parts(tensor)
+    elif tensor.layout in (torch.sparse_csr, torch.sparse_bsr):
+        yield from (tensor.crow_indices(), tensor.col_indices(), tensor.values())
+    elif tensor.layout in (torch.sparse_csc, torch.sparse_bsc):
+        yield from (tensor.ccol_indices(), tensor.row_indices(), tensor.values())
+    else:
+        yield tensor
+
+
+def tensor_bytes(tensor: Any) -> int:
+    """Return the bytes of the elements of `tensor`, unrounded; views count only what they show."""
+    return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
+
+
+def storage_of(tensor: Any) -> Any | None:
+    """Return the storage of a plain tensor, None where it has none that can be reached."""
+    try:
+        return tensor.untyped_storage()
+    except (NotImplementedError, RuntimeError):  # opaque layouts, functorch wrappers
+        return None
+
+
+NO_CALL = -1
+
+
+@dataclass(slots=True)
+class _Saved:
+    """A storage that was saved, and by which calls, in their order."""
+
+    storage: Any
+    """A weak reference: it keeps the address from being used for another storage."""
+    size_bytes: int
+    calls: list[int]
+
+
+class SavedTensors:
+    """Sizes what is saved between `start` and `stop`, by the index of the call that saves."""
+
+    def __init__(self, device: str, recorder: Recorder) -> None:
+        self._device = device
+        self._recorder = recorder
+        self._internals = recorder.internals
+        self._hooks: SavedTensorHooks | None = None
+        self._plainly = self._internals.without_torch_function()
+        self._seen: dict[int, _Saved] = {}
+        self._excluded: dict[int, Any] = {}
+        self._packed_by_program: set[int] = set()
+        """Calls of which hooks of the program's own packed something."""
+        self._disabled = False
+        """Our hooks are out of the way of a transform of torch.func."""
+        self._patches = Patches()
+
+    def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
+        """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free.
+
+        Raises:
+            UnknownHooksError: The program's hooks cannot be told; nothing will be seen.
+        """
+        for tensor in parameters:
+            self._exclude(tensor)
+        for module in modules:
+            self.exclude_state_of(module)
+        hooks = self._internals.saved_tensor_hooks()
+        if hooks is None:
+            return
+        replace = self._internals.replace
+        # torch.func.grad and vmap refuse to run below any hooks.
+        if not replace(self._patches, "saved_hooks_disable", self._wrap_disable):
+            return
+        self._hooks = hooks
+        # Only the innermost pair of hooks is called: the program's own must call ours too.
+        replace(self._patches, "saved_hooks_enter", self._wrap_enter)
+        try:
+            self._insert()
+        except UnknownHooksError:
+            self._hooks = None
+            raise
+
+    def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int] | None:
+        """End; return call index -> bytes, with what none of the calls saved under -1.
+
+        None: this torch does not tell what is saved.
+
+        Args:
+            in_backward: The calls that a backward pass went through; each is in the result. None:
+                there was no backward pass, so that of any call may still come.
+        """
+        if self._hooks is None:
+            self._patches.restore()
+            return None
+        self._take_out()
+        self._patches.restore()
+        self._hooks = None
+        found = dict.fromkeys(in_backward or (), 0)
+        for saved in self._seen.values():
+            calls = saved.calls
+            if in_backward is not None:
+                calls = [call for call in calls if call in in_backward]
+            call = calls[0] if calls else NO_CALL
+            found[call] = found.get(call, 0) + saved.size_bytes
+        self._seen.clear()
+        self._excluded.clear()
+        return found
+
+    def pause(self) -> None:
+        """See nothing while the autograd engine runs, whose threads are given the hooks as well."""
+        if self._hooks is not None:
+            self._take_out()
+
+    def resume(self) -> None:
+        """See again what `pause` hid; the engine may have been where this began."""
+        if self._hooks is not None and not self._disabled:
+            self._take_out()
+            self._insert()
+
+    def exclude_parameters(self, arguments: Iterable[Any]) -> None:
+        """Leave out parameters that are arguments: some exist only while they are used (FSDP)."""
+        import torch
+
+        for argument in arguments:
+            if isinstance(argument, torch.nn.Parameter):
+                self._exclude(argument)
+
+    def exclude_state_of(self, module: Any) -> None:
+        """Leave out what `module` holds now, also if it came to hold it after the start."""
+        if module is not None:
+            for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
+                if tensor is not None:
+                    self._exclude(tensor)
+
+    def saved_numbers(self, node: Any, call: int) -> None:
+        """Charge the Python numbers that a node keeps: on the CPU they are tensors, too.
+
+        torch calls no hook for them. Skyline's report has them as 8 bytes each.
+        """
+        if self._device != "cpu" or call == NO_CALL:
+            return
+        hooked = call in self._packed_by_program
+        for tensor in self._internals.unpacked(node, hooked_by_program=hooked):
+            if tensor.dim() == 0 and not tensor.requires_grad:
+                self._charge(tensor, call)
+
+    def _insert(self) -> None:
+        """Put our hooks below the program's, which pop theirs from the top when they end."""
+        assert self._hooks is not None
+        program = self._hooks.pop_all()
+        self._hooks.push(self._pack, _identity)
+        for pack, unpack in reversed(program):
+            self._hooks.push(self._noting(pack), unpack)
+
+    def _take_out(self) -> bool:
+        """Take our hooks out from wherever they are; return whether they were there."""
+        assert self._hooks is not None
+        try:
+            hooks = self._hooks.pop_all()
+        except UnknownHooksError:  # of another thread, which does not have ours
+            return False
+        for pack, unpack in reversed(hooks):
+            if pack != self._pack:
+                self._hooks.push(getattr(pack, "__wrapped__", pack), unpack)
+        return any(pack == self._pack for pack, _ in hooks)
+
+    def _pack(self, tensor: Any) -> Any:
+        with self._plainly():  # neither our mode nor a subclass's own function
+            self._note_safely(tensor)
+            if tensor.grad_fn is None:
+                return tensor
+            # An output that its own node saves: the tensor itself would be a reference cycle.
+            return tensor.detach()
+
+    def _note_safely(self, packed: Any) -> None:
+        try:
+            self._note(packed)
+        except Exception as error:  # in the midst of the program's forward pass
+            self._internals.anomalies.add("saved_tensor_not_counted", in_one_line(error))
+
+    def _note(self, packed: Any) -> None:
+        import torch
+
+        if isinstance(packed, torch.Tensor):
+            recorder = self._recorder
+            if recorder.in_engine:
+                return
+            self._charge(packed, recorder.iteration.count if recorder.inside else NO_CALL)
+        elif isinstance(packed, (tuple, list)):
+            for item in packed:
+                self._note(item)
+
+    def _charge(self, tensor: Any, call: int) -> None:
+        for part in plain_tensors(tensor):
+            storage = None if part.device.type != self._device else storage_of(part)
+            if storage is None:
+                continue
+            key = self._internals.storage_key(storage)
+            if key in self._excluded:
+                continue
+            saved = self._seen.get(key)
+            if saved is None:
+                weak = self._internals.weak_storage(storage)
+                self._seen[key] = _Saved(weak, storage.nbytes(), [call])
+            elif saved.calls[-1] != call:
+                saved.calls.append(call)
+
+    def _exclude(self, tensor: Any) -> None:
+        for part in plain_tensors(tensor):
+            storage = storage_of(part)
+            if storage is not None:
+                key = self._internals.storage_key(storage)
+                if key not in self._excluded:
+                    self._excluded[key] = self._internals.weak_storage(storage)
+
+    def _noting(self, pack_hook: Any) -> Any:
+        """Return a pack hook of the program's that also shows us what it keeps."""
+
+        @functools.wraps(pack_hook)
+        def pack(tensor: Any) -> Any:
+            packed = pack_hook(tensor)
+            if self._recorder.inside:
+                self._packed_by_program.add(self._recorder.iteration.count)
+            with self._plainly():
+                self._note_safely(packed)
+            return packed
+
+        pack.__wrapped__ = pack_hook
+        return pack
+
+    def _wrap_enter(self, enter: Any) -> Any:
+        @functools.wraps(enter)
+        def composed_enter(hooks: Any) -> Any:
+            if self._hooks is None:
+                return enter(hooks)
+            pack = hooks.pack_hook
+            hooks.pack_hook = self._noting(pack)
+            try:
+                return enter(hooks)
+            finally:
+                hooks.pack_hook = pack
+
+        return composed_enter
+
+    def _wrap_disable(self, disable: Any) -> Any:
+        @contextlib.contextmanager
+        def disable_without_ours(error_message: str) -> Any:
+            taken_out = self._hooks is not None and self._take_out()
+            self._disabled |= taken_out
+            try:
+                with disable(error_message):
+                    yield
+            finally:
+                if taken_out:
+                    self._disabled = False
+                    if self._hooks is not None:
+                        self._insert()
+
+        return disable_without_ours
+
+
+def _identity(packed: Any) -> Any:
+    return packed

@@ -1,0 +1,314 @@
+"""From measured iterations to records: operations, and a sample of each iteration that ran them.
+
+Operations of different iterations are paired by what they are (name, lines, module, with or
+without backward) and by which of those it is: the third call of a layer is paired with the third.
+One iteration is the reference whose operations are reported. Another one that shares at least half
+of them gives its samples to those it shares; any other is of another kind and gives none.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from unified_prof.base.run_spec import ActivationRecord, GapRecord, IterationRecord, OperationRecord
+from unified_prof.tracking.call_sites import Site, SiteTable
+from unified_prof.tracking.code_entries import Stack
+from unified_prof.tracking.raw_calls import MAX_CALLS, NO_REGION, Measured, Span
+from unified_prof.tracking.torch_names import Anomalies
+
+Entry = tuple[Site, bool]
+"""An operation that is reported, and whether it took part in the backward pass."""
+Key = tuple[Site, bool, int]
+"""The same, and the how manyth of its kind in its iteration it is."""
+
+
+@dataclass(frozen=True, slots=True)
+class Shown:
+    """What a report shows of an iteration: the calls that it keeps, in their order."""
+
+    iteration: Measured
+    sequence: tuple[Entry, ...]
+    calls: tuple[int, ...]
+    """The index of each among all calls of the iteration."""
+    positions: dict[Key, int]
+    """Where in the sequence each is."""
+
+
+def shown(iteration: Measured, table: SiteTable) -> Shown:
+    """Return what a report shows of an iteration."""
+    sequence: list[Entry] = []
+    calls: list[int] = []
+    positions: dict[Key, int] = {}
+    seen: Counter[Entry] = Counter()
+    in_backward = (~np.isnan(iteration.backward_ms)).tolist()
+    for index, number in enumerate(iteration.sites.tolist()):
+        site = table.site(number, with_set_up=iteration.with_set_up)
+        if site.kept:
+            entry = (site, in_backward[index])
+            positions[(*entry, seen[entry])] = len(sequence)
+            seen[entry] += 1
+            sequence.append(entry)
+            calls.append(index)
+    return Shown(iteration, tuple(sequence), tuple(calls), positions)
+
+
+def alike(one: Shown, other: Shown) -> bool:
+    """Whether two iterations share at least half of their operations."""
+    shared = len(one.positions.keys() & other.positions.keys())
+    return 4 * shared >= len(one.positions) + len(other.positions)
+
+
+def operations_of(
+    iterations: Sequence[Shown], table: SiteTable, anomalies: Anomalies
+) -> tuple[tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
+    """Return the operations of the reference, all iterations as a whole, and the reference."""
+    reference, is_common = _reference(iterations)
+    matched = [number for number, one in enumerate(iterations) if alike(one, reference)]
+    among = "most iterations" if is_common else "the one reported"
+    for number, one in enumerate(iterations):
+        if one.sequence != reference.sequence:
+            some = "some_" if number in matched else ""
+            detail = f"iteration {number}: {_difference(one.sequence, reference.sequence, among)}"
+            anomalies.add(f"iterations_with_{some}other_operations", detail)
+    of_matched = [(number, iterations[number]) for number in matched]
+    found = [
+        _operation(key, of_matched, reference, table, anomalies) for key in reference.positions
+    ]
+    operations = tuple(one for one in found if one is not None)
+    records = tuple(
+        _record(one, matched=number in matched) for number, one in enumerate(iterations)
+    )
+    return operations, records, reference
+
+
+def _reference(iterations: Sequence[Shown]) -> tuple[Shown, bool]:
+    """Return the iteration to report, and whether at least half ran the same.
+
+    Where no half did, it is the one that differs least from all others together.
+    """
+    sequence, count = Counter(one.sequence for one in iterations).most_common(1)[0]
+    if 2 * count >= len(iterations):
+        return next(one for one in iterations if one.sequence == sequence), True
+    having = Counter(key for one in iterations for key in one.positions)
+    return max(
+        iterations, key=lambda one: sum(2 * having[k] - len(iterations) for k in one.positions)
+    ), False
+
+
+def _operation(
+    key: Key,
+    matched: Sequence[tuple[int, Shown]],
+    reference: Shown,
+    table: SiteTable,
+    anomalies: Anomalies,
+) -> OperationRecord | None:
+    """Return the record of an operation; None where none of its samples could be read."""
+    site, in_backward, _ = key
+    having = [
+        (number, one, one.calls[position])
+        for number, one in matched
+        if (position := one.positions.get(key)) is not None
+    ]
+    having = _trustworthy(having, (site, in_backward), anomalies)
+    if not having:
+        return None
+    return OperationRecord(
+        name=site.name,
+        frames=site.frames,
+        module_path=site.module_path,
+        module_class=site.module_class,
+        forward_ms=tuple(float(one.iteration.forward_ms[call]) for _, one, call in having),
+        backward_ms=tuple(float(one.iteration.backward_ms[call]) for _, one, call in having)
+        if in_backward
+        else None,
+        gap=_gap(
+            [(one.iteration, call) for _, one, call in having],
+            (reference.iteration, reference.calls[reference.positions[key]]),
+            table,
+            anomalies,
+        ),
+        iterations=None
+        if len(having) == len(matched)
+        else tuple(number for number, _, _ in having),
+        region=_region(reference.iteration, reference.calls[reference.positions[key]]),
+    )
+
+
+def _region(iteration: Measured, call: int) -> int | None:
+    """Return the innermost region around a call, by its number of the run's."""
+    found = iteration.region(call)
+    return None if found == NO_REGION else found
+
+
+def _trustworthy(
+    having: list[tuple[int, Shown, int]], entry: Entry, anomalies: Anomalies
+) -> list[tuple[int, Shown, int]]:
+    """Return the samples whose times are the operation's own; doubtful ones where all are."""
+    read = [one for one in having if not one[1].iteration.untimed[one[2]]]
+    if len(read) < len(having):
+        anomalies.add(
+            "operation_not_timed",
+            f"{_say(entry)}: {len(read)} of {len(having)} samples could be read",
+        )
+    sure = [one for one in read if not one[1].iteration.doubtful[one[2]]]
+    if not sure and read:
+        anomalies.add(
+            "operation_time_holds_host_time",
+            f"{_say(entry)}: the device had caught up with the host within each of its "
+            f"{len(read)} samples, and waited for it",
+        )
+    return sure or read
+
+
+def _gap(
+    having: Sequence[tuple[Measured, int]],
+    reference: tuple[Measured, int],
+    table: SiteTable,
+    anomalies: Anomalies,
+) -> GapRecord | None:
+    """Return the time before an operation, where every iteration has it and it has a place."""
+    stacks = _stacks(*reference, table)
+    site = None
+    with anomalies.fenced("gaps_not_placed", "the lines between two operations"):
+        site = None if stacks is None else table.gap(stacks)
+    if site is None or any(_stacks(*one, table) != stacks for one in having):
+        return None
+    # Events of a device may be recorded out of order on two streams; a gap is never negative.
+    times = tuple(
+        max(0.0, float(np.nan_to_num(iteration.gap_ms[call]))) for iteration, call in having
+    )
+    return GapRecord(site.file_path, site.first_line, site.last_line, times)
+
+
+def _stacks(iteration: Measured, call: int, table: SiteTable) -> tuple[Stack, Stack] | None:
+    """Return where the last call before `call` and the call itself stood, within one pass."""
+    after = table.stack(int(iteration.sites[call]))
+    if call == 0:
+        return ((), after) if iteration.begins_with_forward else None
+    if call in iteration.pass_starts:
+        return None
+    before = table.stack(int(iteration.sites[call - 1]))
+    # What ran outside the model may have loaded data since.
+    return (before, after) if before or iteration.begins_with_forward else None
+
+
+def _record(one: Shown, *, matched: bool) -> IterationRecord:
+    iteration = one.iteration
+    forward = _forward_spans(iteration, one.calls)
+    backward = _backward_spans(iteration)
+    total_ms, whole = iteration.total_ms, iteration.whole
+    forward_ms = _total_ms(forward) if forward else None
+    backward_ms = sum(each.ms for each in iteration.passes) if backward else None
+    if whole is not None:
+        total_ms, backward_ms = whole.total_ms, whole.backward_ms
+        forward_ms = forward_ms if whole.forward_ms is None else whole.forward_ms
+    return IterationRecord(
+        total_ms=total_ms,
+        forward_ms=forward_ms,
+        backward_ms=backward_ms,
+        peak_usage_bytes=None,
+        matched=matched,
+        waited_ms=iteration.waited_ms([(0.0, iteration.total_ms)]),
+        forward_waited_ms=iteration.waited_ms(forward) if forward else None,
+        backward_waited_ms=iteration.waited_ms(backward) if backward else None,
+    )
+
+
+def _total_ms(spans: Sequence[Span]) -> float:
+    return sum((end - start for start, end in spans), 0.0)
+
+
+def _backward_spans(iteration: Measured) -> list[Span]:
+    """Return the runs of the autograd engine."""
+    end_ms = np.concatenate([[0.0], iteration.end_ms()])
+    starts = [float(end_ms[one.calls_before]) + one.after_ms for one in iteration.passes]
+    return [(start, start + one.ms) for start, one in zip(starts, iteration.passes, strict=True)]
+
+
+def _forward_spans(iteration: Measured, kept: Sequence[int]) -> list[Span]:
+    """Return the forward passes: from a first kept operation to the backward pass.
+
+    A forward pass that no backward follows ends with its last kept operation.
+    """
+    end_ms = iteration.end_ms()
+    starts = zip(iteration.passes, _backward_spans(iteration), strict=True)
+    ends: list[tuple[int, float | None]] = [(one.calls_before, start) for one, (start, _) in starts]
+    ends += [(count, None) for count in iteration.optimizer_steps]
+    ends.append((len(end_ms), None))
+    ends.sort(key=lambda end: end[0])
+    spans: list[Span] = []
+    position = 0
+    for count, backward_start in ends:
+        first = position
+        while position < len(kept) and kept[position] < count:
+            position += 1
+        if position > first:
+            start = end_ms[kept[first]] - iteration.forward_ms[kept[first]]
+            end = backward_start if backward_start is not None else end_ms[kept[position - 1]]
+            spans.append((float(start), float(end)))
+    return spans
+
+
+def activations_of(
+    iteration: Measured, saved_bytes: dict[int, int], table: SiteTable
+) -> tuple[tuple[ActivationRecord, ...], int]:
+    """Return what each kept operation of the backward pass saved, and the bytes of all others.
+
+    Where there was no backward pass, every operation with autograd nodes could be of one.
+    """
+    records = []
+    anything = not iteration.passes
+    rest = dict(saved_bytes)
+    for index, number in enumerate(iteration.sites.tolist()):
+        site = table.site(number, with_set_up=iteration.with_set_up)
+        in_graph = index in saved_bytes or (anything and iteration.made_nodes[index])
+        if site.kept and in_graph:
+            records.append(
+                ActivationRecord(
+                    operation_name=site.name,
+                    module_path=site.module_path,
+                    module_class=site.module_class,
+                    size_bytes=rest.pop(index, 0),
+                    frames=site.frames,
+                    region=_region(iteration, index),
+                )
+            )
+    return tuple(records), sum(rest.values())
+
+
+def _difference(sequence: Sequence[Entry], reference: Sequence[Entry], among: str) -> str:
+    """Say where two sequences part."""
+    for position, (one, other) in enumerate(zip(sequence, reference, strict=False)):
+        if one != other:
+            return f"operation {position} is {_say(one)}, in {among} {_say(other)}"
+    return f"{len(sequence)} operations, in {among} {len(reference)}"
+
+
+def _say(entry: Entry) -> str:
+    site, in_backward = entry
+    where = f" at {site.frames[0].file_path}:{site.frames[0].line_number}" if site.frames else ""
+    return f"{site.name}{where} {'with' if in_backward else 'without'} backward"
+
+
+def note_oddities(iterations: Sequence[Measured], anomalies: Anomalies) -> None:
+    """Count what the iterations themselves show to be strange."""
+    for number, iteration in enumerate(iterations):
+        for value in iteration.losses:
+            if not math.isfinite(value):
+                anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
+        anomalies.add(
+            "backward_nodes_not_of_this_iteration",
+            f"iteration {number}: the graph holds nodes made by another thread or before the "
+            "iteration began; their backward belongs to no operation",
+            iteration.foreign_nodes,
+        )
+        anomalies.add(
+            "operations_not_recorded",
+            f"iteration {number}: only its first {MAX_CALLS} operations were kept",
+            iteration.dropped_calls,
+        )

@@ -1,0 +1,345 @@
+"""What the user calls a cell of a notebook whose code runs from a file that nobody knows.
+
+Which files are the user's project.
+
+What is known of each code object that runs: whose it is, and whether it is a module's method.
+
+The mark of a frame whose callers were walked before: a walk ends at it.
+"""
+
+from __future__ import annotations
+
+import dis
+import inspect
+import os
+import re
+import sys
+import sysconfig
+from collections.abc import Sequence
+from pathlib import Path
+from types import CodeType, FrameType, FunctionType
+from typing import Any
+
+from unified_prof.base.run_spec import Frame
+
+_NUMBERED = re.compile(r"<ipython-input-(\d+)-")
+_IN_KERNEL = f"{os.sep}ipykernel_"
+
+
+def cell_name(filename: str) -> str | None:
+    """Return `In [3]` for the code of a cell, None where a file holds no cell's.
+
+    A kernel compiles each cell under the name of a file that is not there; which cell that was, its
+    shell knows as long as it lives, by the last time that the same text ran.
+    """
+    if (found := _NUMBERED.search(filename)) is not None:
+        return f"In [{found[1]}]"
+    if _IN_KERNEL not in filename:
+        return None
+    return _known_to_shell(filename) or Path(filename).name
+
+
+def _known_to_shell(filename: str) -> str | None:
+    ipython = sys.modules.get("IPython")
+    shell: Any = None if ipython is None else ipython.get_ipython()
+    try:
+        _, label = shell.compile.format_code_name(filename)
+    except (AttributeError, TypeError, ValueError):  # no shell, an older one, or not its cell
+        return None
+    number = re.search(r"\d+", str(label))
+    return None if number is None else f"In [{number[0]}]"
+
+
+_OWN_PACKAGE = Path(__file__).resolve().parents[1]
+MODEL_CODE = (
+    "transformers.models",
+    "diffusers.models",
+    "timm.models",
+    "timm.layers",
+    "torchvision.models",
+)
+"""Packages whose frames are kept unasked: the models of well-known libraries."""
+
+_INSTALLED = frozenset({"site-packages", "dist-packages"})
+
+
+class Project:
+    """Decides which files are the user's: below the root, but not installed there.
+
+    A virtual environment or a `site-packages` folder inside the root is not the project, nor
+    is the standard library or uprof itself. Symbolic links are followed on both sides. Files of
+    included packages are shown as well, wherever they are installed.
+    """
+
+    def __init__(self, root: Path, include: Sequence[str] = MODEL_CODE) -> None:
+        self._include = tuple(include)
+        self._roots = tuple(dict.fromkeys((_absolute(root), root.resolve())))
+        self._paths: dict[str, str | None] = {}
+        self._environments: dict[Path, bool] = {}
+        names = ("stdlib", "platstdlib")
+        self._library = {Path(sysconfig.get_path(name)).resolve() for name in names}
+
+    def relative_path(self, filename: str) -> str | None:
+        """Return `filename` relative to the root with forward slashes, None if not the user's."""
+        try:
+            return self._paths[filename]
+        except KeyError:
+            path = self._paths[filename] = self._find(filename)
+            return path
+
+    def included_path(self, filename: str, module: object) -> str | None:
+        """Return the path of an included file from the folder that holds its package.
+
+        Args:
+            filename: Of the file.
+            module: The name under which it was imported, as its `__name__` has it.
+        """
+        if not isinstance(module, str):
+            return None
+        if not any(module == name or module.startswith(f"{name}.") for name in self._include):
+            return None
+        path = Path(filename)
+        depth = module.count(".") + (2 if path.stem == "__init__" else 1)
+        return "/".join(path.parts[-depth:])
+
+    def _find(self, filename: str) -> str | None:
+        if (cell := cell_name(filename)) is not None:
+            return cell
+        if filename.startswith("<"):
+            return None
+        for path in (_absolute(Path(filename)), Path(filename).resolve()):
+            for root in self._roots:
+                if path.is_relative_to(root) and self._is_users(path, root):
+                    return path.relative_to(root).as_posix()
+        return None
+
+    def _is_users(self, path: Path, root: Path) -> bool:
+        if path.resolve().is_relative_to(_OWN_PACKAGE):
+            return False
+        if any(
+            path.is_relative_to(lib) and lib != root and lib.is_relative_to(root)
+            for lib in self._library
+        ):
+            return False
+        folders = [
+            folder for folder in path.parents if folder != root and folder.is_relative_to(root)
+        ]
+        return not any(f.name in _INSTALLED or self._is_environment(f) for f in folders)
+
+    def _is_environment(self, folder: Path) -> bool:
+        known = self._environments.get(folder)
+        if known is None:
+            known = (folder / "pyvenv.cfg").exists() or (folder / "conda-meta").is_dir()
+            self._environments[folder] = known
+        return known
+
+
+def _absolute(path: Path) -> Path:
+    """Return `path` absolute and without `..`, its symbolic links as they are."""
+    return Path(os.path.normpath(path.absolute()))
+
+
+_PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")
+
+# Frames that are left and taken up again, perhaps by another caller.
+_RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
+
+# What a code object means for the stack walk.
+FOREIGN = 0
+FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
+PROJECT = 2
+PROJECT_METHOD = 3  # has an owner, to be looked at in every frame
+MODULE_METHOD = 4  # method of a subclass of nn.Module in the project: always a module
+BOTTOM = 5  # below here the stack is uprof's own
+PLUMBING = 6  # between an operation and its real caller
+METHODS = (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD)
+
+
+class CodeEntry:
+    """What is known of one code object; keeps it alive, so that its `id` stays its own."""
+
+    __slots__ = ("_lines", "_owner", "_packed", "_steady", "code", "kind", "method", "of_module",
+                 "of_project", "path")  # fmt: skip
+
+    def __init__(
+        self,
+        code: CodeType,
+        kind: int,
+        path: str | None,
+        owner: tuple[str, bool] | None = None,
+        *,
+        of_project: bool = True,
+    ) -> None:
+        self.code = code
+        self.kind = kind
+        self.path = path
+        self.of_project = of_project
+        """Whether the file is the project's own, not an included package's."""
+        self._lines: dict[int, int] = {}
+        self._owner, self._packed = owner or ("", False)
+        self._steady: bool | None = None
+        self.of_module = kind == MODULE_METHOD
+        """Whether a frame was seen as one of a module's methods."""
+        self.method: CodeEntry = self
+        """Stands in a stack for frames of this code that are those of a module."""
+        if kind == PROJECT_METHOD:
+            self.method = CodeEntry(code, MODULE_METHOD, path, owner, of_project=of_project)
+
+    def owner_in(self, frame: FrameType) -> Any:
+        """Return what a frame of a method was called on."""
+        value = frame.f_locals.get(self._owner)
+        if self._packed:  # def forward(*args)
+            return value[0] if value else None
+        return value
+
+    def is_steady(self) -> bool:
+        """Whether a frame keeps its caller and what it was called on as long as it runs."""
+        if self._steady is None:
+            self._steady = not self.code.co_flags & _RESUMED and (
+                self.kind == PROJECT or self._owner not in _stored(self.code)
+            )
+        return self._steady
+
+    @property
+    def first_line(self) -> int:
+        """The line of the `def`, which runs nothing when the function is called."""
+        return self.code.co_firstlineno
+
+    def lines(self) -> set[int]:
+        """Return the lines that have instructions; those of functions inside are not among them."""
+        return {line for _, _, line in self.code.co_lines() if line}
+
+    def line(self, instruction: int) -> int:
+        """Return the line of the instruction at byte offset `instruction`, as a frame would."""
+        if not self._lines:
+            for start, end, line in self.code.co_lines():
+                for offset in range(start, end, 2):
+                    self._lines[offset] = line or self.code.co_firstlineno
+        return self._lines.get(instruction, self.code.co_firstlineno)
+
+
+Stack = tuple[Any, ...]
+"""Interned by value: code entry, instruction, code entry, instruction... most specific first."""
+
+
+def frames_of(stack: Stack) -> tuple[Frame, ...]:
+    """Turn what a walk returned into frames with lines."""
+    return tuple(
+        Frame(entry.path, entry.line(at)) for entry, at in zip(stack[::2], stack[1::2], strict=True)
+    )
+
+
+def classify(frame: FrameType, project: Project, module_type: type) -> CodeEntry:
+    """Return what is known of the code that runs in `frame`, which tells its owner and module."""
+    code = frame.f_code
+    path = project.relative_path(code.co_filename)
+    of_project = path is not None
+    if path is None:
+        name = frame.f_globals.get("__name__")
+        path = project.included_path(code.co_filename, name)
+    owner = _owner_name(code)
+    if path is None:
+        owner = owner if owner == ("self", False) else None
+        kind = FOREIGN if owner is None else FOREIGN_METHOD
+        if code.co_filename.endswith(_PLUMBING):
+            kind = PLUMBING
+    elif owner is None:
+        kind = PROJECT
+    else:
+        kind = _kind_of_method(
+            code, CodeEntry(code, PROJECT, path, owner).owner_in(frame), module_type
+        )
+        if kind == PROJECT and owner == ("self", False):
+            kind = PROJECT_METHOD
+    return CodeEntry(code, kind, path, owner, of_project=of_project)
+
+
+def _kind_of_method(code: CodeType, owner: object, module_type: type) -> int:
+    """Return which kind of method `code` is, called on `owner`; PROJECT: it is none.
+
+    Methods of mixed-in classes and those given to one object are looked at in every frame.
+    """
+    for cls in type(owner).__mro__:
+        if _has_code(cls.__dict__.get(code.co_name), code) or any(
+            _has_code(value, code) for value in _functions(cls, module_type)
+        ):
+            return MODULE_METHOD if issubclass(cls, module_type) else PROJECT_METHOD
+    if isinstance(owner, module_type) and any(
+        getattr(value, "__self__", None) is owner
+        and _has_code(getattr(value, "__func__", None), code)
+        for value in vars(owner).values()
+    ):
+        return PROJECT_METHOD
+    return PROJECT
+
+
+def _owner_name(code: CodeType) -> tuple[str, bool] | None:
+    """Return the name of what a method of this code would be called on, None if it cannot be one.
+
+    That is a `self`, also of the function around; otherwise the first positional argument, or
+    what holds it among all: then True.
+    """
+    if "self" in code.co_varnames or "self" in code.co_freevars:
+        return "self", False
+    if code.co_argcount:
+        return code.co_varnames[0], False
+    if code.co_flags & inspect.CO_VARARGS:
+        return code.co_varnames[code.co_kwonlyargcount], True
+    return None
+
+
+def _stored(code: CodeType) -> set[str]:
+    """Return the names that code binds anew or deletes."""
+    names: set[str] = set()
+    for instruction in dis.get_instructions(code):
+        if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_")):
+            value = instruction.argval
+            both = value if isinstance(value, tuple) else (value,)  # Python 3.13 joins two
+            names.update(both[:1] if instruction.opname.endswith("LOAD_FAST") else both)
+    return names
+
+
+def _functions(cls: type, module_type: type) -> list[object]:
+    """Return what a module's class has under any name, such as `forward = helper`."""
+    if not issubclass(cls, module_type) or cls is module_type:
+        return []
+    return [value for value in vars(cls).values() if isinstance(value, FunctionType)]
+
+
+def _has_code(function: object, code: CodeType) -> bool:
+    """Whether a function, or one that it wraps, has this code; static methods have no owner."""
+    while function is not None and not isinstance(function, (staticmethod, classmethod)):
+        if isinstance(function, FunctionType) and function.__code__ is code:
+            return True
+        function = getattr(function, "__wrapped__", None)
+    return False
+
+
+class KnownFrame:
+    """What a walk from a running frame of the project gives, but for its own instruction.
+
+    It hangs on the frame as its `f_trace`, which goes with the frame and which Python asks only
+    while a debugger traces the thread. As long as a function runs, what called it stays as it is:
+    the next walk need not go further than to the first frame that is known. Calls from the same
+    places in the same module share one.
+    """
+
+    __slots__ = ("below", "entry", "in_module", "module", "sites", "walker")
+
+    def __init__(
+        self, walker: object, entry: CodeEntry, below: Stack, in_module: bool, module: Any
+    ) -> None:
+        self.walker = walker
+        """The one that walked: another may see another project."""
+        self.entry = entry
+        """Stands for the frame in a stack."""
+        self.below = below
+        """The rest of the stack."""
+        self.in_module = in_module
+        self.module = module
+        """Gives the innermost module, None once it is gone."""
+        self.sites: dict[tuple[Any, ...], int] = {}
+        """Numbers of call sites by function and instruction, and by way of a library's frames."""
+
+    def __call__(self, *_event: Any) -> None:
+        """A debugger has come: this frame is none of its own, so do not trace its lines."""

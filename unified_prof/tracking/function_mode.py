@@ -1,0 +1,310 @@
+"""Put a function mode below whatever modes the program has, and take it out from there.
+
+`with mode:` would push on top, and the program's own `with` blocks, which end by popping the
+top, would pop ours in place of theirs when tracking begins or ends inside such a block.
+
+What an operation is called, as Skyline calls it, and what is no operation at all.
+
+See every call of torch's public interface: the hot path of the tracker.
+"""
+
+from __future__ import annotations
+
+import dis
+import os
+import sys
+from collections.abc import Callable
+from types import CodeType
+from typing import Any
+
+from unified_prof.tracking.code_entries import KnownFrame
+from unified_prof.tracking.device import NO_MARK
+from unified_prof.tracking.raw_calls import MAX_CALLS, CallSites, ModuleNames, Recorder
+from unified_prof.tracking.stack_walker import StackWalker
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_names import in_one_line
+
+
+class ModeStack:
+    """The function modes of the calling thread."""
+
+    def __init__(self, internals: TorchInternals) -> None:
+        self._is_device_mode = internals.is_device_mode
+        self._count, self._pop, self._push = internals.mode_stack()
+
+    def insert(self, mode: Any) -> None:
+        """Make `mode` the lowest of the modes, above torch's own device mode.
+
+        torch keeps the mode of `torch.set_default_device` at the very bottom and checks that it
+        is.
+        """
+        others = self._pop_all()
+        if others and self._is_device_mode(others[-1]):
+            self._push_all([*others[:-1], mode, others[-1]])
+        else:
+            self._push_all([*others, mode])
+
+    def remove(self, mode: Any) -> bool:
+        """Take `mode` out; return whether it was there."""
+        others = self._pop_all()
+        self._push_all([other for other in others if other is not mode])
+        return any(other is mode for other in others)
+
+    def _pop_all(self) -> list[Any]:
+        """Empty the stack and return it, top first."""
+        return [self._pop() for _ in range(self._count())]
+
+    def _push_all(self, modes: list[Any]) -> None:
+        for mode in reversed(modes):
+            self._push(mode)
+
+
+# Never operations: what torch's function mode sees but does not compute a tensor, and what
+# Skyline leaves alone. Results are checked as well; this list spares the stack walk.
+NOT_OPERATIONS = frozenset(
+    """
+    __get__ __set__ __delete__ __len__ __bool__ __nonzero__ __float__ __int__ __index__ __complex__
+    __hash__ __repr__ __format__ __str__ __dir__ __contains__ __deepcopy__ __reduce_ex__ __reduce__
+    __setstate__ __array__ __array_wrap__ __dlpack__ __dlpack_device__ __iter__
+    __cuda_array_interface__ size dim ndimension numel nelement stride storage_offset element_size
+    tolist item numpy data_ptr is_contiguous is_pinned is_floating_point is_complex is_signed
+    is_conj is_neg is_inference is_storage is_tensor is_nonzero is_same_size is_coalesced is_shared
+    is_set_to is_distributed get_device dense_dim sparse_dim has_names untyped_storage storage
+    storage_type equal allclose result_type can_cast register_hook retain_grad backward grad
+    register_post_accumulate_grad_hook has_torch_function as_subclass _set_grad_enabled
+    """.split()
+)
+
+# Inference fast paths that torch itself takes for a public module: private, and yet all there is.
+FAST_PATHS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
+
+_CHECKPOINT = "/torch/utils/checkpoint.py".replace("/", os.sep)
+
+_OPERATORS = {
+    "+": "add", "-": "sub", "*": "mul", "/": "truediv", "//": "floordiv", "%": "mod",
+    "**": "pow", "@": "matmul", "&": "and", "|": "or", "^": "xor", "<<": "lshift", ">>": "rshift",
+}  # fmt: skip
+_BEFORE_3_11 = {
+    "ADD": "+", "SUBTRACT": "-", "MULTIPLY": "*", "TRUE_DIVIDE": "/", "FLOOR_DIVIDE": "//",
+    "MODULO": "%", "POWER": "**", "MATRIX_MULTIPLY": "@", "AND": "&", "OR": "|", "XOR": "^",
+    "LSHIFT": "<<", "RSHIFT": ">>",
+}  # fmt: skip
+_FUNCTIONS_OF_OPERATORS = frozenset(
+    """
+    add sub mul div remainder floor_divide pow matmul add_ sub_ mul_ div_ remainder_ floor_divide_
+    pow_ __floordiv__ __ifloordiv__ __and__ __iand__ __or__ __ior__ __xor__ __ixor__
+    __lshift__ __ilshift__ __rshift__ __irshift__ __rsub__ __rdiv__ __rpow__ __rfloordiv__
+    """.split()
+)
+
+
+def is_placeholder(name: str, code: CodeType) -> bool:
+    """Whether an operation `name`, called by `code`, is no computation.
+
+    Before torch 2.10 its checkpoints make empty tensors, to hang on them what they keep.
+    """
+    return name == "empty" and code.co_filename.endswith(_CHECKPOINT)
+
+
+class OperationNames:
+    """Names calls; remembers per instruction, as decoding bytecode is slow."""
+
+    def __init__(self) -> None:
+        import torch
+
+        self._tensor = torch.Tensor
+        functional = vars(torch.nn.functional)
+        self._public_aliases = {
+            id(value)
+            for name, value in functional.items()
+            if callable(value) and not name.startswith("_")
+        }
+        self._operators: dict[int, tuple[CodeType, dict[int, str]]] = {}
+
+    def is_private(self, func: Any) -> bool:
+        """Whether `func` is no public call of torch's; Skyline reports none of those."""
+        name = str(getattr(func, "__name__", ""))
+        private = name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
+        return private and name not in FAST_PATHS and id(func) not in self._public_aliases
+
+    def name(self, func: Any, code: CodeType, instruction: int) -> str:
+        """Return the name of calling `func` from the instruction at offset `instruction`.
+
+        torch says `add_` for `x += y` as well as for `x.add_(y)`: the caller's bytecode tells
+        which was written, and Skyline reports `iadd` and `add_`.
+        """
+        raw = str(getattr(func, "__name__", type(func).__name__))
+        if raw in _FUNCTIONS_OF_OPERATORS:
+            symbol = self._symbols(code).get(instruction)
+            if symbol is not None and (name := self._operator_name(raw, symbol)):
+                return name
+        if raw == "__reversed__":
+            return "flip"
+        if raw.startswith("__") and raw.endswith("__"):
+            return raw.strip("_")
+        if "." in raw:  # an overload of torch.ops, such as relu.default
+            return raw.partition(".")[0]
+        return raw.removesuffix("_with_indices") if "max_pool" in raw else raw
+
+    def _operator_name(self, raw: str, symbol: str) -> str | None:
+        base = _OPERATORS.get(symbol.rstrip("="))
+        if base is None or (raw.startswith("__r") and raw != "__rshift__"):
+            return None
+        in_place = (raw.endswith("_") and not raw.endswith("__")) or raw.startswith("__i")
+        if symbol.endswith("=") and in_place:
+            method = getattr(self._tensor, f"__i{base}__", None)
+        else:
+            method = getattr(self._tensor, f"__{base}__", None)
+        spelled = getattr(method, "__name__", base)
+        # torch writes x /= y as __idiv__; pow and matmul have no dunder name of their own.
+        return str(spelled).strip("_") if spelled != "pow_" else "pow_"
+
+    def _symbols(self, code: CodeType) -> dict[int, str]:
+        known = self._operators.get(id(code))
+        if known is None:
+            symbols = {}
+            for instruction in dis.get_instructions(code):
+                if instruction.opname == "BINARY_OP":
+                    symbols[instruction.offset] = instruction.argrepr
+                    continue
+                kind, _, rest = instruction.opname.partition("_")
+                if kind in ("BINARY", "INPLACE") and rest in _BEFORE_3_11:
+                    symbols[instruction.offset] = _BEFORE_3_11[rest] + "=" * (kind == "INPLACE")
+            known = self._operators[id(code)] = (code, symbols)
+        return known[1]
+
+
+Runner = Callable[..., Any]
+_MAX_ROWS = 5 * MAX_CALLS
+
+
+def make_runner(
+    recorder: Recorder, walker: StackWalker, modules: ModuleNames, sites: CallSites
+) -> Runner:
+    """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
+
+    A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
+    A last argument is a module that is called as a whole, compiled.
+    """
+    import torch
+
+    tensor_type = torch.Tensor
+    sequence_number = recorder.internals.sequence_number
+    walk, know, way_from_project = walker.walk, walker.know, walker.way_from_project
+    mark, find, numbers, new_site = recorder.mark, modules.find, sites.numbers, sites.add
+    events = recorder.events
+
+    def gives_tensors(result: Any) -> bool:
+        if isinstance(result, tensor_type):
+            return True
+        return isinstance(result, (tuple, list)) and any(map(gives_tensors, result))
+
+    def note_failure(error: Exception) -> None:
+        recorder.internals.anomalies.add(
+            "operation_not_recorded", f"a call of torch's: {in_one_line(error)}"
+        )
+
+    def run(
+        label: Any,
+        func: Any,
+        frame: Any,
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+        compiled: Any = None,
+    ) -> Any:
+        site = way = None
+        try:
+            if compiled is None and recorder.on_call is None:
+                known_frame = frame.f_trace
+                if type(known_frame) is KnownFrame:
+                    way = (label, frame.f_lasti)
+                elif (found := way_from_project(frame)) is not None:
+                    known_frame, steps, module = found
+                    if module is None:
+                        way = (label, *steps)
+                    elif (named := find(module)) is not None:
+                        way = (label, *steps, named)
+                if way is not None and known_frame is not None and known_frame.walker is walker:
+                    site = known_frame.sites.get(way)
+            if site is None:
+                caller, caller_at, stack, in_module, module = walk(frame)
+                if compiled is not None:
+                    in_module, module = True, compiled
+                named = None
+                if module is not None:
+                    named = find(module) or modules.name(module, walker.running_modules(frame))
+        except Exception as error:
+            note_failure(error)
+            return func(*args, **kwargs)
+        if recorder.on_call is not None:
+            with recorder.internals.anomalies.fenced("arguments_not_looked_at", "those of a call"):
+                recorder.on_call(args, kwargs, module)
+        recorder.inside = True
+        first_node = sequence_number()
+        start = mark() if events is None else events.before(args, kwargs, label)
+        try:
+            result = func(*args, **kwargs)
+        finally:
+            end = mark() if events is None else events.after(start)
+            recorder.inside = False
+        if start == NO_MARK or end == NO_MARK:  # an operation of a graph, or none of the device
+            return result
+        try:
+            if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
+                last_node = sequence_number()
+                if site is None:
+                    key = (label, caller, caller_at, stack, named)
+                    site = numbers.get(key)
+                    if site is None:
+                        site = new_site(key, in_module=in_module)
+                    # A module in the making stands under a name that it shares with others.
+                    if compiled is None and (named is None or named.module() is module):
+                        known_frame = know(frame, find)
+                        if known_frame is not None and way is not None:
+                            known_frame.sites[way] = site
+                rows = recorder.iteration.rows
+                if len(rows) < _MAX_ROWS:
+                    rows.extend((site, first_node, last_node, start, end))
+                else:
+                    recorder.iteration.dropped_calls += 1
+        except Exception as error:  # a result that is no list, but says so
+            note_failure(error)
+        return result
+
+    return run
+
+
+def make_mode(recorder: Recorder, run: Runner) -> Any:
+    """Return a function mode that hands every outermost call of torch to `run`.
+
+    None where torch has no such thing.
+    """
+    mode_type: Any = recorder.internals.mode_type()
+    if mode_type is None:
+        return None
+    labels: dict[Any, Any] = {}
+    getframe = sys._getframe
+
+    class OperationMode(mode_type):  # type: ignore[misc]
+        def __torch_function__(
+            self, func: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+        ) -> Any:
+            if recorder.inside:
+                return func(*args, **(kwargs or {}))
+            try:
+                label = labels[func]
+            except KeyError:
+                label = labels[func] = _label(func)
+            if label is None:
+                return func(*args, **(kwargs or {}))
+            return run(label, func, getframe(1), args, kwargs or {})
+
+    return OperationMode()
+
+
+def _label(func: Any) -> Any:
+    """Return what a call of `func` is recorded under, None if it can be no operation."""
+    name = getattr(func, "__name__", None)
+    if name in NOT_OPERATIONS:
+        return None
+    return "setitem" if name == "__setitem__" else func

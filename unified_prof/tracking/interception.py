@@ -1,0 +1,267 @@
+"""Stand at the few places that torch's function mode does not see.
+
+These are the autograd engine, `autograd.Function.apply` and what `torch.compile` made. The
+places are taken before the program starts, since a program binds `MyFunction.apply` and
+compiled functions when it is imported; as long as nothing records they only pass calls on.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Callable
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from unified_prof.tracking import torch_names
+from unified_prof.tracking.backward import run_backward
+from unified_prof.tracking.function_mode import ModeStack, Runner
+from unified_prof.tracking.passes import Passes
+from unified_prof.tracking.raw_calls import Recorder
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_names import Patches
+
+
+class Interception:
+    """Hands what it sees to the active recorder, on the thread that records."""
+
+    def __init__(self, internals: TorchInternals) -> None:
+        self._internals = internals
+        self._modes = ModeStack(internals)
+        self._recorder: Recorder | None = None
+        self._run: Runner | None = None
+        self._passes: Passes | None = None
+        self._patches = Patches()
+        self._dynamo_patched = False
+        self.on_backward: Callable[[FrameType], None] | None = None
+        """Told, outside of everything measured, that the autograd engine has run, and for whom."""
+        self.beside_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
+        """Runs a call of what `torch.compile` made (of a module, or of None: a function) with
+        nothing of its owner's in torch that the compiler would take for the program's."""
+        self.eager_calls = 0
+        """Calls of functions compiled before the tracker came, which ran uncompiled."""
+
+    def install(self) -> None:
+        """Take the places; `remove` gives them back."""
+        replace = self._internals.replace
+        replace(self._patches, "backward_engine", self._wrap_engine)
+        replace(self._patches, "autograd_engine", self._wrap_engine)
+        replace(self._patches, "function_apply", self._wrap_apply)
+        replace(self._patches, "compile", self._wrap_compile)
+        # Attention's inference fast path is refused as soon as any function mode is on.
+        replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
+        replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
+        replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
+        self._internals.watch_saved_tensor_hooks(self._patches)
+
+    def remove(self) -> None:
+        """Leave torch as it was found."""
+        self.deactivate()
+        self._patches.restore()
+        self._dynamo_patched = False
+
+    @property
+    def is_measuring(self) -> bool:
+        """Whether something is told of what happens."""
+        return self._recorder is not None or self._passes is not None
+
+    def activate(self, recorder: Recorder, run: Runner) -> None:
+        """Record from now on, on this thread."""
+        self._patch_dynamo()
+        self._recorder, self._run = recorder, run
+        self._modes.insert(recorder.mode)
+
+    def observe(self, passes: Passes) -> None:
+        """Tell `passes` where passes begin and end, and look at nothing else."""
+        self._patch_dynamo()
+        self._passes = passes
+
+    def pause(self) -> None:
+        """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
+        if self._recorder is not None:
+            self._modes.remove(self._recorder.mode)
+
+    def resume(self) -> None:
+        """See again what `pause` hid."""
+        if self._recorder is not None:
+            self._modes.remove(self._recorder.mode)  # an optimizer that raised was never resumed
+            self._modes.insert(self._recorder.mode)
+
+    def deactivate(self) -> None:
+        """Stop recording."""
+        recorder, self._recorder, self._run = self._recorder, None, None
+        passes, self._passes = self._passes, None
+        if passes is not None:
+            passes.give_up()
+        if recorder is not None:
+            self._modes.remove(recorder.mode)
+
+    def _active(self) -> Recorder | None:
+        recorder = self._recorder
+        if recorder is None or recorder.inside or recorder.thread != get_ident():
+            return None
+        return recorder
+
+    def _wrap_engine(self, engine: Any) -> Any:
+        @functools.wraps(engine)
+        def tracked_engine(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder, passes = self._active(), self._passes
+            if passes is not None and passes.thread == get_ident():
+                result = passes.run_backward(engine, t_outputs, args, kwargs)
+            elif recorder is None:
+                result = engine(t_outputs, *args, **kwargs)
+            else:
+                result = run_backward(recorder, engine, t_outputs, args, kwargs)
+            if self.on_backward is not None and not (self._recorder and self._recorder.inside):
+                self.on_backward(sys._getframe(1))
+            return result
+
+        return tracked_engine
+
+    def _wrap_apply(self, apply: Any) -> Any:
+        # What binds to a class may be a classmethod or, written in C, something else that does.
+        bind = apply.__get__
+
+        @functools.wraps(getattr(apply, "__func__", apply))
+        def tracked_apply(cls: Any, *args: Any, **kwargs: Any) -> Any:
+            original = bind(None, cls)
+            if self._active() is None or self._run is None or _is_private_of_torch(cls):
+                return original(*args, **kwargs)
+            return self._run(cls.__name__, original, sys._getframe(1), args, kwargs)
+
+        return classmethod(tracked_apply)
+
+    def _wrap_compile(self, compile_function: Any) -> Any:
+        @functools.wraps(compile_function)
+        def tracked_compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            # It keeps the module's `__call__` as it finds it.
+            compiled = self._unseen(None, lambda: compile_function(model, *args, **kwargs))
+            self._patch_dynamo()
+            if model is None or compiled is model or isinstance(model, torch.nn.Module):
+                return compiled
+            return self._wrap_compiled(compiled, f"torch.compile({_name_of(model)})")
+
+        return tracked_compile
+
+    def _wrap_compiled(self, compiled: Any, label: str) -> Any:
+        @functools.wraps(compiled)
+        def tracked_compiled(*args: Any, **kwargs: Any) -> Any:
+            frame = sys._getframe(1)
+            return self._unseen(None, lambda: self._region(label, compiled, frame, args, kwargs))
+
+        return tracked_compiled
+
+    def _unseen(self, module: Any, call: Callable[[], Any]) -> Any:
+        """Run a compiled module or function (None) so that the compiler sees nothing of ours."""
+        passes = self._passes
+        here = passes is not None and passes.thread == get_ident()
+        if here and passes is not None and module is not None:
+            passes.forward_begins()
+        awaited = here and passes is not None and passes.give_up()
+        try:
+            return call() if self.beside_compiler is None else self.beside_compiler(module, call)
+        finally:
+            if awaited and passes is not None and passes is self._passes:
+                passes.await_forward()
+
+    def _region(
+        self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any, module: Any = None
+    ) -> Any:
+        """Run a compiled region as one operation, no function mode in the compiler's way."""
+        recorder = self._active()
+        if recorder is None or self._run is None:
+            return compiled(*args, **kwargs)
+        self._modes.remove(recorder.mode)
+        try:
+            return self._run(label, compiled, frame, args, kwargs, module)
+        finally:
+            if self._recorder is recorder:
+                self._modes.insert(recorder.mode)
+
+    def _patch_dynamo(self) -> None:
+        """Take the places in the compiler, once something has imported it."""
+        if self._dynamo_patched or not self._internals.is_imported("compiled_module_call"):
+            return
+        self._dynamo_patched = True
+        replace = self._internals.replace
+        replace(self._patches, "compiled_module_call", self._wrap_optimized_module)
+        replace(self._patches, "compiler_stance", self._wrap_stance)
+        skip = self._internals.find("compiler_skips")
+        if skip is not None:
+            try:
+                torch_names.leave_out(skip)
+            except Exception as error:  # it wants something else than it did
+                self._internals.note("compiler_skips", error)
+
+    def _wrap_optimized_module(self, call: Any) -> Any:
+        @functools.wraps(call)
+        def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
+            bound = functools.partial(call, module)
+            if self._active() is None:
+                return self._unseen(module, lambda: bound(*args, **kwargs))
+            label = f"torch.compile({self._internals.original_class(module)})"
+            frame = sys._getframe(1)
+            return self._unseen(
+                module, lambda: self._region(label, bound, frame, args, kwargs, module)
+            )
+
+        return tracked_call
+
+    def _wrap_stance(self, callback_from_stance: Callable[[Any], Any]) -> Any:
+        @functools.wraps(callback_from_stance)
+        def eager_where_recording(callback: Any) -> Any:
+            # Only functions compiled before the tracker came reach this while it records. The
+            # compiler must not trace into the function mode, so they run as they are written.
+            # Functions that torch itself keeps from being compiled have no callback.
+            if not callable(callback) or self._active() is None:
+                return callback_from_stance(callback)
+            self.eager_calls += 1
+            return None
+
+        return eager_where_recording
+
+    def _wrap_zero_grad(self, zero_grad: Any) -> Any:
+        """Spare the mode the hundreds of attributes that are read and set, and no operation."""
+
+        @functools.wraps(zero_grad)
+        def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            computes = not (args[0] if args else kwargs.get("set_to_none", True))
+            if torch.compiler.is_compiling() or computes or (recorder := self._active()) is None:
+                return zero_grad(owner, *args, **kwargs)
+            was_there = self._modes.remove(recorder.mode)
+            try:
+                return zero_grad(owner, *args, **kwargs)
+            finally:
+                if was_there and self._recorder is recorder:
+                    self._modes.insert(recorder.mode)
+
+        return unseen
+
+    def _wrap_has_torch_function(self, has_torch_function: Any) -> Any:
+        def ignoring_our_mode(relevant_args: Any) -> Any:
+            recorder = self._active()
+            if recorder is None:
+                return has_torch_function(relevant_args)
+            self._modes.remove(recorder.mode)
+            try:
+                return has_torch_function(relevant_args)
+            finally:
+                self._modes.insert(recorder.mode)
+
+        return ignoring_our_mode
+
+
+def _is_private_of_torch(cls: type) -> bool:
+    return cls.__name__.startswith("_") and cls.__module__.partition(".")[0] == "torch"
+
+
+def _name_of(function: Any) -> str:
+    owner = getattr(function, "__self__", None)  # module.compile() compiles a bound _call_impl
+    if owner is not None:
+        return type(owner).__name__
+    return str(getattr(function, "__name__", type(function).__name__))

@@ -1,1 +1,0 @@
-"""What was seen, turned into the records of a report."""

@@ -1,0 +1,443 @@
+"""Load and run the user's program as Python itself would, and show its errors as Python would.
+
+Whether a program does its work where it is not seen: in other threads or child processes.
+
+Provider mode: a script that gives a model, inputs and an iteration, as Skyline asks for.
+"""
+
+from __future__ import annotations
+
+import ast
+import importlib.util
+import inspect
+import multiprocessing
+import os
+import sys
+import traceback
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from types import CodeType, ModuleType, TracebackType
+from typing import Any
+
+from unified_prof.base.run_spec import RunSpec
+from unified_prof.errors import CaptureError, UsageError
+
+INTERRUPTED = 130
+"""Exit code after Ctrl-C, as a shell reports it."""
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A program that is read, but not yet compiled or run."""
+
+    path: str
+    """Absolute path of its file."""
+    source: bytes
+    spec: ModuleSpec | None
+    """Of a module that is run by name."""
+    first_argument: str
+    """What `sys.argv[0]` is."""
+    search_path: str
+    """What `sys.path[0]` is while it runs."""
+    arguments: tuple[str, ...]
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return self.spec.name if self.spec else Path(self.path).name
+
+    def compile(self) -> CodeType:
+        """Compile it; SyntaxError where it is no Python."""
+        return compile(self.source, self.path, "exec", dont_inherit=True)
+
+
+def find_program(asked: RunSpec) -> Program:
+    """Read the script at path `asked.target`, or the module of that name.
+
+    Raises:
+        UsageError: There is no such file or module, or it cannot be read.
+        Exception: Whatever importing the packages above a module raises.
+    """
+    target, spec = asked.target, None
+    if asked.is_module:
+        spec = _find_module(target)
+        path = first = str(spec.origin)
+        search_path = str(Path.cwd())
+    else:
+        path, first = os.path.normpath(Path(target).absolute()), target
+        search_path = str(Path(path).resolve().parent)
+    try:
+        source = Path(path).read_bytes()
+    except FileNotFoundError:
+        raise UsageError(
+            f"no such script: {target}", hint="give the path of a .py file", slug="no-script"
+        ) from None
+    except IsADirectoryError:
+        raise UsageError(
+            f"{target} is a folder, expected the path of a .py file", slug="no-script"
+        ) from None
+    except OSError as error:
+        raise UsageError(f"cannot read {target}: {error.strerror}", slug="no-script") from None
+    return Program(path, source, spec, first, search_path, asked.arguments)
+
+
+def _find_module(name: str) -> ModuleSpec:
+    with _first_on_path(str(Path.cwd())):
+        try:
+            spec = importlib.util.find_spec(name)
+            if spec is not None and spec.submodule_search_locations is not None:
+                spec = importlib.util.find_spec(f"{name}.__main__")
+        except (ModuleNotFoundError, ValueError):
+            spec = None
+    if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
+        raise UsageError(
+            f"no module named {name} that could be run",
+            hint="give its name as for python -m",
+            slug="no-script",
+        )
+    return spec
+
+
+@contextmanager
+def _first_on_path(folder: str) -> Iterator[None]:
+    sys.path.insert(0, folder)
+    try:
+        yield
+    finally:
+        if folder in sys.path:
+            sys.path.remove(folder)
+
+
+@contextmanager
+def running_as(program: Program, name: str) -> Iterator[ModuleType]:
+    """Yield the module to run `program` in, with sys set up as Python does for a program."""
+    module = ModuleType(name)
+    spec = program.spec
+    vars(module).update(
+        __file__=program.path,
+        __builtins__=__builtins__,
+        __spec__=spec,
+        __package__=spec.parent if spec else None,
+        __loader__=spec.loader if spec else None,
+        __cached__=None,
+    )
+    # What spawned children send back is looked up by the second name, which multiprocessing, if
+    # it was imported before, has given to our own __main__.
+    names = (name, "__mp_main__") if name == "__main__" else (name,)
+    before = (sys.argv, sys.path[:], {each: sys.modules.get(each) for each in names})
+    sys.argv = [program.first_argument, *program.arguments]
+    sys.path[0:1] = [program.search_path]
+    sys.modules.update(dict.fromkeys(names, module))
+    try:
+        yield module
+    finally:
+        sys.argv, sys.path[:], previous = before
+        for each, there in previous.items():
+            if there is None:
+                sys.modules.pop(each, None)
+            else:
+                sys.modules[each] = there
+
+
+def execute(code: CodeType, namespace: dict[str, Any]) -> None:
+    """Run `code`; the stack below this function is not the program's."""
+    exec(code, namespace)
+
+
+def call_program(function: Any, *arguments: Any) -> Any:
+    """Call a function of the program's; the stack below here is not the program's either."""
+    return function(*arguments)
+
+
+def exit_code_of(error: BaseException) -> int:
+    """Return the exit code with which Python would end on `error`, which is shown as it would.
+
+    A SystemExit with a message prints that, Ctrl-C prints nothing, anything else the traceback
+    of the user's code.
+    """
+    if isinstance(error, SystemExit):
+        if error.code is None or isinstance(error.code, int):
+            return error.code or 0
+        print(error.code, file=sys.stderr)
+        return 1
+    if isinstance(error, KeyboardInterrupt):
+        return INTERRUPTED
+    show(error)
+    return 1
+
+
+def show(error: BaseException) -> None:
+    """Print the traceback of `error` through sys.excepthook, without uprof's own frames."""
+    for each in _chain(error):
+        each.with_traceback(_without_own_frames(each.__traceback__))
+    try:
+        sys.excepthook(type(error), error, error.__traceback__)
+    except Exception:  # a broken hook of the program's own
+        traceback.print_exception(type(error), error, error.__traceback__)
+
+
+def _chain(error: BaseException) -> list[BaseException]:
+    found: list[BaseException] = []
+    waiting: list[BaseException | None] = [error]
+    while waiting:
+        each = waiting.pop()
+        if each is not None and each not in found:
+            found.append(each)
+            waiting += [each.__cause__, each.__context__, *getattr(each, "exceptions", ())]
+    return found
+
+
+_OWN = str(Path(__file__).absolute().parent) + os.sep
+
+
+def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
+    """Return `trace` without uprof's frames, unless uprof itself is what failed."""
+    whole, frames, own = trace, [], False
+    while trace is not None:
+        filename = trace.tb_frame.f_code.co_filename
+        own = filename.startswith(_OWN)
+        if not own and not filename.startswith("<frozen "):
+            frames.append(trace)
+        trace = trace.tb_next
+    if own:
+        return whole
+    kept: TracebackType | None = None
+    for each in reversed(frames):
+        kept = TracebackType(kept, each.tb_frame, each.tb_lasti, each.tb_lineno)
+    return kept
+
+
+def last_user_line(error: BaseException) -> str:
+    """Say in one line what went wrong and where, such as `ValueError: bad at train.py:3`."""
+    text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
+    trace = _without_own_frames(error.__traceback__)
+    if isinstance(error, SyntaxError) or trace is None:
+        return text
+    while trace.tb_next is not None:
+        trace = trace.tb_next
+    return text
+
+
+_NOTABLE_S = 0.2
+"""Processor time of children that is more than that of a command asked for a version."""
+
+
+class Elsewhere:
+    """What was noticed of work that cannot be tracked."""
+
+    def __init__(self) -> None:
+        self.in_threads = 0
+        """Calls of modules, backward passes and optimizer steps in other threads."""
+        self._children_before_s = _children_s()
+
+    def reason(self) -> tuple[str, str] | None:
+        """Say where the work was done, and what to do about it; None: nothing was noticed."""
+        if self.in_threads:
+            return (
+                "the workload runs its model in another thread than the one it started in; only "
+                "that one is tracked",
+                "run the model in the main thread, or use unified_prof.profile() in the thread "
+                "that does",
+            )
+        running = len(multiprocessing.active_children())
+        children_s = _children_s() - self._children_before_s
+        if running or children_s > _NOTABLE_S:
+            still = f", {running} still running" if running else ""
+            return (
+                f"the workload does its work in child processes ({children_s:.1f} s of processor "
+                f"time there{still}); they are not tracked",
+                "run each process under uprof, as in `torchrun --no-python uprof run ...`, or use "
+                "unified_prof.profile() in the function that trains",
+            )
+        return None
+
+
+def _children_s() -> float:
+    """Return the processor time of all children that have ended."""
+    times = os.times()
+    return times.children_user + times.children_system
+
+
+PREFIXES = ("uprof", "skyline", "deepview")
+_PARTS = ("model_provider", "input_provider", "iteration_provider")
+_EXPECTED = {
+    "model_provider": "no parameter",
+    "input_provider": "exactly one parameter, named batch_size, with an int as its default",
+    "iteration_provider": "exactly one parameter, the model",
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Providers:
+    """The three functions of a script, their signatures checked."""
+
+    script: str
+    names: tuple[str, str, str]
+    model: Callable[[], Any]
+    inputs: Callable[..., Any]
+    iteration: Callable[[Any], Any]
+
+
+def prefix_of(source: bytes | str, filename: str) -> str | None:
+    """Return the prefix of the providers that `source` defines, None if it defines none.
+
+    Looks at the text only: whether there are providers decides how the script is run.
+
+    Raises:
+        SyntaxError: `source` is no Python.
+        CaptureError: Some of the three functions are there, but none of the sets is complete.
+    """
+    defined = set(_top_level_names(ast.parse(source, filename).body))
+    begun: list[tuple[str, list[str]]] = []
+    for prefix in PREFIXES:
+        missing = [f"{prefix}_{part}" for part in _PARTS if f"{prefix}_{part}" not in defined]
+        if not missing:
+            return prefix
+        if len(missing) < len(_PARTS):
+            begun.append((prefix, missing))
+    if not begun:
+        return None
+    prefix, missing = begun[0]
+    found = [name for part in _PARTS if (name := f"{prefix}_{part}") in defined]
+    raise CaptureError(
+        f"{filename} defines {' and '.join(found)}, but not {' and '.join(missing)}",
+        hint="a script has all three providers, or none to be run as it is",
+        slug="missing-provider",
+    )
+
+
+def _top_level_names(body: Iterable[ast.stmt]) -> Iterable[str]:
+    """Yield the names that module code binds, also inside `if`, `try` and `with`."""
+    for node in body:
+        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Import, ast.ImportFrom)):
+            yield from (alias.asname or alias.name for alias in node.names)
+        elif isinstance(node, (ast.Assign, ast.AnnAssign)):
+            targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+            for target in targets:
+                yield from (n.id for n in ast.walk(target) if isinstance(n, ast.Name))
+        else:
+            for field in ("body", "orelse", "finalbody", "handlers"):
+                for child in getattr(node, field, ()):
+                    nested = child.body if isinstance(child, ast.ExceptHandler) else [child]
+                    if not (field == "body" and _is_main_guard(node)):
+                        yield from _top_level_names(nested)
+
+
+def _is_main_guard(node: ast.stmt) -> bool:
+    """Whether `node` is `if __name__ == "__main__":`, which a provider script never enters."""
+    return isinstance(node, ast.If) and "__name__" in {
+        n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)
+    }
+
+
+def checked_providers(namespace: dict[str, Any], prefix: str, script: str) -> Providers:
+    """Return the providers of `namespace`.
+
+    Raises:
+        CaptureError: One is missing, is no function or has another signature than asked for.
+    """
+    functions = []
+    for part in _PARTS:
+        name = f"{prefix}_{part}"
+        function = namespace.get(name)
+        if not callable(function):
+            found = "is not defined" if function is None else f"is {_a(function)}, not a function"
+            raise CaptureError(f"{script}: {name} {found}", slug="wrong-provider")
+        _check_signature(function, name, part, script)
+        functions.append(function)
+    model, inputs, iteration = functions
+    names = tuple(f"{prefix}_{part}" for part in _PARTS)
+    return Providers(script, (names[0], names[1], names[2]), model, inputs, iteration)
+
+
+def _check_signature(function: Any, name: str, part: str, script: str) -> None:
+    signature = inspect.signature(function)
+    parameters = list(signature.parameters.values())
+    simple = all(p.kind in (p.POSITIONAL_ONLY, p.POSITIONAL_OR_KEYWORD) for p in parameters)
+    if part == "input_provider":
+        fine = (
+            len(parameters) == 1
+            and parameters[0].name == "batch_size"
+            and parameters[0].kind in (inspect.Parameter.POSITIONAL_OR_KEYWORD,
+                                       inspect.Parameter.KEYWORD_ONLY)
+            and type(parameters[0].default) is int
+        )  # fmt: skip
+    else:
+        fine = simple and len(parameters) == (1 if part == "iteration_provider" else 0)
+    if not fine:
+        line = getattr(getattr(inspect.unwrap(function), "__code__", None), "co_firstlineno", None)
+        where = script if line is None else f"{script}:{line}"
+        raise CaptureError(
+            f"{where}: found {name}{signature}, expected {_EXPECTED[part]}", slug="wrong-provider"
+        )
+
+
+def checked_model(providers: Providers, model: Any, device: str) -> Any:
+    """Return `model` if it can be called and is on `device`.
+
+    Raises:
+        CaptureError: It is not.
+    """
+    from torch.nn import Module
+
+    name = providers.names[0]
+    if not callable(model):
+        raise CaptureError(
+            f"{providers.script}: {name}() returned {_a(model)}, expected a callable model",
+            slug="wrong-provider",
+        )
+    if isinstance(model, Module):
+        found = {parameter.device.type for parameter in model.parameters()}
+        if found and device not in found:
+            others = " and ".join(sorted(found))
+            raise CaptureError(
+                f"{providers.script}: {name}() returned a model on {others}, asked for is {device}",
+                hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to {device}",
+                slug="wrong-device",
+            )
+    return model
+
+
+def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
+    """Return `inputs` as the arguments of an iteration.
+
+    Raises:
+        CaptureError: They are one bare tensor, or nothing one can go through.
+    """
+    import torch
+
+    if isinstance(inputs, torch.Tensor) or not isinstance(inputs, Iterable):
+        raise CaptureError(
+            f"{providers.script}: {providers.names[1]}() returned {_a(inputs)}, "
+            "expected a tuple of the iteration's arguments",
+            hint="for one input write: return (tensor,)",
+            slug="wrong-provider",
+        )
+    return tuple(inputs)
+
+
+def checked_iteration(providers: Providers, iteration: Any) -> Callable[..., Any]:
+    """Return `iteration` if it can be called.
+
+    Raises:
+        CaptureError: It cannot.
+    """
+    if not callable(iteration):
+        raise CaptureError(
+            f"{providers.script}: {providers.names[2]}(model) returned {_a(iteration)}, "
+            "expected a function that runs one iteration",
+            slug="wrong-provider",
+        )
+    return iteration  # type: ignore[no-any-return]
+
+
+def _a(value: Any) -> str:
+    if value is None:
+        return "None"
+    name = type(value).__name__
+    return f"{'an' if name[0].lower() in 'aeiou' else 'a'} {name}"

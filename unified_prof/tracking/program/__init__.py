@@ -1,1 +1,0 @@
-"""The user's program: how it is run, where its iterations end, what is measured in which."""

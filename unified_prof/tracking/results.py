@@ -1,0 +1,273 @@
+"""What the complete iterations of a session gave, as the records of a run."""
+
+from __future__ import annotations
+
+import platform
+import sys
+from collections.abc import Sequence
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from unified_prof.base.run_spec import (
+    MEMORY,
+    RUN_TIME,
+    SCOPES,
+    ActivationRecord,
+    IterationRecord,
+    OperationRecord,
+    TrackedRun,
+    WeightRecord,
+)
+from unified_prof.base.text import ms_to_ns
+from unified_prof.errors import CaptureError
+from unified_prof.tracking.assemble import (
+    Shown,
+    activations_of,
+    alike,
+    note_oddities,
+    operations_of,
+    shown,
+)
+from unified_prof.tracking.call_sites import ShownRegions, SiteTable
+from unified_prof.tracking.operations import ActivationTracker
+from unified_prof.tracking.raw_calls import Measured
+from unified_prof.tracking.stack_walker import Scope
+from unified_prof.tracking.torch_names import OPERATIONS, Anomalies
+
+if TYPE_CHECKING:
+    from unified_prof.tracking.session import Session
+
+
+class Results:
+    """Makes the records of a session once; it leaves the session as it is.
+
+    Args:
+        session: What has measured.
+        complete: Whether all that was asked for is there.
+    """
+
+    def __init__(self, session: Session, *, complete: bool) -> None:
+        self._session = session
+        self._complete = complete
+        self._facts = dict(session.facts)
+        self._anomalies = Anomalies()
+        self._anomalies.merge(session.anomalies)
+
+    def run(self) -> TrackedRun | None:
+        """Return the records, None if no iteration is complete.
+
+        Raises:
+            CaptureError: Iterations were complete, but there was nothing to measure in them.
+        """
+        session = self._session
+        times = session.iterations_of(session.run_time, RUN_TIME)
+        saves = session.iterations_of(session.memory, MEMORY)
+        if not times and not saves:
+            return None
+        if "whole_program" not in self._facts:
+            self._note_set_up((times, "run times"), (saves, "weights and activations"))
+        self._require_device()
+        table, operations, records, usual = self._shown(times or saves)
+        with self._anomalies.fenced("oddities_not_looked_for", "what is strange in the iterations"):
+            note_oddities(times or saves, self._anomalies)
+        weights: tuple[WeightRecord, ...] = ()
+        activations: tuple[ActivationRecord, ...] = ()
+        if saves:
+            weights, activations = self._memory(saves[-1], table, usual)
+        regions = ShownRegions(
+            session.regions.regions, (*operations, *activations), usual.iteration
+        )
+        self._note_peak()
+        self._note_device()
+        self._note_end()
+        return TrackedRun(
+            device=session.device.describe(),
+            operations=regions.of(operations) if times else (),
+            weights=weights,
+            activations=regions.of(activations),
+            iterations=records,
+            peak_usage_bytes=session.peak.peak_bytes,
+            complete=self._complete and not session.faults,
+            anomalies=dict(self._anomalies),
+            facts={**self._environment(), **self._facts, "scope": table.scope.name},
+            regions=regions.records(times or saves, session.peak.region_peaks),
+        )
+
+    def _note_set_up(self, *measured: tuple[Sequence[Measured], str]) -> None:
+        for found, what in measured:
+            if found and found[0].with_set_up:
+                self._anomalies.add(
+                    "first_iteration_reported",
+                    f"the program ended before a later one was complete: {what} are those of "
+                    "its first iteration, which was no warm one",
+                )
+
+    def _require_device(self) -> None:
+        found = self._session.whole.devices | self._session.memory.devices
+        if found and self._session.device.kind not in found:
+            others = " and ".join(sorted(found))
+            raise CaptureError(
+                f"the workload ran on {others}, not on {self._session.device.kind} as asked",
+                hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to "
+                f"{self._session.device.kind}",
+                slug="wrong-device",
+            )
+
+    def _shown(
+        self, iterations: Sequence[Measured]
+    ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
+        """Return the operations in the scope that was asked for, or else in a wider one.
+
+        Raises:
+            CaptureError: There was no operation at all.
+        """
+        scope: Scope | None = Scope(self._session.spec.scope)
+        while scope is not None:
+            table, found = SiteTable(self._session.sites, scope), Anomalies()
+            operations, records, reference = operations_of(
+                [shown(one, table) for one in iterations], table, found
+            )
+            if operations:
+                break
+            scope = scope.wider()
+        if not operations and self._session.internals.has(*OPERATIONS):
+            message, hint = self._session.elsewhere.reason() or (
+                "the workload ran no operation on tensors: there is nothing to report",
+                "is it the right script? It has to run a model in this process and thread",
+            )
+            raise CaptureError(message, hint=hint, slug="nothing-measured")
+        if operations and table.scope.name != self._session.spec.scope:
+            self._anomalies.add("scope_widened", self._why_wider(table.scope))
+        self._anomalies.merge(found)
+        return table, operations, records, reference
+
+    def _why_wider(self, scope: Scope) -> str:
+        root = self._session.spec.project_root
+        if scope.name in SCOPES:
+            what = (
+                f"no operation was called below a method of an nn.Module in {root}: shown are all"
+            )
+            what += " that have a frame in it"
+        else:
+            what = f"no operation was called from a file in {root}: all are shown"
+        return (
+            f"{what}; uprof report --by module shows them by module, uprof run --include PACKAGE "
+            "the lines of a library"
+        )
+
+    def _environment(self) -> dict[str, str]:
+        import torch
+
+        return {
+            "torch": str(torch.__version__),
+            "python": platform.python_version(),
+            "torch_threads": str(torch.get_num_threads()),
+            "warmup": str(self._session.spec.warmup),
+            "iterations": str(self._session.spec.iterations),
+        }
+
+    def _memory(
+        self, iteration: Measured, table: SiteTable, usual: Shown
+    ) -> tuple[tuple[WeightRecord, ...], tuple[ActivationRecord, ...]]:
+        """Return the weights, and what the operations of an iteration saved."""
+        session, anomalies = self._session, self._anomalies
+        memory: ActivationTracker = session.memory if session.memory.count else session.whole
+        weights: tuple[WeightRecord, ...] = ()
+        activations: tuple[ActivationRecord, ...] = ()
+        anomalies.merge(memory.oddities)
+        with anomalies.fenced("weights_not_listed", "the weights"):
+            weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
+        saved_bytes = memory.saved_bytes[-1]
+        with anomalies.fenced("activations_not_listed", "the activations"):
+            if saved_bytes is not None:
+                activations, other_bytes = activations_of(iteration, saved_bytes, table)
+                self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
+        if not alike(shown(iteration, table), usual):
+            anomalies.add(
+                "activations_of_another_sequence",
+                "the iteration that activations were measured in ran other operations than "
+                "most iterations",
+            )
+        return weights, activations
+
+    def _note_peak(self) -> None:
+        peak = self._session.peak
+        if MEMORY in self._session.spec.reports and peak.peak_bytes is None:
+            reason = peak.failure or "no complete iteration was left to measure it in"
+            self._anomalies.add("peak_usage_not_measured", reason)
+        self._facts |= peak.facts
+
+    def _note_end(self) -> None:
+        session = self._session
+        self._anomalies.add(
+            "regions_not_recorded",
+            "the program opens more regions than are kept: operations in others belong to the one "
+            "around them",
+            session.regions.regions.dropped,
+        )
+        if session.interception.eager_calls:
+            self._anomalies.add(
+                "compiled_functions_ran_eagerly",
+                "functions compiled before tracking began were measured as they are written",
+                session.interception.eager_calls,
+            )
+        if not self._complete and not session.has_some_of_all:
+            self._anomalies.add("run_not_complete", "the workload ended before all was measured")
+
+    def _note_device(self) -> None:
+        """Say what the times of operations on a device do not hold, and how sure they are."""
+        events = self._session.run_time.events
+        if events is None:
+            return
+        self._facts |= self._switches()
+        if events.timed:
+            self._facts["intervals_reached_by_device"] = f"{events.caught_up} of {events.timed}"
+            self._facts["event_cost_ns"] = str(ms_to_ns(events.event_ms))
+        self._anomalies.add(
+            "operations_in_graphs",
+            "operations that the program captures into a graph are not timed; a timeline shows "
+            "them (--report timeline)",
+            events.in_capture,
+        )
+        self._anomalies.add(
+            "graphs_replayed",
+            "the operations of a graph that is replayed are not timed one by one; a timeline "
+            "shows them (--report timeline)",
+            self._session.graphs.count,
+        )
+        self._note_other_streams()
+        for one in self._session.run_time.settled:
+            if self._session.run_time.times_wholes and one.whole is None:
+                self._anomalies.add(
+                    "iteration_not_timed_as_a_whole",
+                    "its total is the time in which the device had work, kept busy for the sake of "
+                    "operations",
+                )
+
+    def _switches(self) -> dict[str, str]:
+        """Return the devices that were used, and what else changes their times."""
+        import torch
+
+        used = ", ".join(
+            f"{self._session.device.kind}:{one}" for one in sorted(self._session.device.used)
+        )
+        facts = {"devices_used": used} if used else {}
+        with suppress(Exception):
+            facts["float32_matmul_precision"] = torch.get_float32_matmul_precision()
+        return facts
+
+    def _note_other_streams(self) -> None:
+        """Say what ran on other streams than the one that an operation was called on."""
+        untimed = "operations that put work on another stream than their own are timed without it"
+        recorded = [getattr(one, "facts", {}) for one in self._session.instruments]
+        for facts in recorded:
+            if beside := facts.get("timeline_work_beside_main_streams"):
+                self._anomalies.add("work_beside_main_streams", f"{untimed}: {beside}")
+        distributed = sys.modules.get("torch.distributed")
+        if recorded or distributed is None or not distributed.is_available():
+            return
+        if distributed.is_initialized() and distributed.get_backend() != "gloo":
+            self._anomalies.add(
+                "work_beside_main_streams",
+                f"{untimed}: collectives are not in the times; --report timeline shows them",
+            )

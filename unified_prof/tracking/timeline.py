@@ -1,0 +1,485 @@
+"""torch.profiler as the timeline needs it, whichever torch there is.
+
+How whole a recording of torch.profiler's is, of what the device did.
+
+Profilers that the program runs itself: there is only one in a process, and theirs come first.
+
+Programs that mark no iterations: their timeline is of the whole run, as far as it goes.
+
+Records the measured iterations with torch.profiler, for the timeline report.
+
+There is one profiler in a process, and the program comes first: where it records itself, its
+recording is left alone and what it covers is missing from ours.
+"""
+
+from __future__ import annotations
+
+import gc
+import os
+import platform
+import re
+import sys
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from threading import get_ident
+from types import FrameType
+from typing import Any
+
+from unified_prof.base.text import NS_PER_MS
+from unified_prof.tracking.torch_names import Patches
+
+SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
+"""What can be recorded besides times."""
+USUAL_DETAILS = (SHAPES,)
+"""What is recorded unless something else is asked for: the others make a step almost twice as long,
+and a device wait for it."""
+
+
+def made(device: str, details: tuple[str, ...]) -> Any:
+    """Return a profiler of the CPU and of `device`, a torch device type, that records `details`."""
+    from torch.profiler import ProfilerActivity, profile
+
+    activities = [ProfilerActivity.CPU]
+    activity = getattr(ProfilerActivity, device.upper(), None)
+    if activity not in (None, *activities):
+        activities.append(activity)
+    return profile(
+        activities=activities,
+        record_shapes=SHAPES in details,
+        profile_memory=MEMORY in details,
+        with_stack=STACKS in details,
+        # The profiler of all threads tells of no memory.
+        experimental_config=_everything() if MEMORY not in details else None,
+    )
+
+
+def is_beyond_stacks() -> bool:
+    """Return whether a file of the program's has a name that torch's stacks cannot hold."""
+    modules = list(sys.modules.values())
+    files = [getattr(module, "__file__", None) for module in modules]
+    return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
+
+
+def _everything() -> Any:
+    """Return the profiler's options that record all threads and waits, None where it has none."""
+    import torch
+
+    config = getattr(torch.profiler, "_ExperimentalConfig", None)
+    for options in (
+        {"profile_all_threads": True, "enable_cuda_sync_events": True},
+        {"enable_cuda_sync_events": True},
+    ):
+        with suppress(TypeError):
+            return None if config is None else config(**options)
+    return None
+
+
+_LAUNCH = re.compile(r"[a-z]+(LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch)")
+"""Calls of a device's runtime that put work on the device; operators have `::` in their names."""
+
+
+def look_at(events: Any) -> tuple[dict[str, str], str | None]:
+    """See whether what was launched has records of the device's, and on which streams.
+
+    Returns facts, and what has to be said in a sentence.
+    """
+    from torch.autograd import DeviceType
+
+    launches: set[int] = set()
+    records: set[int] = set()
+    busy_ns: dict[tuple[int, int], int] = {}
+    kernels: Counter[tuple[int, int]] = Counter()
+    for event in events:
+        if event.device_type() == DeviceType.CPU:
+            if _LAUNCH.match(event.name()):
+                launches.add(event.correlation_id())
+            continue
+        if event.is_user_annotation() or event.device_resource_id() < 0:
+            continue  # a range drawn around work, or a wait for all streams: no work
+        records.add(event.correlation_id())
+        place = (event.device_index(), event.device_resource_id())
+        busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()
+        kernels[place] += 1
+    lost = len(launches - records)
+    facts = {
+        "timeline_launches": str(len(launches)),
+        "timeline_launches_without_record": str(lost),
+    }
+    note = None
+    if launches and not records:
+        note = (
+            f"the timeline has no work of the device, although {lost:,} pieces were launched: "
+            "does another profiler hold it (nsys, ncu, DCGM: one at a time is served), or may "
+            "this user not look (NVreg_RestrictProfilingToAdminUsers, CAP_SYS_ADMIN)?"
+        )
+    elif lost:
+        note = (
+            f"the timeline lacks the device's records of {lost:,} of {len(launches):,} pieces "
+            "of work: its buffers were full, or it failed"
+        )
+    main = {max((p for p in kernels if p[0] == d), key=kernels.__getitem__) for d, _ in kernels}
+    beside = {place: ns for place, ns in busy_ns.items() if place not in main}
+    if beside:
+        facts["timeline_work_beside_main_streams"] = ", ".join(
+            f"device {device} stream {stream}: {ns / NS_PER_MS:.3f} ms"
+            for (device, stream), ns in sorted(beside.items())
+        )
+    return facts, note
+
+
+_STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
+"""What every way to start a profiler goes through, as the modules that do it have them."""
+
+
+def another_is_at_work() -> bool:
+    """Return whether a torch.profiler records in this thread, or is prepared to do so."""
+    import torch
+
+    return bool(torch.autograd._profiler_enabled()) or another_is_prepared()
+
+
+def another_is_prepared() -> bool:
+    """Return whether a torch.profiler with a schedule warms up for recording.
+
+    It does not count as enabled then, but to start another would undo what it has prepared.
+    """
+    from torch.autograd.profiler import profile
+
+    return any(
+        type(one) is profile and one.entered and one.kineto_results is None
+        for one in gc.get_objects()
+    )
+
+
+def program_marks_steps() -> bool:
+    """Return whether a torch.profiler of the program's marks steps, as it does between cycles.
+
+    Its marks would stand beside ours in a trace.
+    """
+    from torch.profiler import profile
+
+    return any(type(one) is profile and one.step_rec_fn is not None for one in gc.get_objects())
+
+
+def watch_for_others(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
+    """Have `give_way` called before the program starts a profiler in `thread`."""
+    from torch.autograd import profiler, profiler_legacy
+
+    def after_ours(start: Any) -> Any:
+        def start_after_ours(*arguments: Any, **options: Any) -> Any:
+            if get_ident() == thread:
+                give_way()
+            return start(*arguments, **options)
+
+        return start_after_ours
+
+    for module in (profiler, profiler_legacy):
+        for name in _STARTS:
+            if (start := vars(module).get(name)) is not None:
+                patches.replace(module, name, after_ours(start))
+
+
+_MOST_OPERATIONS = 20_000
+"""Of a program that marks no iterations: a trace of more is too large to be of use."""
+
+
+class WholeProgram:
+    """Records a program from its first module call on, in case it never marks an iteration.
+
+    It stands beside the instruments of a program's first iteration and is told of every operation
+    there. Where that iteration ends with an optimizer's step its recording is thrown away: what
+    comes then are the iterations to be recorded.
+    """
+
+    def __init__(self, timeline: TimelineInstrument) -> None:
+        self.is_all = False
+        """Whether the program has ended without marking an iteration."""
+        self._timeline = timeline
+        self._open = False
+        self._operations = 0
+        self._module_call: Any = None
+
+    def start(self) -> None:
+        """Wait for the first module call."""
+        from torch.nn import Module
+
+        self._module_call = Module._call_impl.__code__
+        self._open = True
+
+    def begin_iteration(self, index: int) -> None:
+        """Nothing to do before the first module call."""
+
+    def end_iteration(self, index: int) -> None:
+        """Close the one step there is."""
+        self._timeline.close_step()
+
+    def stop(self, complete: bool) -> None:
+        """Write the recording of a program that is one iteration."""
+        self._open = False
+        if self.is_all:
+            self._timeline.end_recording(keep=True)
+        else:  # kept until later iterations are recorded, or the program turns out to have none
+            self._timeline.halt()
+            self._timeline.skipped = 0
+
+    def is_all_there_is(self) -> None:
+        """The program has ended, and nothing later than its first iteration is to come."""
+        self.is_all = True
+        if not self._open:
+            self._timeline.end_recording(keep=True)
+
+    def saw(self, frame: FrameType | None) -> None:
+        """Take note of an operation that is called in `frame`."""
+        if not self._open:
+            return
+        if self._operations:
+            self._operations += 1
+            if self._operations > _MOST_OPERATIONS and self._timeline.is_recording:
+                self._open = False
+                self._timeline.close_step()
+                self._timeline.halt()
+            return
+        while frame is not None and frame.f_code is not self._module_call:
+            frame = frame.f_back
+        if frame is not None:
+            self._operations = 1
+            self._timeline.begin_to_record()
+            if self._timeline.is_recording:
+                self._timeline.open_step()
+            else:
+                self._timeline.skipped += 1
+
+    @property
+    def remark(self) -> str | None:
+        """What there is to know of the trace of a program that marked no iterations."""
+        if not self.is_all or not self._timeline.written:
+            return None
+        held = "all of it from its first module call on"
+        if self._operations > _MOST_OPERATIONS:
+            held = f"its first {_MOST_OPERATIONS} operations"
+        return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
+
+
+class TimelineInstrument:
+    """Runs torch.profiler over the iterations and leaves its trace in a file.
+
+    Each iteration is marked as torch.profiler marks its steps. What the profiler takes for
+    itself, starting and stopping, lies outside of them. On a device it is made ready one iteration
+    before (`lead_in`): the first one that it records there is longer than others.
+
+    Args:
+        path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete,
+            and under another name where another process has written one of that name meanwhile.
+        device: A torch device type; what torch.profiler knows of it is recorded too.
+        details: Of `torch_profiler.DETAILS`; each makes the recording slower.
+    """
+
+    def __init__(self, path: Path, device: str, details: tuple[str, ...] = USUAL_DETAILS) -> None:
+        self.path = path
+        self.lead_in = 0 if device == "cpu" else 1
+        """Iterations that it must see before those that it records."""
+        self.facts: dict[str, str] = {}
+        """What was on, and how whole the recording is."""
+        self.iterations = 0
+        """Complete ones."""
+        self.skipped = 0
+        """Iterations, or parts of them, that the program recorded itself."""
+        self.written = False
+        """Whether `path` holds their trace."""
+        self.failure: str | None = None
+        """Why there is no trace although iterations were complete, in a sentence."""
+        self.whole_program = WholeProgram(self)
+        """Records a program that may mark no iterations."""
+        self._notes: list[str] = []
+        self._made_ns = time.time_ns()
+        self._device = device
+        self._details = details
+        self._profiler: Any = None
+        self._prepared: Any = None
+        """A profiler that is ready to record."""
+        self._step: Any = None
+        self._in_step = False
+        self._marks_steps = True
+        self._halted = False
+        self._thread = 0
+        self._patches = Patches()
+
+    @property
+    def remarks(self) -> str | None:
+        """What has to be said about the trace, in a sentence; None where there is nothing."""
+        notes = [*filter(None, (self.whole_program.remark, self.failure)), *self._notes]
+        if self.skipped:
+            left = "the timeline lacks" if self.written else "there is no timeline:"
+            notes.append(
+                f"{left} {self.skipped} iterations that the program recorded with torch.profiler "
+                "itself"
+            )
+        return "; ".join(notes) or None
+
+    def start(self) -> None:
+        """Make ready; recording begins with the first iteration that the program leaves to us."""
+
+    def begin_iteration(self, index: int) -> None:
+        """Open the mark of one step, and begin to record if that was not possible before."""
+        if index < self.lead_in:
+            self._make_ready()
+            return
+        if not self.is_recording and not self.written:
+            self.begin_to_record()
+        if self.is_recording:
+            self.open_step()
+        else:
+            self.skipped += 1
+
+    def end_iteration(self, index: int) -> None:
+        """Close the mark of one step."""
+        self.close_step()
+
+    def stop(self, complete: bool) -> None:
+        """Stop recording and write the trace of the complete iterations."""
+        self.end_recording(keep=True)
+
+    def begin_to_record(self) -> None:
+        """Start torch.profiler, unless the program uses it now."""
+        if self._prepared is None:
+            self._make_ready()
+        self._patches.restore()
+        profiler, self._prepared = self._prepared, None
+        if profiler is not None:
+            self._profiler = self._told("start_trace", profiler)
+        if self._profiler is not None:
+            watch_for_others(self._patches, self._thread, self._give_way)
+
+    def _make_ready(self) -> None:
+        """Prepare torch.profiler, unless the program uses it now."""
+        if self._halted:
+            self.end_recording(keep=False)
+        if another_is_at_work():
+            return
+        self._thread = get_ident()
+        self._marks_steps = not program_marks_steps()
+        details = self._details
+        if STACKS in details and is_beyond_stacks():
+            details = tuple(detail for detail in details if detail != STACKS)
+            self._notes = ["the timeline has no stacks: torch takes only names of files in UTF-8"]
+        self.facts["timeline_details"] = ", ".join(details) or "none"
+        if details:
+            self.facts["timeline_overhead"] = (
+                "details take time of the host's, more so stacks and memory: idle time of a device "
+                "is longer than without"
+            )
+        self._prepared = self._told("prepare_trace", made(self._device, details))
+        if self._prepared is not None:
+            watch_for_others(self._patches, self._thread, self._give_way)
+
+    def open_step(self) -> None:
+        """Mark the beginning of a step, unless the program marks its steps itself."""
+        from torch.profiler import record_function
+
+        self._in_step = True
+        if self._marks_steps:
+            self._step = record_function(f"ProfilerStep#{self.iterations}")
+            self._step.__enter__()
+
+    def close_step(self) -> None:
+        """Mark the end of a step, which is complete."""
+        if self._in_step:
+            self._close_mark()
+            self.iterations += 1
+
+    def end_recording(self, *, keep: bool) -> None:
+        """Stop, and write the trace of the complete iterations if it is to be kept."""
+        self.halt()
+        self._drop_prepared()
+        profiler, self._profiler = self._profiler, None
+        try:
+            if profiler is not None and self.iterations and keep:
+                self._export(profiler)
+        except (RuntimeError, OSError) as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+        self._halted = False
+        if not keep:
+            self.iterations = 0
+
+    def halt(self) -> None:
+        """Stop recording; what was recorded stays until `end_recording`."""
+        self._patches.restore()
+        if self._profiler is None or self._halted:
+            return
+        self._halted = True
+        try:
+            self._profiler.stop()
+        except RuntimeError as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+            self._profiler = None
+        self._close_mark()  # too late for the profiler, which marks the step as unfinished
+
+    @property
+    def is_recording(self) -> bool:
+        """Whether torch.profiler runs for us now."""
+        return self._profiler is not None and not self._halted
+
+    def _told(self, action: str, profiler: Any) -> Any:
+        """Return `profiler` once it was told to do something, None where it could not."""
+        try:
+            getattr(profiler, action)()
+        except RuntimeError as err:
+            self.failure = f"torch.profiler failed: {_first_line(err)}"
+            return None
+        return profiler
+
+    def _drop_prepared(self) -> None:
+        """End what was made ready and never recorded."""
+        profiler, self._prepared = self._prepared, None
+        if profiler is not None:
+            self._patches.restore()
+            with suppress(RuntimeError):
+                profiler.start_trace()
+                profiler.stop_trace()
+
+    def _give_way(self) -> None:
+        if self._profiler is not None or self._prepared is not None:
+            self.skipped += self._in_step
+            self.end_recording(keep=True)
+
+    def _close_mark(self) -> None:
+        step, self._step, self._in_step = self._step, None, False
+        if step is not None:
+            step.__exit__(None, None, None)
+
+    def _export(self, profiler: Any) -> None:
+        # Another process may have been told the same folder, and be at it in this moment.
+        partial = self.path.with_name(f".{os.getpid()}.{self.path.name}")
+        if self.path.suffix == ".gz":
+            partial = partial.with_suffix(".partial.gz")
+        if self._device != "cpu":
+            facts, note = look_at(profiler.profiler.kineto_results.events())
+            self.facts |= facts
+            self._notes += [note] if note else []
+        try:
+            profiler.export_chrome_trace(str(partial))
+            if _changed_since(self._made_ns, self.path):
+                stem, _, suffix = self.path.name.partition(".")
+                mark = f"{platform.node() or 'host'}_{os.getpid()}"
+                self.path = self.path.with_name(f"{stem}_{mark}.{suffix}")
+            partial.replace(self.path)
+            self._made_ns = time.time_ns()
+            self.written = True
+        finally:
+            with suppress(OSError):
+                partial.unlink(missing_ok=True)
+
+
+def _changed_since(moment_ns: int, path: Path) -> bool:
+    """Return whether another process has written `path` since then."""
+    try:
+        return path.stat().st_mtime_ns >= moment_ns
+    except OSError:
+        return False
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]

@@ -1,0 +1,368 @@
+"""The names in torch that tracking touches beyond torch's public interface: all of them, here.
+
+A new torch may move any of them: each says what a report lacks without it. `torch_lookup`
+finds them.
+
+What torch's modules, nodes, tensors and devices hold, under the names of every torch so far.
+
+Replace attributes of torch's for a while, and put every one back.
+
+Keep torch's compiler away from this package, whose hooks run in the midst of what it compiles.
+
+A program that compiles its optimizer's step has our hooks of that step in what is compiled. The
+compiler then takes whatever they call for the program's: with numpy's arrays as tensors, graphs by
+the dozen, and errors of its own in the midst of ours.
+
+Counts what could not be measured or was left out, for the report to say so.
+
+Finds places of torch, puts others in their stead, and tells of each that is not there.
+
+A new torch may move any of them. Then the program that is measured must go on as if it were not
+watched: a place that is missing, or is no longer what it was, is noted once as an anomaly that
+says what the report lacks, and whoever asked for the place does without.
+"""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+import pkgutil
+import re
+import sys
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from operator import attrgetter
+from pathlib import Path
+from pkgutil import iter_modules
+from typing import Any
+
+from unified_prof.base.columns import Ledger
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """A name in torch, and what a report lacks without it."""
+
+    path: str
+    """`module:attribute.attribute`, or the bare name of an attribute that objects of torch have."""
+    loss: str
+    since: tuple[int, int] = (0, 0)
+    """The first torch that has it; its absence before that is no news."""
+
+
+_NO_OPERATIONS = "operations are not seen"
+_NO_BACKWARD_OWNER = "backward times belong to no operation"
+_NO_ACTIVATIONS = "activations are not measured"
+_NO_PEAK = "peak memory is not measured"
+_LONGER = "iterations take longer while they are measured, as gradients are set to None"
+_NO_REGIONS = "regions of record_function are not seen"
+_NO_COMPILED = "compiled regions are not seen as operations"
+
+PLACES: dict[str, Place] = {
+    # Operations.
+    "mode_count": Place("torch._C:_len_torch_function_stack", _NO_OPERATIONS),
+    "mode_pop": Place("torch._C:_pop_torch_function_stack", _NO_OPERATIONS),
+    "mode_push": Place("torch._C:_push_on_torch_function_stack", _NO_OPERATIONS),
+    "function_mode": Place("torch.overrides:TorchFunctionMode", _NO_OPERATIONS),
+    "device_mode": Place(
+        "torch.utils._device:DeviceContext",
+        "the mode of torch.set_default_device is known by its name only",
+    ),
+    "has_torch_function": Place(
+        "torch.overrides:has_torch_function",
+        "inference fast paths of attention may not be taken while operations are watched",
+    ),
+    "function_apply": Place(
+        "torch.autograd:Function.apply", "autograd functions of the program are not operations"
+    ),
+    "optimizer_zero_grad": Place("torch.optim:Optimizer.zero_grad", _LONGER),
+    "module_zero_grad": Place("torch.nn:Module.zero_grad", _LONGER),
+    # Regions that a program marks.
+    "region_enter": Place("torch.autograd.profiler:record_function.__enter__", _NO_REGIONS),
+    "region_exit": Place("torch.autograd.profiler:record_function.__exit__", _NO_REGIONS),
+    "nvtx": Place("torch.cuda.nvtx:_nvtx", "ranges of NVTX are not seen as regions"),
+    # The compiler.
+    "compile": Place("torch:compile", _NO_COMPILED),
+    "compiled_module_call": Place(
+        "torch._dynamo.eval_frame:OptimizedModule.__call__", _NO_COMPILED
+    ),
+    "compiled_original": Place("_orig_mod", "compiled modules are named without their class"),
+    "compiler_stance": Place(
+        "torch._dynamo.eval_frame:_callback_from_stance",
+        "functions compiled before tracking began may be compiled once more",
+        since=(2, 6),
+    ),
+    "compiler_skips": Place(
+        "torch._dynamo.trace_rules:add",
+        "a compiled step of an optimizer may be compiled in more pieces, and slower",
+    ),
+    # The backward pass.
+    "backward_engine": Place(
+        "torch.autograd.graph:_engine_run_backward", "backward passes of tensors are not timed"
+    ),
+    "autograd_engine": Place(
+        "torch.autograd:_engine_run_backward", "backward passes of torch.autograd are not timed"
+    ),
+    "sequence_number": Place("torch._C:_autograd._get_sequence_nr", _NO_BACKWARD_OWNER),
+    "current_node": Place(
+        "torch._C:_current_autograd_node", "backward passes take longer while they are timed"
+    ),
+    "node_hooks": Place("_register_hook_dict", "backward passes take longer while they are timed"),
+    "node_number": Place("_sequence_nr", _NO_BACKWARD_OWNER),
+    "functorch_wrapped": Place(
+        "torch._C:_functorch.is_functorch_wrapped_tensor",
+        "whether the loss is finite is not looked at",
+    ),
+    # What is saved for it.
+    "saved_hooks_push": Place(
+        "torch._C:_autograd._push_saved_tensors_default_hooks", _NO_ACTIVATIONS
+    ),
+    "saved_hooks_pop": Place(
+        "torch._C:_autograd._pop_saved_tensors_default_hooks", _NO_ACTIVATIONS
+    ),
+    "saved_hooks_top": Place(
+        "torch._C:_autograd._top_saved_tensors_default_hooks",
+        "activations are not measured below hooks that were in place before tracking began",
+        since=(2, 8),
+    ),
+    "saved_hooks_enter": Place(
+        "torch.autograd.graph:saved_tensors_hooks.__enter__",
+        "what is saved below hooks of the program's own is not seen",
+    ),
+    "saved_hooks_disable": Place(
+        "torch.autograd.graph:disable_saved_tensors_hooks",
+        "activations are not measured, as transforms of torch.func would refuse to run",
+    ),
+    "disable_torch_function": Place(
+        "torch._C:DisableTorchFunction", "activations of tensor subclasses may be charged twice"
+    ),
+    "saved_fields": Place("_raw_saved_", "Python numbers saved by operations are not counted"),
+    "storage_address": Place("_cdata", "storages are told apart by the address of their data"),
+    "storage_reference": Place(
+        "torch.multiprocessing.reductions:StorageWeakRef",
+        "a storage that takes the address of an earlier one is not counted",
+    ),
+    # Peak memory.
+    "profiler_enabled": Place("torch.autograd:_profiler_enabled", _NO_PEAK),
+    "profiler_prepare": Place("torch.autograd.profiler:profile._prepare_trace", _NO_PEAK),
+    "log_level": Place(
+        "libc10.so:FLAGS_caffe2_log_level", "torch may warn of blocks that it releases"
+    ),
+    # Iterations and weights.
+    "optimizer_pre_hook": Place(
+        "torch.optim.optimizer:register_optimizer_step_pre_hook",
+        "the steps of optimizers are not seen: iterations are those of unified_prof.step()",
+    ),
+    "optimizer_post_hook": Place(
+        "torch.optim.optimizer:register_optimizer_step_post_hook",
+        "the steps of optimizers are not seen: iterations are those of unified_prof.step()",
+    ),
+    "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler left out are not seen"),
+    "module_call": Place(
+        "torch.nn:Module.__call__",
+        "calls of a model end no iteration: they are those of unified_prof.step()",
+    ),
+    "tensor_backward": Place(
+        "torch:Tensor.backward",
+        "backward passes end no iteration: without an optimizer they are those of "
+        "unified_prof.step()",
+    ),
+    "register_parameter": Place(
+        "torch.nn:Module.register_parameter", "the lines that registered weights are not known"
+    ),
+    "module_state": Place(
+        "torch.nn:Module.__setstate__", "the lines that copied weights are not known"
+    ),
+}
+
+OPERATIONS = tuple(key for key, place in PLACES.items() if place.loss is _NO_OPERATIONS)
+"""Without one of these no operation is seen."""
+
+
+def version_of(torch: Any) -> tuple[int, int]:
+    """Return the major and minor version of torch, zeros where it has another form."""
+    found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
+    return (int(found[1]), int(found[2])) if found else (0, 0)
+
+
+def parameters_of(module: Any) -> Mapping[str, Any]:
+    """Return name -> parameter, or None, of what a module itself holds."""
+    return _mapping(getattr(module, "_parameters", None))
+
+
+def buffers_of(module: Any) -> Mapping[str, Any]:
+    """Return name -> buffer, or None, of what a module itself holds."""
+    return _mapping(getattr(module, "_buffers", None))
+
+
+def children_of(module: Any) -> Mapping[str, Any] | None:
+    """Return name -> module, or None, of what a module holds; None if it is not made yet."""
+    found = vars(module).get("_modules")
+    return None if found is None else _mapping(found)
+
+
+def _mapping(found: Any) -> Mapping[str, Any]:
+    if isinstance(found, Mapping):
+        return found
+    return dict(found.items()) if hasattr(found, "items") else {}  # as TorchScript's modules have
+
+
+def leaf_of(node: Any) -> Any:
+    """Return the tensor into whose `.grad` a node accumulates, None if it is no such node."""
+    return getattr(node, "variable", None)
+
+
+def sparse_parts(tensor: Any) -> Iterator[Any]:
+    """Yield indices and values of a sparse tensor, coalesced or not."""
+    yield from (tensor._indices(), tensor._values())
+
+
+def accelerator_kind() -> str:
+    """Return the type of torch's current accelerator, `cpu` where there is none."""
+    import torch
+
+    if hasattr(torch, "accelerator"):
+        if torch.accelerator.is_available():
+            return str(torch.accelerator.current_accelerator().type)
+        return "cpu"
+    with suppress(Exception):  # of torch 2.4 and 2.5; the CPU where there is none
+        return str(torch._C._get_accelerator().type)
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+class Patches:
+    """Attributes replaced and their originals, restored in reverse order."""
+
+    def __init__(self) -> None:
+        self._originals: list[tuple[Any, str, Any]] = []
+
+    def replace(self, owner: Any, name: str, value: Any) -> None:
+        """Set `owner.name` to `value`; descriptors of a class are kept as they were."""
+        before = vars(owner).get(name, _INHERITED)
+        setattr(owner, name, value)
+        self._originals.append((owner, name, before))
+
+    def restore(self) -> None:
+        """Put back everything that was replaced."""
+        while self._originals:
+            owner, name, value = self._originals.pop()
+            if value is _INHERITED:
+                delattr(owner, name)
+            else:
+                setattr(owner, name, value)
+
+
+_INHERITED = object()
+"""Stands for an attribute that the owner has from elsewhere."""
+
+
+_LOOKED_AT = "unified_prof.tracking.interception"
+"""Its functions stand in for torch's, and a call that was skipped would break a graph."""
+
+_told: set[str] = set()
+
+
+def leave_out(skip: Callable[[str], None]) -> None:
+    """Tell the compiler, by its `skip`, all modules that it need not look at; once a process."""
+    for name in _modules():
+        if name not in _told:
+            skip(name)
+            _told.add(name)
+
+
+def _modules() -> Iterator[str]:
+    """Return the names of all but one module, packages for all that is in them."""
+    top = Path(__file__).parents[1]
+    for folder in (top, top / "tracking", top / "tracking" / "watch"):
+        package = ".".join(folder.relative_to(top.parent).parts)
+        for module in iter_modules([str(folder)], f"{package}."):
+            if not _LOOKED_AT.startswith(module.name):
+                yield module.name
+
+
+class Anomalies(Ledger):
+    """A ledger into which failures of the tracker's own work go."""
+
+    @contextmanager
+    def fenced(self, name: str, what: str) -> Iterator[None]:
+        """Turn a failure of the block into the anomaly `name`: the program is not to blame.
+
+        Args:
+            name: The anomaly.
+            what: What is missing from the report where the block failed.
+        """
+        try:
+            yield
+        except Exception as error:
+            self.add(name, f"{what}: {in_one_line(error)}")
+
+
+def in_one_line(error: BaseException) -> str:
+    """Return the type of an error and the first line of what it says."""
+    lines = str(error).strip().splitlines()
+    return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
+
+
+Wrapper = Callable[[Any], Any]
+
+
+class TorchLookup:
+    """Places by their keys; `anomalies` is told, once, of each that is not there."""
+
+    def __init__(self, anomalies: Anomalies) -> None:
+        self.anomalies = anomalies
+        self._noted: set[str] = set()
+
+    def has(self, *keys: str) -> bool:
+        """Whether none of these places was found to be missing."""
+        return self._noted.isdisjoint(keys)
+
+    def find(self, key: str) -> Any:
+        """Return what is at a place, None where nothing is."""
+        try:
+            return pkgutil.resolve_name(PLACES[key].path)
+        except Exception as error:  # importing a part of torch may fail in any way
+            self.note(key, error)
+            return None
+
+    def note(self, key: str, error: Exception) -> None:
+        """Say in the report what is not seen without a place, and why that is."""
+        import torch
+
+        place = PLACES[key]
+        if key in self._noted:
+            return
+        self._noted.add(key)
+        if version_of(torch) >= place.since:
+            name = place.path.replace(":", ".")
+            self.anomalies.add(
+                f"torch_place_missing_{key}",
+                f"{place.loss}: torch {torch.__version__} has no {name} of the kind that uprof "
+                f"knows ({in_one_line(error)})",
+            )
+
+    def is_imported(self, key: str) -> bool:
+        """Whether the module of a place is there already; importing it may take seconds."""
+        module = sys.modules.get(PLACES[key].path.partition(":")[0])
+        return module is not None and not getattr(module.__spec__, "_initializing", False)
+
+    def replace(self, patches: Patches, key: str, wrap: Wrapper) -> bool:
+        """Put what `wrap` makes of a place in its stead; return whether that could be done.
+
+        Args:
+            patches: What gives the place back.
+            key: The place.
+            wrap: Given what is there, as `vars` of its owner has it: a descriptor of a class.
+        """
+        module, _, path = PLACES[key].path.partition(":")
+        owner_path, _, name = path.rpartition(".")
+        try:
+            owner: Any = importlib.import_module(module)
+            if owner_path:
+                owner = attrgetter(owner_path)(owner)
+            patches.replace(owner, name, wrap(inspect.getattr_static(owner, name)))
+        except Exception as error:
+            self.note(key, error)
+            return False
+        return True

@@ -1,0 +1,301 @@
+"""Find the iterations of a training script from the steps of its optimizers.
+
+One iteration is everything from one step of the leading optimizer to its next. The leader is
+the optimizer that joined last: where one optimizer steps, that one; where a critic steps five
+times for each step of the generator, the generator; where two alternate, the second. Each
+optimizer seen for the first time starts the count anew, as the loop was not understood before.
+
+Follow a training loop from within: where its iterations end, and when all is measured.
+"""
+
+from __future__ import annotations
+
+import functools
+import sys
+import weakref
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from threading import get_ident
+from types import CodeType, FrameType
+from typing import Any
+
+from unified_prof.tracking.inferred_iterations import UnmarkedLoop
+from unified_prof.tracking.session import Session
+from unified_prof.tracking.torch_internals import TorchInternals
+from unified_prof.tracking.torch_names import Anomalies, Patches
+
+
+class StepWatcher:
+    """Says what the optimizers of this thread do.
+
+    Args:
+        boundary: Called after each step of the leader: an iteration ends.
+        joined: Called after the first step of an optimizer that takes the lead from another.
+        step_begins: Called before each step; told whether it runs a closure of the program's.
+        step_ended: Called after each step.
+        anomalies: Where steps are counted that cannot be followed.
+        internals: Where torch tells of steps.
+    """
+
+    def __init__(
+        self,
+        *,
+        boundary: Callable[[], None],
+        joined: Callable[[], None],
+        step_begins: Callable[[bool], None],
+        step_ended: Callable[[], None],
+        anomalies: Anomalies,
+        internals: TorchInternals,
+    ) -> None:
+        self._internals = internals
+        self._boundary = boundary
+        self._joined = joined
+        self._step_begins = step_begins
+        self._step_ended = step_ended
+        self._anomalies = anomalies
+        self._thread = get_ident()
+        self._known: weakref.WeakSet[Any] = weakref.WeakSet()
+        self._leader: weakref.ref[Any] | None = None
+        self._open: list[tuple[Any, FrameType]] = []
+        self._handles: list[Any] = []
+        self._patches = Patches()
+        self._marked = False
+        self.steps = 0
+        self.elsewhere = 0
+        """Steps and marks in other threads."""
+
+    def install(self) -> None:
+        """Begin to watch all optimizers of the process."""
+        for key, hook in (
+            ("optimizer_pre_hook", self._before),
+            ("optimizer_post_hook", self._after),
+        ):
+            register = self._internals.find(key)
+            if register is not None:
+                try:
+                    self._handles.append(register(hook))
+                except Exception as error:  # it wants something else than it did
+                    self._internals.note(key, error)
+        self._internals.replace(self._patches, "scaler_step", self._wrap_scaler_step)
+
+    def remove(self) -> None:
+        """Stop watching."""
+        for handle in self._handles:
+            handle.remove()
+        self._handles.clear()
+        self._patches.restore()
+        self._open.clear()
+
+    def marked(self) -> None:
+        """Take a mark of the program's own; from now on optimizers end no iteration."""
+        if get_ident() != self._thread:
+            self._note_thread()
+        elif self._marked:
+            self._boundary()
+        else:
+            self._marked = True
+            self._join(None)
+
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if get_ident() != self._thread:
+            return
+        with self._fenced():
+            self._opened(optimizer, args, kwargs, sys._getframe(1))
+
+    def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> None:
+        running = _frames_below(caller)
+        self._open = [entry for entry in self._open if entry[1] in running]  # others raised
+        if not self._open:
+            closure = kwargs.get("closure") or next(iter(args[1:]), None)
+            self._step_begins(closure is not None)
+        self._open.append((optimizer, caller))
+
+    def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
+        if get_ident() != self._thread:
+            self._note_thread()
+            return
+        with self._fenced():
+            if self._open:
+                self._open.pop()
+            if not self._open:  # not a step within another optimizer's
+                self._step_ended()
+                self._stepped(optimizer)
+
+    def _fenced(self) -> AbstractContextManager[None]:
+        return self._anomalies.fenced("steps_not_followed", "where iterations end")
+
+    def _stepped(self, optimizer: Any) -> None:
+        self.steps += 1
+        if self._marked:
+            return
+        if optimizer not in self._known:
+            self._known.add(optimizer)
+            self._join(optimizer)
+        elif self._leader is not None and self._leader() is optimizer:
+            self._boundary()
+
+    def _join(self, leader: Any) -> None:
+        first = self._leader is None and self.steps <= 1
+        self._leader = None if leader is None else weakref.ref(leader)
+        if first:
+            self._boundary()
+        else:
+            self._joined()
+
+    def _note_thread(self) -> None:
+        self.elsewhere += 1
+        self._anomalies.add(
+            "steps_in_another_thread",
+            "an optimizer stepped in another thread than the one that is tracked",
+        )
+
+    def _wrap_scaler_step(self, step: Any) -> Any:
+        @functools.wraps(step)
+        def tracked_step(scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+            before = self.steps
+            result = step(scaler, optimizer, *args, **kwargs)
+            if self.steps == before and get_ident() == self._thread:
+                self._anomalies.add(
+                    "optimizer_steps_skipped",
+                    "the gradient scaler found an infinite gradient and left out the step; the "
+                    "iteration ended all the same",
+                )
+                with self._fenced():
+                    self._stepped(optimizer)
+            return result
+
+        return tracked_step
+
+
+def _frames_below(frame: FrameType | None) -> set[FrameType]:
+    found = set()
+    while frame is not None:
+        found.add(frame)
+        frame = frame.f_back
+    return found
+
+
+ENDED_BY = "iterations_end_with"
+"""Fact of a report: what ended iterations where the program marked none."""
+
+
+class TrackedLoop:
+    """Drives a session by the optimizer steps, or the marks, of a program that runs by itself."""
+
+    def __init__(
+        self,
+        session: Session,
+        on_finished: Callable[[], None] | None = None,
+        bottoms: frozenset[CodeType] = frozenset(),
+    ) -> None:
+        self._session = session
+        self._on_finished = on_finished
+        self._driver = session.driver(whole_first=True)
+        self._whole = True
+        self._steps = StepWatcher(
+            boundary=self._marked,
+            joined=self._rejoined,
+            step_begins=session.optimizer_begins,
+            step_ended=session.optimizer_ended,
+            anomalies=session.anomalies,
+            internals=session.internals,
+        )
+        self._unmarked = UnmarkedLoop(
+            boundary=self._unmarked_boundary,
+            joined=self._restart,
+            measuring=lambda: bool(session.run_time.count or session.memory.count),
+            bottoms=bottoms,
+            internals=session.internals,
+        )
+        session.on_abandon += [
+            self._driver.abandon,
+            self._steps.remove,
+            self._unmarked.remove,
+        ]
+
+    @property
+    def finished(self) -> bool:
+        """Whether everything was measured."""
+        return self._driver.finished
+
+    @property
+    def tracking_error(self) -> Exception | None:
+        """What uprof itself failed with."""
+        return self._driver.error
+
+    def begin(self) -> None:
+        """Begin to watch, on this thread; the session is installed."""
+        self._steps.install()
+        self._unmarked.install()
+        self._session.interception.on_backward = self._unmarked.engine_ended
+        self._session.interception.beside_compiler = self._unmarked.beside_compiler
+        self._driver.begin()
+
+    def mark(self) -> None:
+        """The program says that an iteration ends here."""
+        self._steps.marked()
+
+    def ended(self) -> None:
+        """The program ended well. If it never stepped, all of it was one iteration."""
+        if self.finished:
+            return
+        if self._whole:
+            self._session.note_never_stepped()
+            self._driver.boundary()
+        elif self._unmarked.boundaries == 1 and self._unmarked.ended_by is not None:
+            self._session.note_never_stepped()  # the first iteration is all but the very end
+
+    def close(self) -> None:
+        """Stop watching, whatever happened."""
+        self._driver.close()
+        self._stop_watching()
+        self._session.remove()
+
+    def _stop_watching(self) -> None:
+        self._session.elsewhere.in_threads = self._steps.elsewhere + self._unmarked.elsewhere
+        self._steps.remove()
+        self._ignore_unmarked()
+
+    def _ignore_unmarked(self) -> None:
+        self._session.interception.on_backward = None
+        self._session.interception.beside_compiler = None
+        self._unmarked.remove()
+
+    def _marked(self) -> None:
+        """An optimizer steps, or the program says it: nothing else ends iterations any more."""
+        self._ignore_unmarked()
+        if self._unmarked.ended_by is None:
+            self._boundary()
+        else:
+            self._rejoined()
+
+    def _rejoined(self) -> None:
+        self._ignore_unmarked()
+        self._unmarked.ended_by = None
+        self._session.facts.pop(ENDED_BY, None)
+        self._restart()
+
+    def _unmarked_boundary(self) -> None:
+        if self._unmarked.boundaries == 1:
+            self._session.spec.progress(
+                f"no optimizer steps: iterations end with {self._unmarked.ended_by}"
+            )
+        self._session.facts[ENDED_BY] = str(self._unmarked.ended_by)
+        self._boundary()
+
+    def _boundary(self) -> None:
+        if self._session.device.is_capturing:  # nothing runs now, so no iteration ends
+            return
+        self._whole = False
+        self._driver.boundary()
+        self._session.forget_set_up()
+        if self.finished:
+            self._stop_watching()
+            self._session.measured()
+            if self._on_finished is not None:
+                self._on_finished()
+
+    def _restart(self) -> None:
+        if not (self.finished or self._session.device.is_capturing):
+            self._session.restarted()
+            self._driver.restart(stage=1)
