@@ -57,7 +57,7 @@ def test_what_the_stream_cannot_encode_is_shown_as_an_escape(
 
 OPENS_A_FILE = """
 import os, sys
-from unified_prof import streams
+from unified_prof.base import streams
 streams.fill_closed_descriptors()
 number = os.open(sys.argv[1], os.O_CREAT | os.O_WRONLY)
 print(number, [os.path.exists(f"/dev/fd/{n}") for n in (0, 1, 2)])

@@ -12,19 +12,11 @@ from pathlib import Path
 
 import pytest
 
-from tests.analysis.advice.plants import Plant
 from tests.analysis.builders import memory_report, run_time_report
 from tests.pipeline.test_sources import kineto, prof
 from unified_prof.cli import command as thrift
 
-HEAVY = (
-    "unified_prof.recording.recording",
-    "unified_prof.pipeline.sources",
-    "unified_prof.cluster.stored",
-    "unified_prof.decoders",
-    "pyarrow",
-    "torch",
-)
+HEAVY = ("pyarrow", "sqlalchemy", "torch")
 
 
 @pytest.mark.parametrize(
@@ -39,62 +31,17 @@ def test_reports_of_operations_need_nothing_of_timelines(
     assert imported(command, HEAVY, tmp_path) == []
 
 
-# What a small recording has no need of: workers, distributed runs, other kinds, whole pages.
-NOT_FOR_A_SMALL_ONE = (
-    "concurrent.futures",
-    "unified_prof.pipeline.executors",
-    "unified_prof.pipeline.distributed",
-    "unified_prof.pipeline.discovery",
-    "unified_prof.sqlite.detect",
-    "unified_prof.sqlite.external_tables",
-    "unified_prof.sqlite.run_folder",
-    "unified_prof.sqlite.pages.record_reader",
-    "unified_prof.sqlite.pages.row_encoder",
-    "unified_prof.sqlite.pages.tree_writer",
-    "unified_prof.sqlite.pages.tree_writer",
-    "sqlalchemy",
-    "torch",
-)
-NOT_FOR_A_TRACE = (*NOT_FOR_A_SMALL_ONE, "unified_prof.decoders.prof", "unified_prof.decoders.nsys")
-NOT_FOR_A_PROF = (
-    *NOT_FOR_A_SMALL_ONE,
-    "unified_prof.decoders.kineto",
-    "unified_prof.decoders.prof.aicpu_collectives",
-    "unified_prof.decoders.prof.aicpu_records",
-    "unified_prof.decoders.prof.aicpu_collectives",
-    "unified_prof.base.redaction",
-)
-
-
 def test_a_small_trace_is_imported_without_what_large_and_many_ones_need(tmp_path: Path) -> None:
     command = ("import", str(kineto(tmp_path)), "-o", "r.db")
-    assert imported(command, NOT_FOR_A_TRACE, tmp_path) == []
+    assert imported(command, HEAVY, tmp_path) == []
     assert (tmp_path / "r.db").is_file()
 
 
 @pytest.mark.slow
 def test_so_is_a_small_recording_of_an_npu(tmp_path: Path) -> None:
     command = ("build", str(prof(tmp_path)), "-o", "r.db")
-    assert imported(command, NOT_FOR_A_PROF, tmp_path) == []
+    assert imported(command, HEAVY, tmp_path) == []
     assert (tmp_path / "r.db").is_file()
-
-
-NOT_FOR_A_REPORT = (
-    "unified_prof.explain.critical_path",
-    "unified_prof.explain.basic_breakdowns",
-    "unified_prof.explain.roofline.breakdown",
-    "unified_prof.explain.advice.communication_rules",
-    "unified_prof.explain.advice.communication_rules",
-    "unified_prof.explain.advice.kernel_rules",
-    "unified_prof.explain.advice.fusion",
-    "unified_prof.explain.advice.memory_rules",
-    "unified_prof.recording.host_lanes",
-    "unified_prof.recording.timeline",
-    "unified_prof.recording.tracks",
-    "unified_prof.cluster.stored",
-    "unified_prof.decoders",
-    "sqlalchemy",
-)
 
 
 @pytest.mark.slow
@@ -103,19 +50,6 @@ def test_plain_words_on_the_command_line_need_no_validators(tmp_path: Path) -> N
     plain = ("report", "a.sqlite", "--by", "operation", "--top", "3", "-o", "a.txt")
     assert imported(plain, ["pydantic"], tmp_path) == []
     assert imported(("diff", "a.sqlite", "a.sqlite"), ["pydantic"], tmp_path) == []
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("shape", ["text", "json"])
-def test_a_report_imports_the_rules_and_views_that_its_recording_calls_for(
-    shape: str, tmp_path: Path
-) -> None:
-    """An NPU with kernels and calls: no shapes of it are known, no ranks, no steps."""
-    with Plant(tmp_path / "npu.db") as plant:
-        for number in range(60):
-            at_ns = number * 10_000
-            plant.kernel(at_ns + 3_000, at_ns + 8_000, launched=at_ns, name="MatMulV2_1")
-    assert imported(("report", "npu.db", "--format", shape), NOT_FOR_A_REPORT, tmp_path) == []
 
 
 @pytest.mark.slow

@@ -15,7 +15,7 @@ from unified_prof.cli import command as thrift
 _FAULTS = """
 import resource, sys
 import numpy as np
-from unified_prof.cli import thrift
+from unified_prof.cli import command as thrift
 if sys.argv[1] == "keep":
     thrift.keep_memory()
 def faults():

@@ -19,10 +19,8 @@ from unified_prof.explain.api import open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import markdown, text
-from unified_prof.report import markdown as csv_text
-from unified_prof.report import markdown as json_text
 from unified_prof.report import names as words
-from unified_prof.report import page as html
+from unified_prof.report import page as page_module
 from unified_prof.report.formats import Request
 
 pytestmark = pytest.mark.quick(cases=2)
@@ -78,9 +76,12 @@ def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make(tmp_path, lambda: request.getfixturevalue("shared"))
 
 
-def told(path: Path, module: Any) -> str:
+FOR_PEOPLE = (text.produce_text, markdown.produce_markdown, markdown.produce_csv)
+
+
+def told(path: Path, produce: Any) -> str:
     with open_reports(path) as opened:
-        return str(module.produce(opened, Request()))
+        return str(produce(opened, Request()))
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -91,8 +92,8 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_the_page_is_given_what_json_has(report: Path) -> None:
-    document = json.loads(told(report, json_text))
-    sent = data_of(told(report, html))
+    document = json.loads(told(report, markdown.produce_json))
+    sent = data_of(told(report, page_module.produce_page))
     assert len(sent["reports"]) == len(document["reports"]) > 0
     for one, expected in zip(sent["reports"], document["reports"], strict=True):
         figures = one["figures"]
@@ -113,9 +114,9 @@ def test_the_page_is_given_what_json_has(report: Path) -> None:
 
 
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:
-    document = json.loads(told(report, json_text))
-    plain, marked = told(report, text), told(report, markdown)
-    rows = list(csv.DictReader(io.StringIO(told(report, csv_text))))
+    document = json.loads(told(report, markdown.produce_json))
+    plain, marked = told(report, text.produce_text), told(report, markdown.produce_markdown)
+    rows = list(csv.DictReader(io.StringIO(told(report, markdown.produce_csv))))
     for one in document["reports"]:
         totals = one["totals"]
         for key, show in (("total_ns", words.duration), ("peak_bytes", words.size)):
@@ -135,28 +136,28 @@ def test_other_formats_have_the_figures_of_json(report: Path) -> None:
 
 
 def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
-    document = json.loads(told(report, json_text))
+    document = json.loads(told(report, markdown.produce_json))
     names = {
         row["name"]
         for one in document["reports"]
         for breakdown in one["breakdowns"].values()
         for row in breakdown["rows"]
     }
-    for module in (text, markdown, csv_text):
-        printed = told(report, module)
+    for produce in FOR_PEOPLE:
+        printed = told(report, produce)
         for name in sorted(names, key=len, reverse=True):
             printed = printed.replace(name, "")
         printed = "\n".join(line for line in printed.splitlines() if "trace_metadata" not in line)
-        assert NO_FIGURE.search(printed) is None, module.__name__
+        assert NO_FIGURE.search(printed) is None, produce.__name__
 
 
 @pytest.mark.parametrize("name", ["cuda", "cuda-graph", "rocm", "cpu"])
 def test_a_gpu_is_told_of_in_its_own_words(tmp_path: Path, shared: Path, name: str) -> None:
     path = RECORDINGS[name](tmp_path, lambda: shared)
-    for module in (text, markdown, csv_text, html):
-        said = told(path, module)
-        assert re.search(r"\bPTA\b", said) is None, module.__name__
-        assert "device -1" not in said, module.__name__
+    for produce in (*FOR_PEOPLE, page_module.produce_page):
+        said = told(path, produce)
+        assert re.search(r"\bPTA\b", said) is None, produce.__name__
+        assert "device -1" not in said, produce.__name__
 
 
 SHOWN = """
@@ -198,9 +199,9 @@ def test_what_is_seen_is_what_json_has(
     window: Browser, tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     path = RECORDINGS[name](tmp_path, lambda: request.getfixturevalue("shared"))
-    document = json.loads(told(path, json_text))
+    document = json.loads(told(path, markdown.produce_json))
     page = tmp_path / "page.html"
-    page.write_text(told(path, html), encoding="utf-8")
+    page.write_text(told(path, page_module.produce_page), encoding="utf-8")
     window.open(page)
     (expected,) = document["reports"]
     seen = window.run(SHOWN)

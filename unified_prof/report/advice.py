@@ -198,10 +198,10 @@ _SHOWN = (("count", "count"), ("total_ns", "total"), ("operation", "operation"),
 def _evidence(found: Finding) -> list[Column]:
     rows = found.evidence
     columns = [Column("evidence", tuple(_named(str(row["name"])) for row in rows), True)]
-    for key, title in _SHOWN:
+    for key, column_title in _SHOWN:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)
-            columns.append(Column(title, cells, is_name=key in ("operation", "line")))
+            columns.append(Column(column_title, cells, is_name=key in ("operation", "line")))
     return columns
 
 

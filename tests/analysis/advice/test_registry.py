@@ -14,7 +14,6 @@ from tests.analysis.advice.plants import MS, US, Plant, advice
 from unified_prof.explain.advice import registry
 from unified_prof.explain.advice import registry as lacking
 
-
 PACKAGE = "unified_prof.explain.advice"
 
 
@@ -33,6 +32,7 @@ def test_every_rule_that_there_is_stands_in_the_list() -> None:
         for function, value in inspect.getmembers(import_module(f"{PACKAGE}.{name}"))
         if inspect.isgeneratorfunction(value)
         and not function.startswith("_")
+        and next(iter(inspect.signature(value).parameters), "") == "case"
         and value.__module__.endswith(f".{name}")
     }
     assert there == {rule.name for rule in registry.RULES}

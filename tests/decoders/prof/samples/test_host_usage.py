@@ -28,9 +28,9 @@ def host_with(tmp_path: Path, name: str, text: str | bytes) -> HostDirectory:
     return HostDirectory(folder)
 
 
-def decoded(decoder: Any, host: HostDirectory, table: str) -> tuple[Any, MemorySink]:
+def decoded(decode: Any, host: HostDirectory, table: str) -> tuple[Any, MemorySink]:
     sink = MemorySink()
-    decoder.decode(host, sink)
+    decode(host, sink)
     return sink.tables().get(table), sink
 
 
@@ -40,7 +40,9 @@ def rows(table: dict[str, NDArray[Any]], *columns: str) -> list[tuple[Any, ...]]
 
 def test_memory_is_that_of_the_later_sample_at_the_earlier_time(tmp_path: Path) -> None:
     text = f"{T0} 1 100 1 1 0 1 0\n{T0 + 5} 1 25000000 1 1 0 1 0\nbroken line\n"
-    table, sink = decoded(host_samples, host_with(tmp_path, "host_mem", text), "HOST_MEM_USAGE")
+    table, sink = decoded(
+        host_samples.decode_host_mem, host_with(tmp_path, "host_mem", text), "HOST_MEM_USAGE"
+    )
     assert rows(table, "timestampNs", "usage") == [(BEGIN_NS, 5.0)]
     assert sink.anomalies == {"damaged_line": 1}
 
@@ -51,7 +53,7 @@ def test_memory_rounds_halves_to_the_even_digit(tmp_path: Path) -> None:
     host = host_with(tmp_path, "host_mem", lines)
     path = host.path / "info.json"
     path.write_text(path.read_text().replace("2000000000", "4000000000"))
-    table, _ = decoded(host_samples, HostDirectory(host.path), "HOST_MEM_USAGE")
+    table, _ = decoded(host_samples.decode_host_mem, HostDirectory(host.path), "HOST_MEM_USAGE")
     assert table["usage"].tolist() == [0.0, 2e-06, 2e-06]
 
 
@@ -69,7 +71,7 @@ def test_cpu_threads_count_for_the_cpu_they_ran_on_last(tmp_path: Path) -> None:
         )
     ]
     table, sink = decoded(
-        host_samples, host_with(tmp_path, "host_cpu", "".join(moments)), "CPU_USAGE"
+        host_samples.decode_host_cpu, host_with(tmp_path, "host_cpu", "".join(moments)), "CPU_USAGE"
     )
     assert rows(table, "timestampNs", "cpuId", "usage") == [
         (BEGIN_NS, 4, 100.0),
@@ -85,7 +87,7 @@ def test_network_leaves_out_cards_that_went_backwards(tmp_path: Path) -> None:
         for step, received in enumerate((1000, 26000, 500))
     )
     host = host_with(tmp_path, "host_network", text)
-    table, _ = decoded(host_samples, host, "HOST_NETWORK_USAGE")
+    table, _ = decoded(host_samples.decode_host_network, host, "HOST_NETWORK_USAGE")
     assert table["speed"].tolist() == pytest.approx([25000.0, 0.0])
     assert table["usage"].tolist() == pytest.approx([0.001 * 0.8, 0.0])
 
@@ -97,7 +99,7 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
         "12:00:01 7 be/4 me 1.00 M/s 1.00 G/s 0.00 % 0.00 % x\nnonsense\n"
     )
     host = host_with(tmp_path, "host_disk", text)
-    table, sink = decoded(host_samples, host, "HOST_DISK_USAGE")
+    table, sink = decoded(host_samples.decode_host_disk, host, "HOST_DISK_USAGE")
     assert rows(table, "timestampNs", "readRate", "writeRate", "usage") == [
         (BEGIN_NS, 1.5, 2048.0, 3.25),
         (BEGIN_NS + 20_000_000, float(1 << 20), float(1 << 30), 0.0),
@@ -108,7 +110,9 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
 def test_disk_without_a_start_says_so(tmp_path: Path) -> None:
     text = "12:00:00 7 be/4 me 1.50 B/s 2.00 K/s 0.00 % 3.25 % x\n"
     with pytest.raises(RawFormatError, match="start_time"):
-        decoded(host_samples, host_with(tmp_path, "host_disk", text), "HOST_DISK_USAGE")
+        decoded(
+            host_samples.decode_host_disk, host_with(tmp_path, "host_disk", text), "HOST_DISK_USAGE"
+        )
 
 
 def test_calls_start_with_the_session(tmp_path: Path) -> None:
@@ -119,7 +123,9 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
         "  102.000 ( 1.000 ms): python/31338 invented(1) = 0\n"
         "half a li"
     )
-    table, sink = decoded(host_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
+    table, sink = decoded(
+        host_calls.decode_os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API"
+    )
     tid = PROCESS_ID << 32
     assert rows(table, "name", "globalTid", "startNs", "endNs") == [
         ("read", tid | 31337, BEGIN_NS, BEGIN_NS + 250_000),
@@ -130,7 +136,9 @@ def test_calls_start_with_the_session(tmp_path: Path) -> None:
 
 def test_names_that_are_not_utf8_do_no_harm(tmp_path: Path) -> None:
     text = b"  100.500 ( 0.250 ms): \xff\xfe/31337 read(fd: 3) = 0\n"
-    table, _ = decoded(host_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API")
+    table, _ = decoded(
+        host_calls.decode_os_calls, host_with(tmp_path, "host_syscall", text), "OSRT_API"
+    )
     assert table["name"].tolist() == ["read"]
 
 
