@@ -28,8 +28,16 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import END, NONE, START, STEP, Group, Partial, RankFacts
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.rank_partial import (
+    MARK_END,
+    MARK_START,
+    MARK_STEP,
+    NO_VALUE,
+    Partial,
+    RankFacts,
+    RankGroup,
+)
 from unified_prof.pipeline import cluster
 from unified_prof.pipeline.cluster_map import RankFile, name_of
 from unified_prof.pipeline.executors import open_executor
@@ -62,7 +70,7 @@ def simulated(rank: int, ranks: int, operations: int) -> Partial:
     end = BEGIN_NS + (number + 1) * period
     late = rng.integers(0, GAP_NS, operations)
     start = end - TRANSFER_NS - GAP_NS + late
-    nothing = np.full(operations, NONE)
+    nothing = np.full(operations, NO_VALUE)
     communication = {
         "group": group,
         "kind": np.zeros(operations, np.int64),
@@ -87,7 +95,7 @@ def simulated(rank: int, ranks: int, operations: int) -> Partial:
         "communication": count * (TRANSFER_NS + GAP_NS),
         "exposed": count * (TRANSFER_NS + GAP_NS),
         "idle": np.zeros(STEPS, np.int64),
-        "input": np.full(STEPS, NONE),
+        "input": np.full(STEPS, NO_VALUE),
     }
     kernels = {
         "step": np.arange(STEPS),
@@ -108,29 +116,29 @@ def simulated(rank: int, ranks: int, operations: int) -> Partial:
         _marks(communication, begins),
         table,
         kernels,
-        partials.empty("links"),
+        partials.empty_columns("links"),
     )
 
 
-def _group(kind: str, ranks: range) -> Group:
-    return Group(f"{kind}{ranks[0]}", kind, "", tuple(ranks), len(ranks))
+def _group(kind: str, ranks: range) -> RankGroup:
+    return RankGroup(f"{kind}{ranks[0]}", kind, "", tuple(ranks), len(ranks))
 
 
 def _marks(table: dict[str, Any], steps: Any) -> dict[str, Any]:
     operations = len(table["start"])
     time_ns = np.r_[steps, table["start"], table["end"]]
-    what = np.repeat([STEP, START, END], [len(steps), operations, operations])
+    what = np.repeat([MARK_STEP, MARK_START, MARK_END], [len(steps), operations, operations])
     op = np.r_[np.arange(len(steps)), np.arange(operations), np.arange(operations)]
-    order = np.lexsort((what != END, time_ns))
+    order = np.lexsort((what != MARK_END, time_ns))
     time_ns, what, op = time_ns[order], what[order], op[order]
     until = np.r_[time_ns[1:], time_ns[-1]]
-    works = (what != START) & (until - time_ns > GAP_NS)
+    works = (what != MARK_START) & (until - time_ns > GAP_NS)
     zeros = np.zeros(len(time_ns), np.int64)
     return {
         "time": time_ns,
         "op": op,
         "what": what,
-        "lead": np.where(works, 0, until - time_ns) * (what != START),
+        "lead": np.where(works, 0, until - time_ns) * (what != MARK_START),
         "busy": np.where(works, until - time_ns, 0),
         "tail": zeros,
         "kernels": works.astype(np.int64),
@@ -157,7 +165,7 @@ def simulate(ranks: int, operations: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="bench-cluster-") as folder:
         size = 0
         for rank in range(ranks):
-            data = partials.written(simulated(rank, ranks, operations))
+            data = partials.partial_to_parquet(simulated(rank, ranks, operations))
             size += len(data)
             (Path(folder) / name_of(rank, f"{rank:020x}", 1)).write_bytes(data)
         done = subprocess.run(

@@ -29,9 +29,9 @@ import numpy as np
 
 from unified_prof.cluster import matching, rank_map
 from unified_prof.cluster import waits as waiting
-from unified_prof.cluster.clocks import clocks
-from unified_prof.cluster.partial import Partial
-from unified_prof.cluster.summary import Summary, summarise
+from unified_prof.cluster.clocks import align_clocks
+from unified_prof.cluster.rank_partial import Partial
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import source_of
@@ -68,7 +68,7 @@ class Verdict:
     """What came of one."""
 
     case: Case
-    summary: Summary
+    summary: RunSummary
     truth: dict[str, Any]
     true_ms: float | None
     wait_off: float
@@ -146,7 +146,7 @@ def partials(folder: Path, truth: dict[str, Any]) -> list[Partial]:
                 database = path.with_suffix(".db")
                 convert(path, database, source=source_of(path))
                 path = database
-            found += rank_map.partials_of(path)
+            found += rank_map.read_partials(path)
     return found
 
 
@@ -157,17 +157,17 @@ def step_ms(truth: dict[str, Any]) -> float:
 
 def judged(case: Case, found: list[Partial], truth: dict[str, Any], base_ms: float) -> Verdict:
     begin = time.process_time()
-    summary = summarise(found)
+    summary = summarize_run(found)
     seconds = time.process_time() - begin
-    matched = matching.match(found)
-    waited = waiting.waits(matched)
+    matched = matching.match_collectives(found)
+    waited = waiting.compute_waits(matched)
     known = waited.wait >= 0
     sums = np.zeros(len(matched.ranks))
     np.add.at(sums, matched.rows.rank[known], waited.wait[known])
     want = np.array([truth["ranks"][str(rank)]["wait_ns"] for rank in matched.ranks])
     wait_off = float((np.abs(sums - want) / np.maximum(want, _LEAST_WAIT * want.mean())).max())
     true_clock = [-truth["clock_ns"][truth["ranks"][str(rank)]["host"]] for rank in matched.ranks]
-    clock = clocks(matched)
+    clock = align_clocks(matched)
     off = 0.0
     for island in set(clock.island.tolist()):
         mine = clock.island == island

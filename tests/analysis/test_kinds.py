@@ -16,8 +16,8 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.recording import way_of
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report.formats import ReportRequest
 
 
 def test_the_command_line_offers_every_breakdown() -> None:
@@ -44,7 +44,7 @@ def test_modules_hold_no_breakdown_that_nobody_can_ask_for() -> None:
 def test_the_page_has_the_words_for_what_it_shows(tmp_path: Path) -> None:
     training_step(tmp_path / "msprof_20260101000000.db")
     with open_reports(tmp_path) as opened:
-        page = html.produce_page(opened, Request())
+        page = html.produce_page(opened, ReportRequest())
     for kind in KINDS.values():
         assert f'"{kind.by}":{{"title":"{kind.title}","detail":"{kind.detailed}"}}' in page
 

@@ -22,7 +22,7 @@ from unified_prof.recording import calls, framework, host_calls, idle_time
 from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
-from unified_prof.report.formats import Request
+from unified_prof.report.formats import ReportRequest
 
 NAMES = (
     "aten::linear",
@@ -141,7 +141,9 @@ def _recording(path: Path, seed: int, *, in_order: bool, steps: bool, launches: 
 
 def _told(path: Path) -> list[Any]:
     with open_reports(path) as opened:
-        document = figures.as_document(figures.gather(opened, Request(), everything=True))
+        document = figures.figures_document(
+            figures.gather_figures(opened, ReportRequest(), everything=True)
+        )
         (analysis,) = opened.analyses
         told: list[Any] = [
             document,

@@ -17,7 +17,7 @@ from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
-from unified_prof.report.formats import Request
+from unified_prof.report.formats import ReportRequest
 
 WINDOWS = (64, 200)
 
@@ -56,7 +56,9 @@ def _recording(path: Path, *, devices: int, steps: bool, in_order: bool, seed: i
 
 def _told(path: Path) -> list[Any]:
     with open_reports(path) as opened:
-        document = figures.as_document(figures.gather(opened, Request(), everything=True))
+        document = figures.figures_document(
+            figures.gather_figures(opened, ReportRequest(), everything=True)
+        )
         (analysis,) = opened.analyses
         drawn = analysis.timeline(limit=120)
         assert drawn is not None

@@ -27,8 +27,8 @@ from unified_prof.base import loopback
 from unified_prof.cli import view
 from unified_prof.cli.app import main
 from unified_prof.explain.api import open_reports
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report.formats import ReportRequest
 
 
 class Visit:
@@ -74,7 +74,7 @@ def test_the_page_is_the_one_that_report_writes(
     path = training_step(tmp_path / "msprof_1.db")
     run(str(path))
     with open_reports(path) as opened:
-        assert visit.pages == {"": html.produce_page(opened, Request()).encode()}
+        assert visit.pages == {"": html.produce_page(opened, ReportRequest()).encode()}
     said = capsys.readouterr()
     assert re.fullmatch(rf"http://127\.0\.0\.1:{visit.port}/[\w-]{{32}}/\n", said.out)
     assert "Ctrl-C ends it" in said.err

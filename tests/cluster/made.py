@@ -19,10 +19,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster import rank_columns
-from unified_prof.cluster.partial import NONE, Group, Partial, RankFacts
-from unified_prof.cluster.rank_columns import Cover
+from unified_prof.cluster import rank_communication
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.rank_communication import CoveredTime
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts, RankGroup
 from unified_prof.sqlite.writer import ReportWriter
 
 START = 1_763_600_000_000_000_000
@@ -279,7 +279,7 @@ class _Simulation:
             end = real + setup + move + int(self.rng.integers(0, 1_000))
             self.made.wait[rank] += real - start
             row = {"kind": "all_reduce", "group": ranks, "seq": seq, "start": start, "end": end}
-            row |= {"bytes": size, "peer": NONE, "move": end - real - setup}
+            row |= {"bytes": size, "peer": NO_VALUE, "move": end - real - setup}
             self.made.operations[rank].append(row)
             self.now[rank] = end + 3_000 if blocking else self.now[rank] + 2_000
             self.reduced[rank, ranks] = end
@@ -305,7 +305,7 @@ class _Simulation:
             end = real + move + int(self.rng.integers(0, 1_000))
             self.made.wait[rank] += real - start
             row = {"kind": "all_to_all", "group": ranks, "seq": seq, "start": start, "end": end}
-            row |= {"bytes": int(SIZE * share), "peer": NONE, "move": end - real}
+            row |= {"bytes": int(SIZE * share), "peer": NO_VALUE, "move": end - real}
             self.made.operations[rank].append(row)
             self.now[rank] = end + 3_000
 
@@ -342,24 +342,24 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
                 int(made.seen(rank, row["end"])),
                 row["bytes"],
                 row["peer"],
-                row["move"] if vendor == "huawei" else NONE,
+                row["move"] if vendor == "huawei" else NO_VALUE,
             )
             for row in rows
         ],
         np.int64,
     ).reshape(-1, 8)
-    names = [*partials.COMMUNICATION[:8]]
+    names = [*partials.COMMUNICATION_COLUMNS[:8]]
     operations = {name: table[:, at] for at, name in enumerate(names)}
     kernels = sorted(made.kernels[rank])
     start = made.seen(rank, np.array([k[0] for k in kernels], np.int64))
     end = made.seen(rank, np.array([k[1] for k in kernels], np.int64))
-    cover = Cover(intervals.merge(start, end), start)
+    cover = CoveredTime(intervals.merge(start, end), start)
     bounds = made.seen(rank, np.array(made.steps[rank], np.int64))
     steps = {"step": np.arange(len(bounds)), "start": bounds[:, 0], "end": bounds[:, 1]}
     waits = made.seen(rank, np.array(made.inputs[rank], np.int64).reshape(-1, 2))
     texts = sorted({k[2] for k in kernels})
     code = np.array([texts.index(k[2]) for k in kernels], np.int64)
-    operations["step"] = rank_columns.step_of(operations["start"], steps)
+    operations["step"] = rank_communication.step_at(operations["start"], steps)
     operations["covered"] = cover.within(operations["start"], operations["end"])
     busy = intervals.union(cover.set, intervals.merge(operations["start"], operations["end"]))
     loader = intervals.merge(waits[:, 0], waits[:, 1]) if plan.loader else None
@@ -375,19 +375,21 @@ def partial_of(made: Made, rank: int, *, vendor: str = "huawei") -> Partial:
             loader_recorded=plan.loader,
         ),
         groups=tuple(
-            Group(f"{made.groups[one]}-{one[0]}", made.groups[one], made.groups[one], one, len(one))
+            RankGroup(
+                f"{made.groups[one]}-{one[0]}", made.groups[one], made.groups[one], one, len(one)
+            )
             for one in groups
         ),
         kinds=kinds,
         names=tuple(texts),
         modules=("",),
-        communication={name: operations[name] for name in partials.COMMUNICATION},
-        marks=rank_columns.mark_parts(operations, steps, cover),
-        steps=rank_columns.step_parts(steps, cover.set, operations, busy, loader),
-        kernels=rank_columns.work_by_name(
-            rank_columns.step_of(start, steps), code, 0 * code, end - start
+        communication={name: operations[name] for name in partials.COMMUNICATION_COLUMNS},
+        marks=rank_communication.cut_at_marks(operations, steps, cover),
+        steps=rank_communication.step_time_parts(steps, cover.set, operations, busy, loader),
+        kernels=rank_communication.work_by_name(
+            rank_communication.step_at(start, steps), code, 0 * code, end - start
         ),
-        links=partials.empty("links"),
+        links=partials.empty_columns("links"),
     )
 
 

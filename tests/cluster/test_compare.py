@@ -10,9 +10,9 @@ import pytest
 
 from tests.cli.test_report import refused, uprof
 from tests.cluster.summaries import COMPUTE_NS, Made, make, slow_text
-from unified_prof.cluster import compare
+from unified_prof.cluster import run_comparison
 from unified_prof.cluster.overview import Overview
-from unified_prof.cluster.stored import open_run
+from unified_prof.cluster.stored_run import open_run
 
 
 def difference(base: Path, new: Path, *options: str) -> dict[str, Any]:
@@ -118,8 +118,14 @@ def test_imbalance_is_told_within_a_stage(tmp_path: Path) -> None:
     run = make(tmp_path / "run", Made(steps=5, slow={6: 1.3}))
     with open_run(run) as opened:
         overview = Overview(opened)
-        assert compare.samples(overview, "imbalance").tolist() == [pytest.approx(1.3)] * 5
-        assert compare.samples(overview, "slowest-rank").tolist() == [COMPUTE_NS * 1.3] * 5
+        assert (
+            run_comparison.metric_samples(overview, "imbalance").tolist()
+            == [pytest.approx(1.3)] * 5
+        )
+        assert (
+            run_comparison.metric_samples(overview, "slowest-rank").tolist()
+            == [COMPUTE_NS * 1.3] * 5
+        )
 
 
 def test_runs_without_steps_are_refused(tmp_path: Path) -> None:

@@ -9,14 +9,14 @@ import pytest
 
 from tests.cluster.made import Made, Plan, make, partials_of
 from unified_prof.cluster import replay
-from unified_prof.cluster.partial import first_steps
-from unified_prof.cluster.summary import summarise
+from unified_prof.cluster.rank_partial import limit_to_first_steps
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
 
 
 def told(plan: Plan) -> tuple[list[Finding], Made]:
     made = make(plan)
-    return summarise(partials_of(made)).findings, made
+    return summarize_run(partials_of(made)).findings, made
 
 
 SOME = (3, 4, 5)
@@ -145,8 +145,8 @@ def test_a_slow_link_within_a_group_of_more_names_the_group_and_says_so() -> Non
 )
 def test_it_is_the_same_whatever_device_recorded(change: Mapping[str, object]) -> None:
     made = make(replace(Plan(), **change))  # type: ignore[arg-type]
-    npu = summarise(partials_of(made)).findings
-    gpu = summarise(partials_of(made, vendor="nvidia")).findings
+    npu = summarize_run(partials_of(made)).findings
+    gpu = summarize_run(partials_of(made, vendor="nvidia")).findings
     assert npu == gpu
     assert len(npu) == 1
 
@@ -157,7 +157,7 @@ def test_ranks_that_are_missing_hide_neither_the_fault_nor_what_it_costs(
 ) -> None:
     made = make(plan := Plan(tp=2, dp=4, pp=2, slow={10: 1.2}, batches=4))
     found = [one for one in partials_of(made) if one.facts.rank not in absent]
-    summary = summarise(found)
+    summary = summarize_run(found)
     assert [(one.kind, one.ranks) for one in summary.findings] == [("slow_rank", (10,))]
     cost = summary.findings[0].cost_ms_per_step
     assert cost == pytest.approx(true_cost_ms(plan, made), rel=0.25)
@@ -166,7 +166,7 @@ def test_ranks_that_are_missing_hide_neither_the_fault_nor_what_it_costs(
 def test_one_of_three_with_the_same_work_is_told() -> None:
     made = make(Plan(tp=2, dp=2, pp=2, slow={6: 1.2}))
     found = [one for one in partials_of(made) if one.facts.rank not in (3, 5)]
-    assert [one.ranks for one in summarise(found).findings] == [(6,)]
+    assert [one.ranks for one in summarize_run(found).findings] == [(6,)]
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -253,13 +253,13 @@ def test_steps_beyond_those_that_are_walked_cost_what_they_cost(
 def test_steps_whose_communication_is_not_held_have_a_bound() -> None:
     made = make(Plan(slow={5: 1.3}, steps=10, only=(7, 8), batches=4))
     parts = partials_of(made)
-    first = [first_steps(one, 40) for one in parts]
+    first = [limit_to_first_steps(one, 40) for one in parts]
     until = first[0].until
     assert until is not None
-    found = summarise(first, until=until).findings
+    found = summarize_run(first, until=until).findings
     assert [(one.kind, one.steps) for one in found] == [("slow_rank", (7, 8))]
     assert "costs each of these at most" in found[0].text
-    exact = summarise(parts).findings[0].cost_ms_per_step
+    exact = summarize_run(parts).findings[0].cost_ms_per_step
     assert exact <= found[0].cost_ms_per_step < 4 * exact
 
 

@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from tests.cluster.made import Made, Plan, make, partial_of, partials_of
-from unified_prof.cluster.clocks import clocks
-from unified_prof.cluster.matching import Matched, match
-from unified_prof.cluster.partial import NONE, Group, Partial
-from unified_prof.cluster.summary import summarise
-from unified_prof.cluster.waits import waits
+from unified_prof.cluster.clocks import align_clocks
+from unified_prof.cluster.matching import MatchedCollectives, match_collectives
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankGroup
+from unified_prof.cluster.summary import summarize_run
+from unified_prof.cluster.waits import compute_waits
 
 PLAN = Plan(steps=3, setup_ns=1_000_000, slow={5: 1.3})
 
@@ -23,15 +23,15 @@ def made() -> Made:
     return make(PLAN)
 
 
-def waited(matched: Matched) -> dict[int, int]:
-    known = waits(matched).wait
+def waited(matched: MatchedCollectives) -> dict[int, int]:
+    known = compute_waits(matched).wait
     sums = np.zeros(len(matched.ranks), np.int64)
     np.add.at(sums, matched.rows.rank[known >= 0], known[known >= 0])
     return dict(zip(matched.ranks, sums.tolist(), strict=True))
 
 
 def test_everything_is_matched_and_waiting_is_as_planted(made: Made) -> None:
-    matched = match(partials_of(made))
+    matched = match_collectives(partials_of(made))
     assert matched.events.complete.all()
     assert len(matched.events) * 2 <= len(matched.rows)
     assert (matched.rows.event >= 0).all()
@@ -42,15 +42,15 @@ def test_everything_is_matched_and_waiting_is_as_planted(made: Made) -> None:
 
 
 def test_setup_is_neither_waiting_nor_moving_and_told_only_where_parts_are(made: Made) -> None:
-    matched = match(partials_of(made))
-    found = waits(matched)
+    matched = match_collectives(partials_of(made))
+    found = compute_waits(matched)
     groups = sum(kind != "pp" for kind in made.groups.values())
     assert found.setup.sum() == pytest.approx(groups * PLAN.setup_ns, rel=0.02)
-    gpu = waits(match(partials_of(made, vendor="nvidia")))
-    assert (gpu.setup == NONE).all()
+    gpu = compute_waits(match_collectives(partials_of(made, vendor="nvidia")))
+    assert (gpu.setup == NO_VALUE).all()
 
 
-def rename(change: Callable[[Group, int], Group]) -> Callable[[Partial], Partial]:
+def rename(change: Callable[[RankGroup, int], RankGroup]) -> Callable[[Partial], Partial]:
     def renamed(one: Partial) -> Partial:
         return replace(one, groups=tuple(change(g, one.facts.rank) for g in one.groups))
 
@@ -68,7 +68,9 @@ def rename(change: Callable[[Group, int], Group]) -> Callable[[Partial], Partial
 )
 def test_names_of_groups_do_not_matter(made: Made, change: Callable[[Partial], Partial]) -> None:
     plain = partials_of(made)
-    assert waited(match([change(one) for one in plain])) == waited(match(plain))
+    assert waited(match_collectives([change(one) for one in plain])) == waited(
+        match_collectives(plain)
+    )
 
 
 def later(one: Partial, first: int) -> Partial:
@@ -94,9 +96,9 @@ def test_a_recording_that_began_later_is_shifted_into_place(
 ) -> None:
     plain = partials_of(made)
     cut = [later(one, first) if one.facts.rank == rank else one for one in plain]
-    matched = match(cut)
+    matched = match_collectives(cut)
     assert dict(matched.left_out.items()) == {}
-    whole = waited(match(plain))
+    whole = waited(match_collectives(plain))
     others = waited(matched)
     # What it lacks is no event of all members any more; all else is as it was.
     assert (~matched.events.complete).sum() == first
@@ -111,9 +113,9 @@ def test_sequences_that_fit_nowhere_are_left_out_and_named(made: Made) -> None:
     plain = partials_of(made)
     sizes = plain[0].communication["bytes"].copy()
     sizes[:] = np.arange(len(sizes)) + 1
-    steps = np.full(len(sizes), NONE)
+    steps = np.full(len(sizes), NO_VALUE)
     odd = replace(plain[0], communication={**plain[0].communication, "bytes": sizes, "step": steps})
-    matched = match([odd, *plain[1:]])
+    matched = match_collectives([odd, *plain[1:]])
     (name, (count, words)), *_ = matched.left_out.items()
     assert name == "sequences_do_not_fit"
     assert count > 0
@@ -121,19 +123,19 @@ def test_sequences_that_fit_nowhere_are_left_out_and_named(made: Made) -> None:
 
 
 def test_collectives_with_members_missing_are_partial_and_blame_nobody(made: Made) -> None:
-    matched = match([one for one in partials_of(made) if one.facts.rank != 3])
+    matched = match_collectives([one for one in partials_of(made) if one.facts.rank != 3])
     with_three = [at for at, group in enumerate(matched.groups) if 3 in group.ranks]
     affected = np.isin(matched.events.group, with_three) & ~matched.transfers
     assert not matched.events.complete[affected].any()
     assert matched.events.complete[~affected & ~matched.transfers].all()
-    summary = summarise(partial_of(made, rank) for rank in range(16) if rank != 3)
+    summary = summarize_run(partial_of(made, rank) for rank in range(16) if rank != 3)
     assert summary.absent == (3,)
     times = {row[0]: row[2] for row in summary.tables["BLAME"]}
     assert sum(times.values()) == int(matched.events.complete.sum())
 
 
 def test_clocks_agree_within_two_microseconds(made: Made) -> None:
-    found = clocks(match(partials_of(made)))
+    found = align_clocks(match_collectives(partials_of(made)))
     assert set(found.island.tolist()) == {0}
     true = np.array([-made.clock[PLAN.host(rank)] for rank in range(PLAN.world)])
     away = found.offset - true
@@ -149,7 +151,7 @@ def test_ranks_that_share_nothing_are_islands() -> None:
         groups = tuple(replace(g, ranks=(2, 3)) for g in one.groups)
         facts = replace(one.facts, rank=one.facts.rank + 2, host="elsewhere")
         moved.append(replace(one, facts=facts, groups=groups))
-    found = clocks(match([*partials_of(made), *moved]))
+    found = align_clocks(match_collectives([*partials_of(made), *moved]))
     assert found.island.tolist() == [0, 0, 1, 1]
 
 
@@ -157,7 +159,9 @@ def test_groups_without_ranks_are_matched_by_name_and_not_called_complete(made: 
     untold = [
         replace(
             one,
-            groups=tuple(replace(g, ranks=(), size=NONE) for g in one.groups if g.kind == "world"),
+            groups=tuple(
+                replace(g, ranks=(), size=NO_VALUE) for g in one.groups if g.kind == "world"
+            ),
             communication={
                 name: values[one.communication["bytes"] == 4096]
                 for name, values in one.communication.items()
@@ -167,8 +171,8 @@ def test_groups_without_ranks_are_matched_by_name_and_not_called_complete(made: 
     ]
     for one in untold:
         one.communication["group"][:] = 0
-    matched = match(untold)
+    matched = match_collectives(untold)
     assert len(matched.events) == PLAN.steps
     assert matched.events.members.tolist() == [2] * PLAN.steps
     assert not matched.events.complete.any()
-    assert (waits(matched).wait >= 0).all()
+    assert (compute_waits(matched).wait >= 0).all()

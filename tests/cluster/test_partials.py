@@ -13,19 +13,19 @@ import pytest
 
 from tests.analysis.builders import Device
 from tests.cluster.made import Plan, database, make, partial_of
-from unified_prof.cluster import partial as partials
 from unified_prof.cluster import rank_map, summary_rows
-from unified_prof.cluster.matching import match
-from unified_prof.cluster.partial import PARTS, Partial
-from unified_prof.cluster.rank_map import partials_of
-from unified_prof.cluster.summary import summarise
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.matching import match_collectives
+from unified_prof.cluster.rank_map import read_partials
+from unified_prof.cluster.rank_partial import PARTIAL_PARTS, Partial
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.errors import StoreError
 
 PLAN = Plan(steps=2, setup_ns=500_000)
 
 
 def assert_equal(one: Partial, other: Partial) -> None:
-    for part, columns in PARTS.items():
+    for part, columns in PARTIAL_PARTS.items():
         for name in columns:
             np.testing.assert_array_equal(
                 getattr(one, part)[name], getattr(other, part)[name], f"{part}.{name}"
@@ -40,7 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.parametrize("rank", [0, 9])
 def test_a_database_says_what_happened(folder: Path, rank: int) -> None:
     made = make(PLAN)
-    (found,) = partials_of(database(made, rank, folder / f"{rank}.db"))
+    (found,) = read_partials(database(made, rank, folder / f"{rank}.db"))
     wanted = partial_of(made, rank)
     order = {group.ranks: at for at, group in enumerate(wanted.groups)}
     renamed = np.array([order[group.ranks] for group in found.groups])
@@ -61,7 +61,7 @@ def test_a_database_says_what_happened(folder: Path, rank: int) -> None:
 
 
 def test_parts_of_collectives_are_links_between_global_ranks(folder: Path) -> None:
-    (found,) = partials_of(database(make(PLAN), 9, folder / "9.db"))
+    (found,) = read_partials(database(make(PLAN), 9, folder / "9.db"))
     pairs = list(zip(found.links["src"].tolist(), found.links["dst"].tolist(), strict=True))
     # To the next one of each of its groups: tp (8, 9), dp (9, 11, 13, 15), all 16; no transfers.
     assert pairs == [(9, 8), (9, 10), (9, 11)]
@@ -71,13 +71,13 @@ def test_parts_of_collectives_are_links_between_global_ranks(folder: Path) -> No
 def test_a_partial_comes_back_from_its_file_as_it_was(rank: int) -> None:
     pytest.importorskip("pyarrow")
     one = partial_of(make(PLAN), rank)
-    data = partials.written(one)
-    back = partials.read(data, "it")
+    data = partials.partial_to_parquet(one)
+    back = partials.partial_from_parquet(data, "it")
     assert_equal(one, back)
     assert asdict(back.facts) == asdict(one.facts)
     assert (back.groups, back.kinds, back.names) == (one.groups, one.kinds, one.names)
     with pytest.raises(StoreError, match="it is no partial"):
-        partials.read(data[: len(data) // 2], "it")
+        partials.partial_from_parquet(data[: len(data) // 2], "it")
 
 
 def test_a_partial_goes_to_another_process_as_it_is() -> None:
@@ -89,7 +89,7 @@ def test_a_partial_goes_to_another_process_as_it_is() -> None:
     assert [getattr(back, name) for name in texts] == [getattr(one, name) for name in texts]
     assert all(
         getattr(back, part)[name].dtype == np.int64
-        for part, columns in PARTS.items()
+        for part, columns in PARTIAL_PARTS.items()
         for name in columns
     )
 
@@ -104,15 +104,15 @@ def test_of_many_operations_communication_is_read_alone() -> None:
         communication={name: np.tile(values, times) for name, values in one.communication.items()},
         marks={name: np.tile(values, times) for name, values in one.marks.items()},
     )
-    data = partials.written(many)
+    data = partials.partial_to_parquet(many)
     file = parquet.ParquetFile(arrow.BufferReader(data))
     count = len(many.communication["start"])
     assert file.metadata.num_row_groups > 1
     assert file.metadata.row_group(0).num_rows == count
-    assert_equal(many, partials.read(data, "it"))
+    assert_equal(many, partials.partial_from_parquet(data, "it"))
     for found in (data, _in_one_row_group(data)):
-        columns = partials.communication(found, "it")
-        for name in PARTS["communication"]:
+        columns = partials.read_communication(found, "it")
+        for name in PARTIAL_PARTS["communication"]:
             np.testing.assert_array_equal(columns[name], many.communication[name], name)
 
 
@@ -126,10 +126,10 @@ def _in_one_row_group(data: bytes) -> bytes:
 
 def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     pytest.importorskip("pyarrow")
-    data = partials.written(partial_of(make(PLAN), 0))
-    monkeypatch.setattr(partials, "VERSION", 99)
+    data = partials.partial_to_parquet(partial_of(make(PLAN), 0))
+    monkeypatch.setattr(partials, "PARTIAL_VERSION", 99)
     with pytest.raises(StoreError, match="of version 2, not 99"):
-        partials.read(data, "it")
+        partials.partial_from_parquet(data, "it")
 
 
 def test_a_rank_is_never_numbered_silently(folder: Path) -> None:
@@ -137,17 +137,17 @@ def test_a_rank_is_never_numbered_silently(folder: Path) -> None:
     with closing(sqlite3.connect(path)) as db:
         db.execute("UPDATE RANK_DEVICE_MAP SET rankId = -1")
         db.commit()
-    assert partials_of(path)[0].facts.rank == 3  # its place in its groups says so
+    assert read_partials(path)[0].facts.rank == 3  # its place in its groups says so
     with closing(sqlite3.connect(path)) as db:
         db.execute("DELETE FROM META_DATA WHERE name = 'parallel_group_info'")
         db.commit()
     with pytest.raises(StoreError, match="does not say which rank"):
-        partials_of(path)
-    assert partials_of(path, 7)[0].facts.rank == 7
+        read_partials(path)
+    assert read_partials(path, 7)[0].facts.rank == 7
     named = folder / "rank5" / "it.db"
     named.parent.mkdir()
     named.write_bytes(path.read_bytes())
-    assert partials_of(named)[0].facts.rank == 5
+    assert read_partials(named)[0].facts.rank == 5
 
 
 def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
@@ -168,7 +168,7 @@ def test_a_database_of_a_whole_host_is_several_ranks(folder: Path) -> None:
             " SELECT globalTaskId + 100000, name, opType FROM COMPUTE_TASK_INFO"
         )
         db.commit()
-    ranks = partials_of(path)
+    ranks = read_partials(path)
     assert [(one.facts.rank, one.facts.device_id) for one in ranks] == [(0, 0), (1, 1)]
     assert ranks[0].kernels["total"].sum() == ranks[1].kernels["total"].sum() > 0
     assert len(ranks[0].communication["start"]) == len(ranks[1].communication["start"])
@@ -178,29 +178,29 @@ def test_small_databases_are_read_as_big_ones_are(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = database(make(PLAN), 6, folder / "6.db")
-    (small,) = partials_of(path)
+    (small,) = read_partials(path)
     monkeypatch.setattr("unified_prof.sqlite.integer_columns._SMALL_BYTES", -1)
-    (big,) = partials_of(path)
+    (big,) = read_partials(path)
     assert_equal(small, big)
     assert (small.facts, small.groups, small.names) == (big.facts, big.groups, big.names)
 
 
 def test_ends_of_transfers_between_gpus_are_places_and_were_ranks(folder: Path) -> None:
     path = database(make(PLAN), 0, folder / "gpu.db")
-    wanted = partials_of(path)[0].communication["peer"].tolist()
+    wanted = read_partials(path)[0].communication["peer"].tolist()
     assert set(wanted) == {-1, 8}
     with closing(sqlite3.connect(path)) as db:
         db.execute("CREATE TABLE UPROF_RUN (name VARCHAR PRIMARY KEY, value VARCHAR)")
         db.execute("INSERT INTO UPROF_RUN VALUES ('device_kind', 'gpu')")
         db.commit()
-    assert partials_of(path)[0].communication["peer"].tolist() == wanted
+    assert read_partials(path)[0].communication["peer"].tolist() == wanted
     with closing(sqlite3.connect(path)) as db:  # an import of an older uprof
         db.execute(
             "UPDATE COMMUNICATION_TASK_INFO SET srcRank = 4294967295, dstRank = 8"
             " WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE 'hcom_send_%')"
         )
         db.commit()
-    assert partials_of(path)[0].communication["peer"].tolist() == wanted
+    assert read_partials(path)[0].communication["peer"].tolist() == wanted
 
 
 def test_a_partial_without_rows_comes_back() -> None:
@@ -208,15 +208,15 @@ def test_a_partial_without_rows_comes_back() -> None:
     one = partial_of(make(PLAN), 0)
     bare = replace(
         one,
-        communication=partials.empty("communication"),
-        marks=partials.empty("marks"),
-        steps=partials.empty("steps"),
-        kernels=partials.empty("kernels"),
-        links=partials.empty("links"),
+        communication=partials.empty_columns("communication"),
+        marks=partials.empty_columns("marks"),
+        steps=partials.empty_columns("steps"),
+        kernels=partials.empty_columns("kernels"),
+        links=partials.empty_columns("links"),
     )
-    data = partials.written(bare)
-    assert_equal(bare, partials.read(data, "it"))
-    assert len(partials.communication(data, "it")["start"]) == 0
+    data = partials.partial_to_parquet(bare)
+    assert_equal(bare, partials.partial_from_parquet(data, "it"))
+    assert len(partials.read_communication(data, "it")["start"]) == 0
 
 
 def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
         device.call(200, 300, "aten::mse_loss", chain=3, sequence=7, launches=3)
         for number in (1, 2, 3):
             device.task(1000 * number, 1000 * number + 10, connection=number, kernel=("k", "K"))
-    (one,) = partials_of(tmp_path / "rank0.db")
+    (one,) = read_partials(tmp_path / "rank0.db")
     found = {
         one.modules[module]: (n, total)
         for module, n, total in zip(
@@ -237,7 +237,7 @@ def test_kernels_have_the_modules_that_launched_them(tmp_path: Path) -> None:
         )
     }
     assert found == {"": (2, 20), "Net_0.Linear_0": (1, 10)}
-    rows = summarise([one]).tables["OPERATION_RANK"]
+    rows = summarize_run([one]).tables["OPERATION_RANK"]
     assert rows == [(0, "K", "", 2, 20, 10, 10), (0, "K", "Net_0.Linear_0", 1, 10, 10, 10)]
 
 
@@ -246,7 +246,7 @@ def test_without_modules_host_ranges_are_not_read(
 ) -> None:
     file = database(make(Plan()), 3, tmp_path / "rank3.db")
     monkeypatch.setattr(rank_map, "Framework", None)
-    (one,) = partials_of(file)
+    (one,) = read_partials(file)
     assert one.modules == ("",)
 
 
@@ -265,7 +265,7 @@ def test_of_many_modules_the_longest_are_listed_and_every_kernel_counts() -> Non
             **{name: np.arange(count) + 1 for name in ("total", "min", "max")},
         },
     )
-    rows = summary_rows.operation_rows(match([many]), [0])
+    rows = summary_rows.operation_rows(match_collectives([many]), [0])
     assert len(rows) == 256 + 2
     assert sum(row[3] for row in rows) == count
     longest = max((row for row in rows if row[2]), key=lambda row: row[4])

@@ -14,8 +14,8 @@ import pytest
 
 from tests.cli.test_report import refused, uprof
 from tests.cluster.summaries import COMPUTE_NS, MS, Made, make, slow_text
-from unified_prof.cluster.overview import Overview, ranges
-from unified_prof.cluster.stored import PARTS, open_run
+from unified_prof.cluster.overview import Overview, format_ranges
+from unified_prof.cluster.stored_run import STEP_PARTS, open_run
 
 
 @pytest.fixture
@@ -190,7 +190,7 @@ def test_what_is_not_known_of_a_step_is_not_a_zero(tmp_path: Path) -> None:
         assert overview.ranks[0].parts["wait_ns"] is None
         # The mean is over those who know.
         assert overview.whole["wait_ns"] == overview.ranks[4].parts["wait_ns"]
-        assert set(overview.whole) == {"span_ns", *PARTS}
+        assert set(overview.whole) == {"span_ns", *STEP_PARTS}
         assert overview.whole["input_late_ns"] is None
 
 
@@ -218,4 +218,4 @@ def test_a_slow_group_and_a_slow_link_are_first_of_their_kind(tmp_path: Path) ->
     ],
 )
 def test_ranks_are_told_in_short(numbers: list[int], words: str) -> None:
-    assert ranges(numbers) == words
+    assert format_ranges(numbers) == words

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.partial import Partial, Where
-from unified_prof.cluster.summary import Summary, summarise
+from unified_prof.cluster.rank_partial import Partial, PartialSource
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import UsageError
 
 PLAN = Plan(steps=8, batches=4, noise=0.05)
@@ -40,9 +40,9 @@ def mixed(first: list[Partial], second: list[Partial], of_second: set[int]) -> l
     return [b if a.facts.rank in of_second else a for a, b in zip(first, second, strict=True)]
 
 
-def told(found: list[Partial]) -> Summary:
-    where = {one.facts.rank: Where(f"run/rank{one.facts.rank}.db") for one in found}
-    return summarise(found, where)
+def told(found: list[Partial]) -> RunSummary:
+    where = {one.facts.rank: PartialSource(f"run/rank{one.facts.rank}.db") for one in found}
+    return summarize_run(found, where)
 
 
 @pytest.mark.quick(cases=2)

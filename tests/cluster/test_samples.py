@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from unified_prof.cluster.matching import match
-from unified_prof.cluster.rank_map import partials_of
-from unified_prof.cluster.waits import waits
+from unified_prof.cluster.matching import match_collectives
+from unified_prof.cluster.rank_map import read_partials
+from unified_prof.cluster.waits import compute_waits
 
 
 def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
@@ -16,15 +16,15 @@ def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
     found = [
         one
         for rank in range(2)
-        for one in partials_of(
+        for one in read_partials(
             folder
             / f"rank{rank}_ascend_pt"
             / "ASCEND_PROFILER_OUTPUT"
             / f"ascend_pytorch_profiler_{rank}.db"
         )
     ]
-    matched = match(found)
-    known = waits(matched)
+    matched = match_collectives(found)
+    known = compute_waits(matched)
     first = int(matched.events.first[0])
     assert matched.events.members.tolist() == [2, 2, 2, 2]
     assert known.wait[first] / 1e6 == pytest.approx(3.5172, abs=1e-4)

@@ -9,21 +9,21 @@ import pytest
 
 from tests.cluster.made import Plan, make, partials_of
 from unified_prof.cluster import matching, replay
-from unified_prof.cluster.matching import match
-from unified_prof.cluster.partial import END, START, STEP
-from unified_prof.cluster.summary import summarise
+from unified_prof.cluster.matching import match_collectives
+from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP
+from unified_prof.cluster.summary import summarize_run
 from unified_prof.cluster.summary_rows import _waits_by_step
-from unified_prof.cluster.waits import waits
+from unified_prof.cluster.waits import compute_waits
 
 
 def test_a_healthy_run_is_not_walked(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(*_: Any, **__: Any) -> None:
         raise AssertionError
 
-    monkeypatch.setattr(replay, "program_of", never)
-    assert summarise(partials_of(make(Plan(steps=3)))).findings == []
+    monkeypatch.setattr(replay, "build_program", never)
+    assert summarize_run(partials_of(make(Plan(steps=3)))).findings == []
     with pytest.raises(AssertionError):
-        summarise(partials_of(make(Plan(steps=3, slow={5: 1.3}))))
+        summarize_run(partials_of(make(Plan(steps=3, slow={5: 1.3}))))
 
 
 def one_by_one(
@@ -34,13 +34,15 @@ def one_by_one(
     latest: dict[tuple[int, int], int] = {}
     count = len(matched)
     # Ends of the same time count, wherever they stand among the marks.
-    order = sorted(range(count), key=lambda at: (marks["time"][at], marks["what"][at] == START, at))
+    order = sorted(
+        range(count), key=lambda at: (marks["time"][at], marks["what"][at] == MARK_START, at)
+    )
     for mark in order:
-        if marks["what"][mark] == STEP or matched[mark] < 0:
+        if marks["what"][mark] == MARK_STEP or matched[mark] < 0:
             continue
         op = marks["op"][mark]
         key = (int(ops["group"][op]), int(ops["kind"][op]))
-        if marks["what"][mark] == END:
+        if marks["what"][mark] == MARK_END:
             latest[key] = mark
         elif key in latest and marks["op"][latest[key]] != op:
             delay = int(marks["time"][mark] - marks["time"][latest[key]])
@@ -56,12 +58,12 @@ def test_begins_come_behind_the_last_end_of_their_group(seed: int) -> None:
     end = start + rng.integers(0, 20_000, count)
     ops = {"group": rng.integers(-1, 3, count), "kind": rng.integers(0, 2, count)}
     time = np.concatenate([start, end, [0]])
-    what = np.repeat([START, END, STEP], [count, count, 1])
+    what = np.repeat([MARK_START, MARK_END, MARK_STEP], [count, count, 1])
     op = np.concatenate([np.arange(count), np.arange(count), [-1]])
-    order = np.lexsort((op, what != END, time))
+    order = np.lexsort((op, what != MARK_END, time))
     marks = {"time": time[order], "what": what[order], "op": op[order]}
     event = np.where(rng.random(count) < 0.8, np.arange(count), -1)
-    matched = np.where(marks["what"] == STEP, -1, event[marks["op"]])
+    matched = np.where(marks["what"] == MARK_STEP, -1, event[marks["op"]])
     behind, delay = replay._queued(marks, ops, matched)
     found = {at: (int(behind[at]), int(delay[at])) for at in np.flatnonzero(behind >= 0).tolist()}
     assert found == one_by_one(marks, ops, matched)
@@ -72,10 +74,10 @@ def test_rows_are_put_together_in_one_order_however_it_is_found(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     found = partials_of(make(Plan(steps=3, setup_ns=500_000)))
-    quick = match(found)
+    quick = match_collectives(found)
     monkeypatch.setattr(matching, "stable_order", lambda *columns: np.lexsort(columns[::-1]))
     monkeypatch.setattr(matching, "_ascending", lambda _: False)
-    slow = match(found)
+    slow = match_collectives(found)
     for name in quick.rows.__slots__:
         np.testing.assert_array_equal(getattr(quick.rows, name), getattr(slow.rows, name), name)
 
@@ -87,7 +89,7 @@ def test_numbers_that_do_not_ascend_are_sorted() -> None:
         order = np.random.default_rng(one.facts.rank).permutation(len(one.communication["start"]))
         table = {name: values[order] for name, values in one.communication.items()}
         mixed.append(type(one)(**{**fields(one), "communication": table}))
-    as_it_was, now = match(found), match(mixed)
+    as_it_was, now = match_collectives(found), match_collectives(mixed)
     for name in ("rank", "group", "kind", "seq", "start", "end", "event"):
         np.testing.assert_array_equal(getattr(as_it_was.rows, name), getattr(now.rows, name), name)
 
@@ -97,8 +99,8 @@ def fields(one: Any) -> dict[str, Any]:
 
 
 def test_waits_by_step_are_the_sums_of_the_rows() -> None:
-    matched = match(partials_of(make(Plan(steps=3, setup_ns=500_000))))
-    waited = waits(matched)
+    matched = match_collectives(partials_of(make(Plan(steps=3, setup_ns=500_000))))
+    waited = compute_waits(matched)
     rows, events = matched.rows, matched.events
     wanted: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for at in np.flatnonzero((rows.event >= 0) & (waited.wait >= 0) & (rows.step >= 0)).tolist():

@@ -9,28 +9,28 @@ import pytest
 
 from tests.cluster.made import Plan, make, partials_of
 from tests.cluster.test_matching import later
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster import streamed_sums
-from unified_prof.cluster.partial import Partial
-from unified_prof.cluster.summary import Summary, summarise
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster import waits
+from unified_prof.cluster.rank_partial import Partial
+from unified_prof.cluster.summary import RunSummary, summarize_run
 
 pytest.importorskip("pyarrow")
 
 PLAN = Plan(steps=6, setup_ns=1_000_000, slow={5: 1.2})
 
 
-def both(found: list[Partial]) -> tuple[Summary, Summary]:
-    files = {one.facts.rank: partials.written(one) for one in found}
-    cut = [partials.first_steps(one, 30) for one in found]
+def both(found: list[Partial]) -> tuple[RunSummary, RunSummary]:
+    files = {one.facts.rank: partials.partial_to_parquet(one) for one in found}
+    cut = [partials.limit_to_first_steps(one, 30) for one in found]
     untils = [one.until for one in cut if one.until is not None]
     assert set(untils) <= {2, 3}  # stages do not have equally many operations
     assert all(len(one.communication["start"]) <= 30 for one in cut)
-    shorter = summarise(
+    shorter = summarize_run(
         cut,
-        read=lambda rank: partials.communication(files[rank], "it"),
+        read=lambda rank: partials.read_communication(files[rank], "it"),
         until=min(untils),
     )
-    return summarise(found), shorter
+    return summarize_run(found), shorter
 
 
 def without(rows: list[tuple[Any, ...]], *places: int) -> list[tuple[Any, ...]]:
@@ -58,24 +58,24 @@ def test_recordings_that_began_later_are_shifted_here_as_well() -> None:
 
 def test_a_rank_within_the_limit_stays_whole() -> None:
     one = partials_of(make(PLAN))[0]
-    assert partials.first_steps(one, 1_000) is one
+    assert partials.limit_to_first_steps(one, 1_000) is one
 
 
 def test_events_by_slice_are_those_by_number() -> None:
     rng = np.random.default_rng(7)
-    quick, slow = streamed_sums._Events(), streamed_sums._Events()
+    quick, slow = waits._StreamedEvents(), waits._StreamedEvents()
     for rank in range(4):
         first, count = int(rng.integers(0, 3)), int(rng.integers(1, 40))
         numbers = np.arange(first, first + count)
         rows = rng.permutation(count)
         table = {name: rng.integers(-1, 9, count) for name in ("move", "step", "bytes")}
         own = rng.integers(1, 50, count)
-        at = streamed_sums._in_a_row(numbers)
+        at = waits._in_a_row(numbers)
         assert at == slice(first, first + count)
         for held, where in ((quick, at), (slow, numbers)):
             held.grow(first + count)
             held.take(where, rank, own, table, rows)
     for name in ("least", "spent", "members", "last", "moved", "step", "bytes"):
         np.testing.assert_array_equal(getattr(quick, name), getattr(slow, name), name)
-    assert isinstance(streamed_sums._in_a_row(np.array([0, 1, 3])), np.ndarray)
-    assert isinstance(streamed_sums._in_a_row(np.array([1, 0, 2])), np.ndarray)
+    assert isinstance(waits._in_a_row(np.array([0, 1, 3])), np.ndarray)
+    assert isinstance(waits._in_a_row(np.array([1, 0, 2])), np.ndarray)

@@ -12,27 +12,27 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.partial import Unread, Where
-from unified_prof.cluster.summary import Summary, summarise
+from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
+from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
-from unified_prof.sqlite import writer
+from unified_prof.sqlite import skyline_writer
 
 PLAN = Plan(slow={5: 1.3}, setup_ns=1_000_000)
 
 
 @pytest.fixture(scope="module")
-def summary() -> Summary:
+def summary() -> RunSummary:
     found = partials_of(make(PLAN))
-    lost = Unread("node/rank7.db", "it is cut off", 7)
-    where = {one.facts.rank: Where(f"{one.facts.rank}.db", "p") for one in found}
-    return summarise([one for one in found if one.facts.rank not in (7, 11)], where, [lost])
+    lost = UnreadableRecording("node/rank7.db", "it is cut off", 7)
+    where = {one.facts.rank: PartialSource(f"{one.facts.rank}.db", "p") for one in found}
+    return summarize_run([one for one in found if one.facts.rank not in (7, 11)], where, [lost])
 
 
 @pytest.fixture(scope="module")
-def file(summary: Summary, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def file(summary: RunSummary, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("run") / "cluster.sqlite"
-    writer.write(path, summary.tables, {"tool": "uprof"})
+    skyline_writer.write_cluster_summary(path, summary.tables, {"tool": "uprof"})
     return path
 
 
@@ -47,7 +47,7 @@ def test_it_is_sound(file: Path) -> None:
     assert found.findings == ()
 
 
-def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: Summary) -> None:
+def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: RunSummary) -> None:
     found = rows(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
     assert [row[0] for row in found] == list(range(16))
     assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
@@ -120,7 +120,7 @@ def test_facts_of_the_run(file: Path) -> None:
 def test_a_rank_of_another_run_is_put_aside() -> None:
     found = partials_of(make(Plan()))
     odd = replace(found[2], facts=replace(found[2].facts, world_size=64))
-    told = summarise([*found[:2], odd, *found[3:]])
+    told = summarize_run([*found[:2], odd, *found[3:]])
     assert [(one.rank, one.why) for one in told.unread] == [
         (2, "it is of a run of 64 ranks, the others of one of 16")
     ]
@@ -128,12 +128,12 @@ def test_a_rank_of_another_run_is_put_aside() -> None:
 
 def test_without_any_rank_there_is_no_summary() -> None:
     with pytest.raises(StoreError, match=r"no rank's recording could be read; a\.db: it is empty"):
-        summarise([], unread=[Unread("a.db", "it is empty")])
+        summarize_run([], unread=[UnreadableRecording("a.db", "it is empty")])
 
 
 def test_one_rank_alone_is_summed_up_and_blamed_for_nothing() -> None:
     (one, *_) = partials_of(make(Plan(slow={0: 2.0})))
-    told = summarise([one])
+    told = summarize_run([one])
     assert told.findings == []
     assert told.tables["RANK"][0][7] == "read"
 
@@ -141,6 +141,6 @@ def test_one_rank_alone_is_summed_up_and_blamed_for_nothing() -> None:
 def test_ranks_with_other_steps_are_compared_in_those_all_have() -> None:
     found = partials_of(make(Plan(steps=3)))
     shorter = partials_of(make(Plan(steps=2)))[4]
-    told = summarise([*found[:4], shorter, *found[5:]])
+    told = summarize_run([*found[:4], shorter, *found[5:]])
     assert told.steps == (0, 1)
     assert told.findings == []

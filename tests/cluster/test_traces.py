@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from tests.decoders.kineto.made import call, complete, kernel, write
-from unified_prof.cluster.clocks import clocks
-from unified_prof.cluster.matching import match
-from unified_prof.cluster.rank_map import partials_of
+from unified_prof.cluster.clocks import align_clocks
+from unified_prof.cluster.matching import match_collectives
+from unified_prof.cluster.rank_map import read_partials
 from unified_prof.pipeline.convert import convert
 
 STAGES = (4, 9)
@@ -52,21 +52,21 @@ def databases(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 
 
 def test_both_ends_of_a_transfer_are_found_by_their_global_ranks(databases: list[Path]) -> None:
-    found = [partial for path in databases for partial in partials_of(path)]
+    found = [partial for path in databases for partial in read_partials(path)]
     assert [one.facts.rank for one in found] == [*STAGES]
     assert found[0].communication["peer"].tolist() == [STAGES[1]] * 4
     assert found[1].communication["peer"].tolist() == [STAGES[0]] * 4
 
 
 def test_stages_that_share_nothing_but_transfers_have_one_clock(databases: list[Path]) -> None:
-    matched = match(partial for path in databases for partial in partials_of(path))
+    matched = match_collectives(partial for path in databases for partial in read_partials(path))
     assert int(matched.events.complete.sum()) == 4
-    assert set(clocks(matched).island.tolist()) == {0}
+    assert set(align_clocks(matched).island.tolist()) == {0}
 
 
 def test_hosts_and_devices_that_nobody_names_are_not_one_of_that_name(
     databases: list[Path],
 ) -> None:
     for path in databases:
-        (one,) = partials_of(path)
+        (one,) = read_partials(path)
         assert (one.facts.host, one.facts.device_name) == (None, None)

@@ -20,7 +20,7 @@ from typer.testing import CliRunner
 from tests.cluster import ranks
 from tests.cluster.made import Plan, database, make
 from unified_prof.cli.app import app
-from unified_prof.cluster import partial, rank_map
+from unified_prof.cluster import rank_map, rank_partial
 from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 from unified_prof.migrate.upgrade import create
 from unified_prof.pipeline import cluster_map, remote
@@ -74,7 +74,7 @@ def test_what_was_just_made_is_not_read_again(
     run: Path, target: str, jobs: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     read: list[str] = []
-    monkeypatch.setattr(partial, "read", lambda _, name: read.append(name))
+    monkeypatch.setattr(rank_partial, "partial_from_parquet", lambda _, name: read.append(name))
     outcome = build([str(run)], target, jobs=jobs)
     assert (outcome.new, read) == (4, [])
     made_now = tables(target)
@@ -212,7 +212,7 @@ def test_what_changed_is_read_again_and_its_older_partial_goes(run: Path, target
 def test_a_stopped_call_is_gone_on_with(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = rank_map.partials_of
+    original = rank_map.read_partials
 
     def stopped(path: Path, rank: int | None = None) -> Any:
         if path.name == "rank2.db":
@@ -297,7 +297,7 @@ def test_databases_of_other_tools_are_no_ranks(run: Path, target: str) -> None:
 def test_what_is_broken_in_ourselves_costs_its_rank_alone(
     run: Path, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    original = rank_map.partials_of
+    original = rank_map.read_partials
 
     def breaks(path: Path, rank: int | None = None) -> Any:
         if path.name == "rank2.db":

@@ -11,9 +11,9 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from tests.report.on_page import SCRIPT, written
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import page as html
-from unified_prof.report.figures import as_document, collect
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report.figures import collect_figures, figures_document
+from unified_prof.report.formats import ReportRequest
 
 
 @pytest.fixture(scope="module")
@@ -39,14 +39,16 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def page(folder: Path) -> Path:
     with open_reports(folder) as opened:
-        (folder / "page.html").write_text(html.produce_page(opened, Request()), encoding="utf-8")
+        (folder / "page.html").write_text(
+            html.produce_page(opened, ReportRequest()), encoding="utf-8"
+        )
     return folder / "page.html"
 
 
 @pytest.fixture(scope="module")
 def document(folder: Path) -> Any:
     with open_analyses(folder) as analyses:
-        found = as_document([collect(analysis) for analysis in analyses])
+        found = figures_document([collect_figures(analysis) for analysis in analyses])
     return json.loads(json.dumps(found))["reports"]
 
 

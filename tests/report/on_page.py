@@ -11,8 +11,8 @@ import numpy as np
 from tests.analysis.builders import Device
 from tests.report.browser import Browser
 from unified_prof.explain.api import open_reports
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report.formats import ReportRequest
 
 SCRIPT = "<script>document.title = 'hacked'</script>"
 
@@ -62,7 +62,7 @@ def many_tasks(path: Path, count: int) -> Path:
 def written(path: Path) -> Path:
     with open_reports(path) as opened:
         page = path.with_suffix(".html")
-        page.write_text(html.produce_page(opened, Request()), encoding="utf-8")
+        page.write_text(html.produce_page(opened, ReportRequest()), encoding="utf-8")
     return page
 
 

@@ -17,7 +17,7 @@ from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording
 from unified_prof.cli.app import app
 from unified_prof.cli.diff import FormatOption
 from unified_prof.errors import UsageError
-from unified_prof.report.device_formats import FORMATS
+from unified_prof.report.formats import DEVICE_FORMATS
 
 
 @pytest.fixture
@@ -44,8 +44,8 @@ def page(text: str) -> dict[str, Any]:
 def test_every_format_is_offered_and_has_its_endings(
     sides: tuple[Path, Path], tmp_path: Path
 ) -> None:
-    assert list(FORMATS) == [one.value for one in FormatOption]
-    for name, one in FORMATS.items():
+    assert list(DEVICE_FORMATS) == [one.value for one in FormatOption]
+    for name, one in DEVICE_FORMATS.items():
         printed = uprof(*sides, "--format", name)
         for suffix in one.suffixes:
             file = tmp_path / f"{name}{suffix}"

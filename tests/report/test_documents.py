@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.report.figures import dumped
+from unified_prof.report.figures import dump_json
 
 PLAIN = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False)
 VALUES = st.recursive(
@@ -31,7 +31,7 @@ class Word(str, Enum):
 
 @given(VALUES)
 def test_it_is_what_python_writes(document: object) -> None:
-    assert dumped(document) == json.dumps(document, indent=2) + "\n"
+    assert dump_json(document) == json.dumps(document, indent=2) + "\n"
 
 
 @pytest.mark.parametrize(
@@ -50,10 +50,10 @@ def test_it_is_what_python_writes(document: object) -> None:
     ],
 )
 def test_so_are_the_edges(document: object) -> None:
-    assert dumped(document) == json.dumps(document, indent=2) + "\n"
+    assert dump_json(document) == json.dumps(document, indent=2) + "\n"
 
 
 @pytest.mark.parametrize("where", [math.nan, [math.inf], {"a": [1, {"b": -math.inf}]}])
 def test_a_number_that_is_not_finite_is_a_bug(where: object) -> None:
     with pytest.raises(ValueError, match="not JSON compliant"):
-        dumped(where)
+        dump_json(where)

@@ -10,10 +10,10 @@ import pytest
 from tests.analysis.advice.plants import US, Plant
 from unified_prof.explain.advice import registry
 from unified_prof.explain.api import open_reports
-from unified_prof.report import markdown, text
-from unified_prof.report import markdown as json_text
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report import renderers, terminal
+from unified_prof.report import renderers as json_text
+from unified_prof.report.formats import ReportRequest
 
 
 def recording(path: Path, *, every: int, kernels: int = 100) -> Path:
@@ -29,10 +29,10 @@ SAID = "because the host has not launched its next work yet"
 
 def test_findings_stand_above_the_figures(tmp_path: Path) -> None:
     with open_reports(recording(tmp_path / "run.db", every=50 * US)) as opened:
-        lines = text.produce_text(opened, Request()).splitlines()
-        told = json.loads(json_text.produce_json(opened, Request()))
-        marked = markdown.produce_markdown(opened, Request())
-        page = html.produce_page(opened, Request())
+        lines = terminal.produce_text(opened, ReportRequest()).splitlines()
+        told = json.loads(json_text.produce_json(opened, ReportRequest()))
+        marked = renderers.produce_markdown(opened, ReportRequest())
+        page = html.produce_page(opened, ReportRequest())
     assert lines[1].startswith("to do first")
     assert SAID in lines[1]
     assert "uprof advise" in lines[2]
@@ -45,8 +45,8 @@ def test_findings_stand_above_the_figures(tmp_path: Path) -> None:
 
 def test_a_healthy_run_has_no_block(tmp_path: Path) -> None:
     with open_reports(recording(tmp_path / "run.db", every=11 * US)) as opened:
-        shown = text.produce_text(opened, Request())
-        marked = markdown.produce_markdown(opened, Request())
+        shown = terminal.produce_text(opened, ReportRequest())
+        marked = renderers.produce_markdown(opened, ReportRequest())
     assert "to do first" not in shown
     assert "To do first" not in marked
 

@@ -14,11 +14,11 @@ import pytest
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import formats, markdown, text
-from unified_prof.report import markdown as csv_text
-from unified_prof.report import page as html
-from unified_prof.report.figures import Figures, as_document, collect
-from unified_prof.report.formats import Request, encode
+from unified_prof.report import formats, renderers, terminal
+from unified_prof.report import html_page as html
+from unified_prof.report import renderers as csv_text
+from unified_prof.report.figures import Figures, collect_figures, figures_document
+from unified_prof.report.formats import ReportRequest, encode_varints
 
 NASTY = [
     "<script>alert(1)</script>",
@@ -33,7 +33,7 @@ NASTY = [
 
 def figures_of(path: Path, by: str | None = "operation", **options: Any) -> list[Figures]:
     with open_analyses(path) as analyses:
-        return [collect(one, None if by is None else [by], **options) for one in analyses]
+        return [collect_figures(one, None if by is None else [by], **options) for one in analyses]
 
 
 @pytest.fixture
@@ -45,7 +45,7 @@ def nasty(tmp_path: Path) -> Path:
 
 
 def test_json_holds_every_figure(tmp_path: Path) -> None:
-    document = as_document(figures_of(training_step(tmp_path / "msprof_1.db"), None))
+    document = figures_document(figures_of(training_step(tmp_path / "msprof_1.db"), None))
     document = json.loads(json.dumps(document, allow_nan=False))
     (report,) = document["reports"]
     assert list(report["breakdowns"]) == report["available"]
@@ -75,7 +75,7 @@ def test_sorting_by_what_nobody_measured_is_refused(tmp_path: Path) -> None:
 
 
 def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
-    shown = text.render(
+    shown = terminal.render_text(
         figures_of(training_step(tmp_path / "msprof_1.db"), details=False), width=None, color=False
     )
     lines = shown.splitlines()
@@ -96,16 +96,16 @@ def test_a_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
         [("a_name_that_goes_on_and_on_" * 4, 1.5, 2.0, [("some/folder/model.py", 1)])],
     )
     memory_report(tmp_path / "memory.sqlite")
-    shown = text.render(figures_of(tmp_path, details=False), width=width, color=False)
+    shown = terminal.render_text(figures_of(tmp_path, details=False), width=width, color=False)
     assert max(map(len, shown.splitlines())) <= width
     assert "1.50 ms" in shown or "3.50 ms" in shown
 
 
 def test_colour_is_only_there_when_asked_for(nasty: Path) -> None:
-    plain = text.render(figures_of(nasty), width=None, color=False)
+    plain = terminal.render_text(figures_of(nasty), width=None, color=False)
     assert "\x1b" not in plain
     assert r"\x1b[2Jwiped" in plain
-    coloured = text.render(figures_of(nasty), width=100, color=True)
+    coloured = terminal.render_text(figures_of(nasty), width=100, color=True)
     assert "\x1b[1m" in coloured
     assert "\x1b[2J" not in coloured
 
@@ -120,7 +120,7 @@ def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
 
 
 def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
-    shown = markdown.render_markdown(figures_of(nasty))
+    shown = renderers.render_markdown(figures_of(nasty))
     table = [line for line in shown.splitlines() if line.startswith("|")]
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
     assert len(cells) == 1, "every row has the same cells"
@@ -131,7 +131,7 @@ def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
 
 def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
     with open_reports(nasty) as opened:
-        page = html.produce_page(opened, Request())
+        page = html.produce_page(opened, ReportRequest())
     assert page.count("<script") == 2
     assert page.count("</script>") == 2
     assert "alert(1)</script>" not in page
@@ -144,7 +144,7 @@ def test_the_page_holds_names_as_data_only(nasty: Path) -> None:
 
 def test_the_page_needs_no_network(tmp_path: Path) -> None:
     with open_reports(training_step(tmp_path / "msprof_1.db")) as opened:
-        page = html.produce_page(opened, Request())
+        page = html.produce_page(opened, ReportRequest())
     references = re.findall(r"(?:src|href|url)\s*[=(]\s*[\"']?(\S+)", page)
     assert [one for one in references if not one.startswith(("`#", "#"))] == []
     assert "default-src 'none'" in page
@@ -168,8 +168,8 @@ def test_source_lines_are_included_only_when_asked_for(tmp_path: Path) -> None:
         ],
     )
     with open_reports(path) as opened:
-        assert "hidden_line" not in html.produce_page(opened, Request())
-        page = html.produce_page(opened, Request(source_root=project))
+        assert "hidden_line" not in html.produce_page(opened, ReportRequest())
+        page = html.produce_page(opened, ReportRequest(source_root=project))
     assert '"source":{"model.py:2":"hidden_line = 1"}' in page
     assert "password" not in page
 
@@ -182,7 +182,7 @@ def test_numbers_are_encoded_seven_bits_a_byte(values: list[int]) -> None:
 
     import numpy as np
 
-    data = base64.b64decode(encode(np.array(values, np.int64)))
+    data = base64.b64decode(encode_varints(np.array(values, np.int64)))
     found, value, shift = [], 0, 0
     for byte in data:
         value |= (byte & 127) << shift
@@ -202,7 +202,7 @@ def test_no_format_tells_a_secret_of_an_older_report(tmp_path: Path) -> None:
     path = run_time_report(tmp_path / "r.sqlite", facts=facts)
     for one in formats.FORMATS:
         with open_reports(path) as opened:
-            shown = one.produce(opened, Request())
+            shown = one.produce(opened, ReportRequest())
         text = shown if isinstance(shown, str) else shown.decode("latin-1")
         assert "hunter2" not in text, one.name
     with open_reports(path) as opened:

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Device
 from tests.cli.test_report import uprof
 from unified_prof.report import names
-from unified_prof.report.tables import Column, without_repetition
+from unified_prof.report.tables import Column, collapse_equal_rows
 
 AT = "at::native::"
 FUNCTOR = f"{AT}BinaryFunctor<float, float, float, {AT}binary_internal::MulFunctor<float> >"
@@ -56,7 +56,7 @@ SYMBOLS = {
 
 @pytest.mark.parametrize("name", SYMBOLS, ids=SYMBOLS.values())
 def test_a_symbol_is_shown_by_what_tells_it_apart(name: str) -> None:
-    assert names.symbol(name) == SYMBOLS[name]
+    assert names.short_symbol(name) == SYMBOLS[name]
 
 
 @pytest.mark.parametrize(
@@ -80,23 +80,23 @@ def test_a_symbol_is_shown_by_what_tells_it_apart(name: str) -> None:
     ],
 )
 def test_other_names_stay_as_they_are(name: str) -> None:
-    assert names.symbol(name) == name
+    assert names.short_symbol(name) == name
 
 
 @given(st.text(st.sampled_from("ab1:<>(){}[],*& -_~")))
 def test_no_name_is_too_odd(name: str) -> None:
-    assert names.symbol(name) or not name
-    assert names.symbol(name, arguments=True) or not name
+    assert names.short_symbol(name) or not name
+    assert names.short_symbol(name, arguments=True) or not name
 
 
 def test_no_name_takes_long() -> None:
     for text in ("f<" * 50_000, "f" + "<a" * 150 + ">" * 150 + "()", "(" * 1000 + ")" * 1000):
-        assert names.shown([text, text])
+        assert names.readable_names([text, text])
 
 
 def test_kernels_that_differ_only_in_their_types_stay_apart() -> None:
     single, double = ADD.format(AT, 4, "float"), ADD.format(AT, 4, "double")
-    assert names.shown([single, double, GELU]) == (
+    assert names.readable_names([single, double, GELU]) == (
         "vectorized_elementwise_kernel<4, CUDAFunctor_add<float>, array<char*, 3ul>>",
         "vectorized_elementwise_kernel<4, CUDAFunctor_add<double>, array<char*, 3ul>>",
         "vectorized_elementwise_kernel<...GeluCUDAKernelImpl>",
@@ -105,7 +105,7 @@ def test_kernels_that_differ_only_in_their_types_stay_apart() -> None:
 
 @given(st.text(), st.integers(0, 50))
 def test_a_long_name_keeps_both_its_ends(text: str, width: int) -> None:
-    cut = names.middle(text, width)
+    cut = names.truncate_middle(text, width)
     assert len(cut) == min(len(text), width)
     if len(text) <= width:
         assert cut == text
@@ -120,10 +120,10 @@ def test_rows_that_differ_in_nothing_are_one() -> None:
         Column("operation", ("add", "add", "add", "add", "add"), is_name=True),
         Column("change", ("-1 µs", "-1 µs", "-2 µs", "-2 µs", "-1 µs")),
     ]
-    grouped = without_repetition(columns)
+    grouped = collapse_equal_rows(columns)
     assert grouped[1].cells == ("add (x2 alike)", "add", "add", "add")
     assert grouped[2].cells == ("-1 µs", "-2 µs", "-2 µs", "-1 µs")
-    assert without_repetition(grouped) == grouped
+    assert collapse_equal_rows(grouped) == grouped
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import unified_prof
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.pipeline.live import Profile
 from unified_prof.recording.model import Advice, Finding, NotJudged
+from unified_prof.report.html_page import InertPage
 from unified_prof.report.notebook import html_of
-from unified_prof.report.page import InertPage
 
 TAGS = {"div", "span", "b", "table", "thead", "tbody", "tr", "th", "td"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="a()">\u202e&amp;\x1b[2J' + "A" * 700

@@ -13,9 +13,9 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import chrome_trace, formats, markdown, text
-from unified_prof.report import markdown as csv_text
-from unified_prof.report.figures import as_document, collect
+from unified_prof.report import formats, renderers, terminal, viewer_traces
+from unified_prof.report import renderers as csv_text
+from unified_prof.report.figures import collect_figures, figures_document
 
 ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
 
@@ -23,18 +23,18 @@ ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff
 def everything(path: Path) -> None:
     """Print a report in every format."""
     with open_analyses(path) as analyses:
-        figures = [collect(one) for one in analyses]
-        json.dumps(as_document(figures), allow_nan=False)
-        text.render(figures, width=80, color=False)
-        markdown.render_markdown(figures)
+        figures = [collect_figures(one) for one in analyses]
+        json.dumps(figures_document(figures), allow_nan=False)
+        terminal.render_text(figures, width=80, color=False)
+        renderers.render_markdown(figures)
         csv_text.render_csv(figures)
         for one in formats.FORMATS:
             with open_reports(path) as opened:
-                one.produce(opened, formats.Request())
+                one.produce(opened, formats.ReportRequest())
         for sort in ("time", "size", "name"):
             with suppress(UsageError):  # nothing has the figure
-                collect(analyses[0], sort=sort)
-        chrome_trace.write(path.with_suffix(".json"), [("", one) for one in analyses])
+                collect_figures(analyses[0], sort=sort)
+        viewer_traces.write_chrome_trace(path.with_suffix(".json"), [("", one) for one in analyses])
     json.loads(path.with_suffix(".json").read_text(encoding="utf-8"))
 
 

@@ -17,16 +17,14 @@ from tests.cluster.summaries import Made, make
 from tests.report import axe, browser
 from tests.report.browser import Browser
 from unified_prof.cluster.overview import Overview
-from unified_prof.cluster.stored import open_run
+from unified_prof.cluster.stored_run import open_run
 from unified_prof.compare.device_diff import of_devices
 from unified_prof.explain.api import open_reports
 from unified_prof.report import cluster_page
 from unified_prof.report import device_documents as device_page
-from unified_prof.report import page as html
-from unified_prof.report import page as opener
-from unified_prof.report.cluster_formats import Request as ClusterRequest
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report import html_page as opener
+from unified_prof.report.formats import ClusterRequest, DeviceRequest, ReportRequest
 
 in_a_browser = [
     pytest.mark.slow,
@@ -37,7 +35,7 @@ WIDTHS = (390, 1280, 1920)
 
 def page_of(path: Path, to: Path) -> Path:
     with open_reports(path) as opened:
-        to.write_text(html.produce_page(opened, Request()), encoding="utf-8")
+        to.write_text(html.produce_page(opened, ReportRequest()), encoding="utf-8")
     return to
 
 
@@ -99,7 +97,9 @@ def cluster(folder: Path) -> Path:
 def perfetto(folder: Path) -> Path:
     """The page that hands a trace to Perfetto; there is none beside it."""
     page = folder / "page.html"
-    page.write_text(opener.page("run.db", "run.perfetto-trace", 12_345), encoding="utf-8")
+    page.write_text(
+        opener.perfetto_opener_page("run.db", "run.perfetto-trace", 12_345), encoding="utf-8"
+    )
     return page
 
 
@@ -109,7 +109,7 @@ def difference(folder: Path) -> Path:
     found = of_devices([base], [new])
     assert found is not None
     page = folder / "page.html"
-    page.write_text(device_page.produce_device_page(found, Shown()), encoding="utf-8")
+    page.write_text(device_page.produce_device_page(found, DeviceRequest()), encoding="utf-8")
     return page
 
 

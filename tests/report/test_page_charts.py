@@ -15,7 +15,7 @@ from tests.report.on_page import VIEWS, click, many_tasks, stepping, written
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
-from unified_prof.report.figures import as_document, collect
+from unified_prof.report.figures import collect_figures, figures_document
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
@@ -77,7 +77,9 @@ def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
     path = stepping(tmp_path / "msprof_1.db")
     with open_analyses(path) as analyses:
         (analysis,) = analyses
-        (expected,) = json.loads(json.dumps(as_document([collect(analysis)])))["reports"]
+        (expected,) = json.loads(json.dumps(figures_document([collect_figures(analysis)])))[
+            "reports"
+        ]
     window.open(written(path))
     bars = window.run(
         "return [...document.querySelectorAll('#steps .step')].map((one) => one.ariaLabel)"
@@ -85,12 +87,14 @@ def test_steps_are_marked_and_charted_with_the_reasons_for_idle(
     rows = expected["breakdowns"]["step"]["rows"]
     assert len(bars) == len(rows) == 3
     for bar, row in zip(bars, rows, strict=True):
-        assert bar.startswith(f"step {row['name']}: {names.duration(row['total_ns'])}; compute ")
+        assert bar.startswith(
+            f"step {row['name']}: {names.format_duration(row['total_ns'])}; compute "
+        )
         assert "idle: " in bar
     (whole,) = (one for one in expected["why_idle"] if one["step"] is None)
     legend = window.run("return document.querySelector('#split .legend').textContent")
     for reason, text in IN_WORDS.items():
-        told = f"idle: {text} {names.duration(whole[f'{reason}_ns'])}"
+        told = f"idle: {text} {names.format_duration(whole[f'{reason}_ns'])}"
         assert (told in legend) == (whole[f"{reason}_ns"] > 0)
     window.run("document.querySelector('#steps .step').focus()")
     window.press("\ue014")

@@ -17,10 +17,10 @@ from unified_prof.explain.roofline.breakdown import Placed
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import REASONS
-from unified_prof.report import names, page_data, text
-from unified_prof.report import page as html
-from unified_prof.report.figures import as_document, collect
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report import names, page_data, terminal
+from unified_prof.report.figures import collect_figures, figures_document
+from unified_prof.report.formats import ReportRequest
 
 LINE = "site-packages/transformers/models/bert/modeling_bert.py:364"
 
@@ -28,7 +28,7 @@ LINE = "site-packages/transformers/models/bert/modeling_bert.py:364"
 def data_of(path: Path) -> dict[str, Any]:
     """Return what the page of a report holds."""
     with open_reports(path) as opened:
-        page = html.produce_page(opened, Request())
+        page = html.produce_page(opened, ReportRequest())
     found = re.search(r'<script type="application/json" id="data">(.*?)</script>', page, re.DOTALL)
     assert found is not None
     data: dict[str, Any] = json.loads(found[1])
@@ -38,16 +38,20 @@ def data_of(path: Path) -> dict[str, Any]:
 def document_of(path: Path) -> dict[str, Any]:
     """Return the JSON of a report."""
     with open_reports(path) as opened:
-        found = as_document([collect(analysis) for analysis in opened.analyses])["reports"][0]
+        found = figures_document([collect_figures(analysis) for analysis in opened.analyses])[
+            "reports"
+        ][0]
     document: dict[str, Any] = json.loads(json.dumps(found))
     return document
 
 
 def test_a_path_is_cut_in_front() -> None:
-    assert names.middle(LINE, 30) == "...s/bert/modeling_bert.py:364"
-    assert names.middle(f"{LINE} (+5)", 30).endswith("modeling_bert.py:364 (+5)")
-    assert names.middle(f"most before aten::linear, {LINE}", 40).endswith("modeling_bert.py:364")
-    assert names.middle("a_kernel_of_a_long_name_64x64", 20) == "a_kernel_of..._64x64"
+    assert names.truncate_middle(LINE, 30) == "...s/bert/modeling_bert.py:364"
+    assert names.truncate_middle(f"{LINE} (+5)", 30).endswith("modeling_bert.py:364 (+5)")
+    assert names.truncate_middle(f"most before aten::linear, {LINE}", 40).endswith(
+        "modeling_bert.py:364"
+    )
+    assert names.truncate_middle("a_kernel_of_a_long_name_64x64", 20) == "a_kernel_of..._64x64"
 
 
 def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
@@ -60,7 +64,7 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
         (tmp_path / "msprof_2.db", " of the window: ", " of the steps: "),
     ):
         with open_reports(path) as opened:
-            shown = text.produce_text(opened, Request())
+            shown = terminal.produce_text(opened, ReportRequest())
         (idle,) = (line for line in shown.splitlines() if line.startswith("idle "))
         assert step in idle
         assert window not in idle
@@ -68,16 +72,16 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
 
 def test_a_title_names_workload_device_and_date() -> None:
     facts = {"command": '["uprof", "run", "src/train.py"]', "started": "2026-03-04T05:06:07"}
-    assert page_data.title({"path": "a/msprof_1.db", "facts": facts}, None) == (
+    assert page_data.page_title({"path": "a/msprof_1.db", "facts": facts}, None) == (
         "train.py, 2026-03-04 - uprof"
     )
     facts = {"command": "import", "trace": "bert.json.gz", "device 0": "NVIDIA H100"}
-    assert page_data.title({"path": "a/bert.db", "facts": facts}, "2025-07-01") == (
+    assert page_data.page_title({"path": "a/bert.db", "facts": facts}, "2025-07-01") == (
         "bert.json.gz, NVIDIA H100, 2025-07-01 - uprof"
     )
-    assert page_data.title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
+    assert page_data.page_title({"path": "a/bert.db", "facts": {}}, None) == "bert.db - uprof"
     facts = {"trace": "decode.json.gz", "device_vendor": "AMD", "device_kind": "gpu"}
-    assert page_data.title({"path": "d.db", "facts": facts}, None) == (
+    assert page_data.page_title({"path": "d.db", "facts": facts}, None) == (
         "decode.json.gz, AMD GPU - uprof"
     )
 
@@ -100,7 +104,7 @@ def test_a_name_that_fills_a_table_is_cut_inside_and_whole_beside_it(tmp_path: P
 
 
 def test_counters_have_the_units_that_their_names_do_not_tell() -> None:
-    found = page_data.units(
+    found = page_data.counter_units(
         ["aic_mac_ratio", "aic_total_cycles", "aicore_time(us)", "SMs Active [Throughput %]", "x"]
     )
     assert found == {"aic_mac_ratio": "share of 1", "aic_total_cycles": "cycles"}

@@ -18,10 +18,10 @@ from tests.report.browser import Browser
 from unified_prof.explain.api import open_reports
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.idle import IN_WORDS
-from unified_prof.report import markdown, text
+from unified_prof.report import html_page as page_module
 from unified_prof.report import names as words
-from unified_prof.report import page as page_module
-from unified_prof.report.formats import Request
+from unified_prof.report import renderers, terminal
+from unified_prof.report.formats import ReportRequest
 
 pytestmark = pytest.mark.quick(cases=2)
 
@@ -76,12 +76,12 @@ def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make(tmp_path, lambda: request.getfixturevalue("shared"))
 
 
-FOR_PEOPLE = (text.produce_text, markdown.produce_markdown, markdown.produce_csv)
+FOR_PEOPLE = (terminal.produce_text, renderers.produce_markdown, renderers.produce_csv)
 
 
 def told(path: Path, produce: Any) -> str:
     with open_reports(path) as opened:
-        return str(produce(opened, Request()))
+        return str(produce(opened, ReportRequest()))
 
 
 def data_of(page: str) -> dict[str, Any]:
@@ -92,7 +92,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_the_page_is_given_what_json_has(report: Path) -> None:
-    document = json.loads(told(report, markdown.produce_json))
+    document = json.loads(told(report, renderers.produce_json))
     sent = data_of(told(report, page_module.produce_page))
     assert len(sent["reports"]) == len(document["reports"]) > 0
     for one, expected in zip(sent["reports"], document["reports"], strict=True):
@@ -114,12 +114,12 @@ def test_the_page_is_given_what_json_has(report: Path) -> None:
 
 
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:
-    document = json.loads(told(report, markdown.produce_json))
-    plain, marked = told(report, text.produce_text), told(report, markdown.produce_markdown)
-    rows = list(csv.DictReader(io.StringIO(told(report, markdown.produce_csv))))
+    document = json.loads(told(report, renderers.produce_json))
+    plain, marked = told(report, terminal.produce_text), told(report, renderers.produce_markdown)
+    rows = list(csv.DictReader(io.StringIO(told(report, renderers.produce_csv))))
     for one in document["reports"]:
         totals = one["totals"]
-        for key, show in (("total_ns", words.duration), ("peak_bytes", words.size)):
+        for key, show in (("total_ns", words.format_duration), ("peak_bytes", words.format_size)):
             if totals[key] is not None:
                 assert show(totals[key]) in plain
                 assert show(totals[key]) in marked
@@ -136,7 +136,7 @@ def test_other_formats_have_the_figures_of_json(report: Path) -> None:
 
 
 def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
-    document = json.loads(told(report, markdown.produce_json))
+    document = json.loads(told(report, renderers.produce_json))
     names = {
         row["name"]
         for one in document["reports"]
@@ -199,7 +199,7 @@ def test_what_is_seen_is_what_json_has(
     window: Browser, tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     path = RECORDINGS[name](tmp_path, lambda: request.getfixturevalue("shared"))
-    document = json.loads(told(path, markdown.produce_json))
+    document = json.loads(told(path, renderers.produce_json))
     page = tmp_path / "page.html"
     page.write_text(told(path, page_module.produce_page), encoding="utf-8")
     window.open(page)
@@ -217,15 +217,15 @@ def test_what_is_seen_is_what_json_has(
         assert seen["figures"]["model_use"] == f"{use['flops']} FLOP"
     for device, strip in zip(expected["devices"], seen["strips"], strict=False):
         of = device["steps"] or device
-        assert strip["whole"].endswith(words.duration(of["window_ns"]))
+        assert strip["whole"].endswith(words.format_duration(of["window_ns"]))
         parts = " ".join(strip["parts"])
-        assert words.duration(of["compute_ns"]) in parts
+        assert words.format_duration(of["compute_ns"]) in parts
         whole = [one for one in expected["why_idle"] if one["step"] is None]
         for why in whole:
             if why["device"] == device["device"] and why["idle_ns"] == of["idle_ns"]:
                 for reason, said in IN_WORDS.items():
                     value = why[f"{reason}_ns"]
-                    assert (f"idle: {said} {words.duration(value)}" in parts) == (value > 0)
+                    assert (f"idle: {said} {words.format_duration(value)}" in parts) == (value > 0)
     for by, breakdown in expected["breakdowns"].items():
         table = window.run(TABLE, by)
         assert len(table["rows"]) == min(1000, len(breakdown["rows"])), by

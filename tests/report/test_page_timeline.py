@@ -24,9 +24,9 @@ from tests.report.on_page import (
 )
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.idle import IN_WORDS
+from unified_prof.report import html_page as html
 from unified_prof.report import names
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report.formats import ReportRequest
 
 pytestmark = [pytest.mark.slow, browser.needed]
 
@@ -106,7 +106,7 @@ def test_a_hundred_thousand_tasks_stay_below_three_megabytes(
             },
         )
     with open_reports(tmp_path / "msprof_1.db") as opened:
-        text = html.produce_page(opened, Request())
+        text = html.produce_page(opened, ReportRequest())
     assert len(text.encode()) < 3_000_000
     large = tmp_path / "page.html"
     large.write_text(text, encoding="utf-8")
@@ -177,7 +177,7 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
     time.sleep(0.4)
     said = window.run("return document.querySelector('#selected-idle').textContent")
     parts = [
-        f"{IN_WORDS[reason]} {names.duration(getattr(whole, f'{reason}_ns'))}"
+        f"{IN_WORDS[reason]} {names.format_duration(getattr(whole, f'{reason}_ns'))}"
         for reason in IN_WORDS
         if getattr(whole, f"{reason}_ns")
     ]

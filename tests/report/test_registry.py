@@ -21,7 +21,7 @@ def report(tmp_path: Path) -> Path:
 
 @pytest.mark.parametrize("name", ["text", "json", "csv", "markdown", "html", "parquet", "arrow"])
 def test_each_format_has_its_name_its_endings_and_something_to_say(report: Path, name: str) -> None:
-    one = formats.named(name)
+    one = formats.find_format(name)
     for suffix in one.suffixes:
         output = report.with_name(f"o{suffix.upper()}")
         done = uprof("report", report, "-o", output)
@@ -32,7 +32,7 @@ def test_each_format_has_its_name_its_endings_and_something_to_say(report: Path,
 
 
 def test_every_format_is_listed_above() -> None:
-    assert formats.NAMES == ("text", "json", "csv", "markdown", "html", "parquet", "arrow")
+    assert formats.FORMAT_NAMES == ("text", "json", "csv", "markdown", "html", "parquet", "arrow")
 
 
 @pytest.mark.parametrize("ending", ["pdf", "xlsx", "db", "sqlite", "jsn"])
@@ -90,7 +90,7 @@ def command(*arguments: str | Path) -> list[str]:
 
 @pytest.mark.slow
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-@pytest.mark.parametrize("form", formats.NAMES)
+@pytest.mark.parametrize("form", formats.FORMAT_NAMES)
 def test_a_full_disk_behind_stdout_is_told_and_has_its_exit_code(report: Path, form: str) -> None:
     with Path("/dev/full").open("w") as full:
         done = subprocess.run(

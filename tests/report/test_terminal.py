@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from unified_prof.report.terminal import Page
+from unified_prof.report.terminal import TerminalPage
 
 
 def told(text: str, width: int | None = None) -> list[str]:
-    page = Page(width=width, color=False)
+    page = TerminalPage(width=width, color=False)
     page.fact("idle", text)
     return page.text().splitlines()
 

@@ -17,7 +17,7 @@ import pytest
 from tests.analysis.builders import Device
 from tests.cli.test_report import refused, uprof
 from unified_prof.explain.api import open_analyses
-from unified_prof.report import chrome_trace, perfetto
+from unified_prof.report import viewer_traces
 
 
 @pytest.fixture
@@ -61,7 +61,7 @@ def test_a_perfetto_trace_holds_every_slice_flow_and_counter(
     protos = pytest.importorskip("perfetto.protos.perfetto.trace.perfetto_trace_pb2")
     path = tmp_path / "o.perfetto-trace"
     with open_analyses(recording) as (analysis,):
-        written = perfetto.write(path, [("", analysis)])
+        written = viewer_traces.write_perfetto_trace(path, [("", analysis)])
     assert (written.slices, written.flows, written.counters) == (9, 2, 2)
     trace = protos.Trace()
     trace.ParseFromString(path.read_bytes())
@@ -101,7 +101,7 @@ def test_a_perfetto_trace_holds_every_slice_flow_and_counter(
 def test_a_chrome_trace_has_numbers_for_times(recording: Path, tmp_path: Path) -> None:
     path = tmp_path / "o.json"
     with open_analyses(recording) as (analysis,):
-        chrome_trace.write(path, [("", analysis)])
+        viewer_traces.write_chrome_trace(path, [("", analysis)])
     trace = json.loads(path.read_text(encoding="utf-8"))
     events = trace["traceEvents"]
     named = {
@@ -137,7 +137,7 @@ def test_a_chrome_trace_has_numbers_for_times(recording: Path, tmp_path: Path) -
 
 def test_several_ranks_keep_their_names_and_flows_apart(recording: Path, tmp_path: Path) -> None:
     with open_analyses(recording) as (one,), open_analyses(recording) as (other,):
-        chrome_trace.write(tmp_path / "o.json", [("a: ", one), ("b: ", other)])
+        viewer_traces.write_chrome_trace(tmp_path / "o.json", [("a: ", one), ("b: ", other)])
     events = json.loads((tmp_path / "o.json").read_text(encoding="utf-8"))["traceEvents"]
     groups = {event["args"]["name"] for event in events if event["name"] == "process_name"}
     assert groups == {"a: device 0", "a: process 5", "b: device 0", "b: process 5"}

@@ -26,7 +26,7 @@ from unified_prof.report import names
     ],
 )
 def test_durations(value_ns: float | None, text: str) -> None:
-    assert names.duration(value_ns) == text
+    assert names.format_duration(value_ns) == text
 
 
 @pytest.mark.parametrize(
@@ -34,7 +34,7 @@ def test_durations(value_ns: float | None, text: str) -> None:
     [(None, "-"), (0, "0 B"), (1023, "1,023 B"), (1024, "1.00 KiB"), (1 << 30, "1.00 GiB")],
 )
 def test_sizes(value_bytes: int | None, text: str) -> None:
-    assert names.size(value_bytes) == text
+    assert names.format_size(value_bytes) == text
 
 
 @pytest.mark.parametrize(
@@ -42,11 +42,11 @@ def test_sizes(value_bytes: int | None, text: str) -> None:
     [(None, "-"), (0.0, "0.0 %"), (0.01, "<0.1 %"), (12.345, "12.3 %"), (100.0, "100.0 %")],
 )
 def test_percentages_that_are_not_zero_do_not_look_like_it(value: float | None, text: str) -> None:
-    assert names.percent(value) == text
+    assert names.format_percent(value) == text
 
 
 @given(st.integers(1, 10**15))
 def test_a_duration_in_words_is_right_to_half_a_percent(value_ns: int) -> None:
-    number, unit = names.duration(value_ns).split()
+    number, unit = names.format_duration(value_ns).split()
     factor = {"ns": 1, "µs": 10**3, "ms": 10**6, "s": 10**9}[unit]
     assert float(number.replace(",", "")) * factor == pytest.approx(value_ns, rel=0.0051)

@@ -84,7 +84,7 @@ def advise(
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, told.SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = shapes.chosen(context, told.ADVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
     if file is not None:
         refuse_existing(file, overwrite=force)
     of_run: tuple[Finding, ...] = ()
@@ -107,14 +107,14 @@ def advise(
         ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
         stack.enter_context(hints.for_reports(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
-        reports = told.gather(opened)
+        reports = told.gather_advice(opened)
         if shape == "json":
-            text = told.json_text(reports, opened, of_run, top=top)
+            text = told.advice_json(reports, opened, of_run, top=top)
         elif shape == "markdown":
-            text = told.as_markdown(reports, of_run, top=top or _FOR_PEOPLE)
+            text = told.advice_markdown(reports, of_run, top=top or _FOR_PEOPLE)
         else:
             width, color = _terminal(to_file=file is not None)
-            text = told.text(
+            text = told.advice_text(
                 reports,
                 of_run,
                 top=top or _FOR_PEOPLE,
@@ -147,11 +147,11 @@ def _of_run_alone(
     from unified_prof.report import advice as told
 
     if shape == "json":
-        return told.json_text([], None, of_run[:top], top=top)
+        return told.advice_json([], None, of_run[:top], top=top)
     if shape == "markdown":
-        return told.as_markdown([], of_run, top=top or _FOR_PEOPLE)
+        return told.advice_markdown([], of_run, top=top or _FOR_PEOPLE)
     width, color = _terminal(to_file=to_file)
-    return told.text(
+    return told.advice_text(
         [], of_run, top=top or _FOR_PEOPLE, width=width, color=color, full_names=full, is_run=True
     )
 
@@ -242,7 +242,7 @@ def what_if(
     changes = [*map(_faster, faster or ()), *map(_without, without or ())]
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, told.SUFFIXES_WHAT_IF, asked=asked, as_json=json_, file=file)
+    shape = shapes.chosen(context, told.WHAT_IF_SUFFIXES, asked=asked, as_json=json_, file=file)
     if file is not None:
         refuse_existing(file, overwrite=force)
     with ExitStack() as stack:

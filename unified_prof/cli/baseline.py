@@ -134,18 +134,18 @@ def history(
         entries, runs = zip(*api.versions(name, store, last), strict=True)
         noise = workloads.noise(allowed.noise, runs[-1])
         series += [
-            shown.Series(name, entries, analyse(runs, metric, limits, noise))
+            shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
             for metric in allowed.metrics
         ]
     width, color = (None, False) if file else printing.terminal()
     if shape == "json":
-        text = printing.json_text(shown.document(series, limits))
+        text = printing.json_text(shown.history_document(series, limits))
     elif shape == "csv":
-        text = shown.as_csv(series)
+        text = shown.history_csv(series)
     elif shape == "html":
-        text = shown.html(series, limits)
+        text = shown.history_page(series, limits)
     else:
-        text = shown.text(series, limits, width=width, color=color)
+        text = shown.history_text(series, limits, width=width, color=color)
     if file is None:
         printing.put(text, for_people=shape == "text")
         return
@@ -160,10 +160,10 @@ def _put(entries: list[Entry], as_json: bool) -> None:
         return
     from unified_prof.report import names as words
     from unified_prof.report.tables import Column
-    from unified_prof.report.terminal import Page
+    from unified_prof.report.terminal import TerminalPage
 
     width, color = printing.terminal()
-    page = Page(width=width, color=color)
+    page = TerminalPage(width=width, color=color)
     if not entries:
         printing.say("no baseline; `uprof baseline save NAME FILE` saves one")
         return
@@ -175,7 +175,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
                 is_name=True,
             ),
             Column("saved (UTC)", tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry in entries)),
-            Column("samples", tuple(words.number(entry.samples) for entry in entries)),
+            Column("samples", tuple(words.format_number(entry.samples) for entry in entries)),
             Column(
                 "device",
                 tuple(words.neutral(entry.device or "-") for entry in entries),

@@ -139,18 +139,20 @@ def table(measured: list[Measured], line: Fit | None) -> list[str]:
 
     rows = [("batch", "iteration", "samples/s", "peak memory")]
     for one in measured:
-        time = names.duration(None if one.iteration_ms is None else one.iteration_ms * 1e6)
+        time = names.format_duration(None if one.iteration_ms is None else one.iteration_ms * 1e6)
         rate = "-" if one.samples_per_s is None else f"{one.samples_per_s:,.1f}"
-        rows.append((str(one.batch_size), time, rate, names.size(one.peak_bytes)))
+        rows.append((str(one.batch_size), time, rate, names.format_size(one.peak_bytes)))
     widths = [max(len(row[at]) for row in rows) for at in range(4)]
     lines = ["  ".join(f"{cell:>{widths[at]}}" for at, cell in enumerate(row)) for row in rows]
     lines += [f"batch {one.batch_size}: {one.failure}" for one in measured if one.failure]
     if line is None:
         return lines
-    error = "" if line.error_bytes is None else f", within {names.size(line.error_bytes)}"
-    fixed = names.size(max(line.fixed_bytes, 0.0))
-    lines.append(f"peak: {fixed} and {names.size(line.bytes_per_sample)} a sample{error}")
+    error = "" if line.error_bytes is None else f", within {names.format_size(line.error_bytes)}"
+    fixed = names.format_size(max(line.fixed_bytes, 0.0))
+    lines.append(f"peak: {fixed} and {names.format_size(line.bytes_per_sample)} a sample{error}")
     if line.memory_bytes is not None:
         fits = "no batch" if line.largest_batch is None else f"a batch of {line.largest_batch:,}"
-        lines.append(f"largest that fits in {names.size(line.memory_bytes)}: {fits} (predicted)")
+        lines.append(
+            f"largest that fits in {names.format_size(line.memory_bytes)}: {fits} (predicted)"
+        )
     return lines

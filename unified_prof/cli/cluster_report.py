@@ -24,11 +24,16 @@ from unified_prof.cli.gate_sides import SUFFIXES as GATE_SUFFIXES
 from unified_prof.cli.gate_sides import Allowed, FormatOption, append_summary, verdict_text
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.report import formats
-from unified_prof.report.cluster_formats import BYS, NAMES, SUFFIXES, Request
+from unified_prof.report.formats import (
+    CLUSTER_BREAKDOWNS,
+    CLUSTER_FORMAT_NAMES,
+    CLUSTER_SUFFIXES,
+    ClusterRequest,
+)
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.stored import Rank
+    from unified_prof.cluster.stored_run import RankRecord
     from unified_prof.explain.report_questions import OverTime
     from unified_prof.report.formats import Format
 
@@ -37,8 +42,8 @@ if TYPE_CHECKING:
     ShapeOption = Enum
     ByOption = Enum
 else:
-    ShapeOption = Enum("ShapeOption", {name: name for name in NAMES}, type=str)
-    ByOption = Enum("ByOption", {name: name for name in BYS}, type=str)
+    ShapeOption = Enum("ShapeOption", {name: name for name in CLUSTER_FORMAT_NAMES}, type=str)
+    ByOption = Enum("ByOption", {name: name for name in CLUSTER_BREAKDOWNS}, type=str)
 
 _DIFF_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 
@@ -72,7 +77,7 @@ def opened(path: Path) -> Iterator[Overview]:
         StoreError: there is none, or it is damaged.
     """
     from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.stored import open_run
+    from unified_prof.cluster.stored_run import open_run
 
     with open_run(path) as run:
         yield Overview(run)
@@ -111,9 +116,11 @@ def report(
     """Show what costs a run of many ranks its time: ranks, hosts, links, steps."""
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = formats.named(shapes.chosen(context, SUFFIXES, asked=asked, as_json=json_, file=file))
+    shape = formats.find_format(
+        shapes.chosen(context, CLUSTER_SUFFIXES, asked=asked, as_json=json_, file=file)
+    )
     width, color = printing.terminal() if file is None and shape.for_people else (None, False)
-    request = Request(
+    request = ClusterRequest(
         by=None if by is None else by.value,
         rank=rank,
         step=step,
@@ -134,7 +141,7 @@ def report(
 def show(
     overview: Overview,
     shape: Format,
-    request: Request,
+    request: ClusterRequest,
     file: Path | None,
     *,
     force: bool,
@@ -148,7 +155,7 @@ def show(
     """
     import sys
 
-    from unified_prof.report.cluster_formats import produce_cluster
+    from unified_prof.report.formats import produce_cluster
     from unified_prof.sqlite.atomic import refuse_existing
 
     if file is None and not shape.for_terminal and sys.stdout.isatty():
@@ -191,7 +198,7 @@ def diff(
     quiet: Quiet = False,
 ) -> None:
     """Compare two runs of many ranks by what ranks do, so that 64 and 128 ranks compare."""
-    from unified_prof.cluster import compare
+    from unified_prof.cluster import run_comparison
     from unified_prof.report import cluster_comparison
 
     file = shapes.file_of(output)
@@ -200,14 +207,16 @@ def diff(
     with ExitStack() as stack:
         before, after = (stack.enter_context(opened(path)) for path in (base, new))
         _warn(before, after, quiet=quiet)
-        found = compare.diff(before, after, by=by.value)
+        found = run_comparison.compare_cluster_runs(before, after, by=by.value)
         if shape == "json":
-            text = cluster_comparison.json_text(found)
+            text = cluster_comparison.cluster_difference_json(found)
         elif shape == "markdown":
-            text = cluster_comparison.as_markdown(found, top=top, full_names=full_names)
+            text = cluster_comparison.cluster_difference_markdown(
+                found, top=top, full_names=full_names
+            )
         else:
             width, color = (None, False) if file else printing.terminal()
-            text = cluster_comparison.text(
+            text = cluster_comparison.cluster_difference_text(
                 found, top=top, width=width, color=color, full_names=full_names
             )
     if file is None:
@@ -250,7 +259,7 @@ def gate(
     json_: AsJsonFormat = False,
 ) -> None:
     """Refuse a run of many ranks that is slower than a base allows, judged by its steps."""
-    from unified_prof.cluster import compare
+    from unified_prof.cluster import run_comparison
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
@@ -260,7 +269,7 @@ def gate(
     limits = Allowed(max_regress=max_regress, min_abs=min_abs).limits()
     with ExitStack() as stack:
         before, after = (stack.enter_context(opened(path)) for path in (base, new))
-        verdict = compare.gate(before, after, metric or ["step"], limits)
+        verdict = run_comparison.gate_cluster_run(before, after, metric or ["step"], limits)
         _warn(before, after, quiet=quiet)
     labels = (str(base), str(new))
     if file is not None:
@@ -356,18 +365,23 @@ def timelines(
         StoreError: there is no run, or a rank's recording is not there any more.
         UsageError: the run has no such rank or step; a recording has to be converted first.
     """
-    from unified_prof.cluster.step_lanes import Shifted, islands, telling_ranks, window_of
+    from unified_prof.cluster.step_lanes import (
+        ShiftedTimeline,
+        ranks_by_clock,
+        ranks_of_interest,
+        step_window,
+    )
     from unified_prof.explain.api import open_reports
 
     with ExitStack() as stack:
         overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet, needed=True))
         if overview is None:
             raise report_ranks.no_run(path, "--ranks and --step are for those; leave them out")
-        numbers = wanted.ranks if wanted.ranks is not None else telling_ranks(overview)
+        numbers = wanted.ranks if wanted.ranks is not None else ranks_of_interest(overview)
         chosen = [overview.rank(number).rank for number in numbers]
         found: list[tuple[str, OverTime]] = []
         for rank in chosen:
-            window = window_of(overview.run, rank, wanted.step)
+            window = step_window(overview.run, rank, wanted.step)
             file = recording_of(overview, rank)
             ready = converting.reports_of(
                 file, convert=convert, quiet=quiet, several=False, output=output
@@ -375,10 +389,10 @@ def timelines(
             reports = stack.enter_context(open_reports(ready.path))
             told = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
             found += [
-                (f"{told}: ", Shifted(one, overview.run.clock(rank), window))
+                (f"{told}: ", ShiftedTimeline(one, overview.run.clock(rank), window))
                 for one in reports.analyses
             ]
-        together = islands(chosen)
+        together = ranks_by_clock(chosen)
         if not quiet and (len(together) > 1 or None in together):
             printing.say(
                 "uprof: warning: these ranks share no event that would tell their clocks: "
@@ -387,7 +401,7 @@ def timelines(
         yield Together(found, [one.rank for one in chosen], [*together.values()])
 
 
-def recording_of(overview: Overview, rank: Rank) -> Path:
+def recording_of(overview: Overview, rank: RankRecord) -> Path:
     """Return where a rank's recording lies: as it was named, or beside the run.
 
     Raises:

@@ -32,7 +32,7 @@ if TYPE_CHECKING:
     from unified_prof.explain.api import Opened
     from unified_prof.pipeline.cache import Ready
     from unified_prof.pipeline.convert import Outcome
-    from unified_prof.report.formats import Format, Request
+    from unified_prof.report.formats import Format, ReportRequest
 
 
 _TAKES = "; ".join(source.what for source in SOURCES)
@@ -308,10 +308,10 @@ def side_of(
     Raises:
         UprofError: as of `reports_of`; also where a path is the summary of a cluster's run.
     """
-    from unified_prof.cluster.partial import is_run
+    from unified_prof.cluster.rank_partial import is_run_directory
 
     for path in paths:
-        if is_run(path):
+        if is_run_directory(path):
             raise UsageError(
                 f"{path} is the summary of a cluster's run, not the report of one process",
                 hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
@@ -347,7 +347,7 @@ class Produced:
 def produced(
     path: Path,
     shape: Format,
-    request: Request,
+    request: ReportRequest,
     *,
     rank: int | None = None,
     capture: Path | None = None,

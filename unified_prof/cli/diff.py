@@ -137,12 +137,14 @@ def diff(
     operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
     the figures are those of one device on average.
     """
-    from unified_prof.report.device_formats import FORMATS, SUFFIXES
+    from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = FormatOption(shapes.chosen(context, SUFFIXES, asked=asked, as_json=json_, file=file))
-    if file is None and sys.stdout.isatty() and not FORMATS[shape.value].for_terminal:
+    shape = FormatOption(
+        shapes.chosen(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
+    )
+    if file is None and sys.stdout.isatty() and not DEVICE_FORMATS[shape.value].for_terminal:
         raise UsageError(
             f"{shape.value} cannot be shown on a terminal",
             hint="write it to a file with -o",
@@ -313,10 +315,10 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
             "uprof report --by annotation",
             slug="no-breakdown",
         )
-    from unified_prof.report.device_documents import document
-    from unified_prof.report.device_formats import FORMATS, Shown
+    from unified_prof.report.device_documents import device_document
+    from unified_prof.report.formats import DEVICE_FORMATS, DeviceRequest
 
-    shown = Shown(
+    shown = DeviceRequest(
         by=how.by.value,
         top=how.top,
         everything=how.everything,
@@ -326,9 +328,9 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
     )
 
     def words() -> str:
-        return FORMATS[how.shape.value].produce(found, shown)
+        return DEVICE_FORMATS[how.shape.value].produce(found, shown)
 
-    return _Found(how.shape, lambda: document(found), words, found.warnings)
+    return _Found(how.shape, lambda: device_document(found), words, found.warnings)
 
 
 def _refused(shape: FormatOption, why: str) -> UsageError:
@@ -371,4 +373,6 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Found:
             return comparison.diff_markdown(found, **shown)
         return comparison.diff_text(found, width=how.width, color=how.color, **shown)
 
-    return _Found(how.shape, lambda: operation_difference.document(found), words, found.warnings)
+    return _Found(
+        how.shape, lambda: operation_difference.difference_document(found), words, found.warnings
+    )

@@ -20,7 +20,7 @@ def doctor(
     """Say which backends can run here and why the others cannot, and what is installed."""
     from unified_prof.backends import environment, registry
     from unified_prof.report.tables import text_columns
-    from unified_prof.report.terminal import Page
+    from unified_prof.report.terminal import TerminalPage
 
     backends = list(registry.survey())
     versions = {"uprof": VERSION, **environment.versions()}
@@ -43,7 +43,7 @@ def doctor(
         can = "no" if answer.reason else "if asked for" if answer.doubt else "yes"
         rows.append((answer.name, can, answer.reason or answer.doubt or ""))
     # Reasons are sentences: they stay whole however narrow the terminal is.
-    page = Page(width=None, color=False)
+    page = TerminalPage(width=None, color=False)
     page.table(text_columns(rows))
     page.gap()
     page.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))

@@ -174,7 +174,7 @@ def _stacks(
         printing.put_json(record | {"profiles": profiles, "coverage": coverage_fields(coverage)})
     elif not usual.quiet:
         for part in parts:
-            show = names.size if part.unit == "bytes" else names.duration
+            show = names.format_size if part.unit == "bytes" else names.format_duration
             printing.say(
                 f"{output}: {part.measure}: {part.stacks:,} stacks, {show(part.total)} in all"
             )

@@ -204,13 +204,13 @@ def verdicts_text(
     from unified_prof.report import comparison as shown
 
     if shape is FormatOption.JSON:
-        return output.json_text(shown.document(verdicts, pairs))
+        return output.json_text(shown.verdicts_document(verdicts, pairs))
     if shape is FormatOption.MARKDOWN:
-        return shown.as_markdown(verdicts, pairs)
+        return shown.verdicts_markdown(verdicts, pairs)
     if shape is FormatOption.JUNIT:
-        return shown.junit(verdicts, pairs)
+        return shown.verdicts_junit(verdicts, pairs)
     width, color = (None, False) if to_file else output.terminal()
-    return shown.text(verdicts, width=width, color=color)
+    return shown.verdicts_text(verdicts, width=width, color=color)
 
 
 def verdict_text(

@@ -107,9 +107,9 @@ def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
 
 def json_text(document: object) -> str:
     """Return a document as JSON; a number that is not finite is a bug, not a NaN."""
-    from unified_prof.report.figures import dumped
+    from unified_prof.report.figures import dump_json
 
-    return dumped(document)
+    return dump_json(document)
 
 
 def put_json(document: object) -> None:
@@ -247,15 +247,15 @@ def unrecovered(folder: Path) -> str | None:
 
 
 def _hint(path: Path, message: str) -> str | None:
-    from unified_prof.cluster import partial
+    from unified_prof.cluster import rank_partial
     from unified_prof.pipeline import sources
 
-    if partial.is_run(path):
+    if rank_partial.is_run_directory(path):
         return (
             f"it is a run of many ranks: `uprof cluster report {path}` has its tables, "
             f"`uprof report {path} --rank N` one rank, `uprof trace {path} --ranks N,...` timelines"
         )
-    if path.is_dir() and (hint := partial.hint_of_begun(path)) is not None:
+    if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
         return hint
     if path.is_dir() and (hint := unrecovered(path)) is not None:
         return hint

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     FormatOption = Enum
 else:
     ByOption = Enum("ByOption", {name: name for name in KINDS}, type=str)
-    FormatOption = Enum("FormatOption", {name: name for name in formats.NAMES}, type=str)
+    FormatOption = Enum("FormatOption", {name: name for name in formats.FORMAT_NAMES}, type=str)
 
 
 class SortOption(str, Enum):
@@ -119,8 +119,8 @@ def report(
 
     file = shapes.file_of(output)
     asked = format_ and format_.value
-    shape = formats.named(
-        shapes.chosen(context, formats.SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = formats.find_format(
+        shapes.chosen(context, formats.FORMAT_SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     to_terminal = file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
@@ -142,7 +142,7 @@ def report(
             slug="no-breakdown",
         )
     width, color = printing.terminal() if to_terminal else (None, False)
-    request = formats.Request(
+    request = formats.ReportRequest(
         by=None if by is None else by.value,
         sort=None if sort is None else sort.value,
         top=top,

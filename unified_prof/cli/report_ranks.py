@@ -15,9 +15,9 @@ from unified_prof.errors import StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
-    from unified_prof.cluster.summary import Summary
+    from unified_prof.cluster.summary import RunSummary
     from unified_prof.explain.api import Opened
-    from unified_prof.report.formats import Format, Request
+    from unified_prof.report.formats import Format, ReportRequest
 
 SHOWN_EACH = 4
 """Up to so many ranks have their own report below that of the run."""
@@ -40,10 +40,10 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         StoreError: the summary of a run is damaged.
         UsageError: a run is needed, and two recordings are of one rank.
     """
-    from unified_prof.cluster.partial import FILE_NAME, is_run
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, is_run_directory
 
-    if is_run(path) or _is_summary(path):
-        from unified_prof.cluster.stored import open_run
+    if is_run_directory(path) or _is_summary(path):
+        from unified_prof.cluster.stored_run import open_run
 
         with open_run(path) as run:
             yield _overview(run)
@@ -52,16 +52,16 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
     if len(databases) < 2:
         yield None
         return
-    from unified_prof.cluster.stored import Run
+    from unified_prof.cluster.stored_run import StoredRun
     from unified_prof.pipeline import cluster
-    from unified_prof.sqlite import writer
+    from unified_prof.sqlite import skyline_writer
     from unified_prof.sqlite.atomic import temporary_folder
     from unified_prof.sqlite.reader import open_report
 
     why: UprofError | None = None
     with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         try:
-            summary: Summary | None = cluster.summary_of(databases, progress=progress)
+            summary: RunSummary | None = cluster.summary_of(databases, progress=progress)
         except UprofError as err:
             why = err
             summary = None
@@ -78,10 +78,10 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
         yield None
         return
     with temporary_folder() as folder:
-        file = folder / FILE_NAME
-        writer.write(file, summary.tables, {})
+        file = folder / SUMMARY_FILE_NAME
+        skyline_writer.write_cluster_summary(file, summary.tables, {})
         with open_report(file) as report:
-            yield _overview(Run(path, report))
+            yield _overview(StoredRun(path, report))
 
 
 def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
@@ -100,9 +100,9 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
 
 def no_run(path: Path, otherwise: str) -> UsageError:
     """Return the error of a path that is no run, with what makes one of it, else `otherwise`."""
-    from unified_prof.cluster.partial import hint_of_begun
+    from unified_prof.cluster.rank_partial import completion_hint
 
-    hint = hint_of_begun(path) if path.is_dir() else None
+    hint = completion_hint(path) if path.is_dir() else None
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
         hint = f"its recordings make one: `uprof cluster build {path} -o RUN`, then name RUN here"
     return UsageError(
@@ -112,19 +112,21 @@ def no_run(path: Path, otherwise: str) -> UsageError:
     )
 
 
-def produce(overview: Overview, shape: Format, request: Request, reports: Opened | None) -> str:
+def produce(
+    overview: Overview, shape: Format, request: ReportRequest, reports: Opened | None
+) -> str:
     """Return a run in one of the formats, and below it the reports of few ranks."""
-    from unified_prof.report import cluster_document, cluster_formats
+    from unified_prof.report import cluster_document, formats
 
-    own = cluster_formats.Request(
+    own = formats.ClusterRequest(
         top=request.top, full_names=request.full_names, width=request.width, color=request.color
     )
     if shape.name == "json":
-        told: dict[str, Any] = {"cluster": cluster_document.of_run(overview)}
+        told: dict[str, Any] = {"cluster": cluster_document.run_document(overview)}
         if reports is not None:
             told |= json.loads(shape.text(reports, request))
         return output.json_text(told)
-    text = cluster_formats.produce_cluster(shape, overview, own)
+    text = formats.produce_cluster(shape, overview, own)
     if reports is None or shape.name == "html":
         return text
     if shape.name == "csv":

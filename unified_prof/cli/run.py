@@ -89,10 +89,10 @@ class RunEnd:
     def _say_figures(self, result: RunResult) -> None:
         if result.files and not self.quiet:
             from unified_prof.cli.output import terminal
-            from unified_prof.report import text as brief
+            from unified_prof.report import terminal as brief
 
             width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
-            text = brief.of_run(result.files, top=self._top, width=width, color=color)
+            text = brief.run_footer(result.files, top=self._top, width=width, color=color)
             self._say(text.rstrip("\n"))
 
 

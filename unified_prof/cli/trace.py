@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unified_prof.explain.api import Opened
     from unified_prof.explain.report_questions import OverTime
     from unified_prof.recording.source import Coverage
-    from unified_prof.report.chrome_trace import Lose, Written
+    from unified_prof.report.viewer_traces import OnUnreadable, TraceContents
 
 _PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
@@ -117,7 +117,7 @@ def trace(
 class OfRanks:
     """What a trace of several ranks holds."""
 
-    written: Written
+    written: TraceContents
     ranks: list[int]
     islands: list[list[int]]
     """The ranks by the clock that they share."""
@@ -140,7 +140,7 @@ def write_ranks(
 
 def write_reports(
     path: Path, output: Path, *, with_path: bool, convert: bool, force: bool, quiet: bool
-) -> tuple[Written, Coverage]:
+) -> tuple[TraceContents, Coverage]:
     """Write the timeline of a report, or of all in a folder, and return what it holds.
 
     Raises:
@@ -163,20 +163,18 @@ def write_reports(
 
 
 def _write(
-    output: Path, named: list[tuple[str, OverTime]], lose: Lose | None, *, force: bool
-) -> Written:
+    output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
+) -> TraceContents:
     """Write the trace in the format that the file's name asks for, whole or not at all."""
+    from unified_prof.report.viewer_traces import write_chrome_trace, write_perfetto_trace
     from unified_prof.sqlite.atomic import replacing
 
-    if output.name.endswith(_CHROME):
-        from unified_prof.report.chrome_trace import write
-    else:
-        from unified_prof.report.perfetto import write
+    write = write_chrome_trace if output.name.endswith(_CHROME) else write_perfetto_trace
     with replacing(output, overwrite=force) as partial:
         return write(partial, named, lose)
 
 
-def sentence(output: Path, written: Written) -> str:
+def sentence(output: Path, written: TraceContents) -> str:
     """Return what a trace holds in words."""
     return (
         f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
@@ -186,11 +184,11 @@ def sentence(output: Path, written: Written) -> str:
 
 def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports that have points in time, each with a prefix for its names."""
-    from unified_prof.report.chrome_trace import WithPath
-    from unified_prof.report.figures import answers
+    from unified_prof.report.figures import readable_answers
+    from unified_prof.report.viewer_traces import WithCriticalPath
 
     # A snapshot of an allocator has no tracks, but memory over time.
-    has_times = answers(
+    has_times = readable_answers(
         opened,
         lambda analysis: (
             analysis,
@@ -212,6 +210,6 @@ def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]
         )
     several = len(found) > 1
     return [
-        (f"{Path(one.path).stem}: " if several else "", WithPath(one) if with_path else one)
+        (f"{Path(one.path).stem}: " if several else "", WithCriticalPath(one) if with_path else one)
         for one in found
     ]

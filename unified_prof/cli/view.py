@@ -109,7 +109,12 @@ def _page(
     from unified_prof.report import formats
 
     made = producing.produced(
-        path, formats.named("html"), formats.Request(), rank=rank, convert=convert, quiet=quiet
+        path,
+        formats.find_format("html"),
+        formats.ReportRequest(),
+        rank=rank,
+        convert=convert,
+        quiet=quiet,
     )
     if rank is None and not quiet:
         producing.say_hints(path, made)
@@ -124,15 +129,15 @@ def _timeline(
     from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
     from unified_prof.cli.cluster_report import Wanted
-    from unified_prof.cluster.partial import is_run
-    from unified_prof.report import page as opener
+    from unified_prof.cluster.rank_partial import is_run_directory
+    from unified_prof.report import html_page as opener
 
     title = path.absolute().name
     # Perfetto reads Chrome's format as well, which needs no package to be written.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
     missing = ""
-    if rank is not None or is_run(path):
+    if rank is not None or is_run_directory(path):
         wanted = Wanted(None if rank is None else (rank,), None)
         ranks = trace.write_ranks(path, file, wanted, convert=convert, force=False, quiet=quiet)
         written = ranks.written
@@ -143,10 +148,10 @@ def _timeline(
         missing = coverage.sentence if coverage.missing else ""
     if not quiet:
         output.say(trace.sentence(Path(file.name), written))
-    page = opener.page(title, file.name, file.stat().st_size)
+    page = opener.perfetto_opener_page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),
-        Item(file.name, _BYTES, file, reader=opener.PERFETTO, is_last=True),
+        Item(file.name, _BYTES, file, reader=opener.PERFETTO_URL, is_last=True),
     ], missing
 
 

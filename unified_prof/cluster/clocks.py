@@ -21,7 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.matching import Matched
+from unified_prof.cluster.matching import MatchedCollectives
 
 Ints = NDArray[np.int64]
 
@@ -67,7 +67,7 @@ _SURE = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Clocks:
+class AlignedClocks:
     """Of each rank of a `Matched`."""
 
     offset: Ints
@@ -94,7 +94,7 @@ class _Edges:
     error: NDArray[np.float64]
 
 
-def clocks(matched: Matched) -> Clocks:
+def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
     """Align the clocks of all ranks that are connected by what they did together."""
     ends = matched.rows.end[matched.events.first] if len(matched.events) else np.empty(0, np.int64)
     at = (int(ends.min()) + int(ends.max())) // 2 if len(ends) else 0
@@ -108,7 +108,7 @@ def clocks(matched: Matched) -> Clocks:
     # Who did things together long ago is sure of that time alone.
     half = (int(ends.max()) - int(ends.min())) / 2 if len(ends) else 0.0
     error = np.hypot(error, unsure * half)
-    return Clocks(
+    return AlignedClocks(
         np.rint(offset).astype(np.int64),
         np.ceil(error).astype(np.int64),
         _largest_first(island),
@@ -117,7 +117,7 @@ def clocks(matched: Matched) -> Clocks:
     )
 
 
-def _solved(matched: Matched, edges: _Edges) -> tuple[Floats, Floats, Ints]:
+def _solved(matched: MatchedCollectives, edges: _Edges) -> tuple[Floats, Floats, Ints]:
     """Return each rank's value, its error and its island, from the differences of pairs."""
     count = len(matched.ranks)
     offset = np.zeros(count)
@@ -140,7 +140,7 @@ def _solved(matched: Matched, edges: _Edges) -> tuple[Floats, Floats, Ints]:
     return offset, error, island
 
 
-def _slopes(matched: Matched) -> _Edges | None:
+def _slopes(matched: MatchedCollectives) -> _Edges | None:
     """Return how quickly clocks of pairs drift apart, ns in a second; None: none does for sure.
 
     The difference of the ends at the begin of the recording is compared with that at its end.
@@ -195,7 +195,7 @@ def _some(keys: Sequence[Ints]) -> NDArray[np.bool_]:
     return np.asarray(place % np.repeat(np.maximum(-(-n // _ASKED), 1), n) == 0)
 
 
-def _members(matched: Matched, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+def _members(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
     """Pair each member of events with the first: both ranks, and both rows."""
     rows = matched.rows
     size = matched.events.members[events]
@@ -213,7 +213,7 @@ def _largest_first(island: Ints) -> Ints:
     return place[inverse]
 
 
-def _edges(matched: Matched, drift: Floats, at: int) -> _Edges:
+def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     """Pair each member of an event with its first member, and sum up by pairs of ranks."""
     rows = matched.rows
     a, b, first, others = _members(matched, np.flatnonzero(matched.events.members > 1))
@@ -288,7 +288,10 @@ def _relaxed(
 
 
 def _by_host(
-    matched: Matched, offset: NDArray[np.float64], error: NDArray[np.float64], island: Ints
+    matched: MatchedCollectives,
+    offset: NDArray[np.float64],
+    error: NDArray[np.float64],
+    island: Ints,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
     """Give ranks of one host one offset, where they share a clock."""
     offset, error = offset.copy(), error.copy()

@@ -19,22 +19,24 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.cause_signals import deviation, farthest, slowness_in
-from unified_prof.cluster.context import (
-    LEAST_SHARE,
-    MS,
-    Case,
+from unified_prof.cluster.moe_imbalance import EXPERT_IMBALANCE, GENERAL_SLOWNESS, expert_imbalance
+from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import (
+    MIN_STEP_SHARE,
+    NS_PER_MS,
     Cost,
-    by_host,
-    cost_of,
-    finding,
-    in_steps,
-    listed,
+    RuleContext,
+    chance_limit,
+    group_by_host,
+    list_first,
+    make_finding,
+    replay_cost,
+    robust_deviation,
+    slowness_in_steps,
+    steps_suffix,
 )
-from unified_prof.cluster.moe_imbalance import EXPERT_IMBALANCE, GENERAL, expert_imbalance
-from unified_prof.cluster.partial import NONE, START, STEP
-from unified_prof.cluster.replay import Change
-from unified_prof.cluster.slow_links import Slow, slow_at_times, slow_groups, slow_pairs
+from unified_prof.cluster.slow_links import SlowLink, slow_groups, slow_in_some_steps, slow_pairs
 from unified_prof.recording.model import Finding
 
 Floats = NDArray[np.float64]
@@ -48,7 +50,7 @@ _OTHERS_WAIT = 0.5
 _FEW_RANKS = 5
 
 
-def late_ranks(case: Case) -> Iterator[Finding]:
+def late_ranks(case: RuleContext) -> Iterator[Finding]:
     """Ranks that are late, their device idle, for no reason that the recording has."""
     evidence = case.evidence
     gaps = np.maximum(evidence.middle_gap - evidence.peers_middle_gap, 0.0)
@@ -61,7 +63,7 @@ def late_ranks(case: Case) -> Iterator[Finding]:
     if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
         own = np.where(known, evidence.idle_at, np.nan)
         scatter = own - _middle(own)[:, None]
-    limit = farthest(int(known.sum())) * deviation(scatter[known])
+    limit = chance_limit(int(known.sum())) * robust_deviation(scatter[known])
     limit = max(limit, _LEAST_SHARE * case.step_ns)
     late_at = known & (excess > limit)
     if not late_at.any():
@@ -80,27 +82,31 @@ def late_ranks(case: Case) -> Iterator[Finding]:
             yield _late(case, one, steps, {evidence.steps[at]: excess[one, at] for at in places})
 
 
-def _late(case: Case, one: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]) -> Finding:
+def _late(
+    case: RuleContext, one: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
+) -> Finding:
     late_ns = float(np.median(list(idle_ns.values())))
     walk = case.walk
     if not set(steps) <= set(walk.steps) and not set(steps) >= set(case.steps):
         walk = walk.over(case.with_communication(steps))
     stops = walk.longest_idle(one, idle_ns)
-    cost = cost_of(case, Change(stretch_ns=stops), steps, late_ns)
+    cost = replay_cost(case, ReplayChange(stretch_ns=stops), steps, late_ns)
     where = _place(case, max(stops, key=lambda at: stops[at])) if stops else None
     why = "nothing in its recording says why"
     if not case.matched.facts[one].loader_recorded:
         why = "no loader of input is recorded, so it may be that; nothing else says why"
     text = (
-        f"{case.named(one)}: its device stands idle {late_ns / MS:.2f} ms longer than others'"
-        f"{in_steps(case, steps) or ' in every step'}{f', mostly {where}' if where else ''}, and "
+        f"{case.named(one)}: its device stands idle {late_ns / NS_PER_MS:.2f} ms longer than "
+        "others'"
+        f"{steps_suffix(case, steps) or ' in every step'}"
+        f"{f', mostly {where}' if where else ''}, and "
         f"others wait for it; {why}; {cost.words}"
     )
-    figures = {"late_ms": round(late_ns / MS, 4), "where": where}
-    return finding(case, LATE_RANK, [one], steps, cost, text, figures)
+    figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
+    return make_finding(case, LATE_RANK, [one], steps, cost, text, figures)
 
 
-def _place(case: Case, stop: tuple[int, int]) -> str:
+def _place(case: RuleContext, stop: tuple[int, int]) -> str:
     """Say where a stretch of a rank's timeline lies."""
     rank, mark = stop
     one = case.matched.partials[rank]
@@ -110,28 +116,28 @@ def _place(case: Case, stop: tuple[int, int]) -> str:
     lead, busy, tail = (int(marks[name][mark]) for name in ("lead", "busy", "tail"))
     length = lead + busy + tail if last else int(marks["time"][behind] - marks["time"][mark])
     between = length - lead - busy - tail
-    begins = not last and int(marks["what"][behind]) == START
-    following = _named(case, rank, int(marks["op"][behind])) if begins else None
+    begins = not last and int(marks["what"][behind]) == MARK_START
+    following = _name_ranks(case, rank, int(marks["op"][behind])) if begins else None
     if busy and between > max(lead, tail):
         return f"between kernels{f' before its {following}' if following else ''}"
-    if int(marks["what"][mark]) == STEP and (lead >= tail or not busy):
+    if int(marks["what"][mark]) == MARK_STEP and (lead >= tail or not busy):
         return "at the begin of the step"
     if following and (tail > lead or not busy):
         return f"before its {following}"
-    return f"behind its {_named(case, rank, int(marks['op'][mark]))}"
+    return f"behind its {_name_ranks(case, rank, int(marks['op'][mark]))}"
 
 
-def _named(case: Case, rank: int, op: int) -> str:
+def _name_ranks(case: RuleContext, rank: int, op: int) -> str:
     """Name a communication operation of a rank: its kind, and that of its group."""
     one = case.matched.partials[rank]
     kind = one.kinds[int(one.communication["kind"][op])]
     group = int(one.communication["group"][op])
-    number = int(case.matched.numbers[rank][group]) if group >= 0 else NONE
+    number = int(case.matched.numbers[rank][group]) if group >= 0 else NO_VALUE
     told = case.matched.groups[number].kind if number >= 0 else "other"
     return kind if told == "other" else f"{kind} ({told})"
 
 
-def _caused(case: Case) -> dict[int, Floats] | None:
+def _caused(case: RuleContext) -> dict[int, Floats] | None:
     """Return by step how long others waited for each rank; None: nothing is known of waiting."""
     rows, events, waits = case.matched.rows, case.matched.events, case.waits
     whole = np.flatnonzero(events.complete & (events.members > 1) & (events.step >= 0))
@@ -183,33 +189,33 @@ _IDLE_OF_ALL = 0.05
 """The same of devices that stand idle between kernels, where that is longer than usual, too."""
 
 
-def findings(case: Case) -> list[Finding]:
+def find_all(case: RuleContext) -> list[Finding]:
     """Return all findings, the costliest first; none of a healthy run."""
     found = [one for rule in RULES for one in rule(case)]
     found = [one for one in found if not _is_of_experts(case, one, found)]
     return sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind, one.ranks))
 
 
-def _is_of_experts(case: Case, one: Finding, found: Sequence[Finding]) -> bool:
+def _is_of_experts(case: RuleContext, one: Finding, found: Sequence[Finding]) -> bool:
     """Say whether a rank's kernels are slower only because its experts have more to do."""
     if one.kind != SLOW_RANK:
         return False
     more = {rank for other in found if other.kind == EXPERT_IMBALANCE for rank in other.ranks}
     general = case.evidence.general[case.matched.ranks.index(one.ranks[0])]
-    return one.ranks[0] in more and not general > GENERAL
+    return one.ranks[0] in more and not general > GENERAL_SLOWNESS
 
 
-def slow_kernels(case: Case) -> Iterator[Finding]:
+def slow_kernels(case: RuleContext) -> Iterator[Finding]:
     """Ranks whose kernels take longer than those of other ranks with the same work."""
     evidence = case.evidence
     usual = np.maximum(evidence.slowness_scatter, evidence.slowness_error)
     if len(case.matched.ranks) < 4:  # too few to know how far ranks lie apart
         usual = evidence.slowness_error
-    limit = np.maximum(farthest(len(case.matched.ranks)) * usual, _LEAST_SLOWNESS)
+    limit = np.maximum(chance_limit(len(case.matched.ranks)) * usual, _LEAST_SLOWNESS)
     slow = np.flatnonzero((evidence.slowness > limit) & (evidence.general >= _LEAST_GENERAL))
     at_times = dict(_slow_at_times(case))
     always = [one for one in slow.tolist() if one not in at_times]
-    for ranks, host in by_host(case, always):
+    for ranks, host in group_by_host(case, always):
         factors = {one: float(np.exp(evidence.slowness[one])) for one in ranks}
         worst = max(ranks, key=lambda one: factors[one])
         steps = tuple(
@@ -217,14 +223,16 @@ def slow_kernels(case: Case) -> Iterator[Finding]:
             for at, step in enumerate(evidence.steps)
             if evidence.slowness_at[worst, at] > evidence.slowness[worst] / 2
         )
-        cost = cost_of(case, Change(work={one: 1 / f for one, f in factors.items()}), case.steps)
+        cost = replay_cost(
+            case, ReplayChange(work={one: 1 / f for one, f in factors.items()}), case.steps
+        )
         error = float(evidence.slowness_error[worst])
         yield _slow(case, host, factors, error, steps, cost, "")
     groups: dict[tuple[int, ...], list[int]] = {}
     for one, (steps, _, _) in at_times.items():
         groups.setdefault(steps, []).append(one)
     for steps, members in groups.items():
-        for ranks, host in by_host(case, members):
+        for ranks, host in group_by_host(case, members):
             factors = {one: float(np.exp(at_times[one][1])) for one in ranks}
             healed = {(one, step): 1 / f for one, f in factors.items() for step in steps}
             places = [evidence.steps.index(step) for step in steps]
@@ -232,33 +240,33 @@ def slow_kernels(case: Case) -> Iterator[Finding]:
                 float(np.mean(evidence.work_at[one, places])) * (1 - 1 / f)
                 for one, f in factors.items()
             )
-            cost = cost_of(case, Change(work_at=healed), steps, excess)
+            cost = replay_cost(case, ReplayChange(work_at=healed), steps, excess)
             worst = max(ranks, key=lambda one: factors[one])
-            where = in_steps(case, steps)
+            where = steps_suffix(case, steps)
             yield _slow(case, host, factors, at_times[worst][2], steps, cost, where)
 
 
-def _slow_at_times(case: Case) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
+def _slow_at_times(case: RuleContext) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
     """Yield (rank, (steps, slowness there, its error)) of those that are slow in some steps."""
     evidence = case.evidence
     at = evidence.slowness_at
     known = np.isfinite(at)
     if at.shape[1] < _LEAST_STEPS or not known.any():
         return
-    limit = max(farthest(int(known.sum())) * deviation(at), _LEAST_SLOWNESS_AT)
+    limit = max(chance_limit(int(known.sum())) * robust_deviation(at), _LEAST_SLOWNESS_AT)
     hot = known & (at > limit)
     for one in np.flatnonzero(hot.any(axis=1)).tolist():
         rest = at[one, known[one] & ~hot[one]]
         if not len(rest) or (rest >= float(np.median(at[one, hot[one]])) / 2).any():
             continue
         steps = tuple(evidence.steps[place] for place in np.flatnonzero(hot[one]).tolist())
-        slowness, error, general = slowness_in(case.matched, case.roles.peers, one, steps)
+        slowness, error, general = slowness_in_steps(case.matched, case.roles.peers, one, steps)
         if slowness > _LEAST_SLOWNESS_AT and general >= _LEAST_GENERAL:
             yield one, (steps, slowness, error)
 
 
 def _slow(
-    case: Case,
+    case: RuleContext,
     host: str | None,
     factors: Mapping[int, float],
     error: float,
@@ -281,23 +289,23 @@ def _slow(
     figures = {
         "factor": round(factor, 4),
         "factor_error": round(error * factor, 4),
-        "work_ms_per_step": work / MS,
-        "peers_work_ms_per_step": usual / MS,
+        "work_ms_per_step": work / NS_PER_MS,
+        "peers_work_ms_per_step": usual / NS_PER_MS,
     }
     if host is None:
         text = (
             f"{case.named(worst)}:{where} its kernels take {factor:.3f} times as long as those of "
             f"the other ranks with its {peers}; {cost.words}"
         )
-        return finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
+        return make_finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
     text = (
         f"host {host}:{where} kernels of {len(ranks)} of its ranks take up to {factor:.2f} times "
         f"as long as those of other hosts' ranks with the same {peers}; {cost.words}"
     )
-    return finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
+    return make_finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
 
 
-def idle_between_kernels(case: Case) -> Iterator[Finding]:
+def idle_between_kernels(case: RuleContext) -> Iterator[Finding]:
     """Ranks whose devices stand idle between kernels longer than others': their hosts are late."""
     evidence = case.evidence
     excess = evidence.gap - evidence.peers_gap
@@ -306,37 +314,37 @@ def idle_between_kernels(case: Case) -> Iterator[Finding]:
         return
     per_step = excess * evidence.kernels / max(len(evidence.steps), 1)
     limit = np.maximum(
-        farthest(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
+        chance_limit(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
     )
     # One long stop is not a late launch of every kernel.
     general = evidence.middle_gap - evidence.peers_middle_gap > _LEAST_EXCESS * excess
-    late = general & (excess > limit) & (per_step > LEAST_SHARE * case.step_ns)
+    late = general & (excess > limit) & (per_step > MIN_STEP_SHARE * case.step_ns)
     idle = np.flatnonzero(late).tolist()
-    hosts = by_host(case, idle)
+    hosts = group_by_host(case, idle)
     for ranks, host in hosts:
         cut = {one: float(excess[one]) for one in ranks}
-        cost = cost_of(case, Change(gap_ns=cut), case.steps)
+        cost = replay_cost(case, ReplayChange(gap_ns=cut), case.steps)
         gap = float(np.median(evidence.gap[ranks]))
         usual = float(np.median(evidence.peers_gap[ranks]))
         figures = {
             "gap_us": round(gap / 1e3, 2),
             "usual_gap_us": round(usual / 1e3, 2),
-            "idle_ms_per_step": round(float(np.median(per_step[ranks])) / MS, 4),
+            "idle_ms_per_step": round(float(np.median(per_step[ranks])) / NS_PER_MS, 4),
         }
         idle_words = (
             f"idle {gap / 1e3:.1f} µs behind each kernel against {usual / 1e3:.1f} µs elsewhere"
         )
         if host is None:
             text = f"{case.named(ranks[0])}: its device is {idle_words}; {cost.words}"
-            yield finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
+            yield make_finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
         else:
             text = f"host {host}: the devices of {_count(ranks)} are {idle_words}; {cost.words}"
-            yield finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
+            yield make_finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
     if not hosts:
         yield from _all_idle(case)
 
 
-def _all_idle(case: Case) -> Iterator[Finding]:
+def _all_idle(case: RuleContext) -> Iterator[Finding]:
     """All ranks alike: there is nobody to compare with but the device itself."""
     evidence = case.evidence
     if not len(evidence.gap):
@@ -347,7 +355,7 @@ def _all_idle(case: Case) -> Iterator[Finding]:
         return
     ranks = list(range(len(case.matched.ranks)))
     cut = {one: max(float(evidence.gap[one]) - _USUAL_GAP_NS, 0.0) for one in ranks}
-    cost = cost_of(case, Change(gap_ns=cut), case.steps)
+    cost = replay_cost(case, ReplayChange(gap_ns=cut), case.steps)
     hosts = case.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
@@ -357,12 +365,12 @@ def _all_idle(case: Case) -> Iterator[Finding]:
     figures = {
         "gap_us": round(gap / 1e3, 2),
         "usual_gap_us": _USUAL_GAP_NS / 1e3,
-        "idle_ms_per_step": round(idle / MS, 4),
+        "idle_ms_per_step": round(idle / NS_PER_MS, 4),
     }
-    yield finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
+    yield make_finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
 
 
-def late_input(case: Case) -> Iterator[Finding]:
+def late_input(case: RuleContext) -> Iterator[Finding]:
     """Ranks whose devices stand idle while their hosts wait for the data of a step."""
     evidence = case.evidence
     excess = evidence.input_at - evidence.peers_input_at
@@ -371,8 +379,8 @@ def late_input(case: Case) -> Iterator[Finding]:
         scatter = excess
         if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
             scatter = evidence.input_at - np.nanmedian(evidence.input_at, axis=1)[:, None]
-        limit = farthest(int(known.sum())) * deviation(scatter[known])
-        limit = max(limit, LEAST_SHARE * case.step_ns)
+        limit = chance_limit(int(known.sum())) * robust_deviation(scatter[known])
+        limit = max(limit, MIN_STEP_SHARE * case.step_ns)
         late_at = known & (excess > limit)
     else:
         late_at = known
@@ -381,20 +389,20 @@ def late_input(case: Case) -> Iterator[Finding]:
         steps = np.flatnonzero(late_at[one]).tolist()
         cut = {(one, evidence.steps[at]): float(excess[one, at]) for at in steps}
         late_ns = float(np.median(excess[one, steps]))
-        late_ms = late_ns / MS
+        late_ms = late_ns / NS_PER_MS
         numbers = tuple(evidence.steps[at] for at in steps)
-        cost = cost_of(case, Change(input_ns=cut), numbers, late_ns)
+        cost = replay_cost(case, ReplayChange(input_ns=cut), numbers, late_ns)
         text = (
             f"{case.named(one)}: its device waits for input {late_ms:.2f} ms longer than others'"
-            f"{in_steps(case, numbers) or ' in every step'}; {cost.words}"
+            f"{steps_suffix(case, numbers) or ' in every step'}; {cost.words}"
         )
         figures = {"late_ms": round(late_ms, 4), "input_ms": _median_ms(evidence.input_at[one])}
-        yield finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
+        yield make_finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
     if not late:
         yield from _all_late(case)
 
 
-def _all_late(case: Case) -> Iterator[Finding]:
+def _all_late(case: RuleContext) -> Iterator[Finding]:
     at = case.evidence.input_at
     known = np.isfinite(at)
     if not known.any() or float(np.median(at[known])) <= _MUCH_IDLE * case.step_ns:
@@ -406,28 +414,29 @@ def _all_late(case: Case) -> Iterator[Finding]:
         for number, step in enumerate(case.evidence.steps)
         if known[one, number]
     }
-    cost = cost_of(case, Change(input_ns=cut), case.steps)
+    cost = replay_cost(case, ReplayChange(input_ns=cut), case.steps)
     text = (
-        f"all ranks: their devices wait for input {float(np.median(at[known])) / MS:.2f} ms in "
+        f"all ranks: their devices wait for input "
+        f"{float(np.median(at[known])) / NS_PER_MS:.2f} ms in "
         f"every step; {cost.words}"
     )
-    figures = {"input_ms": round(float(np.median(at[known])) / MS, 4)}
-    yield finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
+    figures = {"input_ms": round(float(np.median(at[known])) / NS_PER_MS, 4)}
+    yield make_finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
 
 
-def slow_links(case: Case) -> Iterator[Finding]:
+def slow_links(case: RuleContext) -> Iterator[Finding]:
     """Pairs and groups whose data moves more slowly than that of others like them."""
     pairs = slow_pairs(case.matched, case.waits)
     groups = slow_groups(case.matched, case.waits)
-    at_times = slow_at_times(case.matched, case.waits)
+    at_times = slow_in_some_steps(case.matched, case.waits)
     told = {(slow.ranks, slow.group) for slow in at_times}
     always = [slow for slow in (*pairs, *groups) if (slow.ranks, slow.group) not in told]
     for slow in (*always, *at_times):
         steps = tuple(step for step in case.steps if step in slow.steps) or case.steps
-        change = Change(transfer=dict.fromkeys(slow.events, 1 / slow.ratio))
-        cost = cost_of(case, change, steps)
+        change = ReplayChange(transfer=dict.fromkeys(slow.events, 1 / slow.ratio))
+        cost = replay_cost(case, change, steps)
         # Networks hiccup: what is slow now and then and costs nothing is not worth a name.
-        if cost.each_ns is not None and cost.each_ns < LEAST_SHARE * case.step_ns:
+        if cost.each_ns is not None and cost.each_ns < MIN_STEP_SHARE * case.step_ns:
             continue
         ranks = case.global_ranks(slow.ranks)
         rates = f"{slow.gb_per_s:.1f} GB/s against {slow.like_gb_per_s:.1f} on links like it"
@@ -437,7 +446,7 @@ def slow_links(case: Case) -> Iterator[Finding]:
             "like_gb_per_s": round(slow.like_gb_per_s, 3),
             "told": slow.pair,
         }
-        where = in_steps(case, steps)
+        where = steps_suffix(case, steps)
         if slow.pair:
             ends = f"ranks {ranks[0]} and {ranks[1]}{_on(case, slow)}"
             text = f"the link between {ends} is{where} {slow.ratio:.2f} times slower: {rates}"
@@ -445,25 +454,26 @@ def slow_links(case: Case) -> Iterator[Finding]:
         else:
             kind = case.matched.groups[slow.group].kind
             text = (
-                f"a link within the {kind} group of ranks {listed(ranks)}{_on(case, slow)}: its "
+                f"a link within the {kind} group of ranks "
+                f"{list_first(ranks)}{_on(case, slow)}: its "
                 f"collectives move data{where} {slow.ratio:.2f} times more slowly than those of "
                 f"groups like it, which of its links cannot be told"
             )
             order = [rank for rank in case.matched.groups[slow.group].ranks if rank in ranks]
             ways = [*zip(order, [*order[1:], order[0]], strict=True)]
         text = f"{text}; {cost.words}"
-        found = finding(case, SLOW_LINK, slow.ranks, steps, cost, text, figures)
+        found = make_finding(case, SLOW_LINK, slow.ranks, steps, cost, text, figures)
         yield replace(found, links=tuple(ways))
 
 
-def _on(case: Case, slow: Slow) -> str:
+def _on(case: RuleContext, slow: SlowLink) -> str:
     hosts = case.hosts(slow.ranks)
     if not hosts:
         return ""
-    return f" ({hosts[0]})" if len(hosts) == 1 else f" (between {listed(hosts)})"
+    return f" ({hosts[0]})" if len(hosts) == 1 else f" (between {list_first(hosts)})"
 
 
-RULES: tuple[Callable[[Case], Iterator[Finding]], ...] = (
+RULES: tuple[Callable[[RuleContext], Iterator[Finding]], ...] = (
     slow_kernels,
     idle_between_kernels,
     late_input,
@@ -478,4 +488,4 @@ def _count(ranks: Sequence[int]) -> str:
 
 
 def _median_ms(values: Floats) -> float:
-    return round(float(np.nanmedian(values)) / MS, 4)
+    return round(float(np.nanmedian(values)) / NS_PER_MS, 4)

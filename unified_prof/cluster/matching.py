@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import stable_order
 from unified_prof.base.columns import Ledger
-from unified_prof.cluster.partial import NONE, Partial, RankFacts
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
 Ints = NDArray[np.int64]
@@ -28,7 +28,7 @@ _AGREEMENT = 0.9
 _FARTHEST_SHIFT = 4096
 
 
-def aligned(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
+def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
     """Return by how much each sequence is to be shifted so that equal numbers mean one event."""
     reference = max(range(len(steps)), key=lambda at: len(steps[at]))
     result = []
@@ -99,7 +99,7 @@ class ClusterGroup:
 
 
 @dataclass(slots=True, eq=False)
-class Rows:
+class MatchedRows:
     """All communication of all ranks, a row an operation of a rank, and the events they make up.
 
     Rows are sorted by event, then by rank; those that match nothing come last, their event is
@@ -127,7 +127,7 @@ class Rows:
 
 
 @dataclass(slots=True, eq=False)
-class Events:
+class MatchedEvents:
     """Collectives and transfers: a row each, by the first of its rows in `Rows`."""
 
     first: Ints
@@ -148,7 +148,7 @@ class Events:
 
 
 @dataclass(slots=True, eq=False)
-class Matched:
+class MatchedCollectives:
     """The run as one."""
 
     ranks: tuple[int, ...]
@@ -157,8 +157,8 @@ class Matched:
     partials: tuple[Partial, ...]
     groups: list[ClusterGroup]
     kinds: list[str]
-    rows: Rows
-    events: Events
+    rows: MatchedRows
+    events: MatchedEvents
     left_out: Ledger
     numbers: list[Ints] = field(default_factory=list)
     """Of each rank: the number in `groups` of each of its own groups."""
@@ -174,7 +174,7 @@ class Matched:
         return np.asarray(self.events.src >= 0)
 
 
-def match(partials: Iterable[Partial]) -> Matched:
+def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     """Match the communication of ranks, each of which is there once."""
     found = tuple(sorted(partials, key=lambda one: one.facts.rank))
     ranks = tuple(one.facts.rank for one in found)
@@ -184,7 +184,7 @@ def match(partials: Iterable[Partial]) -> Matched:
     columns = _joined(found, numbers, kinds)
     peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"])
     known = (columns["peer"] >= 0) & (peer < len(ranks))
-    known &= np.array([*ranks, NONE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
+    known &= np.array([*ranks, NO_VALUE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
     transfer = columns["kind"] < len(POINT_TO_POINT)
     sends = columns["kind"] == 0
     # What a transfer is keyed by in place of group and kind: the pair, from source to target.
@@ -212,9 +212,9 @@ def match(partials: Iterable[Partial]) -> Matched:
     new = np.ones(count, bool)
     if count:
         new[1:] = np.logical_or.reduce([key[1:count] != key[: count - 1] for key in keys])
-    number = np.full(len(event_key), NONE, np.int64)
+    number = np.full(len(event_key), NO_VALUE, np.int64)
     number[:count] = np.cumsum(new) - 1
-    rows = Rows(
+    rows = MatchedRows(
         rank=ordered["rank"],
         op=ordered["op"],
         group=ordered["group"],
@@ -235,7 +235,7 @@ def match(partials: Iterable[Partial]) -> Matched:
     head_rows = event_key[heads]
     is_transfer = transfer[head_rows]
     expected = np.where(is_transfer, 2, sizes[ordered["group"][heads]] if len(groups) else 2)
-    events = Events(
+    events = MatchedEvents(
         first=heads,
         members=members,
         complete=members == expected,
@@ -243,10 +243,10 @@ def match(partials: Iterable[Partial]) -> Matched:
         kind=ordered["kind"][heads],
         step=np.maximum.reduceat(ordered["step"][:count], heads) if count else heads,
         bytes=np.maximum.reduceat(ordered["bytes"][:count], heads) if count else heads,
-        src=np.where(is_transfer, src[head_rows], NONE),
-        dst=np.where(is_transfer, dst[head_rows], NONE),
+        src=np.where(is_transfer, src[head_rows], NO_VALUE),
+        dst=np.where(is_transfer, dst[head_rows], NO_VALUE),
     )
-    return Matched(
+    return MatchedCollectives(
         ranks,
         tuple(one.facts for one in found),
         found,
@@ -271,9 +271,9 @@ def _joined(found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str])
         parts.setdefault("op", []).append(np.arange(count))
         for name, values in table.items():
             if name == "kind":
-                values = np.array([*own, NONE], np.int64)[values]
+                values = np.array([*own, NO_VALUE], np.int64)[values]
             elif name == "group":
-                values = np.append(numbers[index], NONE)[values]
+                values = np.append(numbers[index], NO_VALUE)[values]
             parts.setdefault(name, []).append(values)
     kinds[:] = list(code)
     return {name: np.concatenate(parts.pop(name)) for name in list(parts)}
@@ -298,7 +298,7 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
         for ranks, mine in own.items():
             with_ranks.setdefault(ranks, []).append((index, mine))
     result: list[ClusterGroup] = []
-    numbers = [np.full(len(one.groups), NONE, np.int64) for one in found]
+    numbers = [np.full(len(one.groups), NO_VALUE, np.int64) for one in found]
 
     def place(key: ClusterGroup, index: int, number: int) -> None:
         group = found[index].groups[number]
@@ -324,8 +324,8 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
                 place(result[-1], *member)
     for _, members in sorted(by_name.items()):
         named = tuple(found[index].facts.rank for index, _ in members)
-        sizes = {found[index].groups[number].size for index, number in members} - {NONE}
-        result.append(ClusterGroup(named, False, max(sizes) if sizes else NONE))
+        sizes = {found[index].groups[number].size for index, number in members} - {NO_VALUE}
+        result.append(ClusterGroup(named, False, max(sizes) if sizes else NO_VALUE))
         for member in members:
             place(result[-1], *member)
     return result, numbers
@@ -376,7 +376,7 @@ def _shifts(
     for one in np.flatnonzero(odd).tolist():
         sequences = np.flatnonzero(number == one)
         rows = [order[starts[at] : starts[at] + counts[at]] for at in sequences.tolist()]
-        found = aligned(
+        found = sequence_shift(
             [columns["step"][row] for row in rows], [columns["bytes"][row] for row in rows]
         )
         if found is None:

@@ -12,11 +12,16 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.cause_signals import farthest
-from unified_prof.cluster.context import Case, cost_of, finding, listed
 from unified_prof.cluster.matching import ClusterGroup
-from unified_prof.cluster.partial import END, START
-from unified_prof.cluster.replay import Change
+from unified_prof.cluster.rank_partial import MARK_END, MARK_START
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import (
+    RuleContext,
+    chance_limit,
+    list_first,
+    make_finding,
+    replay_cost,
+)
 from unified_prof.recording.model import Finding
 
 Ints = NDArray[np.int64]
@@ -34,7 +39,7 @@ _EVEN = 1.02
 compute tells their load then."""
 _EXPERTS_AT_WORK = 1.1
 """Between two exchanges of a group, who works longest works so many times the mean: experts."""
-GENERAL = 0.9
+GENERAL_SLOWNESS = 0.9
 """Where so much of a rank's kernels are slower, that is no matter of tokens."""
 _NO_EXPERTS = ("tp", "cp", "pp")
 
@@ -58,7 +63,7 @@ class _Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Load:
+class ExpertLoad:
     """A rank whose experts get more than others."""
 
     rank: int
@@ -70,7 +75,7 @@ class Load:
     """The same of its experts' time."""
 
 
-def expert_imbalance(case: Case) -> Iterator[Finding]:
+def expert_imbalance(case: RuleContext) -> Iterator[Finding]:
     """Ranks whose experts get more tokens than those of others in their group."""
     groups = list(_groups(case))
     hot = [(group, load) for group in groups for load in _hot(case, group)]
@@ -78,7 +83,7 @@ def expert_imbalance(case: Case) -> Iterator[Finding]:
         return
     loads = sorted((load for _, load in hot), key=lambda one: (-one.ratio, one.rank))
     concerned = {id(group): group for group, _ in hot}.values()
-    cost = cost_of(case, _balanced(case, list(concerned)), case.steps)
+    cost = replay_cost(case, _balanced(case, list(concerned)), case.steps)
     ranks = [load.rank for load in loads]
     first = loads[0]
     numbers = case.global_ranks(ranks)
@@ -87,11 +92,12 @@ def expert_imbalance(case: Case) -> Iterator[Finding]:
         members = case.global_ranks(next(iter(concerned)).members)
         text = (
             f"{case.named(first.rank)}: its experts get {first.ratio:.2f} times {what} as those "
-            f"of ranks {listed(members)} do on average"
+            f"of ranks {list_first(members)} do on average"
         )
     else:
         text = (
-            f"experts of {len(loads)} ranks ({listed(numbers)}) get up to {first.ratio:.2f} times "
+            f"experts of {len(loads)} ranks ({list_first(numbers)}) get up to "
+            f"{first.ratio:.2f} times "
             f"{what} as those of their group do on average"
         )
     figures = {
@@ -102,10 +108,10 @@ def expert_imbalance(case: Case) -> Iterator[Finding]:
         },
     }
     text = f"{text}, step for step; {cost.words}"
-    yield finding(case, EXPERT_IMBALANCE, ranks, case.steps, cost, text, figures)
+    yield make_finding(case, EXPERT_IMBALANCE, ranks, case.steps, cost, text, figures)
 
 
-def _groups(case: Case) -> Iterator[_Group]:
+def _groups(case: RuleContext) -> Iterator[_Group]:
     """Yield the groups of experts that exchange tokens, all of whose ranks are there."""
     matched = case.matched
     events, rows = matched.events, matched.rows
@@ -140,7 +146,7 @@ def _may_have_experts(group: ClusterGroup) -> bool:
 
 
 def _between(
-    case: Case, members: Sequence[int], ops: Ints, step: Ints
+    case: RuleContext, members: Sequence[int], ops: Ints, step: Ints
 ) -> tuple[Floats, Ints, Ints]:
     """Return the work of each member between exchanges, and the marks around it."""
     work = np.zeros(ops.shape)
@@ -151,7 +157,7 @@ def _between(
         marks = case.matched.partials[index].marks
         count = len(case.matched.partials[index].communication["start"])
         begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
-        for found, what in ((begins, START), (ends, END)):
+        for found, what in ((begins, MARK_START), (ends, MARK_END)):
             at = np.flatnonzero(marks["what"] == what)
             found[marks["op"][at]] = at
         busy = np.r_[0, np.cumsum(marks["busy"])]
@@ -162,7 +168,7 @@ def _between(
     return work, first, last
 
 
-def _hot(case: Case, group: _Group) -> Iterator[Load]:
+def _hot(case: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
     """Yield the members that have more than others, step for step."""
     by_bytes = bool(np.isfinite(group.sent).all()) and bool(group.sent.sum() > 0)
     if by_bytes:
@@ -182,12 +188,14 @@ def _hot(case: Case, group: _Group) -> Iterator[Load]:
     steps = np.unique(step)
     by_step = np.stack([load[:, step == one].sum(axis=1) for one in steps.tolist()], 1)
     above = by_step / np.maximum(by_step.mean(axis=0), 1.0) >= _LEAST_LOAD
-    sure = ratio - farthest(len(case.matched.ranks)) * doubt > 1.0
+    sure = ratio - chance_limit(len(case.matched.ranks)) * doubt > 1.0
     hot = (ratio >= _LEAST_LOAD) & (above.mean(axis=1) >= _MOST_STEPS) & sure
     if not by_bytes:  # a rank whose kernels are all slower has no more tokens for that
-        hot &= ~(case.evidence.general[list(group.members)] > GENERAL)
+        hot &= ~(case.evidence.general[list(group.members)] > GENERAL_SLOWNESS)
     for place in np.flatnonzero(hot).tolist():
-        yield Load(group.members[place], float(ratio[place]), by_bytes, float(work_ratio[place]))
+        yield ExpertLoad(
+            group.members[place], float(ratio[place]), by_bytes, float(work_ratio[place])
+        )
 
 
 def _of_experts(group: _Group) -> NDArray[np.bool_]:
@@ -196,7 +204,7 @@ def _of_experts(group: _Group) -> NDArray[np.bool_]:
     return np.asarray((mean > 0) & (group.work.max(axis=0) > _EXPERTS_AT_WORK * mean))
 
 
-def _balanced(case: Case, groups: Sequence[_Group]) -> Change:
+def _balanced(case: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
     """Return the run in which experts of these groups have as much as each other in the long run.
 
     How unlike they are from one exchange to the next stays as it is.
@@ -220,4 +228,4 @@ def _balanced(case: Case, groups: Sequence[_Group]) -> Change:
         even = (sent * (sums.mean() / sums)[:, None]).max(axis=0)
         for at in np.flatnonzero(longest > 0).tolist():
             transfers[int(group.events[at])] = float(even[at] / longest[at])
-    return Change(stretch_ns=stretches, transfer=transfers)
+    return ReplayChange(stretch_ns=stretches, transfer=transfers)

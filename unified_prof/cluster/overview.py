@@ -15,7 +15,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.stored import PARTS, Blame, Collective, Group, Link, Rank, Run
+from unified_prof.cluster.stored_run import (
+    STEP_PARTS,
+    BlameRecord,
+    CollectiveRecord,
+    GroupRecord,
+    LinkRecord,
+    RankRecord,
+    StoredRun,
+)
 from unified_prof.errors import UsageError
 
 
@@ -23,13 +31,13 @@ from unified_prof.errors import UsageError
 class RankRow:
     """One rank over all steps."""
 
-    rank: Rank
+    rank: RankRecord
     steps: int
     span_ns: float | None
     """Mean length of its steps; None: it has none."""
     parts: dict[str, float | None]
     """Where a step's time went: PARTS, means over the steps."""
-    blame: Blame | None
+    blame: BlameRecord | None
 
     @property
     def cost_ns(self) -> tuple[float, float]:
@@ -77,7 +85,7 @@ class GroupRow:
     setup_ns: float | None
     bus_gb_per_s: float | None
     """Median over groups and steps."""
-    slowest_group: Group | None
+    slowest_group: GroupRecord | None
     slowest_gb_per_s: float | None
 
 
@@ -85,14 +93,14 @@ class GroupRow:
 class LinkRow:
     """A link, and how it does beside those like it."""
 
-    link: Link
+    link: LinkRecord
     ratio: float | None
 
 
 class Overview:
     """A run in short; every table is made when it is asked for."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: StoredRun) -> None:
         self.run = run
 
     @cached_property
@@ -119,7 +127,7 @@ class Overview:
             float(span.mean()),
             float(span[longest]),
             int(ranks[longest]),
-            {name: _mean(table.parts[name][rows]) for name in PARTS},
+            {name: _mean(table.parts[name][rows]) for name in STEP_PARTS},
             float(compute[most]),
             int(ranks[most]),
         )
@@ -156,14 +164,14 @@ class Overview:
     def whole(self) -> dict[str, float | None]:
         """Mean step: `span_ns` and PARTS, means over ranks and steps."""
         table = self.run.steps
-        parts = {name: _mean(table.parts[name]) for name in PARTS} if len(table) else {}
+        parts = {name: _mean(table.parts[name]) for name in STEP_PARTS} if len(table) else {}
         return {"span_ns": _mean(table.span_ns), **parts}
 
     @cached_property
     def groups(self) -> tuple[GroupRow, ...]:
         """Collectives by kind of group, what costs most first."""
         known = {one.id: one for one in self.run.groups}
-        alike: dict[tuple[Any, ...], list[Collective]] = {}
+        alike: dict[tuple[Any, ...], list[CollectiveRecord]] = {}
         for one in self.run.collectives:
             group = known[one.group_id]
             alike.setdefault((group.kind, group.size, one.kind, one.bytes), []).append(one)
@@ -226,14 +234,14 @@ class Overview:
                 by_rank[rank],
                 1,
                 float(spans[row]),
-                {name: _mean(table.parts[name][row : row + 1]) for name in PARTS},
+                {name: _mean(table.parts[name][row : row + 1]) for name in STEP_PARTS},
                 None,
             )
             for row, rank in zip(rows.tolist(), table.rank[rows].tolist(), strict=True)
         )
 
     @property
-    def missing(self) -> tuple[Rank, ...]:
+    def missing(self) -> tuple[RankRecord, ...]:
         """Ranks that are not read whole."""
         return tuple(one for one in self.run.ranks if one.status != "read")
 
@@ -244,12 +252,12 @@ class Overview:
         text = f"{len(run.read):,} of {run.world_size:,} ranks"
         absent = [one.rank for one in run.ranks if one.status == "absent"]
         if absent:
-            text += f"; absent: {ranges(absent)}"
+            text += f"; absent: {format_ranges(absent)}"
         failed = [one for one in self.missing if one.status != "absent"]
         return "; ".join([text, *(f"rank {one.rank}: {one.why or one.status}" for one in failed)])
 
 
-def ranges(numbers: Iterable[int], *, most: int = 12) -> str:
+def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
     """Return numbers in short: `3, 17 to 24`; beyond `most` pieces how many more there are."""
     pieces: list[list[int]] = []
     for number in sorted(set(numbers)):
@@ -271,7 +279,7 @@ def _mean(values: NDArray[np.float64]) -> float | None:
 
 
 def _group_row(
-    key: tuple[Any, ...], found: list[Collective], known: dict[int, Group], steps: int
+    key: tuple[Any, ...], found: list[CollectiveRecord], known: dict[int, GroupRecord], steps: int
 ) -> GroupRow:
     group_kind, size, kind, size_bytes = key
     ids = {one.group_id for one in found}

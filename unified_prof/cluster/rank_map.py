@@ -19,11 +19,15 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.base.vocabulary import NO_RANK
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster import rank_columns as columns_of
-from unified_prof.cluster.partial import Partial, RankFacts
-from unified_prof.cluster.rank_columns import Cover, Ints
-from unified_prof.cluster.rank_communication import Communication, Database
+from unified_prof.cluster import rank_communication as columns_of
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.rank_communication import (
+    CoveredTime,
+    Ints,
+    RankCommunication,
+    RankDatabase,
+)
+from unified_prof.cluster.rank_partial import Partial, RankFacts
 from unified_prof.errors import StoreError
 from unified_prof.recording.calls import KERNEL, Labels
 from unified_prof.recording.framework import NOT_ATTRIBUTED, Framework
@@ -42,10 +46,10 @@ _SIZES = {
 }
 
 
-class Identity:
+class RankIdentity:
     """What a database says of its ranks and their host."""
 
-    def __init__(self, database: Database) -> None:
+    def __init__(self, database: RankDatabase) -> None:
         self._report = database.report
         self._run = database.run
         self._is_gpu = database.is_gpu
@@ -154,7 +158,7 @@ _LOADER = "%DataLoader%"
 _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 
 
-def steps_of(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
+def read_steps(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
     """Return number, begin and end of each step, and whether any is recorded; else all is one."""
     rows = report.rows(
         "SELECT id, startNs, endNs FROM STEP_TIME"
@@ -186,7 +190,7 @@ def _named_steps(report: Report) -> list[tuple[int, int, int]]:
     )
 
 
-def loader_of(report: Report) -> IntervalSet | None:
+def loader_intervals(report: Report) -> IntervalSet | None:
     """Return when the host waited for input; None where no loader was recorded."""
     names = report.rows("SELECT id FROM STRING_IDS WHERE value LIKE ?", (_LOADER,))
     if not names:
@@ -208,7 +212,7 @@ TABLES = frozenset(
 )
 
 
-def partials_of(path: Path, rank: int | None = None) -> list[Partial]:
+def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
     """Return the partial of every rank in a database.
 
     Args:
@@ -224,15 +228,15 @@ def partials_of(path: Path, rank: int | None = None) -> list[Partial]:
                 f"{path} is a {report.family} file, expected an msprof database",
                 slug="wrong-kind-of-report",
             )
-        database = Database(report)
-        identity = Identity(database)
+        database = RankDatabase(report)
+        identity = RankIdentity(database)
         owners = identity.owners(rank)
         only = len(owners) == 1
         return [_partial(database, identity, *owner, only=only) for owner in owners]
 
 
 def _partial(
-    database: Database, identity: Identity, rank: int, device: int | None, *, only: bool
+    database: RankDatabase, identity: RankIdentity, rank: int, device: int | None, *, only: bool
 ) -> Partial:
     """Put together what a rank did: its own work, that with others, its steps."""
     tasks = database.tasks
@@ -243,23 +247,23 @@ def _partial(
     rows = rows[np.argsort(tasks.start_ns[rows], kind="stable")]
     start = tasks.start_ns[rows]
     end = start + tasks.duration_ns[rows]
-    kernels = Cover(intervals.merge(start, end), start)
-    communication = Communication(database, rank, device, only=only)
+    kernels = CoveredTime(intervals.merge(start, end), start)
+    communication = RankCommunication(database, rank, device, only=only)
     operations = communication.operations
     busy = intervals.union(kernels.set, intervals.merge(operations["start"], operations["end"]))
-    steps, recorded = steps_of(database.report, busy)
-    loader = loader_of(database.report)
+    steps, recorded = read_steps(database.report, busy)
+    loader = loader_intervals(database.report)
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
     if not recorded:
         notes.append("no steps are recorded: the whole recording counts as one")
-    operations["step"] = columns_of.step_of(operations["start"], steps)
+    operations["step"] = columns_of.step_at(operations["start"], steps)
     covered = kernels.within(operations["start"], operations["end"])
     operations["covered"] = covered
     names: Labels = Labels()
     label = tasks.kernel_labels if database.is_gpu else tasks.operator_labels
     modules, module = _modules(database, rows)
     work = columns_of.work_by_name(
-        columns_of.step_of(start, steps), label(names, rows), module, tasks.duration_ns[rows]
+        columns_of.step_at(start, steps), label(names, rows), module, tasks.duration_ns[rows]
     )
     facts = identity.facts(
         rank,
@@ -274,15 +278,15 @@ def _partial(
         kinds=tuple(communication.kinds),
         names=tuple(str(text) for text in names.texts),
         modules=modules,
-        communication={name: operations[name] for name in partials.COMMUNICATION},
-        marks=columns_of.mark_parts(operations, steps, kernels),
-        steps=columns_of.step_parts(steps, kernels.set, operations, busy, loader),
+        communication={name: operations[name] for name in partials.COMMUNICATION_COLUMNS},
+        marks=columns_of.cut_at_marks(operations, steps, kernels),
+        steps=columns_of.step_time_parts(steps, kernels.set, operations, busy, loader),
         kernels=work,
         links=communication.links,
     )
 
 
-def _modules(database: Database, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:
+def _modules(database: RankDatabase, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:
     """Return the modules that kernels ran for, and the number of each kernel's.
 
     Empty is what ran outside of any, and what cannot be told. Host ranges are read only where

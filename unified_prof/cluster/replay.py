@@ -23,14 +23,21 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import END, NONE, START, STEP, Columns, Partial
+from unified_prof.cluster.matching import MatchedCollectives
+from unified_prof.cluster.rank_partial import (
+    MARK_END,
+    MARK_START,
+    MARK_STEP,
+    NO_VALUE,
+    Columns,
+    Partial,
+)
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.collectives import POINT_TO_POINT as _TRANSFERS
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
+class ReplayChange:
     """What is otherwise."""
 
     work: Mapping[int, float] = field(default_factory=dict)
@@ -65,7 +72,7 @@ _LEAST_IDLE_NS = 10_000
 
 
 @dataclass(slots=True)
-class Program:
+class RankProgram:
     """What a rank does, entry by entry: a code, and up to three values that it gives a meaning."""
 
     code: list[int]
@@ -78,7 +85,7 @@ class Program:
     """Of each entry, the mark of the partial that it comes of."""
 
 
-def program_of(
+def build_program(
     one: Partial,
     event_of: Ints,
     shift: int,
@@ -87,7 +94,7 @@ def program_of(
     cut: bool,
     within: bool,
     usual: float,
-) -> Program:
+) -> RankProgram:
     """Return what a rank does.
 
     Args:
@@ -104,14 +111,14 @@ def program_of(
     ops = one.communication
     count = len(marks["time"])
     if not count:
-        return Program([], [], [], [], 0.0)
+        return RankProgram([], [], [], [], 0.0)
     what, op = marks["what"], marks["op"]
     time, lead, busy, tail = marks["time"], marks["lead"], marks["busy"], marks["tail"]
     kernels = marks["kernels"]
     length = np.append(np.diff(time), lead[-1] + busy[-1] + tail[-1])
-    is_end = what == END
-    matched = np.full(count, NONE, np.int64)
-    of_op = what != STEP
+    is_end = what == MARK_END
+    matched = np.full(count, NO_VALUE, np.int64)
+    of_op = what != MARK_STEP
     matched[of_op] = event_of[op[of_op]]
     # Time idle just before each mark, and whether the device is idle when it comes.
     before = np.r_[0, np.where(busy > 0, tail, length)[:-1]]
@@ -140,21 +147,21 @@ def program_of(
     next_lost = np.r_[lost[1:], False] & nothing
     idle = np.where(next_lost, np.minimum(idle, usual), idle)
     # A mark is up to four entries, in this order.
-    code = np.full((count, 4), [NONE, STEP_BEGIN, GO, INPUT])
+    code = np.full((count, 4), [NO_VALUE, STEP_BEGIN, GO, INPUT])
     first, second, third = np.zeros((3, count, 4))
-    begins = (what == START) & (matched >= 0)
+    begins = (what == MARK_START) & (matched >= 0)
     code[begins, 0], code[awaited, 0] = BEGIN, AWAIT
     first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
-    of_step = (what == STEP) & (op >= 0)
-    step = np.full(count, NONE, np.int64)
+    of_step = (what == MARK_STEP) & (op >= 0)
+    step = np.full(count, NO_VALUE, np.int64)
     step[of_step] = one.steps["step"][op[of_step]]
     third[:, 1], third[:, 3] = step, step
     first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
     there = np.empty((count, 4), bool)
-    there[:, 0] = code[:, 0] != NONE
+    there[:, 0] = code[:, 0] != NO_VALUE
     there[:, 1] = there[:, 3] = of_step & np.isin(step, list(steps))
     there[:, 2] = (busy != 0) | (idle != 0)
-    return Program(
+    return RankProgram(
         code[there].tolist(),
         first[there].tolist(),
         second[there].tolist(),
@@ -171,9 +178,9 @@ def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
     one ends. The delay of one that does not is NONE: it begins where it stands, or later. Of all
     other marks both are NONE.
     """
-    behind, delays = np.full((2, len(matched)), NONE, np.int64)
-    of_event = np.flatnonzero((marks["what"] != STEP) & (matched >= 0))
-    op, is_end = marks["op"][of_event], marks["what"][of_event] == END
+    behind, delays = np.full((2, len(matched)), NO_VALUE, np.int64)
+    of_event = np.flatnonzero((marks["what"] != MARK_STEP) & (matched >= 0))
+    op, is_end = marks["op"][of_event], marks["what"][of_event] == MARK_END
     alike = ops["group"][op] * (int(ops["kind"].max(initial=0)) + 1) + ops["kind"][op]
     for one in np.unique(alike).tolist():
         starts, ends = (of_event[(alike == one) & (is_end == side)] for side in (False, True))
@@ -184,7 +191,7 @@ def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
         follows = (place >= 0) & (marks["op"][other] != marks["op"][starts])
         delay = (marks["time"][starts] - marks["time"][other])[follows]
         behind[starts[follows]] = matched[other[follows]]
-        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NONE)
+        delays[starts[follows]] = np.where(delay <= _QUEUED_NS, delay, NO_VALUE)
     return behind, delays
 
 
@@ -203,12 +210,12 @@ _MOST_OPERATIONS = 400_000
 """So many operations of all ranks are walked; of a longer run the first steps."""
 
 
-class Walk:
+class Replay:
     """The programs of all ranks."""
 
     def __init__(
         self,
-        matched: Matched,
+        matched: MatchedCollectives,
         waits: Waits,
         offset: Ints,
         steps: Sequence[int],
@@ -243,7 +250,7 @@ class Walk:
         return _takes(matched, waits)
 
     @cached_property
-    def _ranks(self) -> list[Program]:
+    def _ranks(self) -> list[RankProgram]:
         """The programs; those of a healthy run nobody asks for."""
         matched, waits, offset = self._made_of
         event_of = _events_of_rows(matched, self.steps if self._is_part else None)
@@ -257,7 +264,7 @@ class Walk:
         )
         usual = _usual_transfer(matched, waits)
         return [
-            program_of(
+            build_program(
                 one,
                 event_of[index],
                 int(offset[index]) - origin,
@@ -269,15 +276,15 @@ class Walk:
             for index, one in enumerate(matched.partials)
         ]
 
-    def over(self, steps: Sequence[int]) -> Walk:
+    def over(self, steps: Sequence[int]) -> Replay:
         """Return the walk of these steps alone, as many from the first one on as can be."""
-        return Walk(*self._made_of, steps, within=True)
+        return Replay(*self._made_of, steps, within=True)
 
-    def cost_ns(self, change: Change) -> float:
+    def cost_ns(self, change: ReplayChange) -> float:
         """Return what a step would gain, on average."""
         return self.gain_ns(change) / max(len(self.steps), 1)
 
-    def gain_ns(self, change: Change) -> float:
+    def gain_ns(self, change: ReplayChange) -> float:
         """Return what all steps together would gain.
 
         That is what the first rank would, whose steps people read in logs: in a long run all
@@ -301,7 +308,7 @@ class Walk:
         """
         program = self._ranks[rank]
         stretches: dict[int, list[tuple[float, int]]] = {}
-        step = NONE
+        step = NO_VALUE
         for what, idle, number, mark in zip(
             program.code, program.second, program.third, program.mark, strict=True
         ):
@@ -320,9 +327,9 @@ class Walk:
 
     @cached_property
     def _as_recorded(self) -> list[float]:
-        return self.ends(Change())[0]
+        return self.ends(ReplayChange())[0]
 
-    def ends(self, change: Change) -> tuple[list[float], list[float | None]]:
+    def ends(self, change: ReplayChange) -> tuple[list[float], list[float | None]]:
         """Walk the run; return when each rank and each event end."""
         least = self._least
         if change.transfer:
@@ -421,7 +428,7 @@ class Walk:
         return [freed]
 
 
-def _takes(matched: Matched, waits: Waits) -> NDArray[np.float64]:
+def _takes(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:
     """Return what each event takes when all have come.
 
     Of one with members missing nobody knows who came last: it takes as long as others like it.
@@ -442,7 +449,7 @@ def _takes(matched: Matched, waits: Waits) -> NDArray[np.float64]:
     return result
 
 
-def _walked(matched: Matched, steps: Sequence[int]) -> list[int]:
+def _walked(matched: MatchedCollectives, steps: Sequence[int]) -> list[int]:
     """Return so many steps, from the first one on, as can be walked in some seconds."""
     chosen: list[int] = []
     walked = 0
@@ -454,7 +461,7 @@ def _walked(matched: Matched, steps: Sequence[int]) -> list[int]:
     return chosen
 
 
-def _events_of_rows(matched: Matched, steps: Sequence[int] | None) -> list[Ints]:
+def _events_of_rows(matched: MatchedCollectives, steps: Sequence[int] | None) -> list[Ints]:
     """Return for each rank the event of each of its operations, NONE where it has no mate.
 
     Args:
@@ -462,7 +469,9 @@ def _events_of_rows(matched: Matched, steps: Sequence[int] | None) -> list[Ints]
         steps: The only steps that are walked: an event that is not whole in these is none.
     """
     rows, events = matched.rows, matched.events
-    result = [np.full(len(one.communication["start"]), NONE, np.int64) for one in matched.partials]
+    result = [
+        np.full(len(one.communication["start"]), NO_VALUE, np.int64) for one in matched.partials
+    ]
     usable = np.flatnonzero(rows.event >= 0)
     alone = np.zeros(len(events), bool)
     if steps is not None:
@@ -477,7 +486,7 @@ def _events_of_rows(matched: Matched, steps: Sequence[int] | None) -> list[Ints]
     return result
 
 
-def _usual_transfer(matched: Matched, waits: Waits) -> float:
+def _usual_transfer(matched: MatchedCollectives, waits: Waits) -> float:
     """Return how long a transfer moves data, for those whose other end is not there."""
     whole = matched.transfers & matched.events.complete
     return float(np.median(waits.transfer[whole])) if whole.any() else float("inf")

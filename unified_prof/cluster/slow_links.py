@@ -19,9 +19,9 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.cause_signals import deviation, farthest, median_of_others
-from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE
+from unified_prof.cluster.matching import MatchedCollectives
+from unified_prof.cluster.rank_partial import NO_VALUE
+from unified_prof.cluster.rule_context import chance_limit, median_of_others, robust_deviation
 from unified_prof.cluster.waits import Waits
 
 Ints = NDArray[np.int64]
@@ -32,7 +32,7 @@ _NS = 1e9
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class MeasuredLink:
     """What moved from one rank (by number in `Matched.ranks`) to another."""
 
     src: int
@@ -49,18 +49,18 @@ class Link:
     like: float | None
 
 
-def across(matched: Matched, a: int, b: int) -> bool | None:
+def crosses_hosts(matched: MatchedCollectives, a: int, b: int) -> bool | None:
     """Say whether two ranks are on different hosts; None where that is not known."""
     one, other = matched.facts[a].host, matched.facts[b].host
     return None if one is None or other is None else one != other
 
 
-def links(matched: Matched, waits: Waits) -> list[Link]:
+def measure_links(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
     """Return all of them, transfers first."""
     return [*_transfers(matched, waits), *_parts(matched)]
 
 
-def _transfers(matched: Matched, waits: Waits) -> list[Link]:
+def _transfers(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
     events = matched.events
     usable = np.flatnonzero(
         matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
@@ -82,10 +82,12 @@ def _transfers(matched: Matched, waits: Waits) -> list[Link]:
     total = np.add.reduceat(waits.transfer[usable], heads)
     waited = np.add.reduceat(np.maximum(waits.wait[receiver], 0), heads)
     p50, p99 = rate[heads + n // 2], rate[heads + n // 100]
-    between = [across(matched, int(a), int(b)) for a, b in zip(src[heads], dst[heads], strict=True)]
+    between = [
+        crosses_hosts(matched, int(a), int(b)) for a, b in zip(src[heads], dst[heads], strict=True)
+    ]
     like = _like(between, _size_class(size / n), p50)
     return [
-        Link(*row)
+        MeasuredLink(*row)
         for row in zip(
             src[heads].tolist(),
             dst[heads].tolist(),
@@ -103,7 +105,7 @@ def _transfers(matched: Matched, waits: Waits) -> list[Link]:
     ]
 
 
-def _parts(matched: Matched) -> list[Link]:
+def _parts(matched: MatchedCollectives) -> list[MeasuredLink]:
     number = {rank: index for index, rank in enumerate(matched.ranks)}
     found: dict[tuple[int, int], list[float]] = {}
     for one in matched.partials:
@@ -120,12 +122,12 @@ def _parts(matched: Matched) -> list[Link]:
                     row[3], row[5] = p50 / _NS, n
                 row[4] = min(row[4], p99 / _NS)
     keys = sorted(found)
-    between = [across(matched, *key) for key in keys]
+    between = [crosses_hosts(matched, *key) for key in keys]
     size = np.array([found[key][1] / found[key][0] for key in keys])
     p50 = np.array([found[key][3] for key in keys])
     like = _like(between, _size_class(size), p50)
     return [
-        Link(
+        MeasuredLink(
             *key,
             COLLECTIVE,
             far,
@@ -167,7 +169,7 @@ _SURE_OF_TWO = 1.5
 
 
 @dataclass(frozen=True, slots=True)
-class Slow:
+class SlowLink:
     """A pair or a group whose data moves more slowly than that of others like it."""
 
     ranks: tuple[int, ...]
@@ -177,12 +179,12 @@ class Slow:
     events: tuple[int, ...]
     gb_per_s: float
     like_gb_per_s: float
-    group: int = NONE
+    group: int = NO_VALUE
     steps: tuple[int, ...] = ()
     """Those in which it is; none: in all."""
 
 
-def slow_pairs(matched: Matched, waits: Waits) -> list[Slow]:
+def slow_pairs(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
     """Return pairs of ranks whose transfers take longer than those of like pairs."""
     events = matched.events
     usable = np.flatnonzero(
@@ -191,24 +193,28 @@ def slow_pairs(matched: Matched, waits: Waits) -> list[Slow]:
     by_class: dict[tuple[object, int], dict[tuple[int, int], list[int]]] = {}
     for event in usable.tolist():
         ends = (int(events.src[event]), int(events.dst[event]))
-        key = (across(matched, *ends), int(events.bytes[event]))
+        key = (crosses_hosts(matched, *ends), int(events.bytes[event]))
         by_class.setdefault(key, {}).setdefault(ends, []).append(event)
-    worst: dict[tuple[int, int], Slow] = {}
+    worst: dict[tuple[int, int], SlowLink] = {}
     for (_, size), pairs in by_class.items():
         keys = list(pairs)
         took = np.array([float(np.median(waits.transfer[pairs[key]])) for key in keys])
         for place, ratio, usual in _outliers(took):
             ends = keys[place]
             pair = (min(ends), max(ends))
-            found = Slow(pair, True, ratio, tuple(pairs[ends]), size / took[place], size / usual)
+            found = SlowLink(
+                pair, True, ratio, tuple(pairs[ends]), size / took[place], size / usual
+            )
             old = worst.get(pair)
             both = found if old is None or found.ratio > old.ratio else old
             joined = found.events if old is None else (*old.events, *found.events)
-            worst[pair] = Slow(pair, True, both.ratio, joined, both.gb_per_s, both.like_gb_per_s)
+            worst[pair] = SlowLink(
+                pair, True, both.ratio, joined, both.gb_per_s, both.like_gb_per_s
+            )
     return sorted(worst.values(), key=lambda one: -one.ratio)
 
 
-def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
+def slow_groups(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
     """Return groups whose collectives move data more slowly than those of like groups."""
     events = matched.events
     usable = np.flatnonzero(
@@ -229,14 +235,14 @@ def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
     ):
         key = (kind, size, matched.groups[group].size, hosts[group])
         by_class.setdefault(key, {}).setdefault(group, []).append(event)
-    worst: dict[int, Slow] = {}
+    worst: dict[int, SlowLink] = {}
     for (_, size, *_), groups in by_class.items():
         keys = list(groups)
         took = np.array([float(np.median(waits.transfer[groups[key]])) for key in keys])
         for place, ratio, usual in _outliers(took):
             group = keys[place]
             ranks = tuple(sorted(number[rank] for rank in matched.groups[group].ranks))
-            found = Slow(
+            found = SlowLink(
                 ranks,
                 len(ranks) == 2,
                 ratio,
@@ -253,7 +259,7 @@ def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
                 else old
             )
             events_of = found.events if old is None else (*old.events, *found.events)
-            worst[group] = Slow(
+            worst[group] = SlowLink(
                 ranks,
                 best.pair,
                 best.ratio,
@@ -265,18 +271,18 @@ def slow_groups(matched: Matched, waits: Waits) -> list[Slow]:
     return sorted(worst.values(), key=lambda one: -one.ratio)
 
 
-def moved_bytes(matched: Matched, slow: Slow) -> int:
+def moved_bytes(matched: MatchedCollectives, slow: SlowLink) -> int:
     """Return how many bytes the slow events moved together."""
     return int(matched.events.bytes[list(slow.events)].sum())
 
 
-def scatter(took: Floats) -> float:
+def link_scatter(took: Floats) -> float:
     """Return how far times usually lie apart, as logarithms.
 
     From the middle of all: of three the slow one takes the others' median of others with it.
     """
     logs = np.log(took)
-    return deviation(logs - np.median(logs))
+    return robust_deviation(logs - np.median(logs))
 
 
 def _outliers(took: Floats) -> list[tuple[int, float, float]]:
@@ -291,7 +297,7 @@ def _outliers(took: Floats) -> list[tuple[int, float, float]]:
             for place in range(2)
             if away[place] > np.log(_SURE_OF_TWO)
         ]
-    limit = max(farthest(len(took)) * scatter(took), np.log(LEAST_RATIO))
+    limit = max(chance_limit(len(took)) * link_scatter(took), np.log(LEAST_RATIO))
     return [
         (int(place), float(np.exp(away[place])), float(usual[place]))
         for place in np.flatnonzero(away > limit)
@@ -316,7 +322,7 @@ class _Cells:
     events: list[Ints]
 
 
-def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
+def slow_in_some_steps(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
     """Return pairs and groups whose data moves more slowly in some steps than in others.
 
     Compared are the medians of a step, with those of all steps and likes, and with those of
@@ -330,7 +336,7 @@ def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
         return []
     number = {rank: index for index, rank in enumerate(matched.ranks)}
     cells = _cells(matched, usable, waits.transfer[usable], number)
-    found: dict[tuple[int, ...] | int, Slow] = {}
+    found: dict[tuple[int, ...] | int, SlowLink] = {}
     edges = np.flatnonzero(np.r_[True, np.diff(cells.like) != 0, True])
     for begin, end in pairwise(edges.tolist()):
         if end - begin < _FEW_CELLS:
@@ -344,14 +350,14 @@ def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
             chosen = own[hot]
             mine = np.concatenate([cells.events[cell] for cell in chosen.tolist()]).tolist()
             size = int(events.bytes[mine[0]])
-            slow = Slow(
+            slow = SlowLink(
                 ranks,
                 len(ranks) == 2,
                 ratio,
                 tuple(mine),
                 size / (usual * ratio),
                 size / usual,
-                NONE if one < 0 else one,
+                NO_VALUE if one < 0 else one,
                 tuple(sorted(set(cells.step[chosen].tolist()))),
             )
             key = ranks if one < 0 else one
@@ -361,7 +367,7 @@ def slow_at_times(matched: Matched, waits: Waits) -> list[Slow]:
 
 
 def _cells(
-    matched: Matched, usable: NDArray[np.intp], took: Ints, number: Mapping[int, int]
+    matched: MatchedCollectives, usable: NDArray[np.intp], took: Ints, number: Mapping[int, int]
 ) -> _Cells:
     """Return the cells of events, those alike one after another."""
     events = matched.events
@@ -379,7 +385,9 @@ def _cells(
     return _Cells(who[heads], like[heads], step[heads], middle, np.split(usable[order], heads[1:]))
 
 
-def _likes(matched: Matched, usable: NDArray[np.intp], number: Mapping[int, int]) -> Ints:
+def _likes(
+    matched: MatchedCollectives, usable: NDArray[np.intp], number: Mapping[int, int]
+) -> Ints:
     """Number events so that those alike have the same: kind, bytes, members, across hosts."""
     events = matched.events
     host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
@@ -396,7 +404,7 @@ def _likes(matched: Matched, usable: NDArray[np.intp], number: Mapping[int, int]
     far = host[events.src[usable]] != host[events.dst[usable]]
     like = np.zeros(len(usable), np.int64)
     for column in (
-        np.where(sends, NONE, events.kind[usable]),
+        np.where(sends, NO_VALUE, events.kind[usable]),
         events.bytes[usable],
         np.where(sends, 2, sizes[group]),
         np.where(sends, far, hosts[group]),
@@ -406,7 +414,7 @@ def _likes(matched: Matched, usable: NDArray[np.intp], number: Mapping[int, int]
     return like
 
 
-def _together(matched: Matched, old: Slow, slow: Slow) -> Slow:
+def _together(matched: MatchedCollectives, old: SlowLink, slow: SlowLink) -> SlowLink:
     """Return one of two findings of the same pair or group; the larger one gives the figures."""
     best = slow if moved_bytes(matched, slow) > moved_bytes(matched, old) else old
     return replace(
@@ -428,7 +436,7 @@ def _at_times(
         if len(mine) > 2:
             then[mine] = np.log(took[mine] / median_of_others(took[mine]))
     least = np.log(LEAST_RATIO)
-    hot = away > max(farthest(len(took)) * scatter(took), least)
+    hot = away > max(chance_limit(len(took)) * link_scatter(took), least)
     # Where nobody did the same in that step, the first one may be slow for all.
     hot &= np.where(np.isfinite(then), then > least, step > step.min())
     for one in np.unique(who[hot]).tolist():

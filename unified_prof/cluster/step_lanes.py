@@ -12,11 +12,11 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster import partial
+from unified_prof.cluster import rank_partial
 from unified_prof.cluster.clocks import CommonClock
 from unified_prof.cluster.overview import Overview
-from unified_prof.cluster.partial import Partial
-from unified_prof.cluster.stored import Rank, Run
+from unified_prof.cluster.rank_partial import Partial
+from unified_prof.cluster.stored_run import RankRecord, StoredRun
 from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
@@ -24,9 +24,9 @@ from unified_prof.recording.tracks import Track
 
 Ints = NDArray[np.int64]
 
-KERNELS = "kernels"
+KERNEL_LANE = "kernels"
 """Label of stretches with kernels: the first of all labels."""
-FOLDER = "partials"
+PARTIALS_FOLDER = "partials"
 """Name of the partials' folder in a run's."""
 _MOST = 16
 _BLOCKS = 5_000
@@ -34,7 +34,7 @@ _BLOCKS = 5_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lane:
+class RankLane:
     """One rank; times are of the common clock where it is aligned."""
 
     rank: int
@@ -51,7 +51,7 @@ class Lane:
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Lanes:
+class StepLanes:
     """Ranks in one step."""
 
     step: int
@@ -60,12 +60,12 @@ class Lanes:
     error_ns: int
     """The largest error of a clock among them."""
     labels: tuple[str, ...]
-    lanes: tuple[Lane, ...]
+    lanes: tuple[RankLane, ...]
 
 
-def chosen_lanes(
+def select_lanes(
     overview: Overview, *, step: int | None = None, ranks: Iterable[int] | None = None
-) -> Lanes | None:
+) -> StepLanes | None:
     """Return the ranks that tell most, in the step that does, unless they are given.
 
     Returns:
@@ -73,10 +73,10 @@ def chosen_lanes(
     """
     run = overview.run
     if step is None:
-        step = _telling_step(overview)
+        step = _step_of_interest(overview)
     if step is None:
         return None
-    chosen = list(ranks) if ranks is not None else telling_ranks(overview)
+    chosen = list(ranks) if ranks is not None else ranks_of_interest(overview)
     by_number = {one.rank: one for one in run.ranks}
     found = [
         (by_number[number], columns)
@@ -86,7 +86,7 @@ def chosen_lanes(
     return _lanes(run, found, step) if found else None
 
 
-def telling_ranks(overview: Overview, *, most: int = _MOST) -> list[int]:
+def ranks_of_interest(overview: Overview, *, most: int = _MOST) -> list[int]:
     """Return ranks to look at: those of findings, those that wait for them, one of each stage."""
     run = overview.run
     named: list[int] = []
@@ -105,7 +105,7 @@ def telling_ranks(overview: Overview, *, most: int = _MOST) -> list[int]:
     return sorted([rank for rank in ordered if rank in known][:most])
 
 
-def _telling_step(overview: Overview) -> int | None:
+def _step_of_interest(overview: Overview) -> int | None:
     steps = overview.steps
     for one in overview.run.findings:
         if one.steps:
@@ -115,19 +115,19 @@ def _telling_step(overview: Overview) -> int | None:
     return max(steps, key=lambda row: row.longest_ns).step if steps else None
 
 
-def _partial(run: Run, rank: Rank) -> Partial | None:
+def _partial(run: StoredRun, rank: RankRecord) -> Partial | None:
     """Return a rank's partial; None where there is none that can be read."""
     if rank.partial is None:
         return None
-    path = run.file.parent / FOLDER / Path(rank.partial).name
+    path = run.file.parent / PARTIALS_FOLDER / Path(rank.partial).name
     try:
-        return partial.read(path.read_bytes(), str(path))
+        return rank_partial.partial_from_parquet(path.read_bytes(), str(path))
     except (OSError, UprofError):  # the summary is whole without it
         return None
 
 
-def _lanes(run: Run, found: list[tuple[Rank, Partial]], step: int) -> Lanes | None:
-    labels: dict[str, int] = {KERNELS: 0}
+def _lanes(run: StoredRun, found: list[tuple[RankRecord, Partial]], step: int) -> StepLanes | None:
+    labels: dict[str, int] = {KERNEL_LANE: 0}
     lanes = []
     island = found[0][0].clock_island
     for rank, columns in found:
@@ -140,7 +140,7 @@ def _lanes(run: Run, found: list[tuple[Rank, Partial]], step: int) -> Lanes | No
         lanes.append(_lane(rank, columns, (begin, end), clock, aligned, labels))
     if not lanes:
         return None
-    return Lanes(
+    return StepLanes(
         step,
         min(min(lane.step_start_ns, *lane.start_ns[:1].tolist()) for lane in lanes),
         max(max(lane.step_end_ns, *lane.end_ns.tolist()[-1:]) for lane in lanes),
@@ -151,13 +151,13 @@ def _lanes(run: Run, found: list[tuple[Rank, Partial]], step: int) -> Lanes | No
 
 
 def _lane(
-    rank: Rank,
+    rank: RankRecord,
     columns: Partial,
     step: tuple[int, int],
     clock: CommonClock,
     aligned: bool,
     labels: dict[str, int],
-) -> Lane:
+) -> RankLane:
     begin, end = step
     marks, calls = columns.marks, columns.communication
     until = np.r_[marks["time"][1:], marks["time"][-1:]]
@@ -173,7 +173,7 @@ def _lane(
     ]
     kept = np.argsort(start_ns - end_ns, kind="stable")[:_BLOCKS]
     order = kept[np.argsort(start_ns[kept], kind="stable")]
-    return Lane(
+    return RankLane(
         rank.rank,
         rank.host,
         aligned,
@@ -186,18 +186,18 @@ def _lane(
     )
 
 
-Window = tuple[int, int]
+TimeWindow = tuple[int, int]
 """Begin and end of what is wanted, by the rank's own clock, ns."""
 
 
-class Shifted:
+class ShiftedTimeline:
     """A report whose times are moved to another clock and cut to a window.
 
     Slices that reach into the window are kept whole: a cut one would tell a wrong duration.
     """
 
     def __init__(
-        self, timeline: OverTime, clock: CommonClock, window: Window | None = None
+        self, timeline: OverTime, clock: CommonClock, window: TimeWindow | None = None
     ) -> None:
         self._timeline = timeline
         self._clock = clock
@@ -254,7 +254,7 @@ class Shifted:
         return np.asarray((end_ns >= begin) & (start_ns < end))
 
 
-def window_of(run: Run, rank: Rank, step: int | None) -> Window | None:
+def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindow | None:
     """Return where a step of a rank lies by its own clock; None: all of it is wanted.
 
     Raises:
@@ -273,7 +273,7 @@ def window_of(run: Run, rank: Rank, step: int | None) -> Window | None:
     return int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])
 
 
-def islands(ranks: list[Rank]) -> dict[int | None, list[int]]:
+def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:
     """Return the ranks by the clock that they share; None: their clock is not known."""
     found: dict[int | None, list[int]] = {}
     for one in ranks:

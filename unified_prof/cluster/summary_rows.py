@@ -12,11 +12,11 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import distinct
 from unified_prof.cluster import slow_links as moved
-from unified_prof.cluster import streamed_sums
-from unified_prof.cluster.cause_signals import KINDS, Evidence, Roles
-from unified_prof.cluster.clocks import Clocks
-from unified_prof.cluster.matching import Matched
-from unified_prof.cluster.partial import NONE, Unread, Where
+from unified_prof.cluster import waits
+from unified_prof.cluster.clocks import AlignedClocks
+from unified_prof.cluster.matching import MatchedCollectives
+from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording
+from unified_prof.cluster.rule_context import PARALLEL_KINDS, CauseSignals, RankRoles
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.collectives import bus_factor
 from unified_prof.recording.model import Finding
@@ -32,7 +32,11 @@ _OTHERS = "(others)"
 
 
 def fact_rows(
-    matched: Matched, clock: Clocks, steps: list[int], world: int, unread: Sequence[Unread]
+    matched: MatchedCollectives,
+    clock: AlignedClocks,
+    steps: list[int],
+    world: int,
+    unread: Sequence[UnreadableRecording],
 ) -> list[Row]:
     """Return META_DATA: what holds for the run as a whole; values are JSON."""
     nameless = [{"file": one.file, "why": one.why} for one in unread if one.rank is None]
@@ -57,19 +61,19 @@ def fact_rows(
 
 
 def rank_rows(
-    matched: Matched,
-    part: Roles,
-    clock: Clocks,
-    where: Mapping[int, Where],
-    unread: Sequence[Unread],
+    matched: MatchedCollectives,
+    part: RankRoles,
+    clock: AlignedClocks,
+    where: Mapping[int, PartialSource],
+    unread: Sequence[UnreadableRecording],
     absent: Sequence[int],
 ) -> list[Row]:
     """Return RANK: who each rank is, and whether it was read."""
-    nothing = (None,) * (len(KINDS) + 3)
+    nothing = (None,) * (len(PARALLEL_KINDS) + 3)
     alone = Counter(clock.island.tolist())
     rows: list[Row] = []
     for index, (rank, facts) in enumerate(zip(matched.ranks, matched.facts, strict=True)):
-        place = where.get(rank, Where())
+        place = where.get(rank, PartialSource())
         lacks = _lacks(matched, index)
         aligned = alone[int(clock.island[index])] > 1 or len(matched.ranks) == 1
         rows.append(
@@ -83,7 +87,7 @@ def rank_rows(
                 place.partial,
                 "partly" if lacks else "read",
                 "; ".join(lacks) or None,
-                *(part.place[kind][index] for kind in KINDS),
+                *(part.place[kind][index] for kind in PARALLEL_KINDS),
                 int(clock.offset[index]) if aligned else None,
                 int(clock.error[index]) if aligned else None,
                 int(clock.island[index]),
@@ -101,7 +105,7 @@ def rank_rows(
     return sorted(rows)
 
 
-def _lacks(matched: Matched, index: int) -> list[str]:
+def _lacks(matched: MatchedCollectives, index: int) -> list[str]:
     one = matched.partials[index]
     lacks = list(one.facts.notes)
     others = any(len(other.communication["start"]) for other in matched.partials)
@@ -112,7 +116,7 @@ def _lacks(matched: Matched, index: int) -> list[str]:
     return lacks
 
 
-def group_rows(matched: Matched) -> list[Row]:
+def group_rows(matched: MatchedCollectives) -> list[Row]:
     """Return GROUP: the groups that communicate, by their ranks."""
     number = {rank: index for index, rank in enumerate(matched.ranks)}
     rows: list[Row] = []
@@ -135,7 +139,10 @@ def group_rows(matched: Matched) -> list[Row]:
 
 
 def step_rows(
-    matched: Matched, waited: Waits, proof: Evidence, whole: streamed_sums.Sums | None
+    matched: MatchedCollectives,
+    waited: Waits,
+    proof: CauseSignals,
+    whole: waits.StreamedSums | None,
 ) -> list[Row]:
     """Return STEP_RANK: where the time of each step of each rank went."""
     knows_setup = bool((waited.setup >= 0).any())
@@ -153,7 +160,7 @@ def step_rows(
             *(table[name].tolist() for name in table), strict=True
         ):
             known_waits = sums.get((step, index))
-            known = waiting if waiting != NONE else late.get((step, index))
+            known = waiting if waiting != NO_VALUE else late.get((step, index))
             result.append(
                 (
                     step,
@@ -175,7 +182,7 @@ def step_rows(
 
 
 def _waits_by_step(
-    matched: Matched, waited: Waits
+    matched: MatchedCollectives, waited: Waits
 ) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
     """Return (step, number of the rank) -> wait, exposed wait, set-up, bubble."""
     rows, events = matched.rows, matched.events
@@ -202,7 +209,9 @@ def _waits_by_step(
     return dict(zip(keys, zip(*sums, strict=True), strict=True))
 
 
-def collective_rows(matched: Matched, waited: Waits, whole: streamed_sums.Sums | None) -> list[Row]:
+def collective_rows(
+    matched: MatchedCollectives, waited: Waits, whole: waits.StreamedSums | None
+) -> list[Row]:
     """Return COLLECTIVE: those that are alike, by group, kind, step and size."""
     if whole is not None:
         return [_collective(matched, number, *row) for number, row in enumerate(whole.collectives)]
@@ -239,7 +248,7 @@ def collective_rows(matched: Matched, waited: Waits, whole: streamed_sums.Sums |
 
 
 def _collective(
-    matched: Matched,
+    matched: MatchedCollectives,
     number: int,
     group: int,
     kind: int,
@@ -258,8 +267,8 @@ def _collective(
         number,
         group,
         matched.kinds[kind],
-        None if step == NONE else step,
-        None if size == NONE else size,
+        None if step == NO_VALUE else step,
+        None if size == NO_VALUE else size,
         n,
         complete,
         transfer,
@@ -272,11 +281,11 @@ def _collective(
 
 
 def blame_rows(
-    matched: Matched,
+    matched: MatchedCollectives,
     waited: Waits,
-    proof: Evidence,
+    proof: CauseSignals,
     told: Sequence[Finding],
-    whole_run: streamed_sums.Sums | None,
+    whole_run: waits.StreamedSums | None,
 ) -> list[Row]:
     """Return BLAME: what each rank costs the others, and the evidence for its causes."""
     rows, events = matched.rows, matched.events
@@ -331,7 +340,7 @@ def _real(value: float) -> float | None:
     return None if value != value else float(value)
 
 
-def link_rows(matched: Matched, waited: Waits) -> list[Row]:
+def link_rows(matched: MatchedCollectives, waited: Waits) -> list[Row]:
     """Return LINK: what moved from rank to rank."""
     return [
         (
@@ -347,11 +356,11 @@ def link_rows(matched: Matched, waited: Waits) -> list[Row]:
             one.p99,
             one.like,
         )
-        for one in moved.links(matched, waited)
+        for one in moved.measure_links(matched, waited)
     ]
 
 
-def operation_rows(matched: Matched, steps: Sequence[int]) -> list[Row]:
+def operation_rows(matched: MatchedCollectives, steps: Sequence[int]) -> list[Row]:
     """Return OPERATION_RANK: kernels by rank and name, those that take longest."""
     result: list[Row] = []
     for one in matched.partials:

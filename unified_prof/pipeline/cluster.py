@@ -14,15 +14,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import (
-    FILE_NAME,
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.rank_partial import (
     OPERATIONS_IN_MEMORY,
-    PARTIALS,
+    PARTIALS_DIRECTORY,
+    SUMMARY_FILE_NAME,
     Columns,
     Partial,
-    Unread,
-    Where,
+    PartialSource,
+    UnreadableRecording,
 )
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.pipeline import executors
@@ -31,14 +31,14 @@ from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
 from unified_prof.pipeline.executors import Crew
 from unified_prof.pipeline.remote import Folder, fetched, local_path
 from unified_prof.schema.catalogue import CLUSTER
-from unified_prof.sqlite import writer
+from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.atomic import temporary_folder
 from unified_prof.sqlite.detect import detect
 from unified_prof.sqlite.reader import open_report
 from unified_prof.version import VERSION
 
 if TYPE_CHECKING:
-    from unified_prof.cluster.summary import Summary
+    from unified_prof.cluster.summary import RunSummary
 
 _MADE_OF = "made_of"
 """Fact of UPROF_RUN: tells whether a summary is of these very partials."""
@@ -57,7 +57,7 @@ class ClusterOutcome:
     """Of how many ranks partials were made now."""
     steps: tuple[int, ...]
     absent: tuple[int, ...]
-    unread: tuple[Unread, ...]
+    unread: tuple[UnreadableRecording, ...]
     findings: tuple[str, ...]
     """One sentence each, the costliest first."""
     already: bool = False
@@ -114,7 +114,7 @@ def build(
     """
     executors.refuse_wrong(scheduler)
     run = Folder(target)
-    folder = Folder(run.at(PARTIALS))
+    folder = Folder(run.at(PARTIALS_DIRECTORY))
     _refuse_others(run, force=force)
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(
@@ -133,7 +133,7 @@ def build(
 
 def summary_of(
     given: Sequence[str], *, jobs: int | None = None, progress: Progress = lambda _: None
-) -> Summary:
+) -> RunSummary:
     """Return the summary of all ranks that `given` names; nothing is written.
 
     Raises:
@@ -152,7 +152,7 @@ def put_together(
     crew: Crew,
     lost: Sequence[RankFile] = (),
     progress: Progress = lambda _: None,
-) -> tuple[list[RankFile], Summary]:
+) -> tuple[list[RankFile], RunSummary]:
     """Return the summary of ranks whose partials lie in a folder, and what became of each.
 
     Args:
@@ -171,7 +171,7 @@ def put_together(
     crew.rest()
 
     def whole(rank: int) -> Columns:
-        return partials.communication(folder.read(names[rank]), names[rank])
+        return partials.read_communication(folder.read(names[rank]), names[rank])
 
     return found, _summary(found, read, lost, whole)
 
@@ -208,7 +208,7 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
         )
     if force or not path.is_dir():
         return
-    ours = {FILE_NAME, PARTIALS}
+    ours = {SUMMARY_FILE_NAME, PARTIALS_DIRECTORY}
     try:
         others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as err:
@@ -219,8 +219,8 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
             hint="name another folder, or give --force to write into this one",
             slug="foreign-output",
         )
-    if FILE_NAME in others:
-        _refuse_foreign(path / FILE_NAME)
+    if SUMMARY_FILE_NAME in others:
+        _refuse_foreign(path / SUMMARY_FILE_NAME)
 
 
 def _refuse_foreign(file: Path) -> None:
@@ -253,10 +253,10 @@ def _made_of(found: Iterable[RankFile], lost: Iterable[RankFile]) -> str:
 
 def _before(run: Folder, made_of: str) -> ClusterOutcome | None:
     """Return what the summary says that is there, if it is of the very same."""
-    if FILE_NAME not in run.names():
+    if SUMMARY_FILE_NAME not in run.names():
         return None
     try:
-        with fetched(run.at(FILE_NAME)) as path, open_report(path) as report:
+        with fetched(run.at(SUMMARY_FILE_NAME)) as path, open_report(path) as report:
             run_facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
             if run_facts.get(_MADE_OF) != made_of:
                 return None
@@ -270,11 +270,11 @@ def _before(run: Folder, made_of: str) -> ClusterOutcome | None:
     except (UprofError, ValueError, KeyError):
         return None
     unread = [
-        Unread(str(file), str(why), int(str(rank)))
+        UnreadableRecording(str(file), str(why), int(str(rank)))
         for rank, file, why, status in bad
         if status == "failed"
     ]
-    unread += [Unread(one["file"], one["why"]) for one in facts["unnumbered"]]
+    unread += [UnreadableRecording(one["file"], one["why"]) for one in facts["unnumbered"]]
     return ClusterOutcome(
         run.location,
         facts["world_size"],
@@ -305,8 +305,10 @@ def _read(
     for one in found:
         if one.name is not None:
             try:
-                whole = one.partial or partials.read(folder.read(one.name), one.name)
-                read.append(partials.first_steps(whole, most))
+                whole = one.partial or partials.partial_from_parquet(
+                    folder.read(one.name), one.name
+                )
+                read.append(partials.limit_to_first_steps(whole, most))
             except StoreError:
                 damaged.add(one.location)
     if not damaged:
@@ -316,8 +318,8 @@ def _read(
             folder.remove(one.name)
     found = mapped(inputs, folder, crew, progress=progress)
     names = [one.name for one in found if one.name is not None]
-    again = (partials.read(folder.read(name), name) for name in names)
-    return found, [partials.first_steps(one, most) for one in again]
+    again = (partials.partial_from_parquet(folder.read(name), name) for name in names)
+    return found, [partials.limit_to_first_steps(one, most) for one in again]
 
 
 def _summary(
@@ -325,32 +327,32 @@ def _summary(
     read: Sequence[Partial],
     lost: Sequence[RankFile],
     whole: Callable[[int], Columns] | None = None,
-) -> Summary:
+) -> RunSummary:
     ranks = {one.facts.rank for one in read}
     sizes = [one.facts.world_size for one in read if one.facts.world_size]
     absent = sorted(set(range(max(set(sizes), key=sizes.count))) - ranks) if sizes else []
-    unread: list[Unread] = []
+    unread: list[UnreadableRecording] = []
     taken = set(ranks)
     for one in named([*(one for one in found if one.why is not None), *lost], absent):
         if one.rank in taken:  # a damaged copy of a rank that was read
             one = replace(one, rank=None)
         elif one.rank is not None:
             taken.add(one.rank)
-        unread.append(Unread(one.location, one.why or "", one.rank, one.hint))
+        unread.append(UnreadableRecording(one.location, one.why or "", one.rank, one.hint))
     where = {
-        one.rank: Where(one.location, one.name)
+        one.rank: PartialSource(one.location, one.name)
         for one in found
         if one.rank is not None and one.why is None
     }
-    from unified_prof.cluster.summary import summarise  # not needed where there is nothing new
+    from unified_prof.cluster.summary import summarize_run  # not needed where there is nothing new
 
     until = [one.until for one in read if one.until is not None]
     if not until:
-        return summarise(read, where, unread)
-    return summarise(read, where, unread, read=whole, until=min(until))
+        return summarize_run(read, where, unread)
+    return summarize_run(read, where, unread, read=whole, until=min(until))
 
 
-def _write(run: Folder, summary: Summary, made_of: str) -> None:
+def _write(run: Folder, summary: RunSummary, made_of: str) -> None:
     facts = {"tool": f"uprof {VERSION}", "command": _COMMAND, _MADE_OF: made_of}
     with ExitStack() as resources:
         folder: Path
@@ -358,15 +360,15 @@ def _write(run: Folder, summary: Summary, made_of: str) -> None:
             folder = resources.enter_context(temporary_folder())
         else:
             folder = local_path(run.location)
-        writer.write(
-            folder / FILE_NAME,
+        skyline_writer.write_cluster_summary(
+            folder / SUMMARY_FILE_NAME,
             summary.tables,
             facts,
             dict(summary.left_out.items()),
             overwrite=True,
         )
         if run.is_remote:
-            run.write(FILE_NAME, (folder / FILE_NAME).read_bytes())
+            run.write(SUMMARY_FILE_NAME, (folder / SUMMARY_FILE_NAME).read_bytes())
 
 
 def _remove_older(folder: Folder, found: Iterable[RankFile]) -> None:
@@ -378,7 +380,7 @@ def _remove_older(folder: Folder, found: Iterable[RankFile]) -> None:
             folder.remove(name)
 
 
-def _outcome(run: Folder, summary: Summary, new: int) -> ClusterOutcome:
+def _outcome(run: Folder, summary: RunSummary, new: int) -> ClusterOutcome:
     return ClusterOutcome(
         run.location,
         summary.world_size,

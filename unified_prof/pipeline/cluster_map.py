@@ -14,8 +14,8 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
 
-from unified_prof.cluster import partial as partials
-from unified_prof.cluster.partial import OPERATIONS_IN_MEMORY, Partial
+from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.rank_partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Crew, Failure, each
@@ -127,7 +127,7 @@ def mapped(
 
 def name_of(rank: int, content: str, count: int) -> str:
     """Return the name of the partial of a rank, one of `count` that an input has."""
-    return f"{rank:05d}-{content}-v{partials.VERSION}-{count}.parquet"
+    return f"{rank:05d}-{content}-v{partials.PARTIAL_VERSION}-{count}.parquet"
 
 
 def named(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
@@ -147,7 +147,7 @@ def _there(folder: Folder) -> dict[str, list[tuple[int, str]]]:
         match = _NAME.match(name)
         if (
             match is not None
-            and int(match["version"]) == partials.VERSION
+            and int(match["version"]) == partials.PARTIAL_VERSION
             and folder.ends_with(name, _END)
         ):
             entry = (int(match["rank"]), name, int(match["count"]))
@@ -270,7 +270,7 @@ def partials_of(database: Path, rank: int | None = None) -> list[Partial]:
     """Return the partials of a database; what reads it is imported by whoever has one to read."""
     from unified_prof.cluster import rank_map
 
-    return rank_map.partials_of(database, rank)
+    return rank_map.read_partials(database, rank)
 
 
 def _told_or_named(database: Path, one: Input) -> list[Partial]:
@@ -305,7 +305,7 @@ def _put(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Parti
     if not task.as_bytes:
         return None, partial
     back = partial if len(partial.communication["start"]) <= task.most else None
-    data = partials.written(partial)
+    data = partials.partial_to_parquet(partial)
     if task.folder is None:
         return data, back
     name = name_of(partial.facts.rank, task.input.content, count)

@@ -26,7 +26,7 @@ from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import Source, source_of
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.stacks import Frame, Stacks, below, joined
-from unified_prof.report.figures import answers
+from unified_prof.report.figures import readable_answers
 from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_folder
 from unified_prof.sqlite.reader import open_report
 
@@ -159,7 +159,7 @@ def export_stacks(
             found = {one: below(Frame(label, "report"), own) for one, own in found.items()}
         return found
 
-    found = answers(opened, ask)
+    found = readable_answers(opened, ask)
     names = [one for one in MEASURES if any(one in own for own in found)]
     if not names:
         have = dict.fromkeys(one for analysis in opened.analyses for one in analysis.measures)

@@ -89,15 +89,17 @@ class Profile:
         from unified_prof.report import notebook
 
         files = {kind: [path] for kind, path in self.files.items()}
-        return notebook.of_run(files, failure=self.failure)
+        return notebook.run_html(files, failure=self.failure)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Write what IPython shows in a terminal."""
-        from unified_prof.report import text
+        from unified_prof.report import terminal
 
         if self.failure is not None:
             printer.text(f"not complete: {self.failure}\n")
-        printer.text(text.of_run({kind: [path] for kind, path in self.files.items()}).rstrip())
+        printer.text(
+            terminal.run_footer({kind: [path] for kind, path in self.files.items()}).rstrip()
+        )
 
 
 @contextmanager

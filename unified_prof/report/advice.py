@@ -14,24 +14,24 @@ from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import IN_WORDS
 from unified_prof.explain.report_questions import Analysis, Change, Supposed
 from unified_prof.recording.model import Advice, Finding
-from unified_prof.report import heading, markdown, names
+from unified_prof.report import heading, names, renderers
 from unified_prof.report import names as words
-from unified_prof.report.figures import advice_fields, answers, coverage_fields, dumped
-from unified_prof.report.heading import title
-from unified_prof.report.tables import Column, Sheet
-from unified_prof.report.terminal import Page
+from unified_prof.report.figures import advice_fields, coverage_fields, dump_json, readable_answers
+from unified_prof.report.heading import report_title
+from unified_prof.report.tables import Column, SheetWriter
+from unified_prof.report.terminal import TerminalPage
 
 FORMAT_VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes away."""
 
-SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 _KINDS_SHOWN = 4
 """Rules that are named where many lack the same."""
 _HEALTHY = "nothing found that would save time"
 
 
 @dataclass(frozen=True, slots=True)
-class Advised:
+class ReportAdvice:
     """One report and what could be better in it."""
 
     path: str
@@ -40,25 +40,29 @@ class Advised:
     advice: Advice
 
 
-def gather(opened: Opened) -> list[Advised]:
+def gather_advice(opened: Opened) -> list[ReportAdvice]:
     """Ask every report.
 
     Raises:
         StoreError: none could be read to its end.
     """
 
-    def ask(analysis: Analysis) -> Advised:
+    def ask(analysis: Analysis) -> ReportAdvice:
         advice, summary = analysis.advice(), analysis.summary
-        return Advised(summary.path, summary.family, title(summary), advice)
+        return ReportAdvice(summary.path, summary.family, report_title(summary), advice)
 
-    return answers(opened, ask)
+    return readable_answers(opened, ask)
 
 
-def json_text(
-    reports: Iterable[Advised], opened: Opened | None, of_run: Sequence[Finding], *, top: int | None
+def advice_json(
+    reports: Iterable[ReportAdvice],
+    opened: Opened | None,
+    of_run: Sequence[Finding],
+    *,
+    top: int | None,
 ) -> str:
     """Return all of it as JSON."""
-    return dumped(
+    return dump_json(
         {
             "format": "uprof-advice",
             "version": FORMAT_VERSION,
@@ -77,8 +81,8 @@ def json_text(
     )
 
 
-def text(
-    reports: Iterable[Advised],
+def advice_text(
+    reports: Iterable[ReportAdvice],
     of_run: Sequence[Finding],
     *,
     top: int | None,
@@ -88,7 +92,7 @@ def text(
     is_run: bool = False,
 ) -> str:
     """Return all of it for a terminal; of a run of many ranks also that nothing was found."""
-    page = Page(width=width, color=color, full_names=full_names)
+    page = TerminalPage(width=width, color=color, full_names=full_names)
     if of_run or is_run:
         page.title("what costs the run of all ranks time")
         if not of_run:
@@ -99,11 +103,11 @@ def text(
         if number or of_run:
             page.gap()
         page.title(one.title)
-        add(page, one.advice, top=top)
+        add_advice(page, one.advice, top=top)
     return page.text()
 
 
-def add(page: Sheet, advice: Advice, *, top: int | None) -> None:
+def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
     """Add what could be better in one report to a page."""
     page.fact("judged", _judged(advice))
     for place, found in enumerate(advice.findings[:top], start=1):
@@ -121,26 +125,33 @@ def add(page: Sheet, advice: Advice, *, top: int | None) -> None:
         page.note(line)
 
 
-def as_markdown(reports: Iterable[Advised], of_run: Sequence[Finding], *, top: int | None) -> str:
+def advice_markdown(
+    reports: Iterable[ReportAdvice], of_run: Sequence[Finding], *, top: int | None
+) -> str:
     """Return all of it as Markdown."""
     parts = []
     if of_run:
-        lines = [f"- {markdown.escape(cause.text)}" for cause in of_run[:top]]
+        lines = [f"- {renderers.escape_markdown(cause.text)}" for cause in of_run[:top]]
         parts.append("\n".join(["## What costs the run of all ranks time", "", *lines]))
     for one in reports:
-        lines = [f"## {markdown.escape(one.title)}", "", markdown.escape(_judged(one.advice)), ""]
+        lines = [
+            f"## {renderers.escape_markdown(one.title)}",
+            "",
+            renderers.escape_markdown(_judged(one.advice)),
+            "",
+        ]
         for place, found in enumerate(one.advice.findings[:top], start=1):
-            lines += [f"### {place}. {markdown.escape(_heading(found, one.advice))}", ""]
-            lines += [markdown.escape(found.text), ""]
+            lines += [f"### {place}. {renderers.escape_markdown(_heading(found, one.advice))}", ""]
+            lines += [renderers.escape_markdown(found.text), ""]
             if found.advice:
-                lines += [f"Try: {markdown.escape(found.advice)}", ""]
+                lines += [f"Try: {renderers.escape_markdown(found.advice)}", ""]
             if found.evidence:
-                lines += [*markdown.table(_evidence(found)), ""]
+                lines += [*renderers.markdown_table(_evidence(found)), ""]
         if not one.advice.findings:
-            lines += [markdown.escape(_HEALTHY), ""]
-        lines += [f"- {markdown.escape(line)}" for line in _not_judged(one.advice)]
+            lines += [renderers.escape_markdown(_HEALTHY), ""]
+        lines += [f"- {renderers.escape_markdown(line)}" for line in _not_judged(one.advice)]
         parts.append("\n".join(lines).rstrip())
-    return "\n\n".join(parts or [markdown.escape(_HEALTHY)]) + "\n"
+    return "\n\n".join(parts or [renderers.escape_markdown(_HEALTHY)]) + "\n"
 
 
 def _first(advice: Advice, top: int | None) -> Advice:
@@ -150,7 +161,7 @@ def _first(advice: Advice, top: int | None) -> Advice:
 def _judged(advice: Advice) -> str:
     if advice.step_ms is None:
         return "nothing was timed"
-    length = words.duration(advice.step_ms * 1e6)
+    length = words.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
         return f"{length}, no step is known{_paused(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
@@ -162,7 +173,7 @@ def _paused(advice: Advice) -> str:
     if not advice.pauses:
         return ""
     many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
-    length = words.duration(advice.paused_ms * 1e6)
+    length = words.format_duration(advice.paused_ms * 1e6)
     return (
         f"; {many} of {length}{' in all' if advice.pauses > 1 else ''} left out, in which the "
         "device idles: without steps nobody can tell a pause from a slow host"
@@ -173,7 +184,7 @@ def _heading(found: Finding, advice: Advice) -> str:
     cost = ""
     if found.cost_ms_per_step:
         a_step = " a step" if advice.steps else " of the recorded time"
-        cost = f"{words.duration(found.cost_ms_per_step * 1e6)}{a_step}, "
+        cost = f"{words.format_duration(found.cost_ms_per_step * 1e6)}{a_step}, "
     return f"{found.kind}: {cost}{found.sure}"
 
 
@@ -209,7 +220,7 @@ def _named(name: str) -> str:
     """Return what a row is called; a kernel behind other words as people read it."""
     before = "before "
     if name.startswith(before):
-        return f"{before}{words.neutral(names.shown([name.removeprefix(before)])[0])}"
+        return f"{before}{words.neutral(names.readable_names([name.removeprefix(before)])[0])}"
     return words.neutral(name)
 
 
@@ -217,17 +228,17 @@ def _cell(key: str, value: Any) -> str:
     if value is None:
         return ""
     if key.endswith("_ns"):
-        return words.duration(value)
-    return words.number(value) if isinstance(value, int) else words.neutral(str(value))
+        return words.format_duration(value)
+    return words.format_number(value) if isinstance(value, int) else words.neutral(str(value))
 
 
-SUFFIXES_WHAT_IF = {"text": (".txt",), "json": (".json",)}
+WHAT_IF_SUFFIXES = {"text": (".txt",), "json": (".json",)}
 
 _STEPS_SHOWN = 10
 
 
 @dataclass(frozen=True, slots=True)
-class Answer:
+class WhatIfAnswer:
     """One report and what it would gain."""
 
     path: str
@@ -236,7 +247,7 @@ class Answer:
     supposed: Supposed
 
 
-def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> list[Answer]:
+def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> list[WhatIfAnswer]:
     """Ask every report.
 
     Raises:
@@ -244,16 +255,16 @@ def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> li
         UsageError: a report cannot say.
     """
 
-    def ask(analysis: Analysis) -> Answer:
+    def ask(analysis: Analysis) -> WhatIfAnswer:
         supposed, summary = analysis.what_if(changes, top=top), analysis.summary
-        return Answer(summary.path, summary.family, heading.title(summary), supposed)
+        return WhatIfAnswer(summary.path, summary.family, heading.report_title(summary), supposed)
 
-    return answers(opened, ask)
+    return readable_answers(opened, ask)
 
 
-def what_if_json(reports: Iterable[Answer], changes: Sequence[Change], opened: Opened) -> str:
+def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], opened: Opened) -> str:
     """Return all of it as JSON; times are ns."""
-    return dumped(
+    return dump_json(
         {
             "format": "uprof-what-if",
             "version": FORMAT_VERSION,
@@ -300,7 +311,7 @@ def _document(one: Supposed) -> dict[str, Any]:
 
 
 def what_if_text(
-    reports: Iterable[Answer],
+    reports: Iterable[WhatIfAnswer],
     changes: Sequence[Change],
     *,
     width: int | None,
@@ -308,7 +319,7 @@ def what_if_text(
     full_names: bool,
 ) -> str:
     """Return all of it for a terminal."""
-    page = Page(width=width, color=color, full_names=full_names)
+    page = TerminalPage(width=width, color=color, full_names=full_names)
     for number, one in enumerate(reports):
         if number:
             page.gap()
@@ -333,11 +344,15 @@ def _what(one: Supposed) -> str:
 
 
 def _whole(one: Supposed) -> str:
-    length = names.duration(one.before_ns / one.steps)
-    return f"{names.number(one.steps)} steps of {length} on average" if one.steps > 1 else length
+    length = names.format_duration(one.before_ns / one.steps)
+    return (
+        f"{names.format_number(one.steps)} steps of {length} on average"
+        if one.steps > 1
+        else length
+    )
 
 
-def _gain(page: Page, one: Supposed, changes: Sequence[Change]) -> None:
+def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
     gain = one.gain
     assert gain is not None
     a_step = gain.before_ns / gain.steps
@@ -346,15 +361,17 @@ def _gain(page: Page, one: Supposed, changes: Sequence[Change]) -> None:
         page.fact("if", f"{names.neutral(change.name)} is {how}")
     page.fact(
         "then",
-        f"{_what(one)} gains {names.duration(gain.per_step_ns)} of {names.duration(a_step)} "
-        f"({names.share(gain.per_step_ns, a_step)}) and takes "
-        f"{names.duration(gain.after_ns / gain.steps)}",
+        f"{_what(one)} gains {names.format_duration(gain.per_step_ns)} of "
+        f"{names.format_duration(a_step)} "
+        f"({names.format_share(gain.per_step_ns, a_step)}) and takes "
+        f"{names.format_duration(gain.after_ns / gain.steps)}",
     )
     changed = gain.changed_ns / gain.steps
     if changed > 1.01 * max(gain.per_step_ns, 0):
         page.fact(
             "hidden",
-            f"what is changed takes {names.duration(changed)} less; the rest of that is not on "
+            f"what is changed takes {names.format_duration(changed)} less; the rest of that "
+            "is not on "
             "the critical path, or something else then is",
         )
     if 1 < gain.steps <= _STEPS_SHOWN:
@@ -363,10 +380,12 @@ def _gain(page: Page, one: Supposed, changes: Sequence[Change]) -> None:
         page.table(
             [
                 Column("step", tuple(names.neutral(name) for name, _, _ in rows), is_name=True),
-                Column("recorded", tuple(names.duration(before) for _, before, _ in rows)),
-                Column("would take", tuple(names.duration(after) for _, _, after in rows)),
-                Column("gain", tuple(names.duration(one - other) for _, one, other in rows)),
-                Column("share", tuple(names.share(one - other, one) for _, one, other in rows)),
+                Column("recorded", tuple(names.format_duration(before) for _, before, _ in rows)),
+                Column("would take", tuple(names.format_duration(after) for _, _, after in rows)),
+                Column("gain", tuple(names.format_duration(one - other) for _, one, other in rows)),
+                Column(
+                    "share", tuple(names.format_share(one - other, one) for _, one, other in rows)
+                ),
             ]
         )
 
@@ -377,12 +396,13 @@ def _worth(one: Supposed) -> list[Column]:
     return [
         Column("twice as fast", tuple(names.neutral(row.name) for row in found), is_name=True),
         Column(
-            f"{_what(one)} gains", tuple(names.duration(row.gain_ns / one.steps) for row in found)
+            f"{_what(one)} gains",
+            tuple(names.format_duration(row.gain_ns / one.steps) for row in found),
         ),
-        Column("share", tuple(names.share(row.gain_ns, whole) for row in found)),
+        Column("share", tuple(names.format_share(row.gain_ns, whole) for row in found)),
         Column(
             "on the path",
-            tuple(names.duration(row.on_path_ns / one.steps) for row in found),
+            tuple(names.format_duration(row.on_path_ns / one.steps) for row in found),
             importance=5,
         ),
         Column("what", tuple(IN_WORDS[row.kind] for row in found), is_name=True, importance=2),

@@ -17,7 +17,13 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.breakdown_kinds import KINDS, By
 from unified_prof.recording.model import Breakdown, Summary
-from unified_prof.report.figures import Figures, answers, as_document, collect, row_fields
+from unified_prof.report.figures import (
+    Figures,
+    collect_figures,
+    figures_document,
+    readable_answers,
+    row_fields,
+)
 
 Path = str | os.PathLike[str]
 
@@ -40,7 +46,7 @@ class Answer(Displayed):
     @property
     def document(self) -> dict[str, Any]:
         """What `uprof report --format json` has of the report."""
-        (found,) = as_document([self.figures])["reports"]
+        (found,) = figures_document([self.figures])["reports"]
         document: dict[str, Any] = found
         return document
 
@@ -81,11 +87,11 @@ class Answer(Displayed):
         Raises:
             UsageError: as of `breakdown`, or pyarrow is not installed.
         """
-        from unified_prof.report.table_files import table
+        from unified_prof.report.renderers import arrow_table
 
         self.breakdown(by)
         chosen = tuple(one for one in self.figures.selections if one.breakdown.by == by)
-        return table([replace(self.figures, selections=chosen)])
+        return arrow_table([replace(self.figures, selections=chosen)])
 
 
 def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
@@ -107,7 +113,10 @@ def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
                 f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
             )
     with open_reports(path) as opened:
-        return Together(Answer(one) for one in answers(opened, lambda one: collect(one, wanted)))
+        return Together(
+            Answer(one)
+            for one in readable_answers(opened, lambda one: collect_figures(one, wanted))
+        )
 
 
 def gate(

@@ -6,21 +6,21 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict
 from typing import Any
 
-from unified_prof.cluster.compare import (
+from unified_prof.cluster.run_comparison import (
+    ClusterDifference,
     CollectiveChange,
-    Difference,
     LinkChange,
     OperationChange,
-    Pair,
+    QuantityPair,
     RoleChange,
 )
-from unified_prof.cluster.stored import PARTS
-from unified_prof.report import cluster_document, markdown
+from unified_prof.cluster.stored_run import STEP_PARTS
+from unified_prof.report import cluster_document, renderers
 from unified_prof.report import names as words
-from unified_prof.report.cluster_text import Section, title
-from unified_prof.report.figures import dumped
+from unified_prof.report.cluster_text import ClusterSection, cluster_title
+from unified_prof.report.figures import dump_json
 from unified_prof.report.tables import Column
-from unified_prof.report.terminal import Page
+from unified_prof.report.terminal import TerminalPage
 
 _HEADINGS = {
     "span_ns": "step",
@@ -37,13 +37,13 @@ _HEADINGS = {
 _WHERE = {True: "between hosts", False: "in one host", None: "-"}
 
 
-def text(
-    found: Difference, *, top: int, width: int | None, color: bool, full_names: bool = False
+def cluster_difference_text(
+    found: ClusterDifference, *, top: int, width: int | None, color: bool, full_names: bool = False
 ) -> str:
     """Return a difference as text for a terminal of `width` columns (None: for a pipe)."""
-    page = Page(width=width, color=color, full_names=full_names)
+    page = TerminalPage(width=width, color=color, full_names=full_names)
     for side, overview in (("base", found.base), ("new", found.new)):
-        page.fact(side, title(overview))
+        page.fact(side, cluster_title(overview))
     for heading, lines in _findings(found):
         page.heading(heading)
         for line in lines:
@@ -52,47 +52,49 @@ def text(
         page.heading(section.heading)
         page.table(section.columns)
         if section.left_out:
-            page.note(f"and {words.number(section.left_out)} more (--top)")
+            page.note(f"and {words.format_number(section.left_out)} more (--top)")
     return page.text()
 
 
-def as_markdown(found: Difference, *, top: int, full_names: bool = False) -> str:
+def cluster_difference_markdown(
+    found: ClusterDifference, *, top: int, full_names: bool = False
+) -> str:
     """Return a difference as GitHub-flavoured Markdown."""
-    sides = [markdown.escape(title(one)) for one in (found.base, found.new)]
+    sides = [renderers.escape_markdown(cluster_title(one)) for one in (found.base, found.new)]
     lines = [f"## {sides[0]} -> {sides[1]}"]
     for heading, texts in _findings(found):
         lines += ["", f"### {heading.capitalize()}", ""]
-        lines += [f"- {markdown.escape(one)}" for one in texts]
+        lines += [f"- {renderers.escape_markdown(one)}" for one in texts]
     for section in _sections(found, top):
         lines += ["", f"### {section.heading.capitalize()}", ""]
-        lines += markdown.table(section.columns, full_names=full_names)
+        lines += renderers.markdown_table(section.columns, full_names=full_names)
         if section.left_out:
-            lines += ["", f"and {words.number(section.left_out)} more"]
+            lines += ["", f"and {words.format_number(section.left_out)} more"]
     return "\n".join(lines) + "\n"
 
 
-def json_text(found: Difference) -> str:
+def cluster_difference_json(found: ClusterDifference) -> str:
     """Return a difference as JSON, every row; times are ns a step."""
-    return dumped(
+    return dump_json(
         {
-            "version": cluster_document.VERSION,
-            "base": cluster_document.head(found.base),
-            "new": cluster_document.head(found.new),
+            "version": cluster_document.CLUSTER_FORMAT_VERSION,
+            "base": cluster_document.run_facts(found.base),
+            "new": cluster_document.run_facts(found.new),
             "step": {name: _pair(pair) for name, pair in found.step.items()},
             "roles": [_plain(one) for one in found.roles],
             "collectives": [_plain(one) for one in found.collectives],
             "links": [_plain(one) for one in found.links],
             "operations": [_plain(one) for one in found.operations],
             "findings": {
-                "new": [cluster_document.finding(one) for one in found.new_findings],
-                "gone": [cluster_document.finding(one) for one in found.gone_findings],
-                "kept": [cluster_document.finding(one) for one in found.kept_findings],
+                "new": [cluster_document.finding_fields(one) for one in found.new_findings],
+                "gone": [cluster_document.finding_fields(one) for one in found.gone_findings],
+                "kept": [cluster_document.finding_fields(one) for one in found.kept_findings],
             },
         }
     )
 
 
-def _pair(pair: Pair) -> dict[str, float | None]:
+def _pair(pair: QuantityPair) -> dict[str, float | None]:
     return {"base": pair.base, "new": pair.new, "ratio": pair.ratio}
 
 
@@ -100,7 +102,7 @@ def _plain(row: Any) -> dict[str, Any]:
     """Return a row of a difference as plain data, each pair with its ratio."""
 
     def told(value: Any, plain: Any) -> Any:
-        if isinstance(value, Pair):
+        if isinstance(value, QuantityPair):
             return _pair(value)
         if isinstance(value, dict):
             return {name: told(one, plain[name]) for name, one in value.items()}
@@ -109,7 +111,7 @@ def _plain(row: Any) -> dict[str, Any]:
     return {name: told(getattr(row, name), plain) for name, plain in asdict(row).items()}
 
 
-def _findings(found: Difference) -> Iterator[tuple[str, list[str]]]:
+def _findings(found: ClusterDifference) -> Iterator[tuple[str, list[str]]]:
     for heading, some in (
         ("new findings", found.new_findings),
         ("findings that are gone", found.gone_findings),
@@ -119,14 +121,14 @@ def _findings(found: Difference) -> Iterator[tuple[str, list[str]]]:
             yield heading, [words.neutral(one.text) for one in some]
 
 
-def _sections(found: Difference, top: int) -> Iterator[Section]:
+def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
     names = [
         name
-        for name in ("span_ns", *PARTS)
+        for name in ("span_ns", *STEP_PARTS)
         if (pair := found.step[name]).base is not None or pair.new is not None
     ]
     pairs = [found.step[name] for name in names]
-    yield Section(
+    yield ClusterSection(
         "the mean step",
         [
             Column("part", tuple(_HEADINGS[name] for name in names), is_name=True),
@@ -141,20 +143,26 @@ def _sections(found: Difference, top: int) -> Iterator[Section]:
     )
     for heading, columns, rows in tables:
         if rows:
-            yield Section(heading, columns(rows[:top]), max(0, len(rows) - top))
+            yield ClusterSection(heading, columns(rows[:top]), max(0, len(rows) - top))
 
 
-def _times(pairs: Sequence[Pair], *, importance: int = 10) -> list[Column]:
+def _times(pairs: Sequence[QuantityPair], *, importance: int = 10) -> list[Column]:
     return [
-        Column("base", tuple(words.duration(one.base) for one in pairs), importance=importance),
-        Column("new", tuple(words.duration(one.new) for one in pairs), importance=importance),
+        Column(
+            "base", tuple(words.format_duration(one.base) for one in pairs), importance=importance
+        ),
+        Column(
+            "new", tuple(words.format_duration(one.new) for one in pairs), importance=importance
+        ),
         Column("ratio", tuple(_ratio(one) for one in pairs), importance=importance),
     ]
 
 
-def _both(heading: str, pairs: Sequence[Pair], importance: int) -> Column:
+def _both(heading: str, pairs: Sequence[QuantityPair], importance: int) -> Column:
     """Return one column of `base -> new`."""
-    cells = tuple(f"{words.duration(one.base)} -> {words.duration(one.new)}" for one in pairs)
+    cells = tuple(
+        f"{words.format_duration(one.base)} -> {words.format_duration(one.new)}" for one in pairs
+    )
     return Column(heading, cells, importance=importance)
 
 
@@ -180,7 +188,7 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
             tuple(f"{row.group_kind} of {_sizes(row.base_size, row.new_size)}" for row in rows),
             is_name=True,
         ),
-        Column("size", tuple(words.size(row.bytes) for row in rows)),
+        Column("size", tuple(words.format_size(row.bytes) for row in rows)),
         *_times([row.transfer_ns for row in rows]),
         _both("waiting", [row.wait_ns for row in rows], 7),
         Column("bus", tuple(_rates(row.bus_gb_per_s) for row in rows), importance=6),
@@ -212,12 +220,12 @@ def _sizes(base: int | None, new: int | None) -> str:
     return f"{base} -> {new}"
 
 
-def _ratio(pair: Pair) -> str:
+def _ratio(pair: QuantityPair) -> str:
     if pair.ratio is None:
         return "new" if pair.base is None and pair.new else "gone" if pair.base else "-"
     return f"{pair.ratio:.2f} x"
 
 
-def _rates(pair: Pair) -> str:
+def _rates(pair: QuantityPair) -> str:
     told = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
     return f"{told[0]} -> {told[1]} GB/s"

@@ -21,14 +21,14 @@ from typing import Any
 import numpy as np
 
 from unified_prof.cluster.overview import GroupRow, LinkRow, Overview, RankRow, StepRow
-from unified_prof.cluster.stored import PARTS, Finding, Group
-from unified_prof.report.cluster_formats import Request
-from unified_prof.report.figures import dumped
-from unified_prof.report.markdown import cell
+from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord
+from unified_prof.report.figures import dump_json
+from unified_prof.report.formats import ClusterRequest
+from unified_prof.report.renderers import csv_cell
 
 
 @dataclass(frozen=True, slots=True)
-class OperationRow:
+class RankOperationRow:
     """Kernels of one kind on the rank, and the same on ranks of its stage."""
 
     name: str
@@ -43,19 +43,19 @@ class OperationRow:
 
 
 @dataclass(frozen=True, slots=True)
-class Detail:
+class RankDetail:
     """All that is shown of one rank."""
 
     row: RankRow
     steps: tuple[tuple[int, dict[str, float | None]], ...]
     """Number of a step -> `span_ns` and PARTS."""
-    groups: tuple[Group, ...]
+    groups: tuple[GroupRecord, ...]
     links: tuple[LinkRow, ...]
-    operations: tuple[OperationRow, ...]
+    operations: tuple[RankOperationRow, ...]
     """The longest first."""
 
     @classmethod
-    def of(cls, overview: Overview, number: int, step: int | None = None) -> Detail:
+    def of(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
         """Return what is known of rank `number`, of all its steps or of one.
 
         Raises:
@@ -83,7 +83,7 @@ def _steps(
     found: list[tuple[int, dict[str, float | None]]] = []
     for row in rows:
         if step is None or table.step[row] == step:
-            parts = {name: _known(table.parts[name][row]) for name in PARTS}
+            parts = {name: _known(table.parts[name][row]) for name in STEP_PARTS}
             found.append((int(table.step[row]), {"span_ns": float(table.span_ns[row]), **parts}))
     return tuple(found)
 
@@ -92,7 +92,7 @@ def _known(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
-def _operations(overview: Overview, row: RankRow) -> tuple[OperationRow, ...]:
+def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...]:
     own = row.rank
     stage = tuple(one.rank for one in overview.run.read if one.pp == own.pp)
     others: dict[tuple[str, str], list[int]] = {}
@@ -105,7 +105,7 @@ def _operations(overview: Overview, row: RankRow) -> tuple[OperationRow, ...]:
     for one in mine:
         stage_ns = median(others[one.name, one.module]) if len(stage) > 1 else None
         rows.append(
-            OperationRow(
+            RankOperationRow(
                 one.name,
                 one.module,
                 one.n,
@@ -119,20 +119,20 @@ def _operations(overview: Overview, row: RankRow) -> tuple[OperationRow, ...]:
     return tuple(sorted(rows, key=lambda one: -one.total_ns))
 
 
-VERSION = 1
+CLUSTER_FORMAT_VERSION = 1
 """Of the document; a key that changes its meaning raises it."""
 
 
-def of_run(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
+def run_document(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
     """Return the whole run; `top` bounds each list but that of the findings."""
     return {
-        "version": VERSION,
-        "run": head(overview),
-        "findings": [finding(one) for one in overview.run.findings],
-        "ranks": [rank(row) for row in _some(overview.ranks, overview.worst, top)],
-        "steps": [step(row) for row in overview.steps[:top]],
-        "groups": [group(row) for row in overview.groups[:top]],
-        "links": [link(row) for row in overview.links[:top]],
+        "version": CLUSTER_FORMAT_VERSION,
+        "run": run_facts(overview),
+        "findings": [finding_fields(one) for one in overview.run.findings],
+        "ranks": [rank_fields(row) for row in _some(overview.ranks, overview.worst, top)],
+        "steps": [step_fields(row) for row in overview.steps[:top]],
+        "groups": [group_fields(row) for row in overview.groups[:top]],
+        "links": [link_fields(row) for row in overview.links[:top]],
     }
 
 
@@ -142,7 +142,7 @@ def _some(
     return every if top is None else worst[:top]
 
 
-def head(overview: Overview) -> dict[str, Any]:
+def run_facts(overview: Overview) -> dict[str, Any]:
     """Return what holds for the run as a whole."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
@@ -165,7 +165,7 @@ def head(overview: Overview) -> dict[str, Any]:
     }
 
 
-def finding(one: Finding) -> dict[str, Any]:
+def finding_fields(one: FindingRecord) -> dict[str, Any]:
     """Return a finding."""
     found = asdict(one)
     return (
@@ -178,7 +178,7 @@ def finding(one: Finding) -> dict[str, Any]:
     )
 
 
-def rank(row: RankRow) -> dict[str, Any]:
+def rank_fields(row: RankRow) -> dict[str, Any]:
     """Return a rank: who it is, where its steps go, what it costs the others."""
     fields = asdict(row.rank)
     return {
@@ -190,7 +190,7 @@ def rank(row: RankRow) -> dict[str, Any]:
     }
 
 
-def step(row: StepRow) -> dict[str, Any]:
+def step_fields(row: StepRow) -> dict[str, Any]:
     """Return a step over all ranks."""
     return {
         "step": row.step,
@@ -204,7 +204,7 @@ def step(row: StepRow) -> dict[str, Any]:
     }
 
 
-def group(row: GroupRow) -> dict[str, Any]:
+def group_fields(row: GroupRow) -> dict[str, Any]:
     """Return the collectives of one kind and size in groups that are alike."""
     slowest = row.slowest_group
     return {
@@ -224,7 +224,7 @@ def group(row: GroupRow) -> dict[str, Any]:
     }
 
 
-def link(row: LinkRow) -> dict[str, Any]:
+def link_fields(row: LinkRow) -> dict[str, Any]:
     """Return a link; its times and bytes are sums over the run."""
     return asdict(row.link) | {"ratio": row.ratio}
 
@@ -238,7 +238,7 @@ def _whole(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
-def produce_cluster_csv(overview: Overview, request: Request) -> str:
+def produce_cluster_csv(overview: Overview, request: ClusterRequest) -> str:
     """Return the table that is asked for, of the ranks if none is; empty cells are not known."""
     rows = [_flat(row) for row in _rows(overview, request)]
     if request.top is not None:
@@ -251,27 +251,27 @@ def produce_cluster_csv(overview: Overview, request: Request) -> str:
     return output.getvalue()
 
 
-def _rows(overview: Overview, request: Request) -> list[dict[str, Any]]:
+def _rows(overview: Overview, request: ClusterRequest) -> list[dict[str, Any]]:
     if request.rank is not None:
-        detail = Detail.of(overview, request.rank, request.step)
+        detail = RankDetail.of(overview, request.rank, request.step)
         if request.by == "operation":
             return [asdict(one) for one in detail.operations]
         if request.by == "link":
-            return [link(row) for row in detail.links]
+            return [link_fields(row) for row in detail.links]
         return [
             {"rank": request.rank, "step": number} | rounded(parts)
             for number, parts in detail.steps
         ]
     if request.step is not None:
-        return [rank(row) for row in overview.step(request.step)]
+        return [rank_fields(row) for row in overview.step(request.step)]
     if request.by == "operation":
         return [asdict(one) for one in overview.run.operations()]
     tables: dict[str | None, tuple[Any, Any]] = {
-        "step": (step, overview.steps),
-        "group": (group, overview.groups),
-        "link": (link, overview.links),
+        "step": (step_fields, overview.steps),
+        "group": (group_fields, overview.groups),
+        "link": (link_fields, overview.links),
     }
-    show, found = tables.get(request.by, (rank, overview.ranks))
+    show, found = tables.get(request.by, (rank_fields, overview.ranks))
     return [show(row) for row in found]
 
 
@@ -280,39 +280,39 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": cell(one) for inner, one in value.items()}
+            flat |= {f"{name}.{inner}": csv_cell(one) for inner, one in value.items()}
         elif isinstance(value, list):
             flat[name] = " ".join(map(str, value))
         elif not (value is None and name in ("blame",)):
-            flat[name] = cell(value)
+            flat[name] = csv_cell(value)
     return flat
 
 
-def produce_cluster_json(overview: Overview, request: Request) -> str:
+def produce_cluster_json(overview: Overview, request: ClusterRequest) -> str:
     """Return the run, one rank of it or one step of it as a document."""
     if request.rank is not None:
-        return dumped(_rank(overview, request.rank, request.step))
+        return dump_json(_rank(overview, request.rank, request.step))
     if request.step is not None:
         rows = overview.step(request.step)
-        return dumped(
+        return dump_json(
             {
-                "version": VERSION,
-                "run": head(overview),
+                "version": CLUSTER_FORMAT_VERSION,
+                "run": run_facts(overview),
                 "step": request.step,
-                "ranks": [rank(row) for row in rows[: request.top]],
+                "ranks": [rank_fields(row) for row in rows[: request.top]],
             }
         )
-    return dumped(of_run(overview, top=request.top))
+    return dump_json(run_document(overview, top=request.top))
 
 
 def _rank(overview: Overview, number: int, step: int | None) -> dict[str, Any]:
-    detail = Detail.of(overview, number, step)
+    detail = RankDetail.of(overview, number, step)
     return {
-        "version": VERSION,
-        "run": head(overview),
-        "rank": rank(detail.row),
+        "version": CLUSTER_FORMAT_VERSION,
+        "run": run_facts(overview),
+        "rank": rank_fields(detail.row),
         "steps": [{"step": one} | rounded(parts) for one, parts in detail.steps],
         "groups": [asdict(one) for one in detail.groups],
-        "links": [link(row) for row in detail.links],
+        "links": [link_fields(row) for row in detail.links],
         "operations": [asdict(one) for one in detail.operations],
     }

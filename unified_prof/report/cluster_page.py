@@ -11,13 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.overview import Overview
-from unified_prof.cluster.step_lanes import Lanes, chosen_lanes
-from unified_prof.report import cluster_document, page
-from unified_prof.report.cluster_formats import Request
-from unified_prof.report.cluster_text import title
-from unified_prof.report.formats import encode
+from unified_prof.cluster.step_lanes import StepLanes, select_lanes
+from unified_prof.report import cluster_document, html_page
+from unified_prof.report.cluster_text import cluster_title
+from unified_prof.report.formats import ClusterRequest, encode_varints
 
-GROUPS = 40
+MAX_GROUPS = 40
 """Kinds of collectives that have bars: those beyond cost least."""
 _CELLS = 100_000
 """Ranks times steps that are sent, of each measure; about three bytes each."""
@@ -37,7 +36,7 @@ _UNKNOWN = 0
 """Of an encoded value; known ones are one more than they are."""
 
 
-def flat(rank: dict[str, Any]) -> dict[str, Any]:
+def flatten_columns(rank: dict[str, Any]) -> dict[str, Any]:
     """Return a rank without what no table shows, its blame beside the rest."""
     left_out = (
         "blame",
@@ -54,7 +53,7 @@ def flat(rank: dict[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in row.items() if value is not None}
 
 
-def cells(overview: Overview) -> dict[str, Any]:
+def heat_cells(overview: Overview) -> dict[str, Any]:
     """Return each measure as a matrix of ranks by steps, in microseconds.
 
     With more ranks and steps than there is room for, the longest steps are kept.
@@ -82,7 +81,7 @@ def cells(overview: Overview) -> dict[str, Any]:
     }
 
 
-def links(overview: Overview) -> dict[str, Any]:
+def link_cells(overview: Overview) -> dict[str, Any]:
     """Return the links as columns, the slowest beside those like them first."""
     rows = overview.links[:_LINKS]
     kinds = sorted({row.link.kind for row in rows})
@@ -90,22 +89,22 @@ def links(overview: Overview) -> dict[str, Any]:
         "count": len(rows),
         "left_out": len(overview.links) - len(rows),
         "kinds": kinds,
-        "src": encode(np.array([row.link.src_rank for row in rows], np.int64)),
-        "dst": encode(np.array([row.link.dst_rank for row in rows], np.int64)),
-        "kind": encode(np.array([kinds.index(row.link.kind) for row in rows], np.int64)),
-        "bytes": encode(np.array([row.link.bytes for row in rows], np.int64)),
+        "src": encode_varints(np.array([row.link.src_rank for row in rows], np.int64)),
+        "dst": encode_varints(np.array([row.link.dst_rank for row in rows], np.int64)),
+        "kind": encode_varints(np.array([kinds.index(row.link.kind) for row in rows], np.int64)),
+        "bytes": encode_varints(np.array([row.link.bytes for row in rows], np.int64)),
         "mb_per_s": _encoded(_column([row.link.gb_per_s_p50 for row in rows]) * 1000),
         "like_mb_per_s": _encoded(_column([row.link.like_gb_per_s for row in rows]) * 1000),
     }
 
 
-def lanes(overview: Overview, *, step: int | None, rank: int | None) -> dict[str, Any] | None:
+def lane_data(overview: Overview, *, step: int | None, rank: int | None) -> dict[str, Any] | None:
     """Return what some ranks did in one step, on one clock; None: there are no partials."""
-    found = chosen_lanes(overview, step=step, ranks=None if rank is None else [rank])
+    found = select_lanes(overview, step=step, ranks=None if rank is None else [rank])
     return None if found is None else _lanes(found)
 
 
-def _lanes(found: Lanes) -> dict[str, Any]:
+def _lanes(found: StepLanes) -> dict[str, Any]:
     return {
         "step": found.step,
         "start_ns": 0,
@@ -118,9 +117,9 @@ def _lanes(found: Lanes) -> dict[str, Any]:
                 "host": lane.host,
                 "aligned": lane.aligned,
                 "count": len(lane.start_ns),
-                "start": encode(np.diff(lane.start_ns - found.start_ns, prepend=0)),
-                "duration": encode(lane.end_ns - lane.start_ns),
-                "label": encode(lane.label),
+                "start": encode_varints(np.diff(lane.start_ns - found.start_ns, prepend=0)),
+                "duration": encode_varints(lane.end_ns - lane.start_ns),
+                "label": encode_varints(lane.label),
                 "left_out": lane.left_out,
                 "from_ns": lane.step_start_ns - found.start_ns,
                 "to_ns": lane.step_end_ns - found.start_ns,
@@ -138,7 +137,7 @@ def _encoded(values: NDArray[np.float64]) -> str:
     known = ~np.isnan(values)
     whole = np.full(len(values), _UNKNOWN, np.int64)
     whole[known] = np.rint(np.maximum(values[known], 0)).astype(np.int64) + 1
-    return encode(whole)
+    return encode_varints(whole)
 
 
 _STYLES = ("page.css", "cluster.css")
@@ -148,24 +147,26 @@ _SCRIPTS = (
 )
 
 
-def produce_cluster_page(overview: Overview, request: Request) -> str:
+def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
     """Return the run as a page."""
-    return page.filled(title(overview, folder=False), _STYLES, _SCRIPTS, _data(overview, request))
+    return html_page.fill_page(
+        cluster_title(overview, folder=False), _STYLES, _SCRIPTS, _data(overview, request)
+    )
 
 
-def _data(overview: Overview, request: Request) -> dict[str, Any]:
-    whole = cluster_document.of_run(overview)
+def _data(overview: Overview, request: ClusterRequest) -> dict[str, Any]:
+    whole = cluster_document.run_document(overview)
     return {
         "coverage": {"headline": "", "missing": []},
-        "title": title(overview, folder=False),
+        "title": cluster_title(overview, folder=False),
         "told": overview.coverage,
         "run": whole["run"],
         "findings": whole["findings"],
-        "ranks": [flat(row) for row in whole["ranks"]],
+        "ranks": [flatten_columns(row) for row in whole["ranks"]],
         "steps": whole["steps"],
-        "groups": whole["groups"][:GROUPS],
-        "groups_left_out": max(0, len(whole["groups"]) - GROUPS),
-        "cells": cells(overview),
-        "links": links(overview),
-        "lanes": lanes(overview, step=request.step, rank=request.rank),
+        "groups": whole["groups"][:MAX_GROUPS],
+        "groups_left_out": max(0, len(whole["groups"]) - MAX_GROUPS),
+        "cells": heat_cells(overview),
+        "links": link_cells(overview),
+        "lanes": lane_data(overview, step=request.step, rank=request.rank),
     }

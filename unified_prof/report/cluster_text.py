@@ -1,4 +1,6 @@
-"""What text and Markdown say of a run: the headline, the findings, and the tables.
+"""The columns of every table about a run: which figures, under which headings.
+
+What text and Markdown say of a run: the headline, the findings, and the tables.
 
 A run of many ranks for the terminal: what costs most first, and no more than a screen.
 
@@ -11,24 +13,259 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from unified_prof.cluster.overview import Overview, ranges
-from unified_prof.report import markdown, names
-from unified_prof.report.cluster_columns import (
-    KindRow,
-    group_columns,
-    kind_columns,
-    link_columns,
-    operation_columns,
-    own_step_columns,
-    rank_columns,
-    step_columns,
+from unified_prof.cluster.overview import (
+    GroupRow,
+    LinkRow,
+    Overview,
+    RankRow,
+    StepRow,
+    format_ranges,
 )
-from unified_prof.report.cluster_document import Detail
-from unified_prof.report.cluster_formats import By, Request
+from unified_prof.report import names, renderers
+from unified_prof.report.cluster_document import RankDetail, RankOperationRow
+from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
 from unified_prof.report.tables import Column
-from unified_prof.report.terminal import Page
+from unified_prof.report.terminal import TerminalPage
 
-_SCREEN: dict[By, int] = {"rank": 5, "step": 3, "group": 5, "link": 4, "operation": 0}
+
+def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
+    """Return a table of ranks."""
+
+    def times(name: str) -> tuple[str, ...]:
+        return tuple(names.format_duration(row.parts.get(name)) for row in rows)
+
+    blames = [row.blame for row in rows]
+    columns = [
+        Column("rank", tuple(str(row.rank.rank) for row in rows)),
+        Column(
+            "host",
+            tuple(names.neutral(row.rank.host or "-") for row in rows),
+            is_name=True,
+            importance=7,
+        ),
+        Column("stage", tuple(_text(row.rank.pp) for row in rows), importance=6),
+        Column("step", tuple(names.format_duration(row.span_ns) for row in rows)),
+        Column("compute", times("compute_ns")),
+        Column(
+            "of stage",
+            tuple("-" if one is None else _factor(one.work_ratio) for one in blames),
+            importance=9,
+        ),
+        Column("communication", times("exposed_communication_ns"), importance=5),
+        Column("waits", times("exposed_wait_ns"), importance=8),
+        Column("idle", times("idle_ns"), importance=4),
+        Column("input late", times("input_late_ns"), importance=3),
+        Column(
+            "makes wait",
+            tuple(
+                names.format_duration(
+                    None if one is None else one.caused_wait_ns / max(1, row.steps)
+                )
+                for row, one in zip(rows, blames, strict=True)
+            ),
+            importance=8,
+        ),
+        Column(
+            "costs a step",
+            tuple(
+                names.format_duration(None if one is None else one.saved_ns_per_step)
+                for one in blames
+            ),
+        ),
+        Column(
+            "cause",
+            tuple("" if one is None else (one.cause or "").replace("_", " ") for one in blames),
+            is_name=True,
+            importance=9,
+        ),
+    ]
+    return _recorded_name(columns)
+
+
+def step_columns(rows: Sequence[StepRow]) -> list[Column]:
+    """Return a table of steps over all ranks."""
+
+    def times(name: str) -> tuple[str, ...]:
+        return tuple(names.format_duration(row.parts.get(name)) for row in rows)
+
+    return _recorded_name(
+        [
+            Column("step", tuple(str(row.step) for row in rows)),
+            Column("mean", tuple(names.format_duration(row.span_ns) for row in rows)),
+            Column("longest", tuple(names.format_duration(row.longest_ns) for row in rows)),
+            Column("by rank", tuple(str(row.longest_rank) for row in rows)),
+            Column("compute", times("compute_ns")),
+            Column("most", tuple(names.format_duration(row.most_compute_ns) for row in rows)),
+            Column("by rank", tuple(str(row.most_compute_rank) for row in rows), importance=9),
+            Column("communication", times("exposed_communication_ns"), importance=8),
+            Column("waiting", times("exposed_wait_ns"), importance=7),
+            Column("idle", times("idle_ns"), importance=6),
+        ]
+    )
+
+
+def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
+    """Return a table of collectives by kind of group."""
+    return _recorded_name(
+        [
+            Column(
+                "group",
+                tuple(f"{row.group_kind} of {row.size:,} (x{row.groups:,})" for row in rows),
+                is_name=True,
+            ),
+            Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
+            Column("size", tuple(names.format_size(row.bytes) for row in rows)),
+            Column("a step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
+            Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
+            Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
+            Column(
+                "set-up",
+                tuple(names.format_duration(row.setup_ns or None) for row in rows),
+                importance=4,
+            ),
+            Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
+            Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
+            Column(
+                "its ranks",
+                tuple(
+                    "-"
+                    if row.slowest_group is None
+                    else format_ranges(row.slowest_group.ranks, most=3)
+                    for row in rows
+                ),
+                is_name=True,
+                importance=5,
+            ),
+        ]
+    )
+
+
+def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
+    """Return a table of links."""
+    where = {0: "in one host", 1: "between hosts", None: "-"}
+    return _recorded_name(
+        [
+            Column(
+                "link",
+                tuple(f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows),
+                is_name=True,
+            ),
+            Column(
+                "of",
+                tuple(names.neutral(row.link.kind) for row in rows),
+                is_name=True,
+                importance=7,
+            ),
+            Column(
+                "where",
+                tuple(where[row.link.across_hosts] for row in rows),
+                is_name=True,
+                importance=6,
+            ),
+            Column(
+                "transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4
+            ),
+            Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
+            Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
+            Column("slow end", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+            Column("like it", tuple(_rate(row.link.like_gb_per_s) for row in rows), importance=8),
+            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+        ]
+    )
+
+
+def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> list[Column]:
+    """Return a table of one rank's steps."""
+    headings = {
+        "span_ns": "length",
+        "compute_ns": "compute",
+        "exposed_communication_ns": "communication",
+        "exposed_wait_ns": "waits",
+        "bubble_ns": "for a stage",
+        "setup_ns": "set-up",
+        "input_late_ns": "input late",
+        "idle_ns": "idle",
+    }
+    return _recorded_name(
+        [Column("step", tuple(str(number) for number, _ in rows))]
+        + [
+            Column(heading, tuple(names.format_duration(parts[name]) for _, parts in rows))
+            for name, heading in headings.items()
+        ]
+    )
+
+
+def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
+    """Return a table of one rank's kernels, beside those of its stage."""
+    return _recorded_name(
+        [
+            Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
+            Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
+            Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
+            Column(
+                "of stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
+            ),
+            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+            Column(
+                "longest", tuple(names.format_duration(row.max_ns) for row in rows), importance=4
+            ),
+            Column(
+                "module",
+                tuple(names.neutral(row.module) for row in rows),
+                is_name=True,
+                importance=3,
+            ),
+        ]
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class KernelKindRow:
+    """Kernels of one kind on all ranks."""
+
+    name: str
+    ranks: int
+    n: int
+    total_ns: int
+    most_ns: int
+    most_rank: int
+
+
+def kernel_kind_columns(rows: Sequence[KernelKindRow]) -> list[Column]:
+    """Return a table of kernels over all ranks."""
+    return [
+        Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
+        Column("ranks", tuple(names.format_number(row.ranks) for row in rows), importance=6),
+        Column("runs", tuple(names.format_number(row.n) for row in rows), importance=7),
+        Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
+        Column("a rank", tuple(names.format_duration(row.total_ns / row.ranks) for row in rows)),
+        Column("most", tuple(names.format_duration(row.most_ns) for row in rows), importance=8),
+        Column("by rank", tuple(str(row.most_rank) for row in rows), importance=8),
+    ]
+
+
+def _recorded_name(columns: list[Column]) -> list[Column]:
+    """Return the columns in which some row has something."""
+    return [
+        column
+        for index, column in enumerate(columns)
+        if index == 0 or any(cell not in ("", names.NOT_MEASURED) for cell in column.cells)
+    ]
+
+
+def _text(value: int | None) -> str:
+    return names.NOT_MEASURED if value is None else str(value)
+
+
+def _factor(value: float | None) -> str:
+    return names.NOT_MEASURED if value is None else f"{value:.2f} x"
+
+
+def _rate(value: float | None) -> str:
+    return names.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
+
+
+_SCREEN: dict[ClusterBreakdown, int] = {"rank": 5, "step": 3, "group": 5, "link": 4, "operation": 0}
 """Rows where all tables are on one screen."""
 _ALONE = 20
 """Rows of a table that was asked for."""
@@ -41,7 +278,7 @@ _SHARES = (
 
 
 @dataclass(frozen=True, slots=True)
-class Section:
+class ClusterSection:
     """A table under its heading."""
 
     heading: str
@@ -50,7 +287,7 @@ class Section:
     """Rows that are not shown."""
 
 
-def title(overview: Overview, *, folder: bool = True) -> str:
+def cluster_title(overview: Overview, *, folder: bool = True) -> str:
     """Return what the run is, in a line, with the folder that it is in if that is wanted."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
@@ -66,7 +303,7 @@ def title(overview: Overview, *, folder: bool = True) -> str:
     return f"{names.neutral(name)}: {names.neutral(', '.join(parts))}"
 
 
-def headline(overview: Overview) -> list[tuple[str, str]]:
+def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
     """Return the headline figures as (what, figure in words)."""
     lines = [("ranks", names.neutral(overview.coverage))]
     if overview.layout:
@@ -74,13 +311,14 @@ def headline(overview: Overview) -> list[tuple[str, str]]:
     whole = overview.whole
     if whole["span_ns"] is not None:
         parts = [
-            f"{what} {names.duration(whole[name])} ({names.share(whole[name], whole['span_ns'])})"
+            f"{what} {names.format_duration(whole[name])} "
+            f"({names.format_share(whole[name], whole['span_ns'])})"
             for name, what in _SHARES
         ]
-        text = f"{names.duration(whole['span_ns'])}; {', '.join(parts)}"
+        text = f"{names.format_duration(whole['span_ns'])}; {', '.join(parts)}"
         lines.append(("mean step", text))
         waits = [
-            f"{what} {names.duration(whole[name])}"
+            f"{what} {names.format_duration(whole[name])}"
             for name, what in (
                 ("exposed_wait_ns", "waiting for other ranks"),
                 ("bubble_ns", "of it for another stage"),
@@ -98,7 +336,7 @@ def headline(overview: Overview) -> list[tuple[str, str]]:
     return lines
 
 
-def remarks(overview: Overview) -> list[str]:
+def cluster_remarks(overview: Overview) -> list[str]:
     """Return what was odd about the recordings, a line each."""
     found = []
     for one in overview.run.oddities:
@@ -122,20 +360,20 @@ def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
     return lines
 
 
-def tables(overview: Overview, request: Request) -> Iterator[Section]:
+def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[ClusterSection]:
     """Yield the tables that are asked for, or a screen of all of them.
 
     Raises:
         UsageError: the run has no such rank or step.
     """
     if request.rank is not None:
-        yield from _of_rank(Detail.of(overview, request.rank, request.step), request)
+        yield from _of_rank(RankDetail.of(overview, request.rank, request.step), request)
         return
     if request.step is not None:
         rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
         yield _section("ranks, the longest first", rank_columns, rows, request.top or _ALONE)
         return
-    made: dict[By, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
+    made: dict[ClusterBreakdown, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
         "rank": ("ranks, the costliest first", rank_columns, overview.worst),
         "step": (
             "steps, the longest first",
@@ -151,27 +389,28 @@ def tables(overview: Overview, request: Request) -> Iterator[Section]:
             yield _section(heading, columns, found, request.top or default)
     if request.by == "operation":
         kinds = _operations(overview)
-        yield _section("kernels, all ranks", kind_columns, kinds, request.top or _ALONE)
+        yield _section("kernels, all ranks", kernel_kind_columns, kinds, request.top or _ALONE)
 
 
 def _section(
     heading: str, columns: Callable[[Any], list[Column]], rows: Sequence[Any], top: int
-) -> Section:
-    return Section(heading, columns(rows[:top]), max(0, len(rows) - top))
+) -> ClusterSection:
+    return ClusterSection(heading, columns(rows[:top]), max(0, len(rows) - top))
 
 
-def _of_rank(detail: Detail, request: Request) -> Iterator[Section]:
+def _of_rank(detail: RankDetail, request: ClusterRequest) -> Iterator[ClusterSection]:
     top = request.top or _ALONE
     yield _section("rank", rank_columns, [detail.row], 1)
-    yield _section("its steps", own_step_columns, detail.steps, top)
+    yield _section("its steps", rank_step_columns, detail.steps, top)
     yield _section("its kernels", operation_columns, detail.operations, top)
     if detail.links:
         yield _section("its links", link_columns, detail.links, top)
     groups = [
-        (one.kind, names.neutral(", ".join(one.names)), ranges(one.ranks)) for one in detail.groups
+        (one.kind, names.neutral(", ".join(one.names)), format_ranges(one.ranks))
+        for one in detail.groups
     ]
     if groups:
-        yield Section(
+        yield ClusterSection(
             "its groups",
             [
                 Column(heading, tuple(row[index] for row in groups), is_name=True)
@@ -180,7 +419,7 @@ def _of_rank(detail: Detail, request: Request) -> Iterator[Section]:
         )
 
 
-def _operations(overview: Overview) -> list[KindRow]:
+def _operations(overview: Overview) -> list[KernelKindRow]:
     found: dict[str, dict[int, list[int]]] = {}
     for one in overview.run.operations():
         sums = found.setdefault(one.name, {}).setdefault(one.rank, [0, 0])
@@ -190,41 +429,46 @@ def _operations(overview: Overview) -> list[KindRow]:
     for name, by_rank in found.items():
         most = max(by_rank, key=lambda rank: (by_rank[rank][1], -rank))
         count, total = (sum(sums[index] for sums in by_rank.values()) for index in (0, 1))
-        rows.append(KindRow(name, len(by_rank), count, total, by_rank[most][1], most))
+        rows.append(KernelKindRow(name, len(by_rank), count, total, by_rank[most][1], most))
     return sorted(rows, key=lambda row: -row.total_ns)
 
 
-def produce_cluster_text(overview: Overview, request: Request) -> str:
+def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
     """Return the run as text."""
-    page = Page(width=request.width, color=request.color, full_names=request.full_names)
-    page.title(title(overview))
-    for what, text in headline(overview):
+    page = TerminalPage(width=request.width, color=request.color, full_names=request.full_names)
+    page.title(cluster_title(overview))
+    for what, text in cluster_headline(overview):
         page.fact(what, text)
-    for line in remarks(overview):
+    for line in cluster_remarks(overview):
         page.remark("warning", line)
     if request.by is None and request.rank is None and request.step is None:
         page.heading("what costs the run time")
         for line in verdict(overview):
             page.plain(line)
-    for section in tables(overview, request):
+    for section in cluster_sections(overview, request):
         page.heading(section.heading)
         page.table(section.columns)
         if section.left_out:
-            page.note(f"and {names.number(section.left_out)} more (--top)")
+            page.note(f"and {names.format_number(section.left_out)} more (--top)")
     return page.text()
 
 
-def produce_cluster_markdown(overview: Overview, request: Request) -> str:
+def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str:
     """Return the run as Markdown."""
-    lines = [f"## {markdown.escape(title(overview))}", ""]
-    lines += [f"- **{what}**: {markdown.escape(text)}" for what, text in headline(overview)]
-    lines += [f"- **warning**: {markdown.escape(line)}" for line in remarks(overview)]
+    lines = [f"## {renderers.escape_markdown(cluster_title(overview))}", ""]
+    lines += [
+        f"- **{what}**: {renderers.escape_markdown(text)}"
+        for what, text in cluster_headline(overview)
+    ]
+    lines += [
+        f"- **warning**: {renderers.escape_markdown(line)}" for line in cluster_remarks(overview)
+    ]
     if request.by is None and request.rank is None and request.step is None:
         lines += ["", "### What costs the run time", ""]
-        lines += [f"- {markdown.escape(line)}" for line in verdict(overview)]
-    for section in tables(overview, request):
+        lines += [f"- {renderers.escape_markdown(line)}" for line in verdict(overview)]
+    for section in cluster_sections(overview, request):
         lines += ["", f"### {section.heading.capitalize()}", ""]
-        lines += markdown.table(section.columns, full_names=request.full_names)
+        lines += renderers.markdown_table(section.columns, full_names=request.full_names)
         if section.left_out:
-            lines += ["", f"and {names.number(section.left_out)} more"]
+            lines += ["", f"and {names.format_number(section.left_out)} more"]
     return "\n".join(lines) + "\n"

@@ -16,11 +16,11 @@ from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Check, Limits, Outcome, Unit, Verdict, Verdicts
 from unified_prof.compare.operation_changes import Status
 from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
-from unified_prof.report import markdown, names
+from unified_prof.report import names, renderers
 from unified_prof.report import names as words
 from unified_prof.report import operation_difference as shared
-from unified_prof.report.tables import Column, Sheet
-from unified_prof.report.terminal import Page
+from unified_prof.report.tables import Column, SheetWriter
+from unified_prof.report.terminal import TerminalPage
 
 _WHY_NOT_SHOWN: dict[Status, str] = {
     "same": f"the same within {SAME_WITHIN * 100:g} %",
@@ -28,8 +28,8 @@ _WHY_NOT_SHOWN: dict[Status, str] = {
     "inconclusive": "with too few samples",
 }
 _SHOW: dict[Unit, Callable[[float], str]] = {
-    "ns": names.duration,
-    "B": names.size,
+    "ns": names.format_duration,
+    "B": names.format_size,
     "x": "{:.3f} x".format,
 }
 _TESTED = ("same", "unclear", "slower", "faster")
@@ -46,17 +46,17 @@ def diff_text(
     full_names: bool = False,
 ) -> str:
     """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
-    page = Page(width=width, color=color, full_names=full_names)
+    page = TerminalPage(width=width, color=color, full_names=full_names)
     add_diff(page, found, top=top, everything=everything)
     return page.text()
 
 
-def add_diff(page: Sheet, found: Difference, *, top: int, everything: bool) -> None:
+def add_diff(page: SheetWriter, found: Difference, *, top: int, everything: bool) -> None:
     """Add a comparison to a page."""
     page.title(f"{names.neutral(found.base.label)} -> {names.neutral(found.new.label)}")
     for warning in found.warnings:
         page.remark("warning", names.neutral(warning))
-    for what, line in shared.headline(found):
+    for what, line in shared.difference_headline(found):
         page.fact(what, line)
     for heading, columns, left_out in _tables(found, top, everything):
         page.heading(heading)
@@ -72,15 +72,23 @@ def diff_markdown(
 ) -> str:
     """Return a comparison as GitHub-flavoured Markdown."""
     title = f"{found.base.label} -> {found.new.label}"
-    lines = [f"## {markdown.escape(title)}", ""]
-    lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
-    lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in shared.headline(found)]
+    lines = [f"## {renderers.escape_markdown(title)}", ""]
+    lines += [f"- **warning**: {renderers.escape_markdown(warning)}" for warning in found.warnings]
+    lines += [
+        f"- **{what}**: {renderers.escape_markdown(line)}"
+        for what, line in shared.difference_headline(found)
+    ]
     for heading, columns, left_out in _tables(found, top, everything):
-        lines += ["", f"### {heading}", "", *markdown.table(columns, full_names=full_names)]
+        lines += [
+            "",
+            f"### {heading}",
+            "",
+            *renderers.markdown_table(columns, full_names=full_names),
+        ]
         if left_out:
-            lines += ["", f"and {names.number(left_out)} more"]
+            lines += ["", f"and {names.format_number(left_out)} more"]
     if remarks := _remarks(found, everything):
-        lines += ["", *map(markdown.escape, remarks)]
+        lines += ["", *map(renderers.escape_markdown, remarks)]
     return "\n".join(lines) + "\n"
 
 
@@ -112,16 +120,18 @@ def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
 def _remarks(found: Difference, everything: bool) -> list[str]:
     lines = [names.neutral(line) for line in found.left_out]
     if found.identical:
-        lines.insert(0, shared.IDENTICAL)
+        lines.insert(0, shared.IDENTICAL_SIDES)
         if found.changes and not everything:
-            lines.append(f"{names.number(len(found.changes))} rows are not shown without --all")
+            lines.append(
+                f"{names.format_number(len(found.changes))} rows are not shown without --all"
+            )
         return lines
     if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
         lines.append(line)
     hidden = _hidden(found, everything)
     count = Counter(change.status for change in found.changes)
     said = [
-        f"{names.number(count[status])} {_WHY_NOT_SHOWN[status]}"
+        f"{names.format_number(count[status])} {_WHY_NOT_SHOWN[status]}"
         for status in _UNCHANGED
         if status in hidden and count[status]
     ]
@@ -145,12 +155,12 @@ MORE_RUNS = (
 
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
     """Return a verdict as text."""
-    page = Page(width=width, color=color)
+    page = TerminalPage(width=width, color=color)
     add_verdict(page, verdict)
     return page.text()
 
 
-def add_verdict(page: Sheet, verdict: Verdict) -> None:
+def add_verdict(page: SheetWriter, verdict: Verdict) -> None:
     """Add a verdict to a page."""
     page.table(check_columns(verdict.checks))
     page.title(f"{verdict.outcome} ({limits_words(verdict.limits)})")
@@ -166,14 +176,15 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
     lines = [
         markdown_heading(verdict.outcome),
         "",
-        f"{markdown.escape(base)} -> {markdown.escape(new)}; {markdown.escape(limits)}",
+        f"{renderers.escape_markdown(base)} -> {renderers.escape_markdown(new)}; "
+        f"{renderers.escape_markdown(limits)}",
         "",
-        *markdown.table(check_columns(verdict.checks)),
+        *renderers.markdown_table(check_columns(verdict.checks)),
     ]
     if (line := shared.waiting_words(verdict.waiting)) is not None:
-        lines += ["", markdown.escape(line)]
+        lines += ["", renderers.escape_markdown(line)]
     if any(check.of_one_run for check in verdict.checks):
-        lines += ["", markdown.escape(MORE_RUNS)]
+        lines += ["", renderers.escape_markdown(MORE_RUNS)]
     return "\n".join(lines) + "\n"
 
 
@@ -186,7 +197,7 @@ def markdown_heading(outcome: Outcome) -> str:
 def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
     """Return a verdict as plain data for JSON."""
     found: dict[str, Any] = {
-        "format_version": shared.FORMAT_VERSION,
+        "format_version": shared.DIFFERENCE_FORMAT_VERSION,
         "base": base,
         "new": new,
         "outcome": verdict.outcome,
@@ -195,7 +206,7 @@ def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
         "waiting": shared.waiting_document(verdict.waiting),
         "checks": [asdict(check) for check in verdict.checks],
     }
-    plain: dict[str, Any] = shared.finite(found)
+    plain: dict[str, Any] = shared.finite_or_none(found)
     return plain
 
 
@@ -224,7 +235,7 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
             classname=names.neutral(name).replace(" ", "."),
             name=names.neutral(check.metric),
         )
-        message = f"{values(check)}: {check.reason}"
+        message = f"{check_values(check)}: {check.reason}"
         if check.outcome == "regression":
             ElementTree.SubElement(case, "failure", message=message)
         elif check.outcome == "inconclusive":
@@ -245,7 +256,7 @@ def check_columns(checks: Sequence[Check]) -> list[Column]:
     return [
         Column("metric", tuple(names.neutral(check.metric) for check in checks), is_name=True),
         Column("outcome", tuple(check.outcome for check in checks), is_name=True),
-        Column("base -> new", tuple(values(check) for check in checks)),
+        Column("base -> new", tuple(check_values(check) for check in checks)),
         Column(
             "why",
             tuple(names.neutral(check.reason) for check in checks),
@@ -255,7 +266,7 @@ def check_columns(checks: Sequence[Check]) -> list[Column]:
     ]
 
 
-def values(check: Check) -> str:
+def check_values(check: Check) -> str:
     """Return the medians that a check compared, in words."""
     if check.comparison is None:
         return names.NOT_MEASURED
@@ -267,44 +278,44 @@ def limits_words(limits: Limits) -> str:
     """Return in words how much worse is too much."""
     return (
         f"a regression is more than {limits.max_regress * 100:g} % worse, and by more than "
-        f"{names.duration(limits.min_abs_ns)} or {names.size(limits.min_abs_bytes)}"
+        f"{names.format_duration(limits.min_abs_ns)} or {names.format_size(limits.min_abs_bytes)}"
     )
 
 
-TOGETHER = "geometric mean"
+GEOMETRIC_MEAN = "geometric mean"
 """What the row of all workloads is called."""
 
 Pairs = Mapping[str, tuple[Run, Run]]
 
 
-def text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
+def verdicts_text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
     """Return the verdicts as text."""
-    page = Page(width=width, color=color)
-    page.table(_columns(verdicts))
+    page = TerminalPage(width=width, color=color)
+    page.table(_verdicts_columns(verdicts))
     page.title(f"{verdicts.outcome} ({limits_words(verdicts.limits)})")
     for note in _notes(verdicts):
         page.note(note)
     return page.text()
 
 
-def as_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
+def verdicts_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
     """Return the verdicts as GitHub-flavoured Markdown."""
     lines = [
         markdown_heading(verdicts.outcome),
         "",
-        f"{len(pairs)} workloads; {markdown.escape(limits_words(verdicts.limits))}",
+        f"{len(pairs)} workloads; {renderers.escape_markdown(limits_words(verdicts.limits))}",
         "",
-        *markdown.table(_columns(verdicts)),
+        *renderers.markdown_table(_verdicts_columns(verdicts)),
     ]
     for note in _notes(verdicts):
-        lines += ["", markdown.escape(note)]
+        lines += ["", renderers.escape_markdown(note)]
     return "\n".join(lines) + "\n"
 
 
-def document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
+def verdicts_document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
     """Return the verdicts as plain data for JSON."""
     found: dict[str, Any] = {
-        "format_version": shared.FORMAT_VERSION,
+        "format_version": shared.DIFFERENCE_FORMAT_VERSION,
         "outcome": verdicts.outcome,
         "exit_code": verdicts.exit_code,
         "limits": asdict(verdicts.limits),
@@ -320,18 +331,18 @@ def document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
         },
         "geometric_mean": [asdict(check) for check in verdicts.together],
     }
-    plain: dict[str, Any] = shared.finite(found)
+    plain: dict[str, Any] = shared.finite_or_none(found)
     return plain
 
 
-def junit(verdicts: Verdicts, pairs: Pairs) -> str:
+def verdicts_junit(verdicts: Verdicts, pairs: Pairs) -> str:
     """Return the verdicts as a JUnit report, a suite for each workload and one for all."""
     root = ElementTree.Element("testsuites")
     for name, verdict in verdicts.each.items():
         base, new = pairs[name]
         root.append(junit_suite(f"uprof gate {name}", verdict.checks, base.label, new.label))
     sides = ", ".join(pairs)
-    root.append(junit_suite(f"uprof gate {TOGETHER}", verdicts.together, sides, sides))
+    root.append(junit_suite(f"uprof gate {GEOMETRIC_MEAN}", verdicts.together, sides, sides))
     return junit_text(root)
 
 
@@ -341,9 +352,9 @@ def diff_document(
     """Return several comparisons, each as plain data for JSON, and their geometric mean."""
     means = {metric: {**asdict(one), "verdict": one.verdict()} for metric, one in together.items()}
     plain: dict[str, Any] = {
-        "format_version": shared.FORMAT_VERSION,
+        "format_version": shared.DIFFERENCE_FORMAT_VERSION,
         "workloads": dict(found),
-        "geometric_mean": shared.finite(means),
+        "geometric_mean": shared.finite_or_none(means),
     }
     return plain
 
@@ -357,9 +368,12 @@ def diff_words(
         for metric, one in together.items()
     ]
     mark, gap = ("# ", [""]) if as_markdown else ("", [])
-    lines = [f"{mark}{TOGETHER} of {', '.join(map(words.neutral, found))}"]
+    lines = [f"{mark}{GEOMETRIC_MEAN} of {', '.join(map(words.neutral, found))}"]
     if as_markdown:
-        lines += ["", *(f"- **{metric}**: {markdown.escape(change)}" for metric, change in changes)]
+        lines += [
+            "",
+            *(f"- **{metric}**: {renderers.escape_markdown(change)}" for metric, change in changes),
+        ]
     else:
         lines += [f"{metric:<12}  {change}" for metric, change in changes]
     if not changes:
@@ -374,10 +388,10 @@ def _checks(verdicts: Verdicts) -> Iterator[tuple[str, Check]]:
         for check in verdict.checks:
             yield name, check
     for check in verdicts.together:
-        yield TOGETHER, check
+        yield GEOMETRIC_MEAN, check
 
 
-def _columns(verdicts: Verdicts) -> list[Column]:
+def _verdicts_columns(verdicts: Verdicts) -> list[Column]:
     rows = list(_checks(verdicts))
     columns = check_columns([check for _, check in rows])
     names = Column("workload", tuple(words.neutral(name) for name, _ in rows), is_name=True)

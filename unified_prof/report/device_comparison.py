@@ -17,8 +17,12 @@ from unified_prof.compare.device_tables import Allowed, Amount, Line
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names as words
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.operation_difference import IDENTICAL, comparison_words, signed
+from unified_prof.report.formats import DeviceRequest
+from unified_prof.report.operation_difference import (
+    IDENTICAL_SIDES,
+    comparison_words,
+    format_signed,
+)
 from unified_prof.report.tables import Column
 
 NONE: Final = "-"
@@ -29,36 +33,38 @@ _LEAST_TIMES: Final = 0.01
 """Below, two decimals would say that nothing is left."""
 
 
-def title(found: DeviceDifference) -> str:
+def device_title(found: DeviceDifference) -> str:
     """Return which side is compared with which."""
     return f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}"
 
 
-def headline(found: DeviceDifference) -> list[tuple[str, str]]:
+def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
     """Return the headline as (what, in words): both devices, and the step as a whole."""
     lines = [("base", _side(found.base)), ("new", _side(found.new))]
     before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
     if before and after:
-        change = f"{signed(after - before)}, {ratio_text(after / before)}"
+        change = f"{format_signed(after - before)}, {ratio_text(after / before)}"
         lines.append(
-            (unit(found), f"{words.duration(before)} -> {words.duration(after)} ({change})")
+            (
+                unit(found),
+                f"{words.format_duration(before)} -> {words.format_duration(after)} ({change})",
+            )
         )
     for metric, comparison in found.totals.items():
         if found.same_devices or metric == PEAK:
             is_size = metric == PEAK
             said = comparison_words(comparison, is_size=is_size)
             if found.identical:
-                show = words.size if is_size else words.duration
+                show = words.format_size if is_size else words.format_duration
                 said = f"{show(comparison.new_median)} on both sides"
             elif not found.same_devices:
-                said = (
-                    f"{words.size(comparison.base_median)} -> {words.size(comparison.new_median)}"
-                )
+                base, new = comparison.base_median, comparison.new_median
+                said = f"{words.format_size(base)} -> {words.format_size(new)}"
             lines.append((metric if is_size else "median step", said))
     return lines
 
 
-def remarks(found: DeviceDifference) -> list[str]:
+def device_remarks(found: DeviceDifference) -> list[str]:
     """Return what a reader has to know of the figures."""
     lines = list(found.left_out)
     unknown = {
@@ -67,7 +73,7 @@ def remarks(found: DeviceDifference) -> list[str]:
         if UNKNOWN_DEVICE in side.devices or not side.devices
     }
     if found.identical:
-        told = IDENTICAL
+        told = IDENTICAL_SIDES
     elif found.same_devices:
         told = "both sides ran on the same model of device"
     elif unknown:
@@ -104,7 +110,7 @@ def _amount_of_steps(side: Side) -> str:
     of = f" of {side.recordings} recordings" if side.recordings > 1 else ""
     if side.steps is None:
         return f"no steps{of}"
-    return f"{words.number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
+    return f"{words.format_number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
 
 
 def unit(found: DeviceDifference) -> str:
@@ -147,11 +153,11 @@ _SHAPES: Final = 3
 """Shapes that are shown under an operation."""
 _IDLE: Final = "idle "
 
-Table = tuple[str, list[Column], int]
+DeviceTable = tuple[str, list[Column], int]
 """Heading, columns, rows left out."""
 
 
-def tables(found: DeviceDifference, shown: Shown) -> Iterable[Table]:
+def device_tables(found: DeviceDifference, shown: DeviceRequest) -> Iterable[DeviceTable]:
     """Yield the tables from the step downwards; the last ones are of what was asked for."""
     by, top, everything = shown.by, shown.top, shown.everything
     several = found.base.device_count > 1 or found.new.device_count > 1
@@ -212,13 +218,13 @@ def _cut(
     first: str,
     *,
     shapes: bool = False,
-) -> Iterable[Table]:
+) -> Iterable[DeviceTable]:
     if rows:
         columns = _columns(found, rows[:top], first, shapes=shapes)
         yield heading, columns, max(0, len(rows) - top)
 
 
-def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> Iterable[Table]:
+def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> Iterable[DeviceTable]:
     """Yield the kernels under each operation, then all kernels by name."""
     pairs = [
         (operation, kernel)
@@ -265,13 +271,19 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
             rows.append((said, before, after))
     return [
         Column("of which", tuple(name for name, _, _ in rows), is_name=True),
-        Column("base", tuple(words.duration(before) for _, before, _ in rows)),
+        Column("base", tuple(words.format_duration(before) for _, before, _ in rows)),
         Column(
-            "share", tuple(words.share(before, whole[0]) for _, before, _ in rows), importance=5
+            "share",
+            tuple(words.format_share(before, whole[0]) for _, before, _ in rows),
+            importance=5,
         ),
-        Column("new", tuple(words.duration(after) for _, _, after in rows)),
-        Column("share", tuple(words.share(after, whole[1]) for _, _, after in rows), importance=5),
-        Column("change", tuple(signed(after - before) for _, before, after in rows)),
+        Column("new", tuple(words.format_duration(after) for _, _, after in rows)),
+        Column(
+            "share",
+            tuple(words.format_share(after, whole[1]) for _, _, after in rows),
+            importance=5,
+        ),
+        Column("change", tuple(format_signed(after - before) for _, before, after in rows)),
         Column(
             "ratio",
             tuple(
@@ -308,7 +320,7 @@ def _columns(
     columns += [
         Column("base", tuple(_time(row.base, found.base) for row in lines)),
         Column("new", tuple(_time(row.new, found.new) for row in lines)),
-        Column("change", tuple(signed(found.change_ns(row)) for row in lines)),
+        Column("change", tuple(format_signed(found.change_ns(row)) for row in lines)),
         Column("ratio", tuple(ratio_text(found.ratio(row)) for row in lines), importance=8),
     ]
     if any(row.class_name in found.allowed and row.side == "both" for row in lines):
@@ -338,7 +350,7 @@ def _counted(found: DeviceDifference, row: Line) -> str:
 
 def _shown(name: str) -> str:
     if name.endswith(" B") and name[:-2].isdigit():
-        return words.size(int(name[:-2]))
+        return words.format_size(int(name[:-2]))
     return words.neutral(name)
 
 
@@ -351,7 +363,7 @@ def _runs(amount: Amount | None, side: Side) -> str:
 
 
 def _time(amount: Amount | None, side: Side) -> str:
-    return NONE if amount is None else words.duration(side.per_share(amount.total_ns))
+    return NONE if amount is None else words.format_duration(side.per_share(amount.total_ns))
 
 
 def _allowed(limits: Allowed | None) -> str:
@@ -366,7 +378,7 @@ def _places(names: Sequence[str]) -> str:
     return f"{words.neutral(names[0])}{more}"
 
 
-FIELDS: Final = (
+DEVICE_ROW_FIELDS: Final = (
     "by",
     "class",
     "name",
@@ -388,7 +400,7 @@ FIELDS: Final = (
 Row = dict[str, Any]
 
 
-def rows(found: DeviceDifference) -> Iterator[Row]:
+def device_rows(found: DeviceDifference) -> Iterator[Row]:
     """Yield what a step consists of, then every breakdown, each with all of its rows."""
     for name in PARTS:
         before, after = found.part_ns(name)

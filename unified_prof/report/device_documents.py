@@ -25,18 +25,25 @@ from unified_prof.compare.device_tables import Amount, Line
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import device_comparison as headline_page
-from unified_prof.report import markdown, names, page
+from unified_prof.report import html_page, names, renderers
 from unified_prof.report import names as words
-from unified_prof.report.device_comparison import FIELDS, headline, remarks, rows, tables, title
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.figures import dumped
-from unified_prof.report.markdown import cell
-from unified_prof.report.operation_difference import FORMAT_VERSION, finite
-from unified_prof.report.tables import Sheet
-from unified_prof.report.terminal import Page
+from unified_prof.report.device_comparison import (
+    DEVICE_ROW_FIELDS,
+    device_headline,
+    device_remarks,
+    device_rows,
+    device_tables,
+    device_title,
+)
+from unified_prof.report.figures import dump_json
+from unified_prof.report.formats import DeviceRequest
+from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION, finite_or_none
+from unified_prof.report.renderers import csv_cell
+from unified_prof.report.tables import SheetWriter
+from unified_prof.report.terminal import TerminalPage
 
 
-def document(found: DeviceDifference) -> dict[str, Any]:
+def device_document(found: DeviceDifference) -> dict[str, Any]:
     """Return a comparison as plain data for JSON, with every row."""
     rows = {
         "class": found.classes,
@@ -50,7 +57,7 @@ def document(found: DeviceDifference) -> dict[str, Any]:
     faster = -sum(change for change in changes if change < 0)
     work = [side.per_share(side.work_ns) for side in (found.base, found.new)]
     made: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+        "format_version": DIFFERENCE_FORMAT_VERSION,
         "compared": "devices",
         "base": found.base.label,
         "new": found.new.label,
@@ -78,7 +85,7 @@ def document(found: DeviceDifference) -> dict[str, Any]:
             by: [_row_document(found, row) for row in lines] for by, lines in rows.items()
         },
     }
-    plain: dict[str, Any] = finite(made)
+    plain: dict[str, Any] = finite_or_none(made)
     return plain
 
 
@@ -148,55 +155,57 @@ def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None
     }
 
 
-def produce_device_json(found: DeviceDifference, shown: Shown) -> str:
+def produce_device_json(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Return every row of the comparison, whatever of it is asked for."""
-    return dumped(document(found))
+    return dump_json(device_document(found))
 
 
-def produce_device_csv(found: DeviceDifference, shown: Shown) -> str:
+def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Return the comparison as one table; an empty cell is what a side has none of."""
     output = StringIO()
-    writer = csv.DictWriter(output, FIELDS, lineterminator="\n")
+    writer = csv.DictWriter(output, DEVICE_ROW_FIELDS, lineterminator="\n")
     writer.writeheader()
-    for row in rows(found):
-        writer.writerow({name: cell(value) for name, value in row.items()})
+    for row in device_rows(found):
+        writer.writerow({name: csv_cell(value) for name, value in row.items()})
     return output.getvalue()
 
 
-def produce_device_markdown(found: DeviceDifference, shown: Shown) -> str:
+def produce_device_markdown(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Return the comparison as Markdown."""
-    lines = [f"## {markdown.escape(title(found))}", ""]
-    lines += [f"- **warning**: {markdown.escape(warning)}" for warning in found.warnings]
-    lines += [f"- **{what}**: {markdown.escape(line)}" for what, line in headline(found)]
-    for heading, columns, left_out in tables(found, shown):
-        lines += ["", f"### {markdown.escape(heading)}", ""]
-        lines += markdown.table(columns, full_names=shown.full_names)
+    lines = [f"## {renderers.escape_markdown(device_title(found))}", ""]
+    lines += [f"- **warning**: {renderers.escape_markdown(warning)}" for warning in found.warnings]
+    lines += [
+        f"- **{what}**: {renderers.escape_markdown(line)}" for what, line in device_headline(found)
+    ]
+    for heading, columns, left_out in device_tables(found, shown):
+        lines += ["", f"### {renderers.escape_markdown(heading)}", ""]
+        lines += renderers.markdown_table(columns, full_names=shown.full_names)
         if left_out:
-            lines += ["", f"and {names.number(left_out)} more"]
-    lines += ["", *map(markdown.escape, remarks(found))]
+            lines += ["", f"and {names.format_number(left_out)} more"]
+    lines += ["", *map(renderers.escape_markdown, device_remarks(found))]
     return "\n".join(lines) + "\n"
 
 
-def produce_device_text(found: DeviceDifference, shown: Shown) -> str:
+def produce_device_text(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Return the comparison for a terminal, or for a pipe."""
-    page = Page(width=shown.width, color=shown.color, full_names=shown.full_names)
-    add(page, found, shown)
+    page = TerminalPage(width=shown.width, color=shown.color, full_names=shown.full_names)
+    add_device_comparison(page, found, shown)
     return page.text()
 
 
-def add(page: Sheet, found: DeviceDifference, shown: Shown) -> None:
+def add_device_comparison(page: SheetWriter, found: DeviceDifference, shown: DeviceRequest) -> None:
     """Add a comparison to a page."""
-    page.title(title(found))
+    page.title(device_title(found))
     for warning in found.warnings:
         page.remark("warning", names.neutral(warning))
-    for what, line in headline(found):
+    for what, line in device_headline(found):
         page.fact(what, names.neutral(line))
-    for heading, columns, left_out in tables(found, shown):
+    for heading, columns, left_out in device_tables(found, shown):
         page.heading(heading)
         page.table(columns)
         if left_out:
             page.left_out(left_out)
-    for line in remarks(found):
+    for line in device_remarks(found):
         page.note(names.neutral(line))
 
 
@@ -208,7 +217,7 @@ _COLORS: Final = {"compute": "compute", "exposed communication": "communication"
 _IDLE: Final = "idle "
 
 
-def produce_device_page(found: DeviceDifference, shown: Shown) -> str:
+def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Return the comparison as a page: no network, every name shown and none executed."""
     label = f"{found.base.label} -> {found.new.label}"
     parts = [
@@ -226,8 +235,10 @@ def produce_device_page(found: DeviceDifference, shown: Shown) -> str:
         "title": words.neutral(label),
         "unit": "step" if found.base.steps and found.new.steps else "recording",
         "warnings": [words.neutral(one) for one in found.warnings],
-        "headline": [[what, words.neutral(text)] for what, text in headline_page.headline(found)],
-        "remarks": [words.neutral(one) for one in headline_page.remarks(found)],
+        "headline": [
+            [what, words.neutral(text)] for what, text in headline_page.device_headline(found)
+        ],
+        "remarks": [words.neutral(one) for one in headline_page.device_remarks(found)],
         "base_ns": found.base.per_share(found.base.window_ns),
         "new_ns": found.new.per_share(found.new.window_ns),
         "parts": parts,
@@ -235,7 +246,7 @@ def produce_device_page(found: DeviceDifference, shown: Shown) -> str:
         "by": shown.by if shown.by in tables else "operation",
     }
     title = f"{' / '.join(found.base.devices)} and {' / '.join(found.new.devices)}: {label}"
-    return page.filled(title, ("page.css",), _SCRIPTS, data)
+    return html_page.fill_page(title, ("page.css",), _SCRIPTS, data)
 
 
 def _said(part: str) -> str:
@@ -247,7 +258,7 @@ def _said(part: str) -> str:
 def _tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
     """Return each breakdown's rows, those that change most, and how many more there are."""
     tables: dict[str, dict[str, Any]] = {}
-    for row in rows(found):
+    for row in device_rows(found):
         by = row.pop("by")
         if by != "part":
             tables.setdefault(by, {"rows": [], "left_out": 0})["rows"].append(row)
@@ -256,7 +267,9 @@ def _tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
             table["rows"].sort(key=lambda row: -abs(row["delta_ns"]))
         table["left_out"] = max(0, len(table["rows"]) - _ROWS)
         del table["rows"][_ROWS:]
-        short = names.within(names.shown([row["name"] for row in table["rows"]]), _NAME_LENGTH)
+        short = names.truncate_names(
+            names.readable_names([row["name"] for row in table["rows"]]), _NAME_LENGTH
+        )
         table["rows"] = [
             {name: value for name, value in row.items() if value not in (None, "")}
             | ({"short": brief} if brief != row["name"] else {})

@@ -30,7 +30,7 @@ from unified_prof.recording.model import (
 )
 from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
-from unified_prof.report.formats import Request
+from unified_prof.report.formats import ReportRequest
 
 Asked = TypeVar("Asked")
 
@@ -72,7 +72,9 @@ class Figures:
     model_use: tuple[ModelUse, ...] = ()
 
 
-def select(breakdown: Breakdown, *, sort: str | None = None, top: int | None = None) -> Selection:
+def select_rows(
+    breakdown: Breakdown, *, sort: str | None = None, top: int | None = None
+) -> Selection:
     """Order the rows of a breakdown and keep the first ones.
 
     Rows that lack the figure come last; steps stay in order of time unless asked otherwise.
@@ -123,7 +125,7 @@ def _known(value: float | str | None) -> float:
     return -1.0 if value is None else float(value)
 
 
-def collect(
+def collect_figures(
     analysis: Analysis,
     bys: Iterable[By] | None = None,
     *,
@@ -149,7 +151,7 @@ def collect(
     """
     if bys is None:
         bys = analysis.summary.available
-    selections = tuple(select(analysis.breakdown(by), sort=sort, top=top) for by in bys)
+    selections = tuple(select_rows(analysis.breakdown(by), sort=sort, top=top) for by in bys)
     if statistics:
         selections = tuple(_described(analysis, one) for one in selections)
     return Figures(
@@ -167,9 +169,9 @@ def collect(
     )
 
 
-def gather(
+def gather_figures(
     opened: Opened,
-    request: Request,
+    request: ReportRequest,
     *,
     everything: bool = False,
     rows: int | None = None,
@@ -198,7 +200,7 @@ def gather(
             # An empty report still has a headline and the reasons why it is empty.
             bys = ["operation"] if "operation" in analysis.summary.available else []
         top = rows if request.top is None else request.top
-        return collect(
+        return collect_figures(
             analysis,
             bys,
             sort=request.sort,
@@ -208,10 +210,10 @@ def gather(
             statistics=request.statistics,
         )
 
-    return answers(opened, ask)
+    return readable_answers(opened, ask)
 
 
-def answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
+def readable_answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
     """Ask every report of a folder; one that turns out to be damaged does not end the others.
 
     Raises:
@@ -230,7 +232,7 @@ def answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
     return found
 
 
-def as_document(reports: Iterable[Figures]) -> dict[str, Any]:
+def figures_document(reports: Iterable[Figures]) -> dict[str, Any]:
     """Return the figures as plain data, as `--format json` prints them.
 
     Times are ns, sizes bytes; null is "not measured".
@@ -355,16 +357,16 @@ def row_fields(breakdown: Breakdown, row: Row) -> dict[str, Any]:
 _STEP = "  "
 
 
-def dumped(document: object) -> str:
+def dump_json(document: object) -> str:
     """Return a document as JSON; a number that is not finite is a bug, not a NaN.
 
     It is what `json.dumps` makes of it with an indent of two, which Python does value by value;
     what holds nothing that is nested, as rows do, is left to C here, in a fifth of the time.
     """
-    return "".join(_written(document, "\n")) + "\n"
+    return "".join(_json_lines(document, "\n")) + "\n"
 
 
-def _written(value: object, line: str) -> Iterator[str]:
+def _json_lines(value: object, line: str) -> Iterator[str]:
     """Yield the text of a value whose closing bracket stands at `line`, the break before it."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         if not _nests(value.values()):
@@ -373,7 +375,7 @@ def _written(value: object, line: str) -> Iterator[str]:
         between = "{" + line + _STEP
         for key, one in value.items():
             yield f"{between}{json.dumps(key)}: "
-            yield from _written(one, line + _STEP)
+            yield from _json_lines(one, line + _STEP)
             between = "," + line + _STEP
         yield line + "}"
     elif isinstance(value, list | tuple):
@@ -383,7 +385,7 @@ def _written(value: object, line: str) -> Iterator[str]:
         between = "[" + line + _STEP
         for one in value:
             yield between
-            yield from _written(one, line + _STEP)
+            yield from _json_lines(one, line + _STEP)
             between = "," + line + _STEP
         yield line + "]"
     else:

@@ -26,9 +26,9 @@ from unified_prof.recording.steps import StepTrace
 from unified_prof.report import names, tables
 from unified_prof.report import names as words
 from unified_prof.report.figures import Figures, Selection
-from unified_prof.report.tables import OTHER, Sheet
+from unified_prof.report.tables import OTHER_TIME, SheetWriter
 
-_WORDS = {
+_ANOMALY_NAMES = {
     "activations_of_another_sequence": "activations come from an iteration with other operations",
     "allocation_without_release": "memory not released before the recording ended",
     "ambiguous_forward_operation": "backward work with several possible forward operations",
@@ -74,14 +74,14 @@ _WORDS = {
 }
 
 
-def name(anomaly_name: str) -> str:
+def anomaly_name(anomaly_name: str) -> str:
     """Return what kind of anomaly it is, in words."""
-    return _WORDS.get(anomaly_name, names.neutral(anomaly_name.replace("_", " ")))
+    return _ANOMALY_NAMES.get(anomaly_name, names.neutral(anomaly_name.replace("_", " ")))
 
 
-def case(anomaly: Anomaly) -> str:
+def anomaly_case(anomaly: Anomaly) -> str:
     """Return its first case and how often it occurred."""
-    times = "once" if anomaly.count == 1 else f"{names.number(anomaly.count)} times"
+    times = "once" if anomaly.count == 1 else f"{names.format_number(anomaly.count)} times"
     if anomaly.detail is None or not anomaly.detail:
         return times
     detail = names.neutral(anomaly.detail)
@@ -106,27 +106,27 @@ _WORTH_A_WORD = 0.02
 _HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
 
 
-def title(summary: Summary) -> str:
+def report_title(summary: Summary) -> str:
     """Return what the report is."""
     family = _FAMILIES.get(summary.family, summary.family)
     return f"{words.neutral(summary.path)}: {family}, revision {summary.revision}"
 
 
-def first_to_do(figures: Figures) -> list[str]:
+def top_findings(figures: Figures) -> list[str]:
     """Return the costliest findings, a line each, and where the others stand; none: healthy."""
     if figures.advice is None or not figures.advice.findings:
         return []
     found = figures.advice.findings
     lines = [
-        names.middle(f"{words.neutral(one.text)} ({one.sure})", _WIDEST_FINDING)
+        names.truncate_middle(f"{words.neutral(one.text)} ({one.sure})", _WIDEST_FINDING)
         for one in found[:_FIRST]
     ]
     left = len(found) - _FIRST
-    more = f"{words.number(left)} more, " if left > 0 else ""
+    more = f"{words.format_number(left)} more, " if left > 0 else ""
     return [*lines, f"uprof advise shows {more}the evidence and what to try"]
 
 
-def headline(figures: Figures) -> list[tuple[str, str]]:
+def report_headline(figures: Figures) -> list[tuple[str, str]]:
     """Return the headline figures as (what, figure in words), those that were measured."""
     summary, totals = figures.summary, figures.summary.totals
     lines = []
@@ -139,15 +139,17 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
         passes = (
             ("forward", totals.forward_ns),
             ("backward", totals.backward_ns),
-            (OTHER, totals.other_ns),
+            (OTHER_TIME, totals.other_ns),
         )
         parts = [
-            f"{name} {words.duration(value)} ({words.share(value, totals.total_ns)})"
+            f"{name} {words.format_duration(value)} ({words.format_share(value, totals.total_ns)})"
             for name, value in passes
             if value is not None
         ]
         what = {"device": "device work", "host": "host time", "operation": "operations"}
-        text = f"{words.duration(totals.total_ns)} in {words.number(totals.count)} calls"
+        text = (
+            f"{words.format_duration(totals.total_ns)} in {words.format_number(totals.count)} calls"
+        )
         lines.append((what[summary.clock], "; ".join((text, ", ".join(parts))).rstrip("; ")))
     if totals.iteration_ns is not None:
         lines.append(("iteration", _iteration(totals)))
@@ -157,7 +159,7 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
         ("gradients", totals.gradient_bytes),
         ("activations", totals.activation_bytes),
     )
-    known = [f"{name} {words.size(value)}" for name, value in sizes if value is not None]
+    known = [f"{name} {words.format_size(value)}" for name, value in sizes if value is not None]
     if known:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
@@ -171,11 +173,13 @@ def headline(figures: Figures) -> list[tuple[str, str]]:
 def _launch_delay(delay: Distribution) -> str:
     """Say how long after the host had called for it work began: waiting its turn is included."""
     if delay.count == 1:
-        return f"the only launch began {words.duration(delay.max_ns)} after its call on the host"
+        after = words.format_duration(delay.max_ns)
+        return f"the only launch began {after} after its call on the host"
     return (
-        f"half of {words.number(delay.count)} launches began within "
-        f"{words.duration(delay.median_ns)} of their call on the host, 90 % within "
-        f"{words.duration(delay.p90_ns)}, the latest after {words.duration(delay.max_ns)}"
+        f"half of {words.format_number(delay.count)} launches began within "
+        f"{words.format_duration(delay.median_ns)} of their call on the host, 90 % within "
+        f"{words.format_duration(delay.p90_ns)}, the latest after "
+        f"{words.format_duration(delay.max_ns)}"
     )
 
 
@@ -190,13 +194,17 @@ def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
             sum(getattr(one, figure) for one in found)
             for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")
         )
-        steps = f"{words.number(len(found))} steps" if len(found) > 1 else f"step {found[0].step}"
+        steps = (
+            f"{words.format_number(len(found))} steps"
+            if len(found) > 1
+            else f"step {found[0].step}"
+        )
         if found[0].step is None:
             steps = "the recording"
         lines.append(
-            f"{device_name(device)}, {steps}: free {words.duration(free)}, stage "
-            f"{words.duration(stage)}, preparing {words.duration(preparing)}, bubble "
-            f"{words.duration(bubble)}"
+            f"{device_name(device)}, {steps}: free {words.format_duration(free)}, stage "
+            f"{words.format_duration(stage)}, preparing {words.format_duration(preparing)}, bubble "
+            f"{words.format_duration(bubble)}"
         )
     return lines
 
@@ -206,22 +214,24 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     lines = []
     for one in found:
         rate = one.flops / one.time_ns * 1e9
-        length = words.duration(one.time_ns)
+        length = words.format_duration(one.time_ns)
         if one.steps is None:
             where = f"a window of {length}"
         elif one.steps > 1:
-            where = f"{words.number(one.steps)} steps, {length} in all"
+            where = f"{words.format_number(one.steps)} steps, {length} in all"
         else:
             where = f"1 step of {length}"
-        text = f"{words.flops(one.flops)} in {where}: {words.flops(rate)}/s"
+        text = f"{words.format_flops(one.flops)} in {where}: {words.format_flops(rate)}/s"
         if one.share is not None:
             mark = ", a peak that sources disagree on" if one.uncertain else ""
-            text += f", MFU {words.percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
+            text += f", MFU {words.format_percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
         elif not one.peak:
             text += ", for which no peak of this device is known ([tool.uprof.devices])"
         text += "; counted from recorded operations, those run again too"
         if one.told_share < _ALL_TOLD:
-            text += f", shapes known for {words.percent(100 * one.told_share)} of kernel time"
+            text += (
+                f", shapes known for {words.format_percent(100 * one.told_share)} of kernel time"
+            )
         lines.append(f"{words.neutral(one.device)}: {text}" if len(found) > 1 else text)
     return lines
 
@@ -234,12 +244,13 @@ def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[s
     for one in whole:
         parts = sorted(((one.of(reason), reason) for reason in REASONS), reverse=True)
         told = "; ".join(
-            f"{IN_WORDS[reason]} {words.duration(ns)} ({words.share(ns, one.idle_ns)})"
+            f"{IN_WORDS[reason]} {words.format_duration(ns)} "
+            f"({words.format_share(ns, one.idle_ns)})"
             for ns, reason in parts
             if ns
         )
         within = "the steps" if one.device in stepped else "the window"
-        told = f"{words.duration(one.idle_ns)} of {within}: {told}"
+        told = f"{words.format_duration(one.idle_ns)} of {within}: {told}"
         lines.append(f"{words.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
 
@@ -248,64 +259,65 @@ def _iteration(totals: Totals) -> str:
     """Say how long an iteration took, what it is made of, and whether the machine was busy."""
     whole_ns = totals.iteration_ns
     assert whole_ns is not None
-    text = words.duration(whole_ns)
+    text = words.format_duration(whole_ns)
     if totals.iterations != 1:
-        text += f", median of {words.number(totals.iterations)}"
+        text += f", median of {words.format_number(totals.iterations)}"
     forward_ns, backward_ns = totals.iteration_forward_ns, totals.iteration_backward_ns
     if forward_ns is not None:
         other_ns = max(0, whole_ns - forward_ns - (backward_ns or 0))
-        parts = [("forward", forward_ns), ("backward", backward_ns), (OTHER, other_ns)]
+        parts = [("forward", forward_ns), ("backward", backward_ns), (OTHER_TIME, other_ns)]
         text += "; " + ", ".join(
-            f"{name} {words.duration(value)}" for name, value in parts if value is not None
+            f"{name} {words.format_duration(value)}" for name, value in parts if value is not None
         )
     waited_ns = totals.iteration_waited_ns
     if waited_ns is not None and waited_ns > _WORTH_A_WORD * whole_ns:
-        text += f"; {words.duration(waited_ns)} of it waiting for a processor: the machine was busy"
+        waited = words.format_duration(waited_ns)
+        text += f"; {waited} of it waiting for a processor: the machine was busy"
     return text
 
 
-def remarks(figures: Figures) -> list[tuple[str, str]]:
+def report_remarks(figures: Figures) -> list[tuple[str, str]]:
     """Return what was odd and what was not measured, as (what, why)."""
     missing = [
         (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
         for one in figures.summary.not_measured
     ]
-    return warnings(figures) + missing
+    return anomaly_warnings(figures) + missing
 
 
-def warnings(figures: Figures) -> list[tuple[str, str]]:
+def anomaly_warnings(figures: Figures) -> list[tuple[str, str]]:
     """Return what was odd about the report, as (what, the first case and how often)."""
-    return [(name(one.name), case(one)) for one in figures.summary.anomalies]
+    return [(anomaly_name(one.name), anomaly_case(one)) for one in figures.summary.anomalies]
 
 
-def add_findings(page: Sheet, figures: Figures) -> None:
+def add_findings(page: SheetWriter, figures: Figures) -> None:
     """Add what to do first, if anything was found, and an empty line."""
-    lines = first_to_do(figures)
+    lines = top_findings(figures)
     for number, line in enumerate(lines):
         page.fact("" if number else "to do first", line)
     if lines:
         page.gap()
 
 
-def add_headline(page: Sheet, figures: Figures) -> None:
+def add_headline(page: SheetWriter, figures: Figures) -> None:
     """Add the headline figures, and a table of the devices if there are any."""
-    for what, text in headline(figures):
+    for what, text in report_headline(figures):
         page.fact(what, text)
     if figures.summary.devices:
         page.gap()
         page.table(tables.device_columns(figures.summary.devices))
 
 
-def rows(page: Sheet, selection: Selection, *, more: str) -> None:
+def add_rows(page: SheetWriter, selection: Selection, *, more: str) -> None:
     """Add the rows of a breakdown; `more` says where those that were left out are."""
     if selection.rows:
         page.gap()
-        page.table(tables.columns(selection))
+        page.table(tables.breakdown_columns(selection))
     if selection.left_out:
-        page.note(f"and {names.number(selection.left_out)} more{more}")
+        page.note(f"and {names.format_number(selection.left_out)} more{more}")
 
 
-def add_remarks(page: Sheet, found: Iterable[tuple[str, str]]) -> None:
+def add_remarks(page: SheetWriter, found: Iterable[tuple[str, str]]) -> None:
     """Add what was odd, after an empty line if anything was."""
     for number, (what, why) in enumerate(found):
         if not number:

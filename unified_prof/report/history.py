@@ -12,11 +12,11 @@ from typing import Any, Protocol
 
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
-from unified_prof.report import markdown
+from unified_prof.report import html_page as page_file
 from unified_prof.report import names as words
-from unified_prof.report import page as page_file
+from unified_prof.report import renderers
 from unified_prof.report.tables import Column
-from unified_prof.report.terminal import Page
+from unified_prof.report.terminal import TerminalPage
 
 FORMAT_VERSION = 1
 _CHART, _NARROW_CHART = 40, 24
@@ -29,7 +29,7 @@ _WORDS = {"worse": "slower", "better": "faster", "restarted": "not comparable"}
 _WORDS_OF_SIZES = {"worse": "bigger", "better": "smaller", "restarted": "not comparable"}
 
 
-class Version(Protocol):
+class BaselineVersion(Protocol):
     """What is known of a version besides what was measured."""
 
     @property
@@ -50,11 +50,11 @@ class Version(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Series:
+class BaselineSeries:
     """One baseline by one metric."""
 
     name: str
-    entries: tuple[Version, ...]
+    entries: tuple[BaselineVersion, ...]
     history: History
 
     @property
@@ -62,13 +62,15 @@ class Series:
         """What to call it."""
         return f"{self.name}, {self.history.metric}"
 
-    def rows(self) -> Iterator[tuple[Version, Point]]:
+    def rows(self) -> Iterator[tuple[BaselineVersion, Point]]:
         """Yield each version and where it stands, the oldest first."""
         yield from zip(self.entries, self.history.points, strict=True)
 
     def in_words(self, value: float | None) -> str:
         """Return a value as people read it."""
-        return words.size(value) if self.history.unit == "B" else words.duration(value)
+        return (
+            words.format_size(value) if self.history.unit == "B" else words.format_duration(value)
+        )
 
     def change_in_words(self, change: Change | None) -> str:
         """Return a change in a few words; nothing where there is none."""
@@ -78,9 +80,11 @@ class Series:
         return said if change.ratio is None else f"{said} {(change.ratio - 1) * 100:+.1f} %"
 
 
-def text(series: Sequence[Series], limits: Limits, *, width: int | None, color: bool) -> str:
+def history_text(
+    series: Sequence[BaselineSeries], limits: Limits, *, width: int | None, color: bool
+) -> str:
     """Return charts for a terminal of `width` columns (None: for a pipe), a row a version."""
-    page = Page(width=width, color=color)
+    page = TerminalPage(width=width, color=color)
     columns = _CHART if width is None or width >= _WIDE else _NARROW_CHART
     for number, one in enumerate(series):
         if number:
@@ -101,7 +105,11 @@ def text(series: Sequence[Series], limits: Limits, *, width: int | None, color: 
                     is_name=True,
                     importance=7,
                 ),
-                Column("runs", tuple(words.number(point.runs) for _, point in rows), importance=5),
+                Column(
+                    "runs",
+                    tuple(words.format_number(point.runs) for _, point in rows),
+                    importance=5,
+                ),
                 Column("median", tuple(one.in_words(point.value) for _, point in rows)),
                 Column(_scale(one, columns), tuple(_chart(one, columns))),
                 Column(
@@ -114,7 +122,7 @@ def text(series: Sequence[Series], limits: Limits, *, width: int | None, color: 
         for entry, point in rows:
             if point.change is not None and point.change.kind == "restarted":
                 page.note(f"@{entry.version}: {words.neutral(point.change.reason)}")
-    page.note(told(limits))
+    page.note(series_remarks(limits))
     if any(
         point.low is None and point.value is not None for one in series for _, point in one.rows()
     ):
@@ -125,16 +133,16 @@ def text(series: Sequence[Series], limits: Limits, *, width: int | None, color: 
     return page.text()
 
 
-def told(limits: Limits) -> str:
+def series_remarks(limits: Limits) -> str:
     """Return how changes are found."""
     return (
         "a change is marked where the gate is sure of it, against those since the last one: "
         f"by more than {limits.max_regress * 100:g} %, and by more than "
-        f"{words.duration(limits.min_abs_ns)} or {words.size(limits.min_abs_bytes)}"
+        f"{words.format_duration(limits.min_abs_ns)} or {words.format_size(limits.min_abs_bytes)}"
     )
 
 
-def document(series: Sequence[Series], limits: Limits) -> dict[str, Any]:
+def history_document(series: Sequence[BaselineSeries], limits: Limits) -> dict[str, Any]:
     """Return the histories as plain data for JSON."""
     return {
         "format_version": FORMAT_VERSION,
@@ -152,7 +160,7 @@ def document(series: Sequence[Series], limits: Limits) -> dict[str, Any]:
     }
 
 
-def as_csv(series: Sequence[Series]) -> str:
+def history_csv(series: Sequence[BaselineSeries]) -> str:
     """Return the histories as one table; what was not measured is empty."""
     output = StringIO()
     rows = [
@@ -164,28 +172,33 @@ def as_csv(series: Sequence[Series]) -> str:
     writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     for row in rows:
-        writer.writerow({name: markdown.cell(value) for name, value in row.items()})
+        writer.writerow({name: renderers.csv_cell(value) for name, value in row.items()})
     return output.getvalue()
 
 
-def html(series: Sequence[Series], limits: Limits) -> str:
+def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
     """Return the histories as one page."""
     names = list(dict.fromkeys(one.name for one in series))
     title = f"History of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
-    data = document(series, limits)
+    data = history_document(series, limits)
     for found, one in zip(data["series"], series, strict=True):
         found["title"] = one.title
         for point, (_, known) in zip(found["points"], one.rows(), strict=True):
             point["said"] = one.change_in_words(known.change)
-    return page_file.filled(
+    return page_file.fill_page(
         title,
         _STYLES,
         _SCRIPTS,
-        {**data, "title": title, "told": told(limits), "coverage": {"headline": "", "missing": []}},
+        {
+            **data,
+            "title": title,
+            "told": series_remarks(limits),
+            "coverage": {"headline": "", "missing": []},
+        },
     )
 
 
-def _row(entry: Version, point: Point) -> dict[str, Any]:
+def _row(entry: BaselineVersion, point: Point) -> dict[str, Any]:
     change = point.change
     return {
         "version": entry.version,
@@ -202,11 +215,11 @@ def _row(entry: Version, point: Point) -> dict[str, Any]:
     }
 
 
-def _commit(entry: Version) -> str:
+def _commit(entry: BaselineVersion) -> str:
     return (entry.commit or "-")[:_COMMIT]
 
 
-def _range(series: Series) -> tuple[float, float]:
+def _range(series: BaselineSeries) -> tuple[float, float]:
     known = [
         value
         for point in series.history.points
@@ -216,14 +229,14 @@ def _range(series: Series) -> tuple[float, float]:
     return (min(known), max(known)) if known else (0.0, 0.0)
 
 
-def _scale(series: Series, columns: int) -> str:
+def _scale(series: BaselineSeries, columns: int) -> str:
     if all(point.value is None for point in series.history.points):
         return words.NOT_MEASURED
     low, high = (series.in_words(one) for one in _range(series))
     return f"{low}{high:>{max(1, columns - len(low))}}"
 
 
-def _chart(series: Series, columns: int) -> Iterator[str]:
+def _chart(series: BaselineSeries, columns: int) -> Iterator[str]:
     """Yield a row a version: its interval, and where its median is."""
     low, high = _range(series)
 

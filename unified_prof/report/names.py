@@ -42,7 +42,7 @@ _LONGEST = 1 << 14
 """Longer names are no symbols, or not worth the time."""
 
 
-def shown(names: Sequence[str]) -> tuple[str, ...]:
+def readable_names(names: Sequence[str]) -> tuple[str, ...]:
     """Return the names of one column as people read them; different ones stay different.
 
     Kernels that differ only in what the short form leaves out, such as the type of their numbers,
@@ -60,11 +60,11 @@ def shown(names: Sequence[str]) -> tuple[str, ...]:
 
 def _symbols(name: str, *, arguments: bool = False) -> str:
     """Return a symbol, or several that follow one another, in short."""
-    return THEN.join(symbol(one, arguments=arguments) for one in name.split(THEN))
+    return THEN.join(short_symbol(one, arguments=arguments) for one in name.split(THEN))
 
 
 @lru_cache(maxsize=1 << 16)
-def symbol(name: str, *, arguments: bool = False) -> str:
+def short_symbol(name: str, *, arguments: bool = False) -> str:
     """Return a C++ function without return type, namespaces and parameters; others as they are.
 
     Args:
@@ -81,7 +81,7 @@ def symbol(name: str, *, arguments: bool = False) -> str:
     return f"{function}{words}{count[0] if count else ''}"
 
 
-def middle(text: str, width: int) -> str:
+def truncate_middle(text: str, width: int) -> str:
     """Return text of at most `width` characters; of a longer one the middle is left out.
 
     The end of a name often tells more than its middle: a line's number, a size, a version. A path
@@ -98,9 +98,9 @@ def middle(text: str, width: int) -> str:
     return f"{text[: room - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 
 
-def within(names: Sequence[str], width: int) -> tuple[str, ...]:
+def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
     """Return the names of one column, those cut inside that are longer and still differ then."""
-    cut = [middle(name, width) for name in names]
+    cut = [truncate_middle(name, width) for name in names]
     owners: dict[str, set[str]] = {}
     for name, text in zip(names, cut, strict=True):
         owners.setdefault(text, set()).add(name)
@@ -233,34 +233,34 @@ _FLOPS = (
 _RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (1, "B/s"))
 
 
-def duration(value_ns: float | None) -> str:
+def format_duration(value_ns: float | None) -> str:
     """Return a duration with three significant digits in the unit that fits."""
     return NOT_MEASURED if value_ns is None else scaled(value_ns, TIMES)
 
 
-def size(value_bytes: float | None) -> str:
+def format_size(value_bytes: float | None) -> str:
     """Return a size with three significant digits in the binary unit that fits."""
     return NOT_MEASURED if value_bytes is None else scaled(value_bytes, _SIZES)
 
 
-def flops(value: float | None) -> str:
+def format_flops(value: float | None) -> str:
     """Return a number of floating-point operations with three significant digits."""
     return NOT_MEASURED if value is None else scaled(value, _FLOPS)
 
 
-def flops_per_second(value_tflops: float | None) -> str:
+def format_flops_per_second(value_tflops: float | None) -> str:
     """Return TFLOP/s with three significant digits in the unit that fits."""
     if value_tflops is None:
         return NOT_MEASURED
     return scaled(value_tflops * 1e12, _FLOPS) + "/s"
 
 
-def gb_per_second(value: float | None) -> str:
+def format_gb_per_second(value: float | None) -> str:
     """Return decimal GB/s with three significant digits in the unit that fits."""
     return NOT_MEASURED if value is None else scaled(value * 1e9, _RATES)
 
 
-def percent(value: float | None) -> str:
+def format_percent(value: float | None) -> str:
     """Return a percentage with one decimal; a small one that is not zero does not look like it."""
     if value is None:
         return NOT_MEASURED
@@ -269,12 +269,12 @@ def percent(value: float | None) -> str:
     return f"{value:.1f} %"
 
 
-def share(part: float | None, whole: float | None) -> str:
+def format_share(part: float | None, whole: float | None) -> str:
     """Return `part` as a percentage of `whole`."""
-    return percent(None if part is None or not whole else 100 * part / whole)
+    return format_percent(None if part is None or not whole else 100 * part / whole)
 
 
-def number(value: float | None) -> str:
+def format_number(value: float | None) -> str:
     """Return a count with separators, a mean of counts with three significant digits."""
     if value is None:
         return NOT_MEASURED

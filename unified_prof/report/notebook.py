@@ -11,13 +11,13 @@ from unified_prof.compare.device_diff import DeviceDifference
 from unified_prof.compare.diff import Difference
 from unified_prof.compare.gate import Verdict
 from unified_prof.recording.model import Advice
-from unified_prof.report import advice, comparison, names, text
+from unified_prof.report import advice, comparison, names, terminal
 from unified_prof.report import device_documents as device_text
-from unified_prof.report import text as brief
+from unified_prof.report import terminal as brief
 from unified_prof.report.api import Answer
-from unified_prof.report.device_formats import Shown
-from unified_prof.report.figures import Figures, select
-from unified_prof.report.page import InertPage
+from unified_prof.report.figures import Figures, select_rows
+from unified_prof.report.formats import DeviceRequest
+from unified_prof.report.html_page import InertPage
 from unified_prof.sqlite.reader import Report
 
 _ROWS = 10
@@ -37,7 +37,7 @@ def html_of(shown: object) -> str:
     return page.html()
 
 
-def of_run(
+def run_html(
     files: Mapping[str, Iterable[Path]], *, failure: str | None = None, top: int = _ROWS
 ) -> str:
     """Return what a run left, as `uprof run` says it at its end."""
@@ -61,7 +61,7 @@ def _add(page: InertPage, shown: object) -> None:
     elif isinstance(shown, Answer):
         _add_figures(page, shown.figures)
     elif isinstance(shown, DeviceDifference):
-        device_text.add(page, shown, Shown(top=_ROWS))
+        device_text.add_device_comparison(page, shown, DeviceRequest(top=_ROWS))
     elif isinstance(shown, Difference):
         comparison.add_diff(page, shown, top=_ROWS, everything=False)
     elif isinstance(shown, Verdict):
@@ -69,7 +69,7 @@ def _add(page: InertPage, shown: object) -> None:
         comparison.add_verdict(page, shown)
     elif isinstance(shown, Advice):
         page.title("what could be better")
-        advice.add(page, shown, top=_FINDINGS)
+        advice.add_advice(page, shown, top=_FINDINGS)
     elif isinstance(shown, Report):
         _add_report(page, shown)
     else:
@@ -78,8 +78,8 @@ def _add(page: InertPage, shown: object) -> None:
 
 def _add_figures(page: InertPage, figures: Figures) -> None:
     chosen = figures.selections[:_BREAKDOWNS]
-    cut = tuple(select(one.breakdown, top=_ROWS) for one in chosen)
-    text.add(page, replace(figures, selections=cut), more="")
+    cut = tuple(select_rows(one.breakdown, top=_ROWS) for one in chosen)
+    terminal.add_report(page, replace(figures, selections=cut), more="")
     others = figures.selections[_BREAKDOWNS:]
     if others:
         page.note(f"also by {', '.join(one.breakdown.by for one in others)}: .breakdown(NAME)")

@@ -15,7 +15,7 @@ from unified_prof.report.tables import Column
 
 _TIMES = "total, forward and backward"
 
-FORMAT_VERSION = 1
+DIFFERENCE_FORMAT_VERSION = 1
 """Of the JSON: raised when a key changes its meaning or goes away."""
 
 
@@ -24,14 +24,18 @@ def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
     return [
         Column("", tuple(change.status for change in changes), importance=10),
         Column("operation", tuple(_name(change) for change in changes), is_name=True),
-        Column("base", tuple(names.duration(change.base_ns) for change in changes), importance=8),
-        Column("new", tuple(names.duration(change.new_ns) for change in changes), importance=8),
-        Column("change", tuple(signed(change.delta_ns) for change in changes)),
+        Column(
+            "base", tuple(names.format_duration(change.base_ns) for change in changes), importance=8
+        ),
+        Column(
+            "new", tuple(names.format_duration(change.new_ns) for change in changes), importance=8
+        ),
+        Column("change", tuple(format_signed(change.delta_ns) for change in changes)),
         Column("ratio", tuple(_ratio(change) for change in changes), importance=7),
         Column(
             "explains",
             tuple(
-                names.share(change.explained_ns, net_ns) if change.explained_ns else ""
+                names.format_share(change.explained_ns, net_ns) if change.explained_ns else ""
                 for change in changes
             ),
             importance=9,
@@ -54,9 +58,9 @@ def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
     return [
         Column("operation", tuple(map(names.neutral, operations)), is_name=True),
         Column("kernel", tuple(names.neutral(one.name) for one in changes), is_name=True),
-        Column("base", tuple(names.duration(one.base_ns) for one in changes)),
-        Column("new", tuple(names.duration(one.new_ns) for one in changes)),
-        Column("change", tuple(signed(one.delta_ns) for one in changes), importance=9),
+        Column("base", tuple(names.format_duration(one.base_ns) for one in changes)),
+        Column("new", tuple(names.format_duration(one.new_ns) for one in changes)),
+        Column("change", tuple(format_signed(one.delta_ns) for one in changes), importance=9),
     ]
 
 
@@ -72,9 +76,16 @@ def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
             ),
             is_name=True,
         ),
-        Column("base", tuple(names.size(change.base_bytes) for change in changes), importance=8),
-        Column("new", tuple(names.size(change.new_bytes) for change in changes), importance=8),
-        Column("change", tuple(signed(change.delta_bytes, names.size) for change in changes)),
+        Column(
+            "base", tuple(names.format_size(change.base_bytes) for change in changes), importance=8
+        ),
+        Column(
+            "new", tuple(names.format_size(change.new_bytes) for change in changes), importance=8
+        ),
+        Column(
+            "change",
+            tuple(format_signed(change.delta_bytes, names.format_size) for change in changes),
+        ),
         Column(
             "line",
             tuple(names.neutral(change.place.line or "") for change in changes),
@@ -84,12 +95,16 @@ def size_columns(changes: tuple[SizeChange, ...]) -> list[Column]:
     ]
 
 
-def headline(difference: Difference) -> list[tuple[str, str]]:
+def _format_metric(metric: str, value: float) -> str:
+    return (names.format_size if metric == PEAK else names.format_duration)(value)
+
+
+def difference_headline(difference: Difference) -> list[tuple[str, str]]:
     """Return the headline figures as (what, figures in words)."""
     lines = [
         (
             metric,
-            f"{(names.size if metric == PEAK else names.duration)(found.new_median)} on both sides"
+            f"{_format_metric(metric, found.new_median)} on both sides"
             if difference.identical
             else comparison_words(found, is_size=metric == PEAK),
         )
@@ -102,9 +117,11 @@ def headline(difference: Difference) -> list[tuple[str, str]]:
         lines.append(
             (
                 "operations",
-                f"{names.duration(difference.base_ns)} -> {names.duration(difference.new_ns)} "
-                f"({signed(net)}: {names.duration(difference.slower_ns)} slower or new, "
-                f"{names.duration(difference.faster_ns)} faster or gone)",
+                f"{names.format_duration(difference.base_ns)} -> "
+                f"{names.format_duration(difference.new_ns)} "
+                f"({format_signed(net)}: {names.format_duration(difference.slower_ns)} slower "
+                "or new, "
+                f"{names.format_duration(difference.faster_ns)} faster or gone)",
             )
         )
     return lines
@@ -112,7 +129,7 @@ def headline(difference: Difference) -> list[tuple[str, str]]:
 
 def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     """Say what became of one quantity, and how sure that is."""
-    show = names.size if is_size else names.duration
+    show = names.format_size if is_size else names.format_duration
     text = f"{show(found.base_median)} -> {show(found.new_median)}"
     ratio = found.median_ratio if is_size else found.ratio
     if ratio is not None:
@@ -136,15 +153,15 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     return f"{text}: unclear, {RUNS_DIFFER}"
 
 
-IDENTICAL = "both sides hold the same figures throughout: one measurement, given twice"
+IDENTICAL_SIDES = "both sides hold the same figures throughout: one measurement, given twice"
 ONE_RUN = "one run a side does not tell how runs differ"
 RUNS_DIFFER = "runs differ too much"
 
 
-def document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
+def difference_document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
     """Return a comparison as plain data for JSON."""
     found: dict[str, Any] = {
-        "format_version": FORMAT_VERSION,
+        "format_version": DIFFERENCE_FORMAT_VERSION,
         "base": difference.base.label,
         "new": difference.new.label,
         "warnings": list(difference.warnings),
@@ -176,7 +193,7 @@ def document(difference: Difference, *, top: int | None = None) -> dict[str, Any
             _plain(change, delta_ns=change.delta_ns) for change in difference.kernel_changes[:top]
         ],
     }
-    plain: dict[str, Any] = finite(found)
+    plain: dict[str, Any] = finite_or_none(found)
     return plain
 
 
@@ -190,18 +207,18 @@ def _plain(record: Any, **more: float) -> dict[str, Any]:
     return values
 
 
-def finite(value: Any) -> Any:
+def finite_or_none(value: Any) -> Any:
     """Return plain data with None for numbers that are not finite: JSON has none such."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
-        return {key: finite(one) for key, one in value.items()}
+        return {key: finite_or_none(one) for key, one in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(one) for one in value]
+        return [finite_or_none(one) for one in value]
     return value
 
 
-def signed(value: float | None, show: Any = names.duration) -> str:
+def format_signed(value: float | None, show: Any = names.format_duration) -> str:
     """Return a change with its sign."""
     if value is None:
         return names.NOT_MEASURED
@@ -268,4 +285,4 @@ def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
 
 
 def _waited(share: float | None) -> str:
-    return "not known" if share is None else names.percent(100 * share)
+    return "not known" if share is None else names.format_percent(100 * share)

@@ -22,10 +22,10 @@ from unified_prof.recording.host_lanes import KINDS as HOST_KINDS
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.model import Series
 from unified_prof.recording.timeline import Timeline
-from unified_prof.report.formats import encode
-from unified_prof.report.names import middle, shown
+from unified_prof.report.formats import encode_varints
+from unified_prof.report.names import readable_names, truncate_middle
 
-BLOCKS = 110_000
+MAX_TIMELINE_BLOCKS = 110_000
 """Blocks of a timeline: about nine bytes each."""
 HOST_RANGES = 30_000
 """Ranges of the host's threads: the same."""
@@ -54,7 +54,7 @@ _UNITS_OF_COUNTERS = (
 """What the names of counters tell of their unit; the first that fits, and empty: the name does."""
 
 
-def title(figures: dict[str, Any], began: str | None) -> str:
+def page_title(figures: dict[str, Any], began: str | None) -> str:
     """Return what the page's window is called: the workload, on what, and when.
 
     Args:
@@ -71,7 +71,7 @@ def title(figures: dict[str, Any], began: str | None) -> str:
     return f"{', '.join(part for part in parts if part)} - uprof"
 
 
-def units(counters: Iterable[str]) -> dict[str, str]:
+def counter_units(counters: Iterable[str]) -> dict[str, str]:
     """Return the units of hardware counters whose names do not say them already."""
     found = {}
     for counter in counters:
@@ -104,7 +104,7 @@ def _day(time_ns: int) -> str | None:
     return datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d")
 
 
-def trees(analysis: Analysis) -> list[dict[str, Any]]:
+def page_trees(analysis: Analysis) -> list[dict[str, Any]]:
     """Return the trees by column, without parts too small to see."""
     return [_tree(tree) for tree in analysis_trees(analysis)]
 
@@ -144,7 +144,7 @@ def _tree(tree: Tree) -> dict[str, Any]:
     return {
         "kind": tree.kind,
         "measures": list(tree.measures),
-        "names": list(shown(names)) if tree.kind == "operation" else names,
+        "names": list(readable_names(names)) if tree.kind == "operation" else names,
         "parent": parents,
         "values": {
             measure: [value[MEASURES.index(measure)] for value in values]
@@ -154,15 +154,19 @@ def _tree(tree: Tree) -> dict[str, Any]:
     }
 
 
-def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
+def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
     """Return the timeline and everything else that has moments, all from one zero.
 
     The zero is the first moment that anything has: a browser's numbers would round times since
     1970, and two zeros would draw the peak of the memory beside the work that made it.
     """
     lanes = analysis.timeline(limit=blocks)
-    host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // BLOCKS))
-    idle = () if lanes is None else analysis.idle_lanes(max(1, IDLE_GAPS * blocks // BLOCKS))
+    host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // MAX_TIMELINE_BLOCKS))
+    idle = (
+        ()
+        if lanes is None
+        else analysis.idle_lanes(max(1, IDLE_GAPS * blocks // MAX_TIMELINE_BLOCKS))
+    )
     memory, counters = analysis.memory_series(), analysis.counter_series()
     spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
     if lanes is not None:
@@ -181,8 +185,8 @@ def over_time(analysis: Analysis, blocks: int) -> dict[str, Any]:
         "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
         "idle": [_idle(one, origin_ns) for one in idle],
         "host": None if host is None else _host(host, origin_ns),
-        "memory": series(memory, origin_ns),
-        "counters": series(counters, origin_ns),
+        "memory": page_series(memory, origin_ns),
+        "counters": page_series(counters, origin_ns),
         "steps": [
             {"name": name, "start_ns": begin - origin_ns, "end_ns": end - origin_ns}
             for name, begin, end in analysis.step_spans()[:_STEPS]
@@ -217,11 +221,15 @@ def _timeline(found: Timeline, host: HostThreads | None, origin_ns: int) -> dict
             {
                 "title": f"{lane.device} {lane.name}" if several else lane.name,
                 "count": len(lane),
-                "start": encode(np.diff(lane.start_ns + offset, prepend=0)),
-                "duration": encode(lane.duration_ns),
-                "label": encode(renumber[lane.label]),
-                "kind": encode(lane.kind),
-                **({"tasks": encode(lane.count), "busy": encode(lane.busy_ns)} if merged else {}),
+                "start": encode_varints(np.diff(lane.start_ns + offset, prepend=0)),
+                "duration": encode_varints(lane.duration_ns),
+                "label": encode_varints(renumber[lane.label]),
+                "kind": encode_varints(lane.kind),
+                **(
+                    {"tasks": encode_varints(lane.count), "busy": encode_varints(lane.busy_ns)}
+                    if merged
+                    else {}
+                ),
                 **_launches(launched_by[id(lane)]),
             }
             for lane in lanes
@@ -237,9 +245,9 @@ def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
     step = np.diff(place[linked], prepend=0)
     return {
         "launched": len(linked),
-        "launched_block": encode(np.diff(linked, prepend=0)),
+        "launched_block": encode_varints(np.diff(linked, prepend=0)),
         # Whether it goes back stands in the lowest bit.
-        "launched_by": encode(np.abs(step) << 1 | (step < 0)),
+        "launched_by": encode_varints(np.abs(step) << 1 | (step < 0)),
     }
 
 
@@ -248,9 +256,9 @@ def _idle(found: IdleLane, origin_ns: int) -> dict[str, Any]:
     return {
         "device": found.device,
         "count": len(found),
-        "start": encode(np.diff(found.start_ns - origin_ns, prepend=0)),
-        "duration": encode(found.duration_ns),
-        "kind": encode(found.reason),
+        "start": encode_varints(np.diff(found.start_ns - origin_ns, prepend=0)),
+        "duration": encode_varints(found.duration_ns),
+        "kind": encode_varints(found.reason),
         "longer_than_ns": found.longer_than_ns,
         "left_out": found.left_out,
         "left_out_ns": found.left_out_ns,
@@ -279,10 +287,10 @@ def _host(found: HostThreads, origin_ns: int) -> dict[str, Any]:
                 "rows": [
                     {
                         "count": len(row),
-                        "start": encode(np.diff(row.start_ns - origin_ns, prepend=0)),
-                        "duration": encode(row.duration_ns),
-                        "label": encode(renumber[row.label]),
-                        "kind": encode(row.kind),
+                        "start": encode_varints(np.diff(row.start_ns - origin_ns, prepend=0)),
+                        "duration": encode_varints(row.duration_ns),
+                        "label": encode_varints(renumber[row.label]),
+                        "kind": encode_varints(row.kind),
                     }
                     for row in thread.rows
                 ],
@@ -304,7 +312,7 @@ def _labels(
     order = np.argsort(-weight, kind="stable")
     order = order[weight[order] > 0]
     whole = [texts[number] for number in order.tolist()]
-    cut = [middle(text, _LABEL_LENGTH) for text in shown(whole)]
+    cut = [truncate_middle(text, _LABEL_LENGTH) for text in readable_names(whole)]
     room = np.cumsum([len(text.encode()) for text in cut]) if cut else np.zeros(0)
     fitting = int(np.searchsorted(room, most_bytes))
     # A number beyond the names that are there says that the name was left out.
@@ -313,7 +321,7 @@ def _labels(
     return cut[:fitting], renumber
 
 
-def series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:
+def page_series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:
     """Return series with their extremes, thinned to what a chart can show.
 
     Times are relative to `origin_ns`: a browser's numbers would round those since 1970.

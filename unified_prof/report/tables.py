@@ -18,7 +18,7 @@ from unified_prof.report import names as words
 from unified_prof.report.figures import Selection
 
 _SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
-OTHER = "optimizer and other"
+OTHER_TIME = "optimizer and other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,15 +51,15 @@ def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:
     ]
 
 
-def readable(columns: Sequence[Column]) -> list[Column]:
+def with_readable_names(columns: Sequence[Column]) -> list[Column]:
     """Return columns with names as people read them, C++ symbols by what tells them apart."""
     return [
-        replace(column, cells=names.shown(column.cells)) if column.is_cut else column
+        replace(column, cells=names.readable_names(column.cells)) if column.is_cut else column
         for column in columns
     ]
 
 
-def without_repetition(columns: Sequence[Column]) -> list[Column]:
+def collapse_equal_rows(columns: Sequence[Column]) -> list[Column]:
     """Return columns in which rows that follow one another and differ in nothing are one row.
 
     Its name says how many there are: `aten::add (x7 alike)`.
@@ -81,7 +81,7 @@ def without_repetition(columns: Sequence[Column]) -> list[Column]:
     ]
 
 
-def columns(selection: Selection) -> list[Column]:
+def breakdown_columns(selection: Selection) -> list[Column]:
     """Return the columns that a breakdown has figures for."""
     breakdown, rows, by = selection.breakdown, selection.rows, selection.breakdown.by
     timed = breakdown.total_ns is not None
@@ -99,13 +99,13 @@ def columns(selection: Selection) -> list[Column]:
 
     result = [Column(by, tuple(words.neutral(row.name) for row in rows), is_name=True)]
     if by != "step":
-        result += column(KINDS[by].counted, lambda row: row.count, words.number, 8)
-    result += column("time", lambda row: row.total_ns, words.duration, 10)
-    result += column("share", breakdown.percent, words.percent, 9)
+        result += column(KINDS[by].counted, lambda row: row.count, words.format_number, 8)
+    result += column("time", lambda row: row.total_ns, words.format_duration, 10)
+    result += column("share", breakdown.percent, words.format_percent, 9)
     if timed and by != "step":
-        result += column("average", lambda row: row.average_ns, words.duration, 3)
-    result += column("forward", lambda row: row.forward_ns, words.duration, 7)
-    result += column("backward", lambda row: row.backward_ns, words.duration, 7)
+        result += column("average", lambda row: row.average_ns, words.format_duration, 3)
+    result += column("forward", lambda row: row.forward_ns, words.format_duration, 7)
+    result += column("backward", lambda row: row.backward_ns, words.format_duration, 7)
     result += _sizes(rows)
     for key in dict.fromkeys(key for row in rows for key in row.extra):
         name, show = _extra(key)
@@ -119,13 +119,13 @@ def columns(selection: Selection) -> list[Column]:
 
 
 _UNITS = {
-    "_ns": words.duration,
-    "_bytes": words.size,
-    "_percent": words.percent,
-    "_tflop_per_s": words.flops_per_second,
-    "_gb_per_s": words.gb_per_second,
-    "_flops": words.flops,
-    "_flops_per_byte": words.number,
+    "_ns": words.format_duration,
+    "_bytes": words.format_size,
+    "_percent": words.format_percent,
+    "_tflop_per_s": words.format_flops_per_second,
+    "_gb_per_s": words.format_gb_per_second,
+    "_flops": words.format_flops,
+    "_flops_per_byte": words.format_number,
 }
 """By the ending of a figure's key: how it is shown."""
 _KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
@@ -138,7 +138,7 @@ def _extra(key: str) -> tuple[str, Callable[..., str]]:
         if key.endswith(unit):
             heading = key.removesuffix(unit).replace("_", " ")
             return heading + _KEPT_UNITS.get(unit, ""), show
-    return key.replace("_", " "), words.number
+    return key.replace("_", " "), words.format_number
 
 
 def _sizes(rows: tuple[Row, ...]) -> list[Column]:
@@ -147,10 +147,10 @@ def _sizes(rows: tuple[Row, ...]) -> list[Column]:
     for heading, attribute in zip(_SIZE_HEADINGS, SIZES, strict=True):
         values = [getattr(row, attribute) for row in rows]
         if any(value is not None for value in values):
-            result.append(Column(heading, tuple(map(words.size, values)), importance=5))
+            result.append(Column(heading, tuple(map(words.format_size, values)), importance=5))
     # What was asked of an allocator was not all in use at once: with it no sum is memory.
     if len(result) > 1 and all(row.allocated_bytes is None for row in rows):
-        cells = tuple(words.size(row.size_bytes) for row in rows)
+        cells = tuple(words.format_size(row.size_bytes) for row in rows)
         result.insert(0, Column("memory", cells, importance=6))
     return result
 
@@ -164,7 +164,7 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
     stepped = any(one.steps is not None for one in devices)
 
     def whole(one: DeviceTime) -> str:
-        text = words.duration(one.told_of.window_ns)
+        text = words.format_duration(one.told_of.window_ns)
         return f"window {text}" if stepped and one.steps is None else text
 
     result = [
@@ -177,20 +177,20 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
         Column("idle" if stepped else "idle in window", part(lambda one: one.idle_ns)),
     ]
     if stepped:
-        window = tuple(words.duration(one.window_ns) for one in devices)
+        window = tuple(words.format_duration(one.window_ns) for one in devices)
         idle = tuple(_of_time(one.idle_ns, one.window_ns) for one in devices)
         result.append(Column("window", window, importance=4))
         result.append(Column("idle in window", idle, importance=4))
-    tasks = tuple(words.number(one.tasks) for one in devices)
+    tasks = tuple(words.format_number(one.tasks) for one in devices)
     return [*result, Column("tasks", tasks, importance=3)]
 
 
 def _of_time(value_ns: int | None, whole_ns: int) -> str:
-    text = words.duration(value_ns)
-    return text if value_ns is None else f"{text} ({words.share(value_ns, whole_ns)})"
+    text = words.format_duration(value_ns)
+    return text if value_ns is None else f"{text} ({words.format_share(value_ns, whole_ns)})"
 
 
-class Sheet(Protocol):
+class SheetWriter(Protocol):
     """Grows from top to bottom; whoever writes on it knows nothing of what it is made of."""
 
     def title(self, text: str) -> None:

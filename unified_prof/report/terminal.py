@@ -1,18 +1,31 @@
-"""Lines and tables for the terminal: they fit it, and are plain text where it is none."""
+"""Lines and tables for the terminal: they fit it, and are plain text where it is none.
+
+A report for the terminal: tables that fit it, plain text where it is none.
+
+The end of a run in short: headline, the most expensive rows, what was odd, the files.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from io import StringIO
+from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from unified_prof.report import names, tables
+from unified_prof.errors import UprofError
+from unified_prof.explain.api import Opened, open_files
+from unified_prof.explain.report_questions import Analysis
+from unified_prof.recording.source import Coverage
+from unified_prof.report import heading, names, tables
+from unified_prof.report import heading as sections
 from unified_prof.report import names as words
-from unified_prof.report.tables import Column
+from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, collect_figures, gather_figures
+from unified_prof.report.formats import ReportRequest
+from unified_prof.report.tables import Column, SheetWriter
 
 _NARROWEST_NAME = 24
 """Below this width of a name column other columns are dropped."""
@@ -28,7 +41,7 @@ _UNLIMITED = 100_000
 _GAP = 2
 
 
-class Page:
+class TerminalPage:
     """Text that grows from top to bottom.
 
     Args:
@@ -103,7 +116,7 @@ class Page:
 
     def left_out(self, count: int) -> None:
         """Say how many rows of a table are not shown."""
-        self.note(f"and {words.number(count)} more (--top)")
+        self.note(f"and {words.format_number(count)} more (--top)")
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table.
@@ -112,8 +125,8 @@ class Page:
         stays, and names are cut to a width that a person can read.
         """
         if not self._full_names:
-            columns = tables.readable(columns)
-        columns = tables.without_repetition(columns)
+            columns = tables.with_readable_names(columns)
+        columns = tables.collapse_equal_rows(columns)
         shown, widths = self._fitting(columns)
         table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
         for column, wide in zip(shown, widths, strict=True):
@@ -125,7 +138,7 @@ class Page:
                 style="dim" if column.is_name and column is not shown[0] else None,
             )
         for cells in zip(*(column.cells for column in shown), strict=True):
-            table.add_row(*map(Text, map(names.middle, cells, widths)))
+            table.add_row(*map(Text, map(names.truncate_middle, cells, widths)))
         self._console.print(table)
 
     def _fitting(self, columns: Sequence[Column]) -> tuple[list[Column], list[int]]:
@@ -184,3 +197,110 @@ def _piped(columns: Sequence[Column]) -> list[int]:
 
 def _width(column: Column) -> int:
     return max(map(cell_len, (column.heading, *column.cells)))
+
+
+def produce_text(opened: Opened, request: ReportRequest) -> str:
+    """Return the reports as text, what is missing first."""
+    reports = gather_figures(opened, request, rows=ROWS_FOR_PEOPLE, details=False)
+    return render_text(
+        reports,
+        coverage=opened.coverage,
+        width=request.width,
+        color=request.color,
+        full_names=request.full_names,
+    )
+
+
+def render_text(
+    reports: Iterable[Figures],
+    *,
+    coverage: Coverage | None = None,
+    width: int | None,
+    color: bool,
+    full_names: bool = False,
+) -> str:
+    """Return the reports as text.
+
+    Args:
+        reports: what to print.
+        coverage: which reports are missing, if any.
+        width: columns of the terminal; None: there is none.
+        color: whether escape sequences for colour may be used.
+        full_names: whether names are shown whole, however long.
+    """
+    page = TerminalPage(width=width, color=color, full_names=full_names)
+    if coverage is not None and coverage.missing:
+        page.warnings(coverage.headline, [names.neutral(why) for why in coverage.reasons])
+        page.gap()
+    for number, figures in enumerate(reports):
+        if number:
+            page.gap()
+        add_report(page, figures, more=" (--top)")
+    return page.text()
+
+
+def add_report(page: SheetWriter, figures: Figures, *, more: str) -> None:
+    """Add one report to a page; `more` says where rows that were left out are."""
+    page.title(heading.report_title(figures.summary))
+    sections.add_findings(page, figures)
+    sections.add_headline(page, figures)
+    for selection in figures.selections:
+        if selection.rows:
+            sections.add_rows(page, selection, more=more)
+        else:
+            page.gap()
+            page.plain(f"no {selection.breakdown.by} was recorded")
+    sections.add_remarks(page, heading.report_remarks(figures))
+
+
+def run_footer(
+    files: Mapping[str, Iterable[Path]],
+    *,
+    top: int = 10,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """Return what `uprof run` says of the reports that it has just written.
+
+    A report that cannot be read back is told of, not raised: the run itself is over.
+
+    Args:
+        files: kind of report -> the files written, in the order in which they are to be named.
+        top: rows of each table.
+        width: columns of the terminal; None: there is none.
+        color: whether escape sequences for colour may be used.
+    """
+    page = TerminalPage(width=width, color=color)
+    add_run_footer(page, files, top=top, more=": uprof report shows them")
+    return page.text()
+
+
+def add_run_footer(
+    page: SheetWriter, files: Mapping[str, Iterable[Path]], *, top: int, more: str
+) -> None:
+    """Add the same to a page; `more` says where rows that were left out are."""
+    try:
+        with open_files(path for paths in files.values() for path in paths) as analyses:
+            for number, figures in enumerate(_figures(one, top) for one in analyses):
+                if number:
+                    page.gap()
+                _report(page, figures, more)
+    except UprofError as err:
+        page.remark("warning", names.neutral(str(err)))
+    if any(files.values()):
+        page.gap()
+    for kind, paths in files.items():
+        for path in paths:
+            page.fact(f"{kind} report", names.neutral(str(path)))
+
+
+def _figures(analysis: Analysis, top: int) -> Figures:
+    bys = analysis.summary.available[:1]
+    return collect_figures(analysis, bys, top=top, details=False)
+
+
+def _report(page: SheetWriter, figures: Figures, more: str) -> None:
+    sections.add_headline(page, figures)
+    for selection in figures.selections:
+        sections.add_rows(page, selection, more=more)
+    sections.add_remarks(page, heading.anomaly_warnings(figures))

@@ -1,7 +1,4 @@
-"""Create and fill the UPROF_ tables of a Skyline report, which exist only where they have rows.
-
-Write what tracking measured as the two Skyline reports, one file each.
-"""
+"""Write small reports by statements: Skyline run time and memory, and cluster summaries."""
 
 from __future__ import annotations
 
@@ -10,11 +7,14 @@ from collections.abc import Iterable, Mapping
 from contextlib import closing
 from pathlib import Path
 from statistics import median
+from types import MappingProxyType
+from typing import Any
 
 from unified_prof.base.columns import Entry
 from unified_prof.base.run_spec import ActivationRecord, OperationRecord, TrackedRun, WeightRecord
 from unified_prof.base.text import storable
 from unified_prof.errors import StoreError
+from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import (
     SKYLINE_MEMORY,
     SKYLINE_RUN_TIME,
@@ -23,7 +23,7 @@ from unified_prof.schema.catalogue import (
 )
 from unified_prof.schema.skyline import ACTIVATION, WEIGHT
 from unified_prof.sqlite.atomic import replacing
-from unified_prof.sqlite.statements import declared, open_unfinished, transaction, writing
+from unified_prof.sqlite.statements import declared, open_unfinished, quoted, transaction, writing
 
 ANOMALIES = "UPROF_ANOMALIES"
 """The table that a `ledger.Ledger` becomes."""
@@ -339,3 +339,39 @@ def _verify(db: sqlite3.Connection, path: Path) -> None:
         raise StoreError(
             f"{path}: what was written is damaged: {found}", slug="damaged-after-writing"
         )
+
+
+def write_cluster_summary(
+    path: Path,
+    tables: Mapping[str, Iterable[tuple[Any, ...]]],
+    facts: Mapping[str, str | None],
+    anomalies: Mapping[str, tuple[int, str]] = MappingProxyType({}),
+    *,
+    overwrite: bool = False,
+) -> None:
+    """Write all tables of a summary; rows have the columns of the schema in its order.
+
+    Args:
+        path: Where it will lie; appears only when complete.
+        tables: Table -> rows.
+        facts: Rows of UPROF_RUN.
+        anomalies: Rows of UPROF_ANOMALIES.
+        overwrite: Whether an existing file may be replaced.
+
+    Raises:
+        OutputError: `path` exists or cannot be written.
+        StoreError: the file written does not pass SQLite's own check.
+    """
+    schema = catalogue.load(catalogue.CLUSTER, "latest")
+    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
+        db.executescript(catalogue.frozen_text(catalogue.CLUSTER, "latest"))
+        with transaction(db):
+            for name, rows in tables.items():
+                marks = ", ".join("?" * len(schema.tables[name].columns))
+                db.executemany(f"INSERT INTO {quoted(name)} VALUES ({marks})", rows)
+            fill_run(db, facts, anomalies)
+        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
+        if verdict != "ok":
+            raise StoreError(
+                f"{path} is damaged after writing: {verdict}", slug="damaged-after-writing"
+            )

@@ -1,29 +1,24 @@
-"""Writes an msprof database of any revision from columns; it appears only when complete.
-
-Write the summary of a cluster's run.
-"""
+"""Writes an msprof database of any revision from columns; it appears only when complete."""
 
 from __future__ import annotations
 
 import json
 import os
 import sqlite3
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
-from types import MappingProxyType
-from typing import Any
 
 from unified_prof.base.columns import Column, Ledger
 from unified_prof.base.text import storable
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import ALWAYS_PRESENT, MSPROF, REVISION_ROW
-from unified_prof.sqlite import batches, skyline_writer, statements, views
-from unified_prof.sqlite.atomic import AtomicFile, replacing
+from unified_prof.sqlite import batches, statements, views
+from unified_prof.sqlite.atomic import AtomicFile
 from unified_prof.sqlite.batches import Source, StringPool
 from unified_prof.sqlite.inserts import SharedFile
-from unified_prof.sqlite.statements import Block, open_unfinished, quoted, transaction
+from unified_prof.sqlite.statements import Block
 from unified_prof.sqlite.table_writer import TableWriter
 from unified_prof.sqlite.views import Layout
 
@@ -315,39 +310,3 @@ class ReportWriter(Block):
             self._shared = None
         if self._file is not None:
             self._file.discard()
-
-
-def write(
-    path: Path,
-    tables: Mapping[str, Iterable[tuple[Any, ...]]],
-    facts: Mapping[str, str | None],
-    anomalies: Mapping[str, tuple[int, str]] = MappingProxyType({}),
-    *,
-    overwrite: bool = False,
-) -> None:
-    """Write all tables of a summary; rows have the columns of the schema in its order.
-
-    Args:
-        path: Where it will lie; appears only when complete.
-        tables: Table -> rows.
-        facts: Rows of UPROF_RUN.
-        anomalies: Rows of UPROF_ANOMALIES.
-        overwrite: Whether an existing file may be replaced.
-
-    Raises:
-        OutputError: `path` exists or cannot be written.
-        StoreError: the file written does not pass SQLite's own check.
-    """
-    schema = catalogue.load(catalogue.CLUSTER, "latest")
-    with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
-        db.executescript(catalogue.frozen_text(catalogue.CLUSTER, "latest"))
-        with transaction(db):
-            for name, rows in tables.items():
-                marks = ", ".join("?" * len(schema.tables[name].columns))
-                db.executemany(f"INSERT INTO {quoted(name)} VALUES ({marks})", rows)
-            skyline_writer.fill_run(db, facts, anomalies)
-        verdict = db.execute("PRAGMA quick_check(1)").fetchone()[0]
-        if verdict != "ok":
-            raise StoreError(
-                f"{path} is damaged after writing: {verdict}", slug="damaged-after-writing"
-            )

@@ -12,8 +12,8 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.model import Row
-from unified_prof.report import text
-from unified_prof.report.formats import Request
+from unified_prof.report import terminal
+from unified_prof.report.formats import ReportRequest
 
 US = 1000
 
@@ -174,4 +174,4 @@ def test_the_headline_says_what_a_launch_delay_is(
             start = called + delay * US
             device.task(start, start + US, connection=number + 1, kernel=("k", "K"))
     with open_reports(path) as opened:
-        assert f"launch delay  {words}" in text.produce_text(opened, Request())
+        assert f"launch delay  {words}" in terminal.produce_text(opened, ReportRequest())

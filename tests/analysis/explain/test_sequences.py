@@ -82,4 +82,4 @@ def test_without_operations_it_says_so(path: Path) -> None:
 
 def test_each_name_of_a_sequence_is_shortened() -> None:
     long = "void at::native::add<float>(int, float*) x2"
-    assert names.shown([f"{long} → {long}"]) == ("add x2 → add x2",)
+    assert names.readable_names([f"{long} → {long}"]) == ("add x2 → add x2",)

@@ -12,8 +12,8 @@ import pytest
 from tests.analysis.builders import UPROF_TABLES, Device
 from tests.analysis.test_skyline import summary_of
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import chrome_trace, markdown, page
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page, renderers, viewer_traces
+from unified_prof.report.formats import ReportRequest
 
 Records = list[tuple[str, int, int]]
 """Component, bytes, device."""
@@ -76,8 +76,12 @@ def test_of_gpus_nothing_is_called_as_on_ascend(tmp_path: Path, decoder: str) ->
         ("reserved (torch's allocator)", "host"),
     }
     with open_reports(path) as opened:
-        shown = markdown.produce_json(opened, Request()) + page.produce_page(opened, Request())
-        chrome_trace.write(tmp_path / "trace.json", [("", one) for one in opened.analyses])
+        shown = renderers.produce_json(opened, ReportRequest()) + html_page.produce_page(
+            opened, ReportRequest()
+        )
+        viewer_traces.write_chrome_trace(
+            tmp_path / "trace.json", [("", one) for one in opened.analyses]
+        )
     trace = (tmp_path / "trace.json").read_text()
     for text in (shown, trace):
         assert "torch's allocator" in text

@@ -13,11 +13,11 @@ from tests.analysis.test_skyline import breakdown_of, by_name
 from unified_prof.base.vocabulary import group_hash
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import markdown, text
-from unified_prof.report import markdown as csv_text
-from unified_prof.report import markdown as json_text
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report import renderers, terminal
+from unified_prof.report import renderers as csv_text
+from unified_prof.report import renderers as json_text
+from unified_prof.report.formats import ReportRequest
 
 TP = {"group_name": "tp", "group_rank": 0, "global_ranks": [0, 1]}
 DP = {"group_name": "dp", "group_rank": 0, "global_ranks": [0, 2]}
@@ -69,14 +69,14 @@ def test_time_is_divided_by_group(two_groups: Path) -> None:
 
 def test_every_format_shows_the_group(two_groups: Path) -> None:
     with open_reports(two_groups) as opened:
-        (report,) = json.loads(json_text.produce_json(opened, Request()))["reports"]
+        (report,) = json.loads(json_text.produce_json(opened, ReportRequest()))["reports"]
         by_operation = [
-            text.produce_text(opened, Request()),
-            markdown.produce_markdown(opened, Request()),
+            terminal.produce_text(opened, ReportRequest()),
+            renderers.produce_markdown(opened, ReportRequest()),
         ]
-        by_operation.append(csv_text.produce_csv(opened, Request()))
-        by_group = text.produce_text(opened, Request(by="group"))
-        page = html.produce_page(opened, Request())
+        by_operation.append(csv_text.produce_csv(opened, ReportRequest()))
+        by_group = terminal.produce_text(opened, ReportRequest(by="group"))
+        page = html.produce_page(opened, ReportRequest())
         (analysis,) = opened.analyses
         timeline = analysis.timeline()
         traced = {label for track in analysis.tracks() for label in track.labels}

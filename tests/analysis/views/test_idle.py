@@ -17,11 +17,11 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.idle import REASONS, WhyIdle, is_input, is_synchronising
 from unified_prof.recording.model import Row
-from unified_prof.report import markdown, text
-from unified_prof.report import markdown as csv_text
-from unified_prof.report import markdown as json_text
-from unified_prof.report import page as html
-from unified_prof.report.formats import Request
+from unified_prof.report import html_page as html
+from unified_prof.report import renderers, terminal
+from unified_prof.report import renderers as csv_text
+from unified_prof.report import renderers as json_text
+from unified_prof.report.formats import ReportRequest
 
 
 def _launch(
@@ -218,12 +218,12 @@ def test_each_step_has_its_own_reasons(tmp_path: Path) -> None:
 
 def test_formats_say_the_same(tmp_path: Path) -> None:
     with open_reports(_two_steps(tmp_path / "a.db")) as opened:
-        shown = text.produce_text(opened, Request())
-        by_idle = text.produce_text(opened, Request(by="idle"))
-        table = csv_text.produce_csv(opened, Request(by="idle"))
-        marked = markdown.produce_markdown(opened, Request(by="idle"))
-        (report,) = json.loads(json_text.produce_json(opened, Request()))["reports"]
-        page = html.produce_page(opened, Request())
+        shown = terminal.produce_text(opened, ReportRequest())
+        by_idle = terminal.produce_text(opened, ReportRequest(by="idle"))
+        table = csv_text.produce_csv(opened, ReportRequest(by="idle"))
+        marked = renderers.produce_markdown(opened, ReportRequest(by="idle"))
+        (report,) = json.loads(json_text.produce_json(opened, ReportRequest()))["reports"]
+        page = html.produce_page(opened, ReportRequest())
     told = "waiting for the host 1.15 µs (67.6 %); launched, not yet begun 550 ns (32.4 %)"
     assert told in shown
     assert "launch delay" in shown

@@ -93,10 +93,10 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     """Return a table of all steps for people."""
     from unified_prof.report import names
     from unified_prof.report.tables import Column
-    from unified_prof.report.terminal import Page
+    from unified_prof.report.terminal import TerminalPage
 
     def time(value: float | None) -> str:
-        return names.NOT_MEASURED if value is None else names.duration(value)
+        return names.NOT_MEASURED if value is None else names.format_duration(value)
 
     rows = list(judged.values())
     columns = [
@@ -117,7 +117,7 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
                 is_prose=True,
             ),
         ]
-    page = Page(width=None, color=False)
+    page = TerminalPage(width=None, color=False)
     page.table(columns)
     return page.text().splitlines()
 
@@ -140,9 +140,9 @@ def _told(
 
 
 def _line(check: Check) -> str:
-    from unified_prof.report.comparison import values
+    from unified_prof.report.comparison import check_values
 
-    return f"{check.metric}: {values(check)}: {check.reason}"
+    return f"{check.metric}: {check_values(check)}: {check.reason}"
 
 
 def _medians(verdict: Verdict) -> tuple[float, float] | None:

@@ -15,14 +15,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow
-from unified_prof.cluster.stored import PARTS, Finding, Rank
+from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, RankRecord
 from unified_prof.compare.confidence import Between, Sample
 from unified_prof.compare.gate import Check, Limits, Verdict, judge
 from unified_prof.errors import UsageError
 
-Metric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]
-METRICS: tuple[Metric, ...] = get_args(Metric)
-By = Literal["stage", "role", "rank"]
+GateMetric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]
+GATE_METRICS: tuple[GateMetric, ...] = get_args(GateMetric)
+PairBy = Literal["stage", "role", "rank"]
 
 _BY_STEPS = Between(unknown=1.0)
 """A run of many machines is judged by its steps: their common disturbances are in its samples."""
@@ -31,7 +31,7 @@ Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class QuantityPair:
     """One quantity on both sides; None where a side has none."""
 
     base: float | None
@@ -55,8 +55,8 @@ class RoleChange:
     role: str
     base_ranks: int
     new_ranks: int
-    span_ns: Pair
-    parts: dict[str, Pair]
+    span_ns: QuantityPair
+    parts: dict[str, QuantityPair]
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +69,10 @@ class CollectiveChange:
     base_size: int | None
     """Members of such a group."""
     new_size: int | None
-    per_step: Pair
-    transfer_ns: Pair
-    wait_ns: Pair
-    bus_gb_per_s: Pair
+    per_step: QuantityPair
+    transfer_ns: QuantityPair
+    wait_ns: QuantityPair
+    bus_gb_per_s: QuantityPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,8 +83,8 @@ class LinkChange:
     across_hosts: bool | None
     base_links: int
     new_links: int
-    gb_per_s: Pair
-    slowest_gb_per_s: Pair
+    gb_per_s: QuantityPair
+    slowest_gb_per_s: QuantityPair
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,29 +94,31 @@ class OperationChange:
     stage: str
     """`all` where the runs have different stages."""
     name: str
-    count: Pair
-    time_ns: Pair
+    count: QuantityPair
+    time_ns: QuantityPair
 
 
 @dataclass(frozen=True, slots=True)
-class Difference:
+class ClusterDifference:
     """What changed from one run to another."""
 
     base: Overview
     new: Overview
-    step: dict[str, Pair]
+    step: dict[str, QuantityPair]
     """`span_ns` and PARTS of the mean step."""
     roles: tuple[RoleChange, ...]
     collectives: tuple[CollectiveChange, ...]
     links: tuple[LinkChange, ...]
     operations: tuple[OperationChange, ...]
     """What lost most first."""
-    new_findings: tuple[Finding, ...]
-    gone_findings: tuple[Finding, ...]
-    kept_findings: tuple[Finding, ...]
+    new_findings: tuple[FindingRecord, ...]
+    gone_findings: tuple[FindingRecord, ...]
+    kept_findings: tuple[FindingRecord, ...]
 
 
-def diff(base: Overview, new: Overview, *, by: By = "stage") -> Difference:
+def compare_cluster_runs(
+    base: Overview, new: Overview, *, by: PairBy = "stage"
+) -> ClusterDifference:
     """Compare two runs.
 
     Raises:
@@ -127,10 +129,13 @@ def diff(base: Overview, new: Overview, *, by: By = "stage") -> Difference:
             raise UsageError(f"{one.run.path} has no steps to compare", slug="no-steps")
     known = {_identity(one) for one in base.run.findings}
     now = {_identity(one) for one in new.run.findings}
-    return Difference(
+    return ClusterDifference(
         base,
         new,
-        {name: Pair(base.whole[name], new.whole[name]) for name in ("span_ns", *PARTS)},
+        {
+            name: QuantityPair(base.whole[name], new.whole[name])
+            for name in ("span_ns", *STEP_PARTS)
+        },
         tuple(_roles(base, new, by)),
         tuple(_collectives(base, new)),
         tuple(_links(base, new)),
@@ -141,23 +146,25 @@ def diff(base: Overview, new: Overview, *, by: By = "stage") -> Difference:
     )
 
 
-def gate(base: Overview, new: Overview, metrics: Sequence[str], limits: Limits) -> Verdict:
+def gate_cluster_run(
+    base: Overview, new: Overview, metrics: Sequence[str], limits: Limits
+) -> Verdict:
     """Judge one run against another, by what each step of it took.
 
     Raises:
         UsageError: a metric that does not exist, or none at all; a run has no steps.
     """
-    unknown = [one for one in metrics if one not in METRICS]
+    unknown = [one for one in metrics if one not in GATE_METRICS]
     if unknown or not metrics:
         said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
-        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
+        raise UsageError(said, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:
             raise UsageError(f"{one.run.path} has no steps to judge by", slug="no-steps")
     return Verdict(tuple(_check(base, new, one, limits) for one in metrics), limits)
 
 
-def samples(overview: Overview, metric: str) -> NDArray[np.float64]:
+def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
     """Return what each step says of a metric, in their order.
 
     `step` is how long it took the rank that took longest, `slowest-rank` the kernels of the rank
@@ -196,11 +203,11 @@ def _imbalance(overview: Overview) -> NDArray[np.float64]:
 def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
     unit: Literal["ns", "x"] = "x" if metric == "imbalance" else "ns"
     sides = (str(base.run.path), str(new.run.path))
-    before, after = (Sample.of(samples(one, metric)) for one in (base, new))
+    before, after = (Sample.of(metric_samples(one, metric)) for one in (base, new))
     return judge(metric, before, after, unit, limits, sides, _BY_STEPS)
 
 
-def role_of(rank: Rank, by: By) -> str:
+def rank_role(rank: RankRecord, by: PairBy) -> str:
     """Return what a rank does, in words."""
     if by == "rank":
         return f"rank {rank.rank}"
@@ -208,13 +215,13 @@ def role_of(rank: Rank, by: By) -> str:
     return stage if by == "stage" or rank.dp is None else f"{stage}, data rank {rank.dp}"
 
 
-def _roles(base: Overview, new: Overview, by: By) -> Iterable[RoleChange]:
+def _roles(base: Overview, new: Overview, by: PairBy) -> Iterable[RoleChange]:
     before, after = (
-        _by(_with_steps(one), lambda row: role_of(row.rank, by)) for one in (base, new)
+        _by(_with_steps(one), lambda row: rank_role(row.rank, by)) for one in (base, new)
     )
     for role, olds, news in _paired(before, after):
         spans = _pair(olds, news, lambda row: row.span_ns)
-        parts = {name: _part(olds, news, name) for name in PARTS}
+        parts = {name: _part(olds, news, name) for name in STEP_PARTS}
         yield RoleChange(role, len(olds), len(news), spans, parts)
 
 
@@ -252,8 +259,8 @@ def _links(base: Overview, new: Overview) -> Iterable[LinkChange]:
             across,
             len(olds),
             len(news),
-            Pair(*(median(found) if found else None for found in rates)),
-            Pair(*(min(found, default=None) for found in rates)),
+            QuantityPair(*(median(found) if found else None for found in rates)),
+            QuantityPair(*(min(found, default=None) for found in rates)),
         )
 
 
@@ -264,8 +271,8 @@ def _operations(base: Overview, new: Overview) -> Iterable[OperationChange]:
         old, now = before.get(key), after.get(key)
         yield OperationChange(
             *key,
-            Pair(old and old[0], now and now[0]),
-            Pair(old and old[1], now and now[1]),
+            QuantityPair(old and old[0], now and now[0]),
+            QuantityPair(old and old[1], now and now[1]),
         )
 
 
@@ -313,12 +320,12 @@ def _paired(
         yield key, before.get(key, []), after.get(key, [])
 
 
-def _pair(olds: list[Row], news: list[Row], value: Callable[[Row], float | None]) -> Pair:
+def _pair(olds: list[Row], news: list[Row], value: Callable[[Row], float | None]) -> QuantityPair:
     """Return the means of a figure on both sides."""
-    return Pair(_mean(map(value, olds)), _mean(map(value, news)))
+    return QuantityPair(_mean(map(value, olds)), _mean(map(value, news)))
 
 
-def _part(olds: list[RankRow], news: list[RankRow], name: str) -> Pair:
+def _part(olds: list[RankRow], news: list[RankRow], name: str) -> QuantityPair:
     return _pair(olds, news, lambda row: row.parts[name])
 
 
@@ -327,6 +334,6 @@ def _mean(values: Iterable[float | None]) -> float | None:
     return sum(known) / len(known) if known else None
 
 
-def _identity(one: Finding) -> tuple[object, ...]:
+def _identity(one: FindingRecord) -> tuple[object, ...]:
     """Return what makes a finding the same in two runs."""
     return one.kind, one.ranks, one.hosts if not one.ranks else (), one.links

@@ -23,18 +23,18 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import StoreError, UsageError
 
-VERSION = 2
+PARTIAL_VERSION = 2
 """Part of the files' names: partials of another version are made anew."""
 
 Ints = NDArray[np.int64]
 Columns = Mapping[str, Ints]
 
-NONE = -1
+NO_VALUE = -1
 """In columns of non-negative numbers: not known, or none."""
 
 # The parts and their columns, all int64 in memory. `kind`, `name` and `module` are numbers of
 # texts in the file's metadata.
-COMMUNICATION = (
+COMMUNICATION_COLUMNS = (
     *("group", "kind", "seq", "start", "end", "bytes", "peer", "move", "step"),
     *("covered",),
 )
@@ -42,14 +42,14 @@ COMMUNICATION = (
 transfers: and peer); `move` is the time in which data moved, `covered` is how much of it kernels
 cover."""
 
-MARKS = ("time", "op", "what", "lead", "busy", "tail", "kernels")
+MARK_COLUMNS = ("time", "op", "what", "lead", "busy", "tail", "kernels")
 """The rank's timeline, cut where communication or a step begins or ends: of the stretch from here
 to the next mark, the time before the first kernel, with kernels, after the last one."""
-START, END, STEP = 0, 1, 2
+MARK_START, MARK_END, MARK_STEP = 0, 1, 2
 
-STEPS = ("step", "start", "end", "compute", "communication", "exposed", "idle", "input")
-KERNELS = ("step", "name", "module", "n", "total", "min", "max")
-LINKS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
+STEP_COLUMNS = ("step", "start", "end", "compute", "communication", "exposed", "idle", "input")
+KERNEL_COLUMNS = ("step", "name", "module", "n", "total", "min", "max")
+LINK_COLUMNS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
 """Parts of collectives from rank to rank; the rates are bytes/s."""
 
 OPERATIONS_IN_MEMORY = 4_000_000
@@ -57,17 +57,17 @@ OPERATIONS_IN_MEMORY = 4_000_000
 
 _ROWS_OF_THEIR_OWN = 4096
 
-PARTS: Mapping[str, tuple[str, ...]] = {
-    "communication": COMMUNICATION,
-    "marks": MARKS,
-    "steps": STEPS,
-    "kernels": KERNELS,
-    "links": LINKS,
+PARTIAL_PARTS: Mapping[str, tuple[str, ...]] = {
+    "communication": COMMUNICATION_COLUMNS,
+    "marks": MARK_COLUMNS,
+    "steps": STEP_COLUMNS,
+    "kernels": KERNEL_COLUMNS,
+    "links": LINK_COLUMNS,
 }
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class RankGroup:
     """A communicator that the rank takes part in."""
 
     name: str
@@ -76,7 +76,7 @@ class Group:
     title: str
     ranks: tuple[int, ...]
     """Global ranks by their place; empty: not told."""
-    size: int = NONE
+    size: int = NO_VALUE
     """How many they are, where that is known without their numbers."""
 
 
@@ -104,7 +104,7 @@ class Partial:
     """One rank's columns."""
 
     facts: RankFacts
-    groups: tuple[Group, ...]
+    groups: tuple[RankGroup, ...]
     kinds: tuple[str, ...]
     names: tuple[str, ...]
     modules: tuple[str, ...]
@@ -119,7 +119,7 @@ class Partial:
     def __reduce__(self) -> tuple[Any, ...]:
         """Go to other processes as one block of numbers, not as one a column."""
         texts = (self.facts, self.groups, self.kinds, self.names, self.modules, self.until)
-        parts = [(getattr(self, part), columns) for part, columns in PARTS.items()]
+        parts = [(getattr(self, part), columns) for part, columns in PARTIAL_PARTS.items()]
         sizes = [len(part[columns[0]]) for part, columns in parts]
         block = np.concatenate([part[name] for part, columns in parts for name in columns])
         return _from_block, (texts, sizes, block)
@@ -128,7 +128,7 @@ class Partial:
 def _from_block(texts: tuple[Any, ...], sizes: list[int], block: Ints) -> Partial:
     found: dict[str, dict[str, Ints]] = {}
     begin = 0
-    for (part, columns), size in zip(PARTS.items(), sizes, strict=True):
+    for (part, columns), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
         found[part] = {}
         for name in columns:
             found[part][name] = block[begin : begin + size]
@@ -137,15 +137,15 @@ def _from_block(texts: tuple[Any, ...], sizes: list[int], block: Ints) -> Partia
     return Partial(facts, groups, kinds, names, modules, until=until, **found)
 
 
-_FACTS, _GROUP = fields(RankFacts), fields(Group)
+_FACTS, _GROUP = fields(RankFacts), fields(RankGroup)
 
 
-def empty(part: str) -> dict[str, Ints]:
+def empty_columns(part: str) -> dict[str, Ints]:
     """Return the columns of a part without rows."""
-    return {name: np.empty(0, np.int64) for name in PARTS[part]}
+    return {name: np.empty(0, np.int64) for name in PARTIAL_PARTS[part]}
 
 
-def first_steps(partial: Partial, operations: int) -> Partial:
+def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
     """Return a rank's first steps, with so many operations at most, but one step at least.
 
     What is summed up by step stays whole; `until` is the last step that is there.
@@ -166,18 +166,18 @@ def first_steps(partial: Partial, operations: int) -> Partial:
     )
 
 
-def written(partial: Partial) -> bytes:
+def partial_to_parquet(partial: Partial) -> bytes:
     """Return the Parquet file of a partial.
 
     Raises:
         UsageError: pyarrow is not installed.
     """
     arrow, parquet = _pyarrow()
-    sizes = [len(getattr(partial, part)[columns[0]]) for part, columns in PARTS.items()]
+    sizes = [len(getattr(partial, part)[columns[0]]) for part, columns in PARTIAL_PARTS.items()]
     rows = sum(sizes)
     begin = 0
     merged: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
-    for (part, names), size in zip(PARTS.items(), sizes, strict=True):
+    for (part, names), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
         for name in names:
             if name not in merged:
                 merged[name] = (np.zeros(rows, np.int64), np.ones(rows, bool))
@@ -185,7 +185,7 @@ def written(partial: Partial) -> bytes:
             values[begin : begin + size] = getattr(partial, part)[name]
             absent[begin : begin + size] = False
         begin += size
-    part_of_rows = np.repeat(np.arange(len(PARTS), dtype=np.int8), sizes)
+    part_of_rows = np.repeat(np.arange(len(PARTIAL_PARTS), dtype=np.int8), sizes)
     titles, arrays = ["part"], [arrow.array(part_of_rows)]
     for name, (values, absent) in merged.items():
         titles.append(name)
@@ -209,7 +209,7 @@ def written(partial: Partial) -> bytes:
     return bytes(sink.getvalue())
 
 
-def read(data: bytes, name: str) -> Partial:
+def partial_from_parquet(data: bytes, name: str) -> Partial:
     """Return the partial that a Parquet file holds.
 
     Raises:
@@ -221,16 +221,16 @@ def read(data: bytes, name: str) -> Partial:
         file = parquet.ParquetFile(arrow.BufferReader(data))
         metadata = file.metadata
         about = json.loads((metadata.metadata or {})[b"uprof"])
-        if about["version"] != VERSION:
+        if about["version"] != PARTIAL_VERSION:
             raise StoreError(
-                f"{name} is a partial of version {about['version']}, not {VERSION}",
+                f"{name} is a partial of version {about['version']}, not {PARTIAL_VERSION}",
                 slug="other-version",
             )
         if metadata.num_row_groups == 1:
-            return _partial(_parts(file, PARTS), about)
+            return _partial(_parts(file, PARTIAL_PARTS), about)
         # Each part without the columns that only others have.
         return _partial(
-            {name: found for part in PARTS for name, found in _parts(file, [part]).items()},
+            {name: found for part in PARTIAL_PARTS for name, found in _parts(file, [part]).items()},
             about,
         )
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
@@ -239,7 +239,7 @@ def read(data: bytes, name: str) -> Partial:
         ) from err
 
 
-def communication(data: bytes, name: str) -> Columns:
+def read_communication(data: bytes, name: str) -> Columns:
     """Return the communication that a Parquet file holds, and nothing else of it.
 
     Raises:
@@ -257,7 +257,7 @@ def communication(data: bytes, name: str) -> Columns:
 
 def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
     """Read some parts of a file, and no row groups and columns that these have nothing in."""
-    numbers = {number for number, part in enumerate(PARTS) if part in wanted}
+    numbers = {number for number, part in enumerate(PARTIAL_PARTS) if part in wanted}
     groups = []
     for number in range(file.metadata.num_row_groups):
         told = file.metadata.row_group(number).column(0).statistics  # of `part`
@@ -268,13 +268,15 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
         ):
             groups.append(number)
     # A slice keeps all of its column in memory, with the empty cells of other parts.
-    is_mixed = len(wanted) == len(PARTS)
+    is_mixed = len(wanted) == len(PARTIAL_PARTS)
     if not is_mixed:
-        columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTS[part])]
+        columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
         table = file.read_row_groups(groups, columns=columns, use_threads=False)
     else:
         table = file.read_row_groups(groups, use_threads=False)
-    edges = np.searchsorted(table.column("part").to_numpy(), np.arange(len(PARTS) + 1)).tolist()
+    edges = np.searchsorted(
+        table.column("part").to_numpy(), np.arange(len(PARTIAL_PARTS) + 1)
+    ).tolist()
     return {
         part: {
             name: table.column(name)
@@ -283,14 +285,16 @@ def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
             .astype(np.int64, copy=is_mixed)
             for name in columns
         }
-        for (part, columns), begin, end in zip(PARTS.items(), edges[:-1], edges[1:], strict=True)
+        for (part, columns), begin, end in zip(
+            PARTIAL_PARTS.items(), edges[:-1], edges[1:], strict=True
+        )
         if part in wanted
     }
 
 
 def _about(partial: Partial) -> dict[str, Any]:
     return {
-        "version": VERSION,
+        "version": PARTIAL_VERSION,
         "facts": {one.name: getattr(partial.facts, one.name) for one in _FACTS},
         "groups": [
             {one.name: getattr(group, one.name) for one in _GROUP} for group in partial.groups
@@ -307,7 +311,7 @@ def _partial(parts: Mapping[str, Columns], about: Mapping[str, Any]) -> Partial:
     return Partial(
         facts=RankFacts(**facts),
         groups=tuple(
-            Group(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"]
+            RankGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"]
         ),
         kinds=tuple(about["kinds"]),
         names=tuple(about["names"]),
@@ -332,7 +336,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 
 @dataclass(frozen=True, slots=True)
-class Where:
+class PartialSource:
     """Where a rank's columns come from."""
 
     file: str | None = None
@@ -340,7 +344,7 @@ class Where:
 
 
 @dataclass(frozen=True, slots=True)
-class Unread:
+class UnreadableRecording:
     """A recording that could not be read."""
 
     file: str
@@ -351,21 +355,25 @@ class Unread:
     """What to do about that; a summary does not keep it."""
 
 
-FILE_NAME = "cluster.sqlite"
+SUMMARY_FILE_NAME = "cluster.sqlite"
 """Name of the summary in a run's folder."""
-PARTIALS = "partials"
+PARTIALS_DIRECTORY = "partials"
 """The folder of partials in a run's folder."""
 
 
-def is_run(path: Path) -> bool:
+def is_run_directory(path: Path) -> bool:
     """Whether a path is the folder of a summed-up run, by the file that it has."""
-    return path.is_dir() and (path / FILE_NAME).is_file()
+    return path.is_dir() and (path / SUMMARY_FILE_NAME).is_file()
 
 
-def hint_of_begun(path: Path) -> str | None:
+def completion_hint(path: Path) -> str | None:
     """Return what completes a run that has partials and no summary; None: it is no such folder."""
-    partials = path / PARTIALS
-    if is_run(path) or not partials.is_dir() or next(partials.glob("*.parquet"), None) is None:
+    partials = path / PARTIALS_DIRECTORY
+    if (
+        is_run_directory(path)
+        or not partials.is_dir()
+        or next(partials.glob("*.parquet"), None) is None
+    ):
         return None
     return (
         f"{path} is a run that was not completed; what made it goes on: "

@@ -3,6 +3,8 @@
 What formats of traces have in common: their parts, and what becomes of damaged reports.
 
 A recording in Chrome's JSON trace format, for chrome://tracing and other old viewers.
+
+A recording as a Perfetto trace, for ui.perfetto.dev, through the perfetto package's builder.
 """
 
 from __future__ import annotations
@@ -14,15 +16,15 @@ from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
-from typing import IO
+from typing import IO, Any
 
-from unified_prof.errors import StoreError
+from unified_prof.errors import StoreError, UsageError
 from unified_prof.explain.report_questions import Analysis, OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
 
 
-def events(track: Track) -> Iterator[tuple[int, int, bool]]:
+def slice_events(track: Track) -> Iterator[tuple[int, int, bool]]:
     """Yield (time_ns, slice, begins) in order of time, inner slices between their outer's."""
     open_slices: list[int] = []
     start_ns, end_ns = track.start_ns.tolist(), track.end_ns.tolist()
@@ -37,13 +39,13 @@ def events(track: Track) -> Iterator[tuple[int, int, bool]]:
         yield end_ns[ended], ended, False
 
 
-def category_slices(track: Track, index: int) -> str:
+def slice_category(track: Track, index: int) -> str:
     """Return a slice's category."""
     return track.category[index] if len(track.category) > 1 else track.category[0]
 
 
 @dataclass(slots=True)
-class Written:
+class TraceContents:
     """What a trace file holds."""
 
     tracks: int = 0
@@ -52,10 +54,10 @@ class Written:
     counters: int = 0
 
 
-Lose = Callable[[OverTime, StoreError], None]
+OnUnreadable = Callable[[OverTime, StoreError], None]
 
 
-class WithPath:
+class WithCriticalPath:
     """A report with the track of its critical path in front."""
 
     def __init__(self, analysis: Analysis) -> None:
@@ -89,11 +91,13 @@ class TraceWriter(ABC):
     """Writes reports into one trace."""
 
     def __init__(self) -> None:
-        self.written = Written()
+        self.written = TraceContents()
         self._flow_base = 0
         """Number after which those of the report's arrows begin."""
 
-    def write(self, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None) -> Written:
+    def write(
+        self, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None
+    ) -> TraceContents:
         """Write each report, under a prefix for the names of its groups; return what there is.
 
         What is damaged ends only itself, if somebody is to be told of it.
@@ -126,9 +130,9 @@ class TraceWriter(ABC):
         """Write a counter with its values."""
 
 
-def write(
-    path: Path, analyses: Iterable[tuple[str, OverTime]], lose: Lose | None = None
-) -> Written:
+def write_chrome_trace(
+    path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
+) -> TraceContents:
     """Write analyses, each under a prefix for the names of its groups, as one trace.
 
     Times are microseconds since the first event, which `baseTimeNanoseconds` gives: as numbers of
@@ -140,7 +144,7 @@ def write(
     with path.open("w", encoding="utf-8", newline="\n") as file:
         head = {"displayTimeUnit": "ns", "baseTimeNanoseconds": base_ns}
         file.write(f'{json.dumps(head)[:-1]}, "traceEvents": [\n')
-        written = _Writer(file, base_ns).write(analyses, lose)
+        written = _ChromeWriter(file, base_ns).write(analyses, lose)
         file.write("\n]}\n")
         return written
 
@@ -155,7 +159,7 @@ def _first_ns(analysis: OverTime) -> int | None:
     return min(times, default=None)
 
 
-class _Writer(TraceWriter):
+class _ChromeWriter(TraceWriter):
     """Writes one event a line; processes and threads are numbered in order of first use."""
 
     def __init__(self, file: IO[str], base_ns: int) -> None:
@@ -171,7 +175,7 @@ class _Writer(TraceWriter):
         self._tracks += 1
         thread = self._tracks
         place = f'"pid": {group}, "tid": {thread}'
-        self._event(f'"ph": "M", {place}, "name": "thread_name", {_named(track.name)}')
+        self._event(f'"ph": "M", {place}, "name": "thread_name", {_metadata_event(track.name)}')
         self._event(
             f'"ph": "M", {place}, "name": "thread_sort_index", "args": {{"sort_index": {thread}}}'
         )
@@ -188,7 +192,7 @@ class _Writer(TraceWriter):
             strict=True,
         )
         for index, (start, end, label, flow_in, first, count) in enumerate(columns):
-            category = json.dumps(category_slices(track, index))
+            category = json.dumps(slice_category(track, index))
             at = f'{place}, "ts": {self._us(start)}'
             duration = _thousandth(end - start)
             self._event(
@@ -216,7 +220,9 @@ class _Writer(TraceWriter):
     def _group(self, name: str) -> int:
         if name not in self._groups:
             number = self._groups[name] = len(self._groups) + 1
-            self._event(f'"ph": "M", "pid": {number}, "name": "process_name", {_named(name)}')
+            self._event(
+                f'"ph": "M", "pid": {number}, "name": "process_name", {_metadata_event(name)}'
+            )
         return self._groups[name]
 
     def _us(self, time_ns: int) -> str:
@@ -227,7 +233,7 @@ class _Writer(TraceWriter):
         self._separator = ",\n"
 
 
-def _named(name: str) -> str:
+def _metadata_event(name: str) -> str:
     return f'"args": {{"name": {json.dumps(name)}}}'
 
 
@@ -235,3 +241,128 @@ def _thousandth(value: int) -> str:
     """Return a whole number of nanoseconds as decimal microseconds, exactly."""
     sign = "-" if value < 0 else ""
     return f"{sign}{abs(value) // 1000}.{abs(value) % 1000:03d}"
+
+
+_SEQUENCE = 1
+# TrackEvent.Type and TracePacket.SequenceFlags.
+_SLICE_BEGIN, _SLICE_END, _COUNTER = 1, 2, 4
+_STATE_CLEARED, _NEEDS_STATE = 1, 2
+
+
+def write_perfetto_trace(
+    path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
+) -> TraceContents:
+    """Write analyses, each under a prefix for the names of its groups, as one trace.
+
+    Args:
+        path: the file.
+        analyses: prefix and report.
+        lose: told of a report that turns out to be damaged, of which whole tracks are then
+            missing; None: that is an error.
+
+    Raises:
+        StoreError: a report is damaged and `lose` is None.
+        UsageError: the perfetto package is not installed.
+    """
+    try:
+        from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
+    except ImportError as err:
+        raise UsageError(
+            "a Perfetto trace needs the perfetto package",
+            hint="pip install 'unified-prof[trace]', or write a .json",
+            slug="missing-package",
+        ) from err
+    with path.open("wb") as file:
+        return _PerfettoWriter(StreamingTraceProtoBuilder(file)).write(analyses, lose)
+
+
+class _PerfettoWriter(TraceWriter):
+    """Writes packets one by one; names are interned, so that each is in the file once."""
+
+    def __init__(self, builder: Any) -> None:
+        super().__init__()
+        self._builder = builder
+        self._names: dict[str, int] = {}
+        self._categories: dict[str, int] = {}
+        self._groups: dict[str, int] = {}
+        self._uuid = 0
+        self._first = True
+
+    def _track(self, prefix: str, track: Track) -> None:
+        uuid = self._describe(prefix + track.group, track.name)
+        self.written.tracks += 1
+        self.written.slices += len(track)
+        label, flow_in = track.label.tolist(), track.flow_in.tolist()
+        first, count = track.flow_first.tolist(), track.flow_count.tolist()
+        for time_ns, index, begins in slice_events(track):
+            packet = self._packet(time_ns)
+            event = packet.track_event
+            event.track_uuid = uuid
+            if not begins:
+                event.type = _SLICE_END
+                self._builder.write_packet(packet)
+                continue
+            event.type = _SLICE_BEGIN
+            interned = packet.interned_data
+            name, kind = track.labels[label[index]], slice_category(track, index)
+            event.name_iid = _intern(self._names, name, interned.event_names)
+            event.category_iids.append(_intern(self._categories, kind, interned.event_categories))
+            if flow_in[index]:
+                event.terminating_flow_ids.append(self._flow_base + flow_in[index])
+                self.written.flows += 1
+            if count[index]:
+                begin = self._flow_base + first[index]
+                event.flow_ids.extend(range(begin, begin + count[index]))
+            self._builder.write_packet(packet)
+
+    def _counter(self, prefix: str, series: Series) -> None:
+        uuid = self._describe(prefix + series.device, series.name, unit=series.unit)
+        self.written.counters += 1
+        for time_ns, value in zip(series.time_ns.tolist(), series.value.tolist(), strict=True):
+            packet = self._packet(time_ns)
+            packet.track_event.type = _COUNTER
+            packet.track_event.track_uuid = uuid
+            packet.track_event.double_counter_value = value
+            self._builder.write_packet(packet)
+
+    def _describe(self, group: str, name: str, unit: str | None = None) -> int:
+        """Write the descriptor of a track (and of its group, the first time) and return its id."""
+        if group not in self._groups:
+            self._groups[group] = self._next_uuid()
+            packet = self._packet(None)
+            packet.track_descriptor.uuid = self._groups[group]
+            packet.track_descriptor.name = group
+            self._builder.write_packet(packet)
+        packet = self._packet(None)
+        descriptor = packet.track_descriptor
+        descriptor.uuid = self._next_uuid()
+        descriptor.parent_uuid = self._groups[group]
+        descriptor.name = name
+        if unit is not None:
+            descriptor.counter.unit_name = unit
+        self._builder.write_packet(packet)
+        return int(descriptor.uuid)
+
+    def _next_uuid(self) -> int:
+        self._uuid += 1
+        return self._uuid
+
+    def _packet(self, time_ns: int | None) -> Any:
+        packet = self._builder.create_packet()
+        packet.trusted_packet_sequence_id = _SEQUENCE
+        packet.sequence_flags = _NEEDS_STATE | (_STATE_CLEARED if self._first else 0)
+        self._first = False
+        if time_ns is not None:
+            packet.timestamp = time_ns
+        return packet
+
+
+def _intern(known: dict[str, int], text: str, new: Any) -> int:
+    """Return the id of a text; the first time it is added to the packet's new ones."""
+    number = known.get(text)
+    if number is None:
+        number = known[text] = len(known) + 1
+        entry = new.add()
+        entry.iid = number
+        entry.name = text
+    return number

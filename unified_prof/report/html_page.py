@@ -37,8 +37,13 @@ from unified_prof.recording.idle import IN_WORDS
 from unified_prof.recording.source import Coverage
 from unified_prof.report import heading, names, page_data, tables
 from unified_prof.report import names as words
-from unified_prof.report.figures import answers, as_document, collect, coverage_fields
-from unified_prof.report.formats import Request
+from unified_prof.report.figures import (
+    collect_figures,
+    coverage_fields,
+    figures_document,
+    readable_answers,
+)
+from unified_prof.report.formats import ReportRequest
 from unified_prof.report.page_data import SourceLines
 from unified_prof.report.tables import Column
 from unified_prof.version import VERSION
@@ -96,13 +101,13 @@ class InertPage:
 
     def left_out(self, count: int) -> None:
         """Say how many rows of a table are not shown."""
-        self.note(f"and {words.number(count)} more")
+        self.note(f"and {words.format_number(count)} more")
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table, of a long one the first rows."""
         count = max(len(column.cells) for column in columns)
         shown = [replace(column, cells=column.cells[:_ROWS]) for column in columns]
-        columns = tables.without_repetition(tables.readable(shown))
+        columns = tables.collapse_equal_rows(tables.with_readable_names(shown))
         heads = "".join(_head(column) for column in columns)
         rows = zip(*(column.cells for column in columns), strict=True)
         body = "".join(f"<tr>{''.join(map(_cell, columns, cells))}</tr>" for cells in rows)
@@ -134,7 +139,7 @@ class InertPage:
 
 
 def _line(text: str) -> str:
-    return escape(names.middle(printable(text), _LONGEST_LINE))
+    return escape(names.truncate_middle(printable(text), _LONGEST_LINE))
 
 
 def _head(column: Column) -> str:
@@ -144,7 +149,7 @@ def _head(column: Column) -> str:
 
 def _cell(column: Column, text: str) -> str:
     widest = _WIDEST_NAME * column.lines if column.is_cut else _LONGEST_LINE
-    shown = escape(names.middle(printable(text), widest))
+    shown = escape(names.truncate_middle(printable(text), widest))
     title = ""
     if column.is_cut and len(text) > widest:
         title = f' title="{_line(text)}"'
@@ -157,7 +162,7 @@ def _cell(column: Column, text: str) -> str:
     return f'<td{title} style="{look};{_SMALL}">{shown}</td>'
 
 
-def filled(
+def fill_page(
     title: str,
     styles: Iterable[str],
     scripts: Iterable[str],
@@ -234,15 +239,15 @@ _ROWS_HTML = 1000
 """Rows of a breakdown on the page; those beyond are the smallest."""
 
 
-def produce_page(opened: Opened, request: Request) -> str:
+def produce_page(opened: Opened, request: ReportRequest) -> str:
     """Return the reports as a page, what is missing first."""
-    reports = answers(opened, lambda analysis: _report(analysis, request, _blocks(opened)))
+    reports = readable_answers(opened, lambda analysis: _report(analysis, request, _blocks(opened)))
     return _page(reports, opened.coverage)
 
 
 def _blocks(opened: Opened) -> int:
     """Return the room of a timeline: ranks share what one report would have, down to a least."""
-    return max(page_data.BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
+    return max(page_data.MAX_TIMELINE_BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
 
 
 def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
@@ -250,39 +255,43 @@ def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
         "coverage": coverage_fields(coverage) | {"headline": coverage.headline},
         "reports": reports,
     }
-    return filled(reports[0]["title"] if reports else "uprof report", ("page.css",), _SCRIPTS, data)
+    return fill_page(
+        reports[0]["title"] if reports else "uprof report", ("page.css",), _SCRIPTS, data
+    )
 
 
-def _report(analysis: Analysis, request: Request, blocks: int) -> dict[str, Any]:
+def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str, Any]:
     """Return all that the page shows of one report."""
     bys = None if request.by is None else [request.by]
-    shown = collect(
+    shown = collect_figures(
         analysis,
         bys,
         sort=request.sort,
         top=request.top or _ROWS_HTML,
         statistics=request.statistics,
     )
-    (figures,) = as_document([shown])["reports"]
+    (figures,) = figures_document([shown])["reports"]
     for breakdown in figures["breakdowns"].values():
         rows = breakdown["rows"]
-        shown_names = names.within(names.shown([row["name"] for row in rows]), _NAME_LENGTH)
+        shown_names = names.truncate_names(
+            names.readable_names([row["name"] for row in rows]), _NAME_LENGTH
+        )
         breakdown["rows"] = [
             {name: value for name, value in row.items() if value is not None}
             | ({"short": short} if short != row["name"] else {})
             for row, short in zip(rows, shown_names, strict=True)
         ]
     for anomaly, found in zip(figures["anomalies"], shown.summary.anomalies, strict=True):
-        anomaly["words"] = heading.name(found.name)
-    trees = page_data.trees(analysis)
-    over_time = page_data.over_time(analysis, blocks)
+        anomaly["words"] = heading.anomaly_name(found.name)
+    trees = page_data.page_trees(analysis)
+    over_time = page_data.page_timeline(analysis, blocks)
     words = {by: {"title": KINDS[by].title, "detail": KINDS[by].detailed} for by in KINDS}
     report = {
         "figures": figures,
         "idle_words": dict(IN_WORDS),
-        "title": page_data.title(figures, over_time["began"]),
+        "title": page_data.page_title(figures, over_time["began"]),
         "words": words,
-        "units": page_data.units(one["counter"] for one in figures["pmu"]),
+        "units": page_data.counter_units(one["counter"] for one in figures["pmu"]),
         "trees": trees,
         **over_time,
     }
@@ -297,10 +306,10 @@ def _lines_shown(figures: dict[str, Any], trees: list[dict[str, Any]]) -> set[st
     return shown.union(*(tree["names"] for tree in trees if tree["kind"] == "line"))
 
 
-PERFETTO = "https://ui.perfetto.dev"
+PERFETTO_URL = "https://ui.perfetto.dev"
 
 
-def page(title: str, trace: str, size_bytes: int) -> str:
+def perfetto_opener_page(title: str, trace: str, size_bytes: int) -> str:
     """Return the page.
 
     Args:
@@ -308,7 +317,7 @@ def page(title: str, trace: str, size_bytes: int) -> str:
         trace: its name, in the folder of the page.
         size_bytes: how large it is.
     """
-    return filled(
+    return fill_page(
         f"{title} - uprof",
         ("page.css",),
         ("base.js", "frame.js", "perfetto.js", "opener.js"),

@@ -6,6 +6,8 @@ Evidence for causes that needs no other rank's waiting: kernels, gaps, input, by
 
 Every figure of a rank is compared with the median of the other ranks that do the same work, and
 what counts as unlike is judged by how far ranks usually lie apart in this very run.
+
+All there is to judge of a run, and what findings about it have in common: words, costs.
 """
 
 from __future__ import annotations
@@ -14,12 +16,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.cluster.matching import ClusterGroup, Matched
-from unified_prof.cluster.partial import NONE, Partial
+from unified_prof.cluster.matching import ClusterGroup, MatchedCollectives
+from unified_prof.cluster.rank_partial import NO_VALUE, Partial
+from unified_prof.cluster.replay import Replay, ReplayChange
+from unified_prof.cluster.waits import Waits
+from unified_prof.recording.model import Finding
 
 Floats = NDArray[np.float64]
 
@@ -41,13 +47,13 @@ def median_of_others(values: Floats) -> Floats:
     )
 
 
-def deviation(values: Floats) -> float:
+def robust_deviation(values: Floats) -> float:
     """Return the robust standard deviation around 0 of values that should be 0."""
     known = values[np.isfinite(values)]
     return _TO_DEVIATION * float(np.median(np.abs(known))) if len(known) else 0.0
 
 
-def farthest(count: int) -> float:
+def chance_limit(count: int) -> float:
     """Return how many deviations nothing but chance keeps among so many values.
 
     The most of `count` normal values lies at about sqrt(2 ln count); the deviation itself is an
@@ -58,11 +64,11 @@ def farthest(count: int) -> float:
 
 Ints = NDArray[np.int64]
 
-KINDS = ("tp", "dp", "pp", "ep", "cp")
+PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Roles:
+class RankRoles:
     """Of each rank of a `Matched`."""
 
     place: dict[str, list[int | None]]
@@ -73,18 +79,18 @@ class Roles:
     """Whether stages said so; else it was judged by the work itself."""
 
 
-def roles(matched: Matched, steps: list[int]) -> Roles:
+def infer_roles(matched: MatchedCollectives, steps: list[int]) -> RankRoles:
     """Find out, from what groups are called, else from what they do."""
     _name_groups(matched)
-    place = {kind: _places(matched, kind) for kind in KINDS}
+    place = {kind: _places(matched, kind) for kind in PARALLEL_KINDS}
     stages = place["pp"]
     if any(group.kind == "pp" for group in matched.groups):
         peers = np.array([-1 if stage is None else stage for stage in stages], np.int64)
-        return Roles(place, peers, True)
-    return Roles(place, _by_work(matched, steps), False)
+        return RankRoles(place, peers, True)
+    return RankRoles(place, _by_work(matched, steps), False)
 
 
-def _name_groups(matched: Matched) -> None:
+def _name_groups(matched: MatchedCollectives) -> None:
     """Give groups without a telling title a kind: by who is in them, and what they do."""
     world = _world(matched)
     transfers = set(matched.events.group[matched.transfers].tolist())
@@ -112,19 +118,19 @@ def _stride(ranks: tuple[int, ...]) -> int:
     return steps.pop() if len(steps) == 1 else 0
 
 
-def _world(matched: Matched) -> int:
+def _world(matched: MatchedCollectives) -> int:
     told = [one.world_size for one in matched.facts if one.world_size]
     return max(told, default=0) or (max(matched.ranks, default=-1) + 1)
 
 
-def _places(matched: Matched, kind: str) -> list[int | None]:
+def _places(matched: MatchedCollectives, kind: str) -> list[int | None]:
     """Return each rank's place in its group of a kind; 0 where the run is not divided so."""
     groups = [group for group in matched.groups if group.kind == kind and group.told]
     place: dict[int, int] = {}
     for group in sorted(groups, key=lambda one: one.size):
         for at, rank in enumerate(sorted(group.ranks)):
             place.setdefault(rank, at)
-    named = any(group.kind in KINDS for group in matched.groups)
+    named = any(group.kind in PARALLEL_KINDS for group in matched.groups)
     found: list[int | None] = []
     for rank, facts in zip(matched.ranks, matched.facts, strict=True):
         alone = facts.shape.get(kind) == 1 or (named and not groups)
@@ -132,7 +138,7 @@ def _places(matched: Matched, kind: str) -> list[int | None]:
     return found
 
 
-def _by_work(matched: Matched, steps: list[int]) -> Ints:
+def _by_work(matched: MatchedCollectives, steps: list[int]) -> Ints:
     """Put ranks together that run the same kernels equally often."""
     signatures: dict[tuple[tuple[str, int], ...], int] = {}
     result = np.empty(len(matched.ranks), np.int64)
@@ -157,7 +163,7 @@ _FEW_HOSTS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Evidence:
+class CauseSignals:
     """Of each rank of a `Matched`, over the compared steps; NaN where it cannot be told."""
 
     steps: tuple[int, ...]
@@ -194,7 +200,9 @@ class Evidence:
     peers_idle_at: Floats
 
 
-def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
+def collect_cause_signals(
+    matched: MatchedCollectives, roles: RankRoles, steps: Sequence[int]
+) -> CauseSignals:
     """Collect it."""
     ranks, chosen = len(matched.ranks), list(steps)
     column = {step: at for at, step in enumerate(chosen)}
@@ -210,7 +218,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         total = np.zeros(len(names), np.int64)
         table = one.kernels
         inside = np.isin(table["step"], chosen) & (table["name"] >= 0)
-        which = np.array([*number, NONE], np.int64)[table["name"][inside]]
+        which = np.array([*number, NO_VALUE], np.int64)[table["name"][inside]]
         np.add.at(n, which, table["n"][inside])
         np.add.at(total, which, table["total"][inside])
         at = np.array([column[step] for step in table["step"][inside].tolist()], np.int64)
@@ -233,7 +241,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
     gaps = np.array([_gap(one) for one in matched.partials]).reshape(-1, 2)
     gap, middle = gaps[:, 0], gaps[:, 1]
     hosts = [facts.host for facts in matched.facts]
-    return Evidence(
+    return CauseSignals(
         steps=tuple(chosen),
         work=work.astype(np.int64),
         peers_work=_by_peers(work, roles.peers),
@@ -251,7 +259,7 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
         gap_scatter=_scatter(gap, roles.peers, hosts),
         input_at=input_at,
         peers_input_at=np.stack(
-            [median_of_others_known(input_at[:, at]) for at in range(len(chosen))], axis=1
+            [_median_of_known_others(input_at[:, at]) for at in range(len(chosen))], axis=1
         )
         if chosen
         else input_at,
@@ -264,8 +272,8 @@ def evidence(matched: Matched, roles: Roles, steps: Sequence[int]) -> Evidence:
     )
 
 
-def slowness_in(
-    matched: Matched, peers: Ints, rank: int, steps: Sequence[int]
+def slowness_in_steps(
+    matched: MatchedCollectives, peers: Ints, rank: int, steps: Sequence[int]
 ) -> tuple[float, float, float]:
     """Return a rank's slowness in some steps, its standard error, and how general it is.
 
@@ -297,7 +305,7 @@ def slowness_in(
     return float(found[0][mine]), float(found[1][mine]), float(found[2][mine])
 
 
-def median_of_others_known(values: Floats) -> Floats:
+def _median_of_known_others(values: Floats) -> Floats:
     """Return the median of the other known values; NaN where there is none."""
     result = np.full(len(values), np.nan)
     known = np.flatnonzero(np.isfinite(values))
@@ -349,7 +357,7 @@ def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floa
     names = sorted({host for host in hosts if host is not None})
     if len(names) < 2:
         return _by_peers(values, peers)
-    number = np.array([names.index(host) if host is not None else NONE for host in hosts])
+    number = np.array([names.index(host) if host is not None else NO_VALUE for host in hosts])
     result = np.full(len(values), np.nan)
     for host in np.unique(number).tolist():
         there = number != host
@@ -369,14 +377,14 @@ def _scatter(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> float:
     Where half of all ranks are on one host, its fault would pass for scatter otherwise.
     """
     if len(set(hosts)) >= _FEW_HOSTS:
-        return deviation(values - _elsewhere(values, peers, hosts))
+        return robust_deviation(values - _elsewhere(values, peers, hosts))
     away = np.full(len(values), np.nan)
     for host in set(hosts):
         here = np.array([one == host for one in hosts])
         for one in np.unique(peers[here]).tolist():
             mine = here & (peers == one)
             away[mine] = values[mine] - np.median(values[mine])
-    return deviation(away)
+    return robust_deviation(away)
 
 
 def _log_ratio(work_at: Floats, peers: Ints) -> Floats:
@@ -434,15 +442,180 @@ def _slowness(
         slower = (total * (known & (ratio > slowness[:, None] / 2))).sum(axis=1)
         general = slower / np.where(known, total, 0.0).sum(axis=1)
     slowness[whole == 0] = np.nan
-    return slowness, error, general, deviation(middle)
+    return slowness, error, general, robust_deviation(middle)
 
 
 def _weights(ratio: Floats, count: Floats) -> Floats:
     """Weigh kinds of kernel by their scatter between ranks, where there are enough of these."""
     if ratio.shape[0] < _FEW_RANKS:
         return count
-    scatter = np.array([deviation(ratio[:, at]) for at in range(ratio.shape[1])])
+    scatter = np.array([robust_deviation(ratio[:, at]) for at in range(ratio.shape[1])])
     seen = np.isfinite(ratio).sum(axis=0) >= _FEW_RANKS
     usual = float(np.median(scatter[seen & (scatter > 0)])) if (seen & (scatter > 0)).any() else 1.0
     scatter = np.where(seen, np.maximum(scatter, usual / 4), usual)
     return np.broadcast_to(1 / scatter**2, ratio.shape)
+
+
+NS_PER_MS = 1e6
+MIN_STEP_SHARE = 0.002
+"""Time that is a smaller part of a step is not worth a name."""
+_MOST_OF_A_HOST = 0.75
+_FEW_STEPS = 5
+
+
+@dataclass(frozen=True, slots=True)
+class RuleContext:
+    """All there is to judge."""
+
+    matched: MatchedCollectives
+    waits: Waits
+    roles: RankRoles
+    evidence: CauseSignals
+    walk: Replay
+    steps: tuple[int, ...]
+    step_ns: float
+    """Length of a step, the median over ranks."""
+
+    def with_communication(self, steps: Sequence[int]) -> list[int]:
+        """Return those of some steps of which there is communication."""
+        there = set(np.unique(self.matched.rows.step).tolist())
+        return [step for step in steps if step in there]
+
+    def host(self, index: int) -> str | None:
+        """Return the host of a rank."""
+        return self.matched.facts[index].host
+
+    def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
+        """Return the hosts of ranks, each once."""
+        return tuple(sorted({host for one in ranks if (host := self.host(one)) is not None}))
+
+    def named(self, index: int) -> str:
+        """Return a rank and its host in words."""
+        host = self.host(index)
+        rank = f"rank {self.matched.ranks[index]}"
+        return rank if host is None else f"{rank} on {host}"
+
+    def global_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
+        """Return the global numbers of ranks."""
+        return tuple(self.matched.ranks[one] for one in ranks)
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """What something costs."""
+
+    ns: float
+    """A step, on average over all."""
+    each_ns: float | None = None
+    """Each of the steps in which it is; None: it is in all of them."""
+    at_most: bool = False
+    """Whether these are bounds: what came of it could not be walked."""
+
+    @property
+    def words(self) -> str:
+        """The end of a sentence."""
+        ns = self.ns if self.each_ns is None else self.each_ns
+        if ns < 500:
+            return f"at present that costs {'a step' if self.each_ns is None else 'these'} nothing"
+        most = "at most " if self.at_most else ""
+        if self.each_ns is None:
+            return f"costs every step {most}{_ms(ns)}"
+        return f"costs each of these {most}{_ms(ns)}, {_ms(self.ns)} a step on average"
+
+    @property
+    def figures(self) -> dict[str, Any]:
+        """What of it is not in every finding."""
+        return {} if self.each_ns is None else {"cost_ms_in_these_steps": self.each_ns / NS_PER_MS}
+
+
+def replay_cost(
+    case: RuleContext, change: ReplayChange, steps: Sequence[int], most_ns: float = 0.0
+) -> Cost:
+    """Return what a fault costs that a change takes away.
+
+    Args:
+        case: The run.
+        change: The run without the fault.
+        steps: Those in which it is.
+        most_ns: What it costs each of these at most, for steps whose communication is not there.
+    """
+    everywhere = set(steps) >= set(case.steps)
+    walk = case.walk
+    if not set(steps) <= set(walk.steps):
+        if everywhere:
+            return Cost(walk.cost_ns(change))
+        walk = walk.over(case.with_communication(steps))
+    elif everywhere:
+        return Cost(walk.cost_ns(change))
+    inside = len(set(steps) & set(walk.steps))
+    share = len(steps) / max(len(case.steps), 1)
+    if not inside:
+        return Cost(most_ns * share, most_ns, at_most=True)
+    each = walk.gain_ns(change) / inside
+    return Cost(each * share, each)
+
+
+def make_finding(
+    case: RuleContext,
+    kind: str,
+    ranks: Sequence[int],
+    steps: Sequence[int],
+    cost: Cost,
+    text: str,
+    figures: dict[str, Any],
+) -> Finding:
+    """Return a finding about ranks, by their number in the run."""
+    return Finding(
+        kind,
+        case.global_ranks(ranks),
+        case.hosts(ranks),
+        (),
+        tuple(steps),
+        round(cost.ns / NS_PER_MS, 6),
+        text,
+        {
+            name: round(float(value), 6) if isinstance(value, float) else value
+            for name, value in {**figures, **cost.figures}.items()
+        },
+    )
+
+
+def group_by_host(case: RuleContext, ranks: Sequence[int]) -> list[tuple[list[int], str | None]]:
+    """Put ranks of one host together where most of that host's are among them.
+
+    The host is None where it is the rank alone.
+    """
+    of_host: dict[str, list[int]] = {}
+    for index in range(len(case.matched.ranks)):
+        if (host := case.host(index)) is not None:
+            of_host.setdefault(host, []).append(index)
+    chosen = set(ranks)
+    result: list[tuple[list[int], str | None]] = []
+    for host, members in of_host.items():
+        mine = [one for one in members if one in chosen]
+        if len(members) > 1 and len(mine) >= _MOST_OF_A_HOST * len(members):
+            result.append((mine, host))
+            chosen -= set(mine)
+    return [*result, *(([one], None) for one in sorted(chosen))]
+
+
+def steps_suffix(case: RuleContext, steps: Sequence[int]) -> str:
+    """Say in which steps something is, with a blank before it; nothing where it is in all."""
+    if set(steps) >= set(case.steps):
+        return ""
+    if len(steps) == 1:
+        return f" in step {steps[0]}"
+    if len(steps) <= _FEW_STEPS:
+        return f" in steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
+    return f" in {len(steps)} of {len(case.steps)} steps ({list_first(steps, _FEW_STEPS)})"
+
+
+def list_first(items: Sequence[object], most: int = 8) -> str:
+    """Return the first of some things in words."""
+    shown = [str(one) for one in items[:most]]
+    return ", ".join(shown) + (", ..." if len(items) > most else "")
+
+
+def _ms(ns: float) -> str:
+    ms = ns / NS_PER_MS
+    return f"{ms:.3g} ms" if ms < 1 else f"{ms:.2f} ms"

@@ -18,12 +18,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.cluster.clocks import CommonClock
-from unified_prof.cluster.partial import FILE_NAME, hint_of_begun
+from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, completion_hint
 from unified_prof.errors import StoreError
 from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite.reader import Report, open_report
 
-PARTS = (
+STEP_PARTS = (
     "compute_ns",
     "communication_ns",
     "exposed_communication_ns",
@@ -35,12 +35,12 @@ PARTS = (
     "idle_ns",
 )
 """Columns of STEP_RANK that say where the time of a step went; NaN: not known."""
-READ = ("read", "partly")
+READ_STATES = ("read", "partly")
 """Values of RANK.status of ranks that have figures."""
 
 
 @dataclass(frozen=True, slots=True)
-class Rank:
+class RankRecord:
     """One row of RANK: who it is, where it runs, whether it could be read."""
 
     rank: int
@@ -63,7 +63,7 @@ class Rank:
 
 
 @dataclass(frozen=True, slots=True)
-class Blame:
+class BlameRecord:
     """One row of BLAME: what a rank costs the others."""
 
     caused_wait_ns: int
@@ -79,7 +79,7 @@ class Blame:
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class GroupRecord:
     """One row of GROUP: ranks that communicate with one another."""
 
     id: int
@@ -91,7 +91,7 @@ class Group:
 
 
 @dataclass(frozen=True, slots=True)
-class Collective:
+class CollectiveRecord:
     """One row of COLLECTIVE: collectives of a group that are alike, in one step."""
 
     group_id: int
@@ -109,7 +109,7 @@ class Collective:
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
+class LinkRecord:
     """One row of LINK: what moved from one rank to another."""
 
     src_rank: int
@@ -133,7 +133,7 @@ class Link:
 
 
 @dataclass(frozen=True, slots=True)
-class Operation:
+class OperationRecord:
     """One row of OPERATION_RANK: kernels of one kind on one rank."""
 
     rank: int
@@ -146,7 +146,7 @@ class Operation:
 
 
 @dataclass(frozen=True, slots=True)
-class Finding:
+class FindingRecord:
     """One row of FINDING: something that costs the run time."""
 
     kind: str
@@ -160,7 +160,7 @@ class Finding:
 
 
 @dataclass(frozen=True, slots=True)
-class Oddity:
+class AnomalyRecord:
     """Something odd about the recordings, how often, and the first case in words."""
 
     name: str
@@ -189,7 +189,7 @@ class StepTable:
         return (self.end_ns - self.start_ns).astype(np.float64)
 
 
-class Run:
+class StoredRun:
     """The summary of a run that lies open; made by `open_run`.
 
     Attributes:
@@ -207,11 +207,11 @@ class Run:
         }
 
     @cached_property
-    def ranks(self) -> tuple[Rank, ...]:
+    def ranks(self) -> tuple[RankRecord, ...]:
         """All ranks that are known of, in their order."""
-        return tuple(Rank(*row) for row in self._records(Rank, "RANK", order="rank"))
+        return tuple(RankRecord(*row) for row in self._records(RankRecord, "RANK", order="rank"))
 
-    def clock(self, rank: Rank) -> CommonClock:
+    def clock(self, rank: RankRecord) -> CommonClock:
         """Return what takes times of a rank to the common clock of its island."""
         told = self._drift
         drift = float(told.get("ppb", {}).get(str(rank.rank), 0.0)) / 1e9
@@ -223,36 +223,40 @@ class Run:
         return told if isinstance(told, dict) else {}
 
     @cached_property
-    def blame(self) -> dict[int, Blame]:
+    def blame(self) -> dict[int, BlameRecord]:
         """What each rank costs the others."""
-        names = ("rank", *_columns(Blame))
-        return {int(rank): Blame(*row) for rank, *row in self._rows("BLAME", names)}
+        names = ("rank", *_columns(BlameRecord))
+        return {int(rank): BlameRecord(*row) for rank, *row in self._rows("BLAME", names)}
 
     @cached_property
-    def groups(self) -> tuple[Group, ...]:
+    def groups(self) -> tuple[GroupRecord, ...]:
         """All groups, in the order of their numbers."""
         return tuple(
-            Group(number, kind, tuple(_list(names)), tuple(map(int, _list(ranks))), size, hosts)
-            for number, kind, names, ranks, size, hosts in self._records(Group, "GROUP", order="id")
+            GroupRecord(
+                number, kind, tuple(_list(names)), tuple(map(int, _list(ranks))), size, hosts
+            )
+            for number, kind, names, ranks, size, hosts in self._records(
+                GroupRecord, "GROUP", order="id"
+            )
         )
 
     @cached_property
-    def collectives(self) -> tuple[Collective, ...]:
+    def collectives(self) -> tuple[CollectiveRecord, ...]:
         """Collectives, summed up by group, kind, size and step."""
-        found = self._records(Collective, "COLLECTIVE", order="group_id, kind, bytes, step")
-        return tuple(Collective(*row) for row in found)
+        found = self._records(CollectiveRecord, "COLLECTIVE", order="group_id, kind, bytes, step")
+        return tuple(CollectiveRecord(*row) for row in found)
 
     @cached_property
-    def links(self) -> tuple[Link, ...]:
+    def links(self) -> tuple[LinkRecord, ...]:
         """What moved from rank to rank."""
-        found = self._records(Link, "LINK", order="src_rank, dst_rank, kind")
-        return tuple(Link(*row) for row in found)
+        found = self._records(LinkRecord, "LINK", order="src_rank, dst_rank, kind")
+        return tuple(LinkRecord(*row) for row in found)
 
     @cached_property
-    def findings(self) -> tuple[Finding, ...]:
+    def findings(self) -> tuple[FindingRecord, ...]:
         """What stands out, the costliest first."""
         return tuple(
-            Finding(
+            FindingRecord(
                 kind,
                 tuple(map(int, _list(ranks))),
                 tuple(map(str, _list(hosts))),
@@ -263,7 +267,7 @@ class Run:
                 text,
             )
             for kind, ranks, hosts, links, steps, cost, figures, text in self._records(
-                Finding, "FINDING", order="place"
+                FindingRecord, "FINDING", order="place"
             )
         )
 
@@ -271,28 +275,30 @@ class Run:
     def steps(self) -> StepTable:
         """Where the time of each step of each rank went."""
         found = self._report.columns(
-            f"SELECT step, rank, start_ns, end_ns, {', '.join(PARTS)} FROM STEP_RANK"
+            f"SELECT step, rank, start_ns, end_ns, {', '.join(STEP_PARTS)} FROM STEP_RANK"
             " ORDER BY step, rank"
         )
-        parts = {name: _floats(found[name]) for name in PARTS}
+        parts = {name: _floats(found[name]) for name in STEP_PARTS}
         step, rank, start_ns, end_ns = (
             found[name].astype(np.int64) for name in ("step", "rank", "start_ns", "end_ns")
         )
         return StepTable(step, rank, start_ns, end_ns, parts)
 
-    def operations(self, ranks: tuple[int, ...] | None = None) -> Iterator[Operation]:
+    def operations(self, ranks: tuple[int, ...] | None = None) -> Iterator[OperationRecord]:
         """Yield the kernels by rank and kind, of all ranks or of some."""
-        names = ", ".join(_columns(Operation))
+        names = ", ".join(_columns(OperationRecord))
         where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
         sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
-        return (Operation(*row) for row in self._report.rows(sql, ranks or ()))
+        return (OperationRecord(*row) for row in self._report.rows(sql, ranks or ()))
 
     @cached_property
-    def oddities(self) -> tuple[Oddity, ...]:
+    def oddities(self) -> tuple[AnomalyRecord, ...]:
         """What of the recordings could not be used, or may not belong together."""
         told = json.loads(self.facts.get("left_out", "[]"))
         return tuple(
-            Oddity(str(one["what"]), int(one["n"]), str(one["first"])) for one in told if one["n"]
+            AnomalyRecord(str(one["what"]), int(one["n"]), str(one["first"]))
+            for one in told
+            if one["n"]
         )
 
     @property
@@ -302,9 +308,9 @@ class Run:
         return int(told) if told.isdecimal() else len(self.ranks)
 
     @property
-    def read(self) -> tuple[Rank, ...]:
+    def read(self) -> tuple[RankRecord, ...]:
         """The ranks that have figures."""
-        return tuple(one for one in self.ranks if one.status in READ)
+        return tuple(one for one in self.ranks if one.status in READ_STATES)
 
     def _records(self, record: type, table: str, *, order: str) -> list[tuple[Any, ...]]:
         return self._rows(table, _columns(record), order)
@@ -318,7 +324,7 @@ class Run:
 
 
 @contextmanager
-def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
+def open_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
     """Open the summary of a run: its folder, or the file `cluster.sqlite` in it.
 
     Raises:
@@ -326,11 +332,11 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
         SchemaVersionError: it is of a revision that uprof does not know.
     """
     path = Path(path)
-    file = path / FILE_NAME if path.is_dir() else path
+    file = path / SUMMARY_FILE_NAME if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        begun = hint_of_begun(path)
+        begun = completion_hint(path)
         raise StoreError(
-            f"{path} holds no {FILE_NAME}",
+            f"{path} holds no {SUMMARY_FILE_NAME}",
             hint=begun or f"make one: uprof cluster build {path} -o RUN",
             slug="no-cluster-run",
         )
@@ -341,7 +347,7 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[Run]:
                 hint=f"uprof report {file}",
                 slug="wrong-kind-of-report",
             )
-        yield Run(path, report)
+        yield StoredRun(path, report)
 
 
 def _columns(record: type) -> tuple[str, ...]:
