@@ -28,6 +28,7 @@ from numpy.lib.mixins import NDArrayOperatorsMixin
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.types import Ints
 
 
 def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
@@ -36,8 +37,6 @@ def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
     fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
     return values.astype(np.int32) if fits else values
 
-
-Ints = NDArray[np.int64]
 
 _ASKED: Final = 61
 """Every so manieth step is looked at to see how wide most of them are; what takes turns often

@@ -21,9 +21,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats, Ints
 from unified_prof.cluster.matching import MatchedCollectives
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,8 +46,6 @@ class CommonClock:
         """Return one time as that of the common clock."""
         return int(self.common(np.array([time], np.int64))[0])
 
-
-Floats = NDArray[np.float64]
 
 _ROUNDS = 60
 _SAME_CLOCK_NS = 5_000.0

@@ -17,8 +17,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats
 from unified_prof.cluster.moe_imbalance import EXPERT_IMBALANCE, GENERAL_SLOWNESS, expert_imbalance
 from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
 from unified_prof.cluster.replay import ReplayChange
@@ -38,8 +38,6 @@ from unified_prof.cluster.rule_context import (
 )
 from unified_prof.cluster.slow_links import SlowLink, slow_groups, slow_in_some_steps, slow_pairs
 from unified_prof.recording.model import Finding
-
-Floats = NDArray[np.float64]
 
 LATE_RANK = "late_rank"
 

@@ -17,11 +17,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import stable_order
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
-
-Ints = NDArray[np.int64]
 
 _AGREEMENT = 0.9
 """How many of the sizes must be equal for two sequences to be taken for the same."""

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START
 from unified_prof.cluster.replay import ReplayChange
@@ -23,9 +24,6 @@ from unified_prof.cluster.rule_context import (
     replay_cost,
 )
 from unified_prof.recording.model import Finding
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 EXPERT_IMBALANCE = "expert_imbalance"
 

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Lookup, Runs
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NO_RANK
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START, MARK_STEP, NO_VALUE, RankGroup
@@ -30,8 +31,6 @@ from unified_prof.recording.source import Findings, Strings, possible
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
-
-Ints = NDArray[np.int64]
 
 
 class CoveredTime:

@@ -18,15 +18,11 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NO_RANK
 from unified_prof.cluster import rank_communication as columns_of
 from unified_prof.cluster import rank_partial as partials
-from unified_prof.cluster.rank_communication import (
-    CoveredTime,
-    Ints,
-    RankCommunication,
-    RankDatabase,
-)
+from unified_prof.cluster.rank_communication import CoveredTime, RankCommunication, RankDatabase
 from unified_prof.cluster.rank_partial import Partial, RankFacts
 from unified_prof.errors import StoreError
 from unified_prof.recording.calls import KERNEL, Labels

@@ -21,12 +21,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.errors import StoreError, UsageError
 
 PARTIAL_VERSION = 2
 """Part of the files' names: partials of another version are made anew."""
 
-Ints = NDArray[np.int64]
 Columns = Mapping[str, Ints]
 
 NO_VALUE = -1

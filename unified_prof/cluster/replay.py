@@ -23,6 +23,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import (
     MARK_END,
@@ -60,8 +61,6 @@ class ReplayChange:
     transfer: Mapping[int, float] = field(default_factory=dict)
     """Event -> what its transfer is multiplied with."""
 
-
-Ints = NDArray[np.int64]
 
 # What a rank's program consists of.
 GO, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)

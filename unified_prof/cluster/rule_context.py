@@ -19,15 +19,13 @@ from itertools import pairwise
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup, MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial
 from unified_prof.cluster.replay import Replay, ReplayChange
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.model import Finding
-
-Floats = NDArray[np.float64]
 
 _TO_DEVIATION = 1.4826
 
@@ -61,8 +59,6 @@ def chance_limit(count: int) -> float:
     """
     return math.sqrt(2 * math.log(max(count, 2))) + 2.5 + 8 / max(count, 1)
 
-
-Ints = NDArray[np.int64]
 
 PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
 

@@ -19,13 +19,11 @@ from itertools import pairwise
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats, Ints
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rule_context import chance_limit, median_of_others, robust_deviation
 from unified_prof.cluster.waits import Waits
-
-Ints = NDArray[np.int64]
-Floats = NDArray[np.float64]
 
 P2P, COLLECTIVE = "p2p", "collective"
 _NS = 1e9

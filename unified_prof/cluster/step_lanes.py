@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.cluster import rank_partial
 from unified_prof.cluster.clocks import CommonClock
 from unified_prof.cluster.overview import Overview
@@ -21,8 +22,6 @@ from unified_prof.errors import UprofError, UsageError
 from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
-
-Ints = NDArray[np.int64]
 
 KERNEL_LANE = "kernels"
 """Label of stretches with kernels: the first of all labels."""

@@ -16,8 +16,8 @@ from dataclasses import dataclass, field
 from datetime import datetime, timezone
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
 from unified_prof.cluster import waits as streamed_sums
@@ -32,8 +32,6 @@ from unified_prof.cluster.waits import compute_waits
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
-
-Ints = NDArray[np.int64]
 
 _ONE_SIDED = (*POINT_TO_POINT, "broadcast", "scatter", "gather", "reduce")
 """A sender may leave these before the others have come."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import distinct
 from unified_prof.cluster import slow_links as moved
@@ -21,7 +20,6 @@ from unified_prof.cluster.waits import Waits
 from unified_prof.recording.collectives import bus_factor
 from unified_prof.recording.model import Finding
 
-Ints = NDArray[np.int64]
 Row = tuple[Any, ...]
 
 _MOST_OPERATIONS = 64

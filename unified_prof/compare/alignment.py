@@ -18,12 +18,12 @@ from collections import defaultdict
 from collections.abc import Hashable, Sequence
 
 import numpy as np
-from numpy.typing import NDArray
+
+from unified_prof.arrays.types import Ints
 
 Pair = tuple[int, int]
 """Position in the one sequence, position in the other."""
 
-Ints = NDArray[np.int64]
 
 Pairs = tuple[Ints, Ints]
 """Positions in the one sequence and those in the other that they pair with."""

@@ -19,12 +19,10 @@ from typing import Annotated
 
 import numpy as np
 from msgspec import Meta
-from numpy.typing import NDArray
 
-from unified_prof.compare.alignment import NO_KEY, Ints, Pairs, align, number
+from unified_prof.arrays.types import Floats, Ints
+from unified_prof.compare.alignment import NO_KEY, Pairs, align, number
 from unified_prof.compare.confidence import Sample
-
-Floats = NDArray[np.float64]
 
 # Bounds of what is believed where a run is read from bytes, far above any real one.
 _MANY, _MOST = Meta(max_length=100_000), Meta(max_length=4_000_000)

@@ -25,7 +25,8 @@ from statistics import NormalDist
 from typing import Any, Literal
 
 import numpy as np
-from numpy.typing import NDArray
+
+from unified_prof.arrays.types import Floats
 
 _NORMAL_FROM = 1e6
 """Degrees of freedom from which it is the normal distribution to all digits that count."""
@@ -92,8 +93,6 @@ def _fraction(x: float, a: float, b: float) -> float:
 def _not_zero(value: float, tiny: float) -> float:
     return value if abs(value) > tiny else tiny
 
-
-Floats = NDArray[np.float64]
 
 ALPHA = 0.005
 """How often a verdict may be wrong: a team asks many a day, and asks again where one is unclear."""

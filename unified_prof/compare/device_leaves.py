@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import Packed, Packing
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.kernel_classes import CLASSES, classes_of
 from unified_prof.explain.roofline.arguments import dtype_of
 from unified_prof.explain.roofline.peaks import RATES
@@ -127,8 +128,6 @@ def together(names: Iterable[str]) -> tuple[str, ...]:
     """Return distinct names in order of first use."""
     return tuple(dict.fromkeys(names))
 
-
-Ints = NDArray[np.int64]
 
 KEPT: Final = ("class", "operation", "shape", "module", "line", "kernel", "called", "dtype")
 """What identifies work; each is a column of numbers in the labels."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from typing import Any, Final
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.compare import device_leaves
 from unified_prof.compare.confidence import Sample
@@ -23,8 +22,6 @@ from unified_prof.recording.idle import REASONS
 from unified_prof.recording.model import DeviceTime
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import NOTHING_KNOWN
-
-Ints = NDArray[np.int64]
 
 PARTS: Final = ("compute", "exposed communication", "copies", *(f"idle {one}" for one in REASONS))
 """What the time of a step consists of; each moment is one of these."""

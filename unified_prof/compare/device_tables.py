@@ -23,8 +23,8 @@ from dataclasses import dataclass
 from typing import Final, Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.compare.device_leaves import Leaves, distinct
 from unified_prof.compare.device_side import Side
 from unified_prof.explain.kernel_classes import (
@@ -84,8 +84,6 @@ class Line:
             return "new"
         return "base" if self.new is None else "both"
 
-
-Ints = NDArray[np.int64]
 
 _ALIKE = 0.5
 """Part of the fewer of two operations' calls that has to be in the same places."""

@@ -19,9 +19,9 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
-from numpy.typing import NDArray
 
-from unified_prof.compare.alignment import Ints, Pairs
+from unified_prof.arrays.types import Floats, Ints
+from unified_prof.compare.alignment import Pairs
 from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, pair
 from unified_prof.compare.confidence import Between, spreads
 from unified_prof.compare.statistics import MIN_SAMPLES, Comparison, correct_for_many, medians
@@ -111,7 +111,6 @@ def _sum(
     return place, replace(place, line=before.line if by == "line" else None)
 
 
-Floats = NDArray[np.float64]
 Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclusive"]
 
 

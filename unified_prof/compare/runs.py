@@ -11,12 +11,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import FirstSeen
+from unified_prof.arrays.types import AnyInts, Floats
 from unified_prof.compare.comparable import (
     BACKWARD,
     FORWARD,
     PEAK,
     TOTAL,
-    Floats,
     Operations,
     Place,
     Run,
@@ -32,7 +32,6 @@ from unified_prof.recording.calls import (
     UNKNOWN,
     WEIGHT,
     Calls,
-    Ints,
     SomeCalls,
     region_names,
 )
@@ -185,11 +184,11 @@ def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
     return _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
 
 
-StepOf = Callable[[Calls], Ints]
+StepOf = Callable[[Calls], AnyInts]
 """Returns the step of each of some calls, UNKNOWN if in none."""
 
 
-def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], Ints]:
+def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
     """Return the rows that were timed and are in a step, and their steps."""
     step = step_of(calls)
     assert calls.total_ns is not None
@@ -254,7 +253,7 @@ class _Occurrences:
         self._counted = np.zeros(0, np.int64)
         """Of each group in that step, which may go on."""
 
-    def of(self, group: NDArray[np.int64], step: Ints) -> NDArray[np.int64]:
+    def of(self, group: NDArray[np.int64], step: AnyInts) -> NDArray[np.int64]:
         """Return how many of its group came before each call in its step; steps never fall."""
         if not len(group):
             return group
@@ -282,7 +281,7 @@ class _Cells:
         self._total = np.zeros((0, steps))
         self._known = np.zeros((0, steps), bool)
 
-    def add(self, row: NDArray[np.int64], step: Ints, values: Floats, rows: int) -> None:
+    def add(self, row: NDArray[np.int64], step: AnyInts, values: Floats, rows: int) -> None:
         """Add times, NaN being none."""
         more = rows - len(self._total)
         if more:
@@ -301,7 +300,7 @@ class _Cells:
         return self._total
 
 
-def _passes(calls: Calls, rows: Ints) -> tuple[Floats, Floats]:
+def _passes(calls: Calls, rows: AnyInts) -> tuple[Floats, Floats]:
     """Return forward and backward times; where passes are not told apart, all is forward time."""
     assert calls.total_ns is not None
     forward, backward = _column(calls.forward_ns, rows), _column(calls.backward_ns, rows)
@@ -310,7 +309,7 @@ def _passes(calls: Calls, rows: Ints) -> tuple[Floats, Floats]:
     return forward, backward
 
 
-def _column(values: Ints | None, rows: Ints) -> Floats:
+def _column(values: AnyInts | None, rows: AnyInts) -> Floats:
     if values is None:
         return np.full(len(rows), np.nan)
     column: Floats = np.array(values[rows], np.float64)
@@ -318,7 +317,7 @@ def _column(values: Ints | None, rows: Ints) -> Floats:
     return column
 
 
-def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
+def _places(calls: Calls, rows: AnyInts) -> tuple[Place, ...]:
     texts = [*calls.labels.texts, None]  # UNKNOWN is -1, and so the last
     unknown = [UNKNOWN] * len(rows)
     module = unknown if calls.module is None else calls.module[rows].tolist()
@@ -332,7 +331,7 @@ def _places(calls: Calls, rows: Ints) -> tuple[Place, ...]:
     )
 
 
-def _regions(calls: Calls, rows: Ints) -> tuple[tuple[str, ...], ...]:
+def _regions(calls: Calls, rows: AnyInts) -> tuple[tuple[str, ...], ...]:
     """Return the regions around each call; none where the report knows of no region."""
     if calls.region is None:
         return ()
@@ -349,7 +348,7 @@ def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
         if not calls.has(name):
             continue
         whole = calls.whole()
-        column: Ints = getattr(whole, name)
+        column: AnyInts = getattr(whole, name)
         rows = np.flatnonzero((whole.kind == kind) & (column != UNKNOWN))
         found += [
             Sized(Place(place.name, place.module, place.line, called), size)

@@ -19,12 +19,12 @@ from typing import Literal
 
 import numpy as np
 
+from unified_prof.arrays.types import Floats
 from unified_prof.compare.confidence import (
     ALPHA,
     STATISTICS,
     UNLEARNED,
     Between,
-    Floats,
     Noise,
     Sample,
     Statistic,

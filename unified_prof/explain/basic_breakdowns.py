@@ -27,9 +27,9 @@ from dataclasses import dataclass
 from itertools import groupby
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
 from unified_prof.recording import annotations as regions
@@ -102,8 +102,6 @@ def _steps(recording: Recording) -> list[Row]:
     )
     return with_vendor(rows, recording.step_traces)
 
-
-Ints = NDArray[np.int64]
 
 SLOW_CALL_NS = 50 * NS_PER_US
 """A launching call that takes longer is slow."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule import graph as kinds
 from unified_prof.explain.schedule.builder import Scheduled
@@ -99,8 +100,6 @@ def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
         )
     return found
 
-
-Ints = NDArray[np.int64]
 
 CLASSES = (
     "kernel",

@@ -23,9 +23,10 @@ from weakref import WeakKeyDictionary
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.recording.breakdowns import finish
-from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Ints, Labels, sort_rows
+from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import Recording, Way
@@ -383,9 +384,6 @@ def _is_of_framework(operator: str | None) -> bool:
     return operator is not None and bool("::" in operator or _NODE.search(operator))
 
 
-ByClassInts = NDArray[np.int64]
-
-
 def _offered(recording: Recording) -> bool:
     return recording.clock == "device"
 
@@ -433,11 +431,11 @@ def _made(recording: Recording) -> Breakdown:
     return finish("class", sort_rows(rows))
 
 
-def _in_optimizer(recording: Recording, some: Pieces) -> ByClassInts:
+def _in_optimizer(recording: Recording, some: Pieces) -> Ints:
     """Tell which pieces an optimizer's step launched."""
     if recording.framework is None:
         return np.zeros(len(some), np.int64)
-    result: ByClassInts = (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
+    result: Ints = (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
     return result
 
 

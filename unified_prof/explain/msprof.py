@@ -9,6 +9,7 @@ from functools import cached_property
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, report_questions, stacks
 from unified_prof.explain.advice import registry
@@ -26,7 +27,7 @@ from unified_prof.recording import host_lanes as idle_lanes
 from unified_prof.recording import source as provenance
 from unified_prof.recording import timeline as over_time
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
-from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls, Ints
+from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
 from unified_prof.recording.idle import WhyIdle

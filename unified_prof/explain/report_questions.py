@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Protocol
 
+from unified_prof.arrays.types import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain import critical_path
 from unified_prof.explain.critical_path import limits
 from unified_prof.explain.what_if import CLASSES, WITHOUT, Gain, gain, schedule_of, select, without
 from unified_prof.recording import breakdowns
 from unified_prof.recording.breakdown_kinds import By, Place
-from unified_prof.recording.calls import Calls, Ints, SomeCalls
+from unified_prof.recording.calls import Calls, SomeCalls
 from unified_prof.recording.model import (
     Advice,
     Breakdown,

@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import positions, rising
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
@@ -25,8 +26,6 @@ from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.idle import is_input
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import Recording, Way
-
-Ints = NDArray[np.int64]
 
 _OF_NOBODY = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
 """Ranges that are no operations and no marks of the program's: steps, Python frames, modules."""

@@ -15,6 +15,7 @@ from typing import Literal
 
 import numpy as np
 
+from unified_prof.arrays.types import AnyInts
 from unified_prof.errors import UsageError
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording import annotations as tracked_regions
@@ -28,7 +29,6 @@ from unified_prof.recording.calls import (
     SIZES,
     UNKNOWN,
     Calls,
-    Ints,
     SomeCalls,
     concatenate,
     sums_by,
@@ -392,7 +392,7 @@ class _Builder:
 def _of_calls(
     kind: Kind,
     calls: SomeCalls,
-    label_of: Callable[[Calls], Ints | None],
+    label_of: Callable[[Calls], AnyInts | None],
     path_of: Callable[[str | None], list[str]],
     measures: tuple[str, ...],
 ) -> Tree:
@@ -400,7 +400,7 @@ def _of_calls(
     texts = calls.labels.texts
     builder = _Builder()
 
-    def pairs(some: Calls) -> Ints:
+    def pairs(some: Calls) -> AnyInts:
         label = label_of(some)
         assert label is not None, "asked for calls that have it"
         return (label.astype(np.int64) + 1) * len(texts) + some.name
@@ -412,7 +412,7 @@ def _of_calls(
 
 
 def _grouped(
-    calls: SomeCalls, key_of: Callable[[Calls], Ints]
+    calls: SomeCalls, key_of: Callable[[Calls], AnyInts]
 ) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (key, values, calls) for each distinct key, in order of first occurrence."""
     found: dict[int, list[int]] = {}

@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.breakdown_kinds import Place
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.framework import BACKWARD, NONE, Framework
@@ -24,8 +25,6 @@ from unified_prof.recording.stacks import (
     of_paths,
     place_of,
 )
-
-Ints = NDArray[np.int64]
 
 BACKWARD_PASS = Frame("(backward)", "pass")
 """Between an operation and what its backward pass ran."""

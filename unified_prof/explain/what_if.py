@@ -18,14 +18,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals, nesting
+from unified_prof.arrays.types import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain.schedule import builder, graph
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.recording.calls import KINDS
 from unified_prof.recording.idle import is_input
 from unified_prof.recording.recording import Recording
-
-Ints = NDArray[np.int64]
 
 WITHOUT = math.inf
 """The factor of what is not done at all."""

@@ -29,6 +29,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import (
     COMMUNICATION,
     COPY,
@@ -47,8 +48,6 @@ from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.skyline_tables import Regions as TrackedRegionsRegions
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.tasks import Tasks
-
-Ints = NDArray[np.int64]
 
 STEP = re.compile(r"ProfilerStep\s*[#*]")
 _ANY_DEVICE = -1

@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import Packed, Values
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import calls
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.calls import (
@@ -25,7 +26,6 @@ from unified_prof.recording.calls import (
     Calls,
     Columns,
     HeldCalls,
-    Ints,
     Labels,
     SomeCalls,
     Sums,
@@ -33,7 +33,6 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.counters import Allocations
 from unified_prof.recording.framework import NONE, NOT_ATTRIBUTED, Framework, module_class
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.steps import Ints as AddedInts
 
 NO_MODULE = "(outside any module)"
 NO_LINE = "(no source line)"
@@ -178,7 +177,7 @@ class Added:
         self._sums: NDArray[np.integer] = np.zeros(size, np.uint32)
         self._known = np.zeros(size, bool)
 
-    def add(self, key: AddedInts, times_ns: NDArray[np.integer]) -> None:
+    def add(self, key: Ints, times_ns: NDArray[np.integer]) -> None:
         """Add times, each to its number."""
         if not len(key):
             return
@@ -194,11 +193,11 @@ class Added:
             self._sums = self._sums.astype(np.int64)
         self._sums[keys] = more
 
-    def total_ns(self, rows: slice) -> AddedInts:
+    def total_ns(self, rows: slice) -> Ints:
         """Return the sums of some numbers."""
         return self._sums[rows].astype(np.int64)
 
-    def known_ns(self, rows: slice) -> AddedInts:
+    def known_ns(self, rows: slice) -> Ints:
         """Return the same, UNKNOWN where nothing was added."""
         return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)
 

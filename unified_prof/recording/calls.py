@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.arrays.types import AnyInts
 from unified_prof.recording.model import Row
 
 UNKNOWN = -1
 """Not measured, or not known: durations, sizes and label numbers are otherwise never negative."""
 
-Ints = NDArray[np.integer]
 
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
@@ -107,23 +107,23 @@ class Calls:
     """
 
     labels: Labels
-    name: Ints
+    name: AnyInts
     kind: NDArray[np.int8]
-    total_ns: Ints | None = None
-    forward_ns: Ints | None = None
-    backward_ns: Ints | None = None
-    module: Ints | None = None
-    line: Ints | None = None
-    stack: Ints | None = None
-    weight_bytes: Ints | None = None
-    gradient_bytes: Ints | None = None
-    activation_bytes: Ints | None = None
-    allocated_bytes: Ints | None = None
-    start_ns: Ints | None = None
+    total_ns: AnyInts | None = None
+    forward_ns: AnyInts | None = None
+    backward_ns: AnyInts | None = None
+    module: AnyInts | None = None
+    line: AnyInts | None = None
+    stack: AnyInts | None = None
+    weight_bytes: AnyInts | None = None
+    gradient_bytes: AnyInts | None = None
+    activation_bytes: AnyInts | None = None
+    allocated_bytes: AnyInts | None = None
+    start_ns: AnyInts | None = None
     """When each call began, in the recording's own time; not of reports that keep no moments."""
     module_class: dict[str, str] = field(default_factory=dict)
     """Module path -> class name, where the report has it."""
-    region: Ints | None = None
+    region: AnyInts | None = None
 
     def __len__(self) -> int:
         return len(self.name)
@@ -142,7 +142,7 @@ class Calls:
 
     def known(self, column: str) -> int:
         """Return of how many calls a column was measured."""
-        values: Ints | None = getattr(self, column)
+        values: AnyInts | None = getattr(self, column)
         return 0 if values is None else int((values != UNKNOWN).sum())
 
     def sums(self) -> dict[str, int | None]:
@@ -167,7 +167,7 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
     labels = Labels()
     size = sum(len(part) for part in parts)
 
-    def column(field_name: str, labelled: bool) -> Ints | None:
+    def column(field_name: str, labelled: bool) -> AnyInts | None:
         columns = [getattr(part, field_name) for part in parts]
         if all(values is None for values in columns):
             return None
@@ -200,7 +200,7 @@ def concatenate(parts: Sequence[Calls]) -> Calls:
     )
 
 
-def known_sum(values: Ints | None) -> int | None:
+def known_sum(values: AnyInts | None) -> int | None:
     """Return the sum of the values that were measured, None if none was."""
     if values is None:
         return None
@@ -208,7 +208,7 @@ def known_sum(values: Ints | None) -> int | None:
     return int(known.sum(dtype=np.int64)) if len(known) else None
 
 
-def sums_by(key: Ints, groups: int, values: Ints | None) -> list[int | None]:
+def sums_by(key: AnyInts, groups: int, values: AnyInts | None) -> list[int | None]:
     """Return the sum of the measured values for each key 0..groups-1, None where none was measured.
 
     Exact below 2**53, which is 104 days in nanoseconds and 8 PiB in bytes.
@@ -227,7 +227,7 @@ class _Column:
         self._count = np.zeros(groups, np.int64)
         self._total = np.zeros(groups, np.int64)
 
-    def add(self, key: Ints, values: Ints) -> None:
+    def add(self, key: AnyInts, values: AnyInts) -> None:
         known = values != UNKNOWN
         if not known.all():
             key, values = key[known], values[known]
@@ -260,7 +260,7 @@ class Sums:
         self._kind = np.full(groups, UNKNOWN, np.int8)
         self._columns: dict[str, _Column] = {}
 
-    def add(self, calls: Calls, key: Ints) -> None:
+    def add(self, calls: Calls, key: AnyInts) -> None:
         """Add calls, each to the group of its key; UNKNOWN leaves a call out."""
         inside: slice | NDArray[np.intp] = slice(None)
         if len(key) and key.min() == UNKNOWN:

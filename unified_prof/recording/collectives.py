@@ -26,6 +26,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import group_hash
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.source import Findings, Source, Strings, possible
@@ -98,8 +99,6 @@ def bus_factor(kind: str, members: int) -> float | None:
         return 1.0
     return None
 
-
-Ints = NDArray[np.int64]
 
 ELEMENT_BYTES: Final = {
     **dict.fromkeys((0, 7, 14, 15, 16, 17), 1),  # ENUM_HCCL_DATA_TYPE: 8 bits

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import EMPTY, IntervalSet
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import collectives
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.collectives import PARTED, Collectives, Groups, canonical
@@ -38,8 +39,6 @@ def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]
     heads = np.flatnonzero(np.append(True, ordered[1:] != ordered[:-1]))
     yield from zip(ordered[heads].tolist(), np.split(order, heads[1:]), strict=True)
 
-
-Ints = NDArray[np.int64]
 
 NO_GROUP = "(no group recorded)"
 _OF_HCCL = "hcom"

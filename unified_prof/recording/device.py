@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import Stretch, Sums, Sweep, by_key
@@ -20,8 +21,6 @@ from unified_prof.recording.model import DeviceTime, Row
 from unified_prof.recording.steps import Steps, StepTrace
 from unified_prof.recording.task_rows import WAIT, TaskRows
 from unified_prof.recording.tasks import Tasks
-
-Ints = NDArray[np.int64]
 
 
 class OfSteps:

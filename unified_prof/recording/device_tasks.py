@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Numbering
 from unified_prof.arrays.packed import Packed, Packing
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import calls as held_calls
 from unified_prof.recording.breakdowns import Added, allocated, joined_calls, names_of, origin_of
 from unified_prof.recording.calls import (
@@ -36,7 +37,7 @@ from unified_prof.recording.counters import Allocations
 from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS, Framework
 from unified_prof.recording.model import Row
 from unified_prof.recording.replayed_graphs import Captured
-from unified_prof.recording.steps import Ints, Steps, step_of
+from unified_prof.recording.steps import Steps, step_of
 from unified_prof.recording.task_order import Begun, OfPieces, Pieces
 from unified_prof.recording.task_rows import TaskNames, TaskRows
 from unified_prof.recording.tasks import Tasks

@@ -23,6 +23,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import nesting
 from unified_prof.arrays.nesting import WINDOW, Below, Distances, Inherited, Nest
 from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, recoded
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
@@ -39,7 +40,6 @@ from unified_prof.recording.python_frames import (
 from unified_prof.recording.source import Findings, Source, Strings, input_text
 from unified_prof.sqlite.integer_columns import MISSING
 
-Ints = NDArray[np.int64]
 Whole = NDArray[np.integer]
 
 NONE = nesting.NONE

@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE
 from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, recoded
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import (
     API_OPERATION,
     API_QUEUE,
@@ -23,8 +24,6 @@ from unified_prof.base.vocabulary import (
 )
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
 """connectionIds that connect nothing, in files of any age."""

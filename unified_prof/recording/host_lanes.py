@@ -16,6 +16,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
 from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.framework import Framework
@@ -24,7 +25,6 @@ from unified_prof.recording.idle_time import IdleTime
 from unified_prof.recording.source import Strings, possible
 from unified_prof.recording.timeline import Timeline
 
-Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 KINDS = ("host operation", "annotation", "runtime call")

@@ -18,10 +18,9 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION
 from unified_prof.recording.communication import Stretch
-
-Ints = NDArray[np.int64]
 
 REASONS: Final = (
     "host",

@@ -12,6 +12,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, Packed, Packing
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import Labels
 from unified_prof.recording.device import DeviceWork, StepWindows
 from unified_prof.recording.device_tasks import Work
@@ -37,8 +38,6 @@ from unified_prof.recording.steps import Steps
 from unified_prof.recording.task_order import Following, awaiting
 from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
-
-Ints = NDArray[np.int64]
 
 WINDOW = BLOCK
 """Gaps and pieces of work that are looked at together."""

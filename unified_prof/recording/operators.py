@@ -12,12 +12,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import find
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import collectives
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.source import Source, Strings
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 _PLACE = ("start", "thread", "name")
 _AT_A_TIME = 1 << 17

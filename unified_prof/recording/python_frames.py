@@ -22,6 +22,7 @@ from unified_prof.arrays import nesting
 from unified_prof.arrays.grouping import Lookup, find
 from unified_prof.arrays.nesting import WINDOW, Distances, Nest, Window
 from unified_prof.arrays.packed import Packed, Values
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_PYTHON
 from unified_prof.recording.source import Source, Strings
 from unified_prof.sqlite.integer_columns import MISSING
@@ -230,8 +231,6 @@ def _common_folder(files: set[str]) -> str:
     folder = posixpath.commonpath([posixpath.dirname(file) for file in absolute])
     return folder if folder.endswith("/") else f"{folder}/"
 
-
-Ints = NDArray[np.int64]
 
 NONE = nesting.NONE
 

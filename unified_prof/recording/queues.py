@@ -9,16 +9,14 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_QUEUE, NO_NUMBER
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -19,6 +19,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import annotations as annotated
 from unified_prof.recording import annotations as regions
 from unified_prof.recording import collectives, counters, operators
@@ -26,7 +27,7 @@ from unified_prof.recording import collectives as groups
 from unified_prof.recording import steps as step_trace
 from unified_prof.recording.breakdown_kinds import By, Kind
 from unified_prof.recording.breakdowns import host_calls
-from unified_prof.recording.calls import Calls, HeldCalls, Ints
+from unified_prof.recording.calls import Calls, HeldCalls
 from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import CollectiveNames
 from unified_prof.recording.device import DeviceWork, OfSteps, StepWindows, step_windows

@@ -17,6 +17,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.nesting import NONE
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NO_CONNECTION
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL
 from unified_prof.recording.communication import by_key
@@ -25,8 +26,6 @@ from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Findings, Source, Strings
 from unified_prof.recording.tasks import Tasks
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 _REPLAYS = re.compile(r"GraphLaunch")
 _LAUNCHES = re.compile(r"Launch\w*Kernel|Memcpy\w*Async|Memset\w*Async")

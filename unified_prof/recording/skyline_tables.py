@@ -16,12 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, find
+from unified_prof.arrays.types import Floats
 from unified_prof.base.text import NS_PER_MS, ms_to_ns
 from unified_prof.recording.calls import OPERATION, UNKNOWN, WEIGHT, Calls, Labels, region_text
 from unified_prof.recording.model import Gaps, Samples, Step
 from unified_prof.recording.source import Findings, Source
-
-Floats = NDArray[np.float64]
 
 # Nothing a training iteration does takes a month.
 _MAX_NS = 30 * 24 * 3600 * 1e9

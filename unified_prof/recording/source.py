@@ -25,6 +25,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.base.vocabulary import NOT_AVAILABLE
@@ -287,8 +288,6 @@ def _environment(text: str) -> Facts:
         if value not in ("", None)
     ]
 
-
-Ints = NDArray[np.int64]
 
 # Nothing runs on a device for two weeks, and Unix times stay below 2**62 ns until 2116.
 MAX_DURATION_NS = 1 << 50

@@ -18,13 +18,12 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.intervals import merge, subtract, union
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_OPERATION
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 Steps = Sequence[tuple[str, int, int]]
 """Name, start and end in nanoseconds, in order of time."""

@@ -21,6 +21,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import NOWHERE, find
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import Column
+from unified_prof.arrays.types import Ints
 from unified_prof.recording import idle
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN
 from unified_prof.recording.collectives import Collectives
@@ -32,8 +33,6 @@ from unified_prof.recording.tasks import Tasks
 if TYPE_CHECKING:
     from unified_prof.recording.device_tasks import Work
 
-
-Ints = NDArray[np.int64]
 
 _NEVER = np.iinfo(np.int64).max
 

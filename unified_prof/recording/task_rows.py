@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.packed import Packed
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, UNKNOWN, Labels
 from unified_prof.recording.source import NOTHING_KNOWN, Strings
 
@@ -56,7 +57,6 @@ def kind_of_type(text: str | None) -> int:
     return KERNEL if _KERNELS.search(text) else OTHER
 
 
-Ints = NDArray[np.int64]
 FOREVER = 2**63 - 1
 
 

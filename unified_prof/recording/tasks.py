@@ -17,12 +17,11 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, recoded
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.recording.task_rows import FOREVER, WAIT, TaskNames, TaskRows, kind_of_type
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 # What a profiler sets on a device when it begins and ends: no part of what the program did there.
 _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)

@@ -13,6 +13,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_S
 from unified_prof.recording.calls import COMMUNICATION, COPY, Labels
 from unified_prof.recording.collectives import Collectives, device_name
@@ -22,9 +23,6 @@ from unified_prof.recording.model import Series
 from unified_prof.recording.source import Source
 from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
-
-Ints = NDArray[np.int64]
-
 
 _PART = 5
 """The part of the blocks that the busiest time may have for its tasks one by one: a fifth."""

@@ -11,6 +11,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_QUEUE
 from unified_prof.recording.calls import COMMUNICATION, KINDS, Labels
 from unified_prof.recording.collectives import Collectives, device_name
@@ -19,8 +20,6 @@ from unified_prof.recording.host_calls import UNCONNECTED
 from unified_prof.recording.source import Source, Strings, possible
 from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
-
-Ints = NDArray[np.int64]
 
 _HOST_TABLES = (
     # table, what its tracks are called, columns: start, end, thread, name, connection

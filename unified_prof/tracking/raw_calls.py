@@ -23,6 +23,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Floats
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
 from unified_prof.tracking.device import NO_MARK, Clock, Mark
@@ -328,8 +329,6 @@ class Recorder:
 
 Span = tuple[float, float]
 """Start and end of a stretch of time, in ms since an iteration began."""
-
-Floats = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)

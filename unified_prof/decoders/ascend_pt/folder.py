@@ -26,6 +26,7 @@ import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import directory
 from unified_prof.decoders.prof.directory import Control, ProfDirectory
@@ -237,8 +238,6 @@ def _json(value: Any) -> str:
     except (ValueError, RecursionError):
         return msgspec.json.encode(value).decode()
 
-
-Ints = NDArray[np.int64]
 
 _LATEST = 1 << 62
 

@@ -9,12 +9,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Column, Sink
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_records
 from unified_prof.decoders.ascend_pt.operators import NO_NAME, NONE, Clock, Operators
 from unified_prof.decoders.ascend_pt.queue import Queue, dequeue_begun, enqueue_of
-
-Ints = NDArray[np.int64]
 
 _TOTALS = [
     ("ptr", "<i8"),

@@ -19,6 +19,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import nesting
 from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Sink, Strings
 from unified_prof.base.vocabulary import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.vocabulary import NOT_AVAILABLE
@@ -29,8 +30,6 @@ NO_TEXT = -1
 NO_NAME = NO_TEXT_ID
 """String id of an empty name: torch_npu gives it no row in STRING_IDS."""
 NOT_UTF8 = NOT_AVAILABLE
-
-Ints = NDArray[np.int64]
 
 
 class Texts:

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Column, Sink, Strings
 from unified_prof.base.vocabulary import FIRST_MARK_CONNECTION
 from unified_prof.decoders.ascend_pt import folder as files
@@ -26,8 +27,6 @@ from unified_prof.decoders.prof.coverage import Stage, undecoded
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
-
-Ints = NDArray[np.int64]
 
 _NODE = 10_000
 """ENUM_API_TYPE `node`."""

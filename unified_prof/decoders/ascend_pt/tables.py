@@ -6,6 +6,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Column, Sink
 from unified_prof.base.vocabulary import API_NAMES, API_OPERATION, API_PYTHON, API_QUEUE
 from unified_prof.decoders.ascend_pt import queue as links
@@ -19,8 +20,6 @@ from unified_prof.decoders.ascend_pt.operators import (
     string_ids,
 )
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
-
-Ints = NDArray[np.int64]
 
 _ROWS = 200_000
 

@@ -12,6 +12,7 @@ from itertools import count
 
 import numpy as np
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import (
     COPY_OTHER,
@@ -25,7 +26,7 @@ from unified_prof.base.vocabulary import (
     TYPE_NOT_AVAILABLE,
 )
 from unified_prof.decoders.ascend_text.events import Event
-from unified_prof.decoders.ascend_text.host import Columns, Enums, Ints, Layer, Names, number
+from unified_prof.decoders.ascend_text.host import Columns, Enums, Layer, Names, number
 
 _GROUP, _GROUP_END, _PLANE = "Group ", " Communication", "Plane "
 _RDMA = "RDMA"

@@ -16,8 +16,8 @@ from itertools import count
 from pathlib import Path
 
 import numpy as np
-from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt import tables
@@ -25,7 +25,6 @@ from unified_prof.decoders.ascend_pt.operators import Frames, Operators, Texts, 
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
 from unified_prof.decoders.ascend_text.events import Event, read_events
 
-Ints = NDArray[np.int64]
 Enums = Callable[[str], Mapping[str, int]]
 """Name to number of an ENUM_* table."""
 

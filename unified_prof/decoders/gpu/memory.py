@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 from unified_prof.base.columns import Column, Sink
 from unified_prof.decoders.spool import Rows
 
-Bools = NDArray[np.bool_]
 Int64s = NDArray[np.int64]
 
 MISSING = -1

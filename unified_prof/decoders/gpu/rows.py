@@ -21,10 +21,11 @@ from typing import Any, TypeVar
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Bools, Floats
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.gpu.call_chains import CallChains
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication
-from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, MISSING, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
 from unified_prof.decoders.spool import Rows, Scratch, Spool
 
@@ -199,9 +200,6 @@ class Found:
     """Provenance."""
     rank: int | None = None
     """The process of a distributed run that was recorded, where the recording says it."""
-
-
-Floats = NDArray[np.float64]
 
 
 class Counters:

@@ -19,11 +19,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from unified_prof.arrays.types import Bools
 from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import Collective, Collectives
-from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s, ints
+from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.events import CollectiveArgs, Kind, Kinds

@@ -12,9 +12,10 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, distinct, distinct_rows, find
+from unified_prof.arrays.types import Bools
 from unified_prof.base.columns import Cells
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.nccl import NcclCalls
 from unified_prof.decoders.spool import Rows

@@ -12,12 +12,13 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import distinct_rows
+from unified_prof.arrays.types import Bools
 from unified_prof.base.columns import Cells, Sink, Tables
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
-from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Found, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import SessionTables, sessions_of, tell_unread

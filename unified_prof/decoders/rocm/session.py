@@ -15,9 +15,10 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, distinct_rows, find
+from unified_prof.arrays.types import Bools
 from unified_prof.base.columns import Cells
 from unified_prof.base.vocabulary import NOT_AVAILABLE
-from unified_prof.decoders.gpu.memory import MISSING, Bools, Int64s
+from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.rocm.json_tables import SessionTables
 from unified_prof.decoders.spool import Rows

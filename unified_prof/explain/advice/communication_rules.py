@@ -13,9 +13,10 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_S
 from unified_prof.explain import kernel_classes
-from unified_prof.explain.advice.device_context import Case, Flags, Ints
+from unified_prof.explain.advice.device_context import Case, Flags
 from unified_prof.explain.advice.idle_rows import LEAST_SHARE, ROWS, WARN_SHARE, percent
 from unified_prof.recording import collectives
 from unified_prof.recording.calls import KERNEL

@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import BLOCK, narrow
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.advice.idle_rows import (
     NO_IDLE,
     PAUSE_SHARE,
@@ -33,7 +34,6 @@ from unified_prof.recording.source import recorded_facts
 from unified_prof.recording.task_order import OfPieces
 from unified_prof.recording.task_rows import FOREVER
 
-Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 _MS = 1e6

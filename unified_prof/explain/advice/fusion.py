@@ -18,8 +18,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.advice.device_context import Case, Flags
-from unified_prof.explain.advice.device_context import Ints as FusibleInts
 from unified_prof.explain.advice.idle_rows import LEAST_SHARE, ROWS, WARMING_UP, WARN_SHARE, percent
 from unified_prof.explain.advice.kernel_rules import computing, highest_ratio, on_ai_cpu
 from unified_prof.explain.basic_breakdowns import in_words
@@ -102,9 +102,6 @@ def _on_host(case: Case) -> Iterator[Finding]:
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
     )
-
-
-Ints = NDArray[np.int64]
 
 
 def repeated(
@@ -241,10 +238,10 @@ class _Row:
         cut |= _pauses(pieces.start_ns[ordered], pieces.end_ns[ordered])
         part = np.cumsum(cut)
         kept = usable[ordered]
-        self.at: FusibleInts = ordered[kept].astype(np.int64)
+        self.at: Ints = ordered[kept].astype(np.int64)
         """Which of the device's pieces each kernel is."""
-        self.part: FusibleInts = part[kept].astype(np.int64)
-        self.token: FusibleInts = case.operator[self.at].astype(np.int64)
+        self.part: Ints = part[kept].astype(np.int64)
+        self.token: Ints = case.operator[self.at].astype(np.int64)
         self.start_ns, self.end_ns = pieces.start_ns[self.at], pieces.end_ns[self.at]
         self.length_ns = pieces.length_ns[self.at]
 
@@ -274,7 +271,7 @@ class _Row:
             found[stream] = intervals.subtract(time, beside)
         return found
 
-    def of(self, begins: FusibleInts, length: int) -> _Sums:
+    def of(self, begins: Ints, length: int) -> _Sums:
         """Return the times of sequences of one length."""
         longest = np.max([self.length_ns[begins + one] for one in range(length)], axis=0)
         busy = np.sum([self.length_ns[begins + one] for one in range(length)], axis=0)
@@ -291,19 +288,19 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
-    elapsed_ns: FusibleInts
+    elapsed_ns: Ints
     """From the first kernel to the end of the last, without what else took time meanwhile."""
-    busy_ns: FusibleInts
-    longest_ns: FusibleInts
+    busy_ns: Ints
+    longest_ns: Ints
 
     @property
-    def lost_ns(self) -> FusibleInts:
+    def lost_ns(self) -> Ints:
         """What one kernel as long as the longest would save, each time.
 
         Where it takes far longer than usual, something else does.
         """
         lost = np.maximum(self.elapsed_ns - self.longest_ns, 0)
-        usual: FusibleInts = np.minimum(lost, int(WARMING_UP * np.median(lost)))
+        usual: Ints = np.minimum(lost, int(WARMING_UP * np.median(lost)))
         return usual
 
 
@@ -312,7 +309,7 @@ class _Sequence:
     """A sequence and where it comes."""
 
     length: int
-    begins: FusibleInts
+    begins: Ints
     lost_ns: int
     elapsed_ns: int
     busy_ns: int
@@ -351,7 +348,7 @@ class _Sequence:
         return told if line is None else {**told, "line": line}
 
 
-def _modules(case: Case) -> tuple[FusibleInts, bool]:
+def _modules(case: Case) -> tuple[Ints, bool]:
     """Return a number for the module of each piece (-1: not known), and whether any is known."""
     framework, pieces = case.recording.framework, case.pieces
     nowhere = np.zeros(len(pieces), np.int64)
@@ -364,7 +361,7 @@ def _modules(case: Case) -> tuple[FusibleInts, bool]:
     return np.where(known, number, -1).astype(np.int64), True
 
 
-def _pauses(start_ns: FusibleInts, end_ns: FusibleInts) -> Flags:
+def _pauses(start_ns: Ints, end_ns: Ints) -> Flags:
     """Tell before which pieces of work there is so much time that launching explains none of it."""
     if not len(start_ns):
         return np.zeros(0, np.bool_)
@@ -402,7 +399,7 @@ def _chosen(row: _Row) -> Iterator[_Sequence]:
 
 def _candidates(row: _Row) -> Iterator[_Sequence]:
     """Yield sequences that could be one kernel; of rotations of one loop only the tightest."""
-    tightest: dict[tuple[int, ...], tuple[float, int, FusibleInts]] = {}
+    tightest: dict[tuple[int, ...], tuple[float, int, Ints]] = {}
     for length, place, number in repeated(
         row.token, row.part, shortest=SHORTEST, longest=LONGEST, more_than=OFTEN
     ):
@@ -427,7 +424,7 @@ def _candidates(row: _Row) -> Iterator[_Sequence]:
             yield judged
 
 
-def _judged(row: _Row, length: int, begins: FusibleInts) -> _Sequence | None:
+def _judged(row: _Row, length: int, begins: Ints) -> _Sequence | None:
     """Return a sequence if it comes often enough, and something is to be had."""
     if len(begins) <= OFTEN:
         return None

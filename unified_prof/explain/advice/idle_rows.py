@@ -17,12 +17,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import narrow
+from unified_prof.arrays.types import Ints
 from unified_prof.base.text import TIMES, scaled
 from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.task_rows import FOREVER
 
-Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
 

@@ -22,8 +22,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.explain import kernel_classes
-from unified_prof.explain.advice.device_context import Case, Flags, Ints
+from unified_prof.explain.advice.device_context import Case, Flags
 from unified_prof.explain.advice.idle_rows import LEAST_SHARE, ROWS, percent
 from unified_prof.explain.roofline import breakdown
 from unified_prof.explain.roofline.breakdown import MATRIX_TARGET, MEMORY_TARGET, Placed

@@ -13,7 +13,8 @@ import numpy as np
 
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
-from unified_prof.explain.advice.device_context import Case, Flags, Ints
+from unified_prof.arrays.types import Ints
+from unified_prof.explain.advice.device_context import Case, Flags
 from unified_prof.explain.advice.idle_rows import ROWS, duration, percent, times
 from unified_prof.explain.advice.registry import FEW_STEPS
 from unified_prof.recording.counters import MAX_BYTES, TORCH

@@ -7,7 +7,8 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from unified_prof.explain.advice.device_context import Case, Ints
+from unified_prof.arrays.types import Ints
+from unified_prof.explain.advice.device_context import Case
 from unified_prof.explain.advice.idle_rows import LEAST_SHARE, WARN_SHARE, duration, percent
 from unified_prof.explain.advice.kernel_rules import computing, highest_ratio, on_ai_cpu
 from unified_prof.explain.roofline import peaks

@@ -15,7 +15,8 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
 from unified_prof.arrays.grouping import Lookup
-from unified_prof.explain.advice.device_context import Case, Flags, Ints
+from unified_prof.arrays.types import Ints
+from unified_prof.explain.advice.device_context import Case, Flags
 from unified_prof.explain.advice.idle_rows import (
     LEAST_SHARE,
     ROWS,

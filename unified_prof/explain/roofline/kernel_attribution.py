@@ -11,6 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.roofline import ascend, serving_formulas
 from unified_prof.explain.roofline.arguments import (
     Arguments,
@@ -29,8 +30,6 @@ from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.integer_columns import MISSING
-
-Ints = NDArray[np.int64]
 
 TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
 """Names of kernels that say they calculate in TF32."""

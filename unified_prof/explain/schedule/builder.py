@@ -8,11 +8,12 @@ from functools import cached_property
 import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, distinct, rising
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import device, graph, host
 from unified_prof.explain.schedule import device as device_pieces
 from unified_prof.explain.schedule import device as synchronised
 from unified_prof.explain.schedule.device import Pieces
-from unified_prof.explain.schedule.graph import Edges, Ints, Schedule, Segments
+from unified_prof.explain.schedule.graph import Edges, Schedule, Segments
 from unified_prof.explain.schedule.host import Host
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording

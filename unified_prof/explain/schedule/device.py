@@ -17,8 +17,9 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import NOWHERE, Lookup
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
-from unified_prof.explain.schedule.graph import Edges, Ints
+from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import queues
 from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
 from unified_prof.recording.communication import by_key

@@ -18,7 +18,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+from unified_prof.arrays.types import Ints
 
 NONE = -1
 _LATEST = np.iinfo(np.int64).max

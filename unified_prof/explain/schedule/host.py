@@ -12,8 +12,9 @@ from unified_prof.arrays import intervals, nesting
 from unified_prof.arrays.grouping import NOWHERE
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
+from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
-from unified_prof.explain.schedule.graph import Edges, Ints
+from unified_prof.explain.schedule.graph import Edges
 from unified_prof.recording import queues
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls

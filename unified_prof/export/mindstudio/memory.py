@@ -15,8 +15,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unified_prof.arrays.types import Ints
 from unified_prof.export.mindstudio import registry
-from unified_prof.export.mindstudio.recording import Ints, Recording, blocks
+from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import Delivery, cell, deliverable, lines
 from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES

@@ -13,10 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import (
-    Ints,
     Recording,
     blocks,
     in_order_of_text,

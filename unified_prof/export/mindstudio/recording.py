@@ -10,6 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import (
     NO_CONNECTION,
     NO_CONTEXT,
@@ -21,8 +22,6 @@ from unified_prof.export.mindstudio.registry import cell
 from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES, Texts
 from unified_prof.recording.source import Findings, Source
-
-Ints = NDArray[np.int64]
 
 BLOCK_ROWS = 32_768
 """How many rows are turned into text at a time."""

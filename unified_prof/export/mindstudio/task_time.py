@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import (
     HOST_ONLY_CONNECTION,
     NO_CONTEXT,
@@ -23,13 +24,7 @@ from unified_prof.base.vocabulary import (
     OLD_NO_CONNECTION,
 )
 from unified_prof.export.mindstudio import registry
-from unified_prof.export.mindstudio.recording import (
-    Ints,
-    Recording,
-    Tasks,
-    blocks,
-    in_order_of_text,
-)
+from unified_prof.export.mindstudio.recording import Recording, Tasks, blocks, in_order_of_text
 from unified_prof.export.mindstudio.registry import Delivery, deliverable, lines
 from unified_prof.recording import recording as whole_tables
 

@@ -8,8 +8,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.export.mindstudio import registry, timeline_events
-from unified_prof.export.mindstudio.recording import Ints, Recording, blocks
+from unified_prof.export.mindstudio.recording import Recording, blocks
 from unified_prof.export.mindstudio.registry import as_json
 from unified_prof.export.mindstudio.timeline_events import HOST, Blocks, Layer, Processes
 from unified_prof.recording import recording as whole_tables

@@ -13,9 +13,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Lookup
+from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE
 from unified_prof.export.mindstudio import registry, timeline_events
-from unified_prof.export.mindstudio.recording import Ints, Recording, Tasks, blocks
+from unified_prof.export.mindstudio.recording import Recording, Tasks, blocks
 from unified_prof.export.mindstudio.registry import as_json
 from unified_prof.export.mindstudio.timeline_events import Blocks, Processes
 from unified_prof.recording import recording as whole_tables

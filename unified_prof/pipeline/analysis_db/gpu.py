@@ -18,6 +18,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.base.text import NS_PER_MS, NS_PER_US
 from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, group_hash
 from unified_prof.pipeline.analysis_db.collectives import BYTES_PER_MB, Collective, Transfer
@@ -91,7 +92,6 @@ _RANKS = (
 _NO_RANKS = "NULL", ""
 _NONE = (None, NO_RANK)
 
-Ints = NDArray[np.int64]
 Ranks = tuple[int, ...]
 
 
