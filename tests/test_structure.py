@@ -1,0 +1,40 @@
+"""Size and wording of the package stay within what pyproject.toml allows."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tests.test_packaging import ROOT, TOOLS
+
+
+@pytest.fixture(scope="module")
+def totals() -> dict[str, int]:
+    code = (
+        "import sys; from pathlib import Path; sys.path.insert(0, sys.argv[1]); import structure;"
+        "print(structure.totals(Path(sys.argv[2])))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code, str(ROOT / "scripts"), str(ROOT)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    found: dict[str, int] = eval(run.stdout)
+    return found
+
+
+@pytest.mark.parametrize("figure", TOOLS["structure"])
+def test_growth_is_a_decision_in_a_diff(figure: str, totals: dict[str, int]) -> None:
+    """If this fails, shorten the code; or raise the limit in [tool.structure] and say why."""
+    limit = TOOLS["structure"][figure]
+    assert totals[figure] <= limit, f"{figure}: {totals[figure]:,}, at most {limit:,} allowed"
+
+
+def test_phrases_and_names_of_the_old_dialect_do_not_come_back() -> None:
+    script = Path("scripts/check_language.py")
+    run = subprocess.run([sys.executable, script], cwd=ROOT, capture_output=True, text=True)
+    assert run.returncode == 0, run.stdout[-5000:]
