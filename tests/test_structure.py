@@ -8,7 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from tests.test_packaging import ROOT, TOOLS
+from tests.test_packaging import TOOLS
+
+ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
