@@ -1,1 +1,1 @@
-"""The command line: parse, call one function, print."""
+"""Command line: parse options, call one function, print its result."""

@@ -1,7 +1,4 @@
-"""`uprof advise`: what to do first.
-
-`uprof what-if`: what a step would gain if something were faster.
-"""
+"""Commands `uprof advise` (ranked findings) and `uprof what-if` (estimated step times)."""
 
 from __future__ import annotations
 
@@ -29,12 +26,12 @@ if TYPE_CHECKING:
     from unified_prof.recording.model import Finding
 
 
+# Default number of findings in text and Markdown; JSON has all.
 _FOR_PEOPLE = 10
-"""Findings shown to people unless asked otherwise; programs get all."""
 
 
 class AdviceFormat(str, Enum):
-    """How advice is printed."""
+    """Output format of advice."""
 
     TEXT = "text"
     JSON = "json"
@@ -42,12 +39,12 @@ class AdviceFormat(str, Enum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "advise",
-        epilog="Exit code: 0 fine, whatever is found, 2 wrong use, 6 a recording is unreadable, "
-        "7 no report, or one that cannot be read (of a folder, all others are judged "
-        "nevertheless), 9 the output cannot be written.",
+        epilog="Exit codes: 0 success, with or without findings; 2 usage error; 6 recording "
+        "unreadable; 7 report missing or unreadable (the other reports of a directory are "
+        "still analyzed); 9 output cannot be written.",
     )(advise)
 
 
@@ -55,14 +52,17 @@ def advise(
     context: typer.Context,
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="A report of any family, or a folder of reports."),
+        typer.Argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports."),
     ],
     top: Annotated[
-        int | None, typer.Option(min=1, help="Findings to show.", show_default="10; all for json")
+        int | None,
+        typer.Option(min=1, help=("Number of findings to show."), show_default="10; all for json"),
     ] = None,
     format_: Annotated[
         AdviceFormat | None,
-        typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
+        typer.Option(
+            "--format", help="Output format.", show_default=("by the extension of -o, or text")
+        ),
     ] = None,
     output: OutputFile = None,
     rank: OneRank = None,
@@ -72,11 +72,11 @@ def advise(
     json_: AsJsonFormat = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say what could be better in a run, the costliest first, and what to try.
+    """List findings by cost, with what to try.
 
-    Every finding has what a step could gain at most, its evidence, and how sure it is. Rules that
-    the recording has no data for are listed as not judged. Of several ranks of one run comes first
-    what costs all of them time. docs/advice.md says what each rule looks for.
+    Each finding states the time that a step could save, its evidence, and its confidence. Rules
+    whose input was not recorded are listed as skipped. For a multi-rank run, findings about the run
+    come first. docs/advice.md describes each rule.
     """
     from unified_prof.explain.api import open_reports
     from unified_prof.report import advice as told
@@ -98,11 +98,11 @@ def advise(
             if rank is not None:
                 path = report_ranks.file_of(overview, path, rank)
             elif overview is not None and overview.run.file.parent == path:
-                # A run that was built: its ranks are elsewhere, or there no more.
+                # A cluster summary may be read without its ranks' recordings.
                 text = _of_run_alone(of_run, shape, top, to_file=file is not None, full=full_names)
                 _show(text, shape, file, force=force)
                 if not quiet:
-                    printing.say("uprof: hint: --rank N judges the recording of one rank")
+                    printing.say("uprof: hint: use --rank N to analyze the recording of one rank")
                 return
         ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
         stack.enter_context(hints.for_reports(path))
@@ -143,7 +143,7 @@ def _terminal(*, to_file: bool) -> tuple[int | None, bool]:
 def _of_run_alone(
     of_run: tuple[Finding, ...], shape: str, top: int | None, *, to_file: bool, full: bool
 ) -> str:
-    """Return what costs all ranks time, without reports of single ones."""
+    """Render the findings of a multi-rank run without those of single ranks."""
     from unified_prof.report import advice as told
 
     if shape == "json":
@@ -157,7 +157,7 @@ def _of_run_alone(
 
 
 def _findings(overview: Overview) -> tuple[Finding, ...]:
-    """Return what costs all ranks time, with the command that shows more of it."""
+    """Return the findings of a multi-rank run, each with a command that shows details."""
     from unified_prof.recording.model import Finding
 
     found: list[Any] = list(overview.run.findings)
@@ -178,34 +178,38 @@ def _findings(overview: Overview) -> tuple[Finding, ...]:
 
 
 class WhatIfFormat(str, Enum):
-    """How the answer is printed."""
+    """Output format of an estimate."""
 
     TEXT = "text"
     JSON = "json"
 
 
 def register_what_if(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "what-if",
-        epilog="Exit code: 0 fine, whatever is gained, 2 wrong use (nothing of that name was "
-        "recorded), 6 a recording is unreadable, 7 no report, or one that cannot be read, 9 the "
-        "output cannot be written.",
+        epilog="Exit codes: 0 success; 2 usage error (no operation of that name was recorded); 6 "
+        "recording unreadable; 7 report missing or unreadable; 9 output cannot be "
+        "written.",
     )(what_if)
 
 
 def what_if(
     context: typer.Context,
     path: Annotated[
-        Path, typer.Argument(metavar="FILE|DIR", help="A timeline, or a folder of timelines.")
+        Path,
+        typer.Argument(
+            metavar="FILE|DIR", help=("A timeline report, or a directory of timeline reports.")
+        ),
     ],
     faster: Annotated[
         list[str] | None,
         typer.Option(
             "--faster",
             metavar="NAME=K",
-            help="An operation, kernel, collective, call or class (kernel, communication, copy, "
-            "host, input) K times as fast; host:NAME is its time on the host. May be repeated.",
+            help="Make an operation, kernel, collective, call or class (kernel, communication, "
+            "copy, host, input) K times as fast; host:NAME selects its time on the host. "
+            "Repeatable.",
         ),
     ] = None,
     without: Annotated[
@@ -213,13 +217,21 @@ def what_if(
         typer.Option(
             "--without",
             metavar="NAME",
-            help="The same, not done at all; without a synchronising call its thread goes on.",
+            help=(
+                "Remove an operation, kernel, collective, call or class; a removed "
+                "synchronization no longer blocks its thread. Repeatable."
+            ),
         ),
     ] = None,
-    top: Annotated[int, typer.Option(min=1, help="Without a change: how many things to try.")] = 10,
+    top: Annotated[
+        int,
+        typer.Option(min=1, help=("Without --faster and --without: number of candidates to try.")),
+    ] = 10,
     format_: Annotated[
         WhatIfFormat | None,
-        typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
+        typer.Option(
+            "--format", help="Output format.", show_default=("by the extension of -o, or text")
+        ),
     ] = None,
     output: OutputFile = None,
     rank: OneRank = None,
@@ -229,11 +241,11 @@ def what_if(
     json_: AsJsonFormat = False,
     quiet: Quiet = False,
 ) -> None:
-    """Say what a step would gain if something took less time.
+    """Estimate the step time if kernels, copies or host work were faster.
 
-    The recorded schedule is run again with other durations: what ran after what on streams and
-    threads, what launched what and who waited for whom stay as they were. Without --faster and
-    --without it tries the costliest things of the critical path (uprof report --by path).
+    Replays the recorded schedule with changed durations; the order on streams and threads, launches
+    and waits stay the same. Without --faster and --without, tries the most expensive items of the
+    critical path (see uprof report --by path).
     """
     from unified_prof.explain.api import open_reports
     from unified_prof.report import advice as told
@@ -281,7 +293,7 @@ def _faster(said: str) -> Change:
         factor = math.nan
     if not name or not (0 < factor < math.inf):
         raise UsageError(
-            f"--faster {said}: expected a name and how many times as fast, such as aten::mm=2",
+            f"--faster {said}: expected NAME=K, for example aten::mm=2",
             slug="wrong-option-value",
         )
     return Change(name, factor)

@@ -1,6 +1,6 @@
-"""The one place where exceptions become words on stderr and an exit code.
+"""The `uprof` application: command table, settings, and the error boundary.
 
-The `uprof` command: one Typer application, one error boundary, one file per command.
+This is the only place where exceptions become messages and exit codes.
 """
 
 from __future__ import annotations
@@ -28,13 +28,13 @@ from unified_prof.errors import BUG_EXIT_CODE, UprofError, UsageError
 from unified_prof.version import VERSION
 
 INTERRUPTED = 130
+# Exit code that shells report for a process ended by SIGPIPE.
 READER_LEFT = 141
-"""What shells report of a program that SIGPIPE ended."""
 
-# Typer has a Click of its own since 0.26; all of Click's errors have this method.
+# Typer vendors Click since 0.26, so `isinstance` cannot be used; all Click errors have this method.
 _OF_CLICK = "format_message"
 
-# How Typer's parser of values puts it -> how a person would.
+# Typer's wording of invalid values -> ours.
 _OF_PARSERS = (
     (r": Value error, ", ": "),
     (r": Input should be (.*?)(?:, unable to .*)?$", r": expected \1"),
@@ -47,10 +47,10 @@ _OF_PARSERS = (
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
-    """Run a command and return its exit code; whatever it raises has been told on stderr.
+    """Run a command, print its error if it raises one, and return the exit code.
 
     Args:
-        work: Runs the command; returns its exit code, or something that is no number for 0.
+        work: Runs the command; a result that is not a number means 0.
     """
     try:
         code = work()
@@ -89,8 +89,8 @@ def _of_other(error: Exception) -> int:
     if isinstance(error, FileNotFoundError) and not _folder_exists():
         put_error(
             UsageError(
-                "the current folder does not exist any more",
-                hint="cd to one that does",
+                "the current directory no longer exists",
+                hint="cd to an existing directory",
                 slug="no-current-folder",
             )
         )
@@ -104,13 +104,13 @@ def _of_click(error: Any) -> int:
     if type(error).__name__ in ("NoArgsIsHelpError",):
         streams.tell(error.format_message())
         return int(error.exit_code)
-    hint = None if context is None else f"`{context.command_path} --help` shows what there is"
+    hint = None if context is None else f"see `{context.command_path} --help`"
     put_error(UprofError(_sentence(error.format_message()), hint=hint, slug="wrong-command-line"))
     return int(error.exit_code)
 
 
 def _sentence(message: str) -> str:
-    """Return one of Click's sentences as all our messages are: small at the start, no full stop."""
+    """Return a Click message in our form: lower case at the start, no full stop."""
     for words, ours in _OF_PARSERS:
         message = re.sub(words, ours, message)
     message = message.strip().removesuffix(".")
@@ -126,7 +126,7 @@ def _folder_exists() -> bool:
 
 
 def _put_bug(error: Exception) -> None:
-    """Tell an unforeseen exception in one line, with the details in a file."""
+    """Report an unexpected exception in one line and write its details to a file."""
     from unified_prof.base.redaction import redact
 
     what = printable(redact(f"{type(error).__name__}: {error}"))[:300]
@@ -137,8 +137,8 @@ def _put_bug(error: Exception) -> None:
         streams.tell(details)
         hint = None
     else:
-        hint = f"it is a bug in uprof; please report it with {path}"
-    put_error(UprofError(f"this should not have happened: {what}", hint=hint, slug="bug"))
+        hint = f"this is a bug in uprof; please report it with {path}"
+    put_error(UprofError(f"internal error: {what}", hint=hint, slug="bug"))
 
 
 def _write_details(details: str) -> Path:
@@ -153,68 +153,67 @@ def _write_details(details: str) -> Path:
     return Path(name)
 
 
-# Command (or group of commands) -> its module in this package, and the first sentence of its help,
-# in the order of the screen. A module has a function `register(app)`; heavy imports belong inside
-# the commands' functions. The sentence stands here so that the screen needs no module.
+# Command or group -> module with its `register(app)`, and the first sentence of its help, in
+# display order. The sentences are here so that `uprof --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
-    "run": ("run", "Profile a PyTorch workload: a script with providers, or any training script."),
+    "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
     "build": (
         "convert",
-        "Build the databases of recorded Ascend PROF_* directories: no CANN, no NPU needed.",
+        "Convert Ascend PROF_* directories to databases; needs neither CANN nor an NPU.",
     ),
     "import": (
         "convert",
-        "Make msprof databases of what other profilers recorded: no torch, no device needed.",
+        "Convert recordings of other profilers to databases; needs neither torch nor a device.",
     ),
-    "report": ("report", "Show where the time and the memory of a run went."),
+    "report": ("report", "Show time and memory of a run per operation, kernel, module or line."),
     "advise": (
         "advise",
-        "Say what could be better in a run, the costliest first, and what to try.",
+        "List findings by cost, with what to try.",
     ),
     "what-if": (
         "advise:register_what_if",
-        "Say what a step would gain if something took less time.",
+        "Estimate the step time if kernels, copies or host work were faster.",
     ),
     "trace": (
         "trace",
-        "Write the timeline of a report: streams, host calls, who launched whom, counters.",
+        "Write a timeline for Perfetto or Chrome: streams, host calls, launches, counters.",
     ),
-    "view": ("view", "Show a run in the browser: its page, or its timeline in Perfetto."),
+    "view": ("view", "Open a run in the browser: as a page, or its timeline in Perfetto."),
     "export": (
         "export",
-        "Write a report for other tools: flame graphs, pprof, Parquet, msprof's text files.",
+        "Export a report: flame graphs, pprof, Parquet, or the text files of msprof.",
     ),
-    "diff": ("diff", "Compare two runs, operation by operation."),
-    "gate": ("gate", "Refuse a run that is slower, or takes more memory, than a base allows."),
-    "baseline": ("baseline", "Keep runs to compare later ones with: save, list, show, history."),
+    "diff": ("diff", "Compare two runs operation by operation."),
+    "gate": ("gate", "Fail if a run is slower or uses more memory than its baseline."),
+    "baseline": ("baseline", "Save runs as baselines and compare later runs with them."),
     "cluster": (
         "cluster",
-        "Many ranks as one run: who is slow, who waits for whom, which link, which step.",
+        "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
-    "db": ("db", "Versions of report files: recognise, check, migrate and create them."),
+    "db": ("db", "Inspect, check, upgrade and create report files."),
     "time": (
         "skyline_commands",
-        "Write the run time report of a script into one file, as Skyline's `time`.",
+        "Write only the run time report of a script, like Skyline's `time`.",
     ),
     "memory": (
         "skyline_commands",
-        "Write the memory report of a script into one file, as Skyline's `memory`.",
+        "Write only the memory report of a script, like Skyline's `memory`.",
     ),
-    "recover": ("recover", "Make reports of what a killed run had measured."),
+    "recover": ("recover", "Recover the reports of a run whose process was killed."),
     "doctor": (
         "doctor",
-        "Say which backends can run here and why the others cannot, and what is installed.",
+        "Show which backends can run on this machine, and what is installed.",
     ),
 }
 
+# Commands that run the user's program in this process.
 _RUN_PROGRAMS = frozenset({"run", "time", "memory"})
-"""Commands within which somebody's program runs."""
 
 
 class _Commands(Mapping[str, Any]):
-    """The commands by name, each made when it is asked for.
+    """Commands by name, each built on first use.
 
-    To import all of them and turn their functions into options takes a tenth of a second.
+    Building all of them takes 0.1 s.
     """
 
     def __init__(self) -> None:
@@ -243,7 +242,7 @@ class _Root(Group):
         self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to it
 
     def summary_of(self, ctx: Any, name: str) -> str | None:
-        """Return the first sentence of a command's help, without making the command."""
+        """Return the first sentence of a command's help without importing the command."""
         return COMMANDS[name][1]
 
 
@@ -252,8 +251,9 @@ app = Application(
     cls=_Root,
     add_completion=True,
     context_settings={"auto_envvar_prefix": "UPROF"},
-    epilog="Every option has a variable, UPROF_GATE_FORMAT for `gate --format`, and a key in "
-    "pyproject.toml, `format` in [tool.uprof.gate]. Options beat variables, variables the file.",
+    epilog="Every option can also be set by an environment variable (UPROF_GATE_FORMAT for `gate "
+    "--format`) or in pyproject.toml (`format` in [tool.uprof.gate]). Options take "
+    "precedence over variables, variables over the file.",
     help="One profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.",
 )
 
@@ -276,17 +276,17 @@ def _root(
     else:
         context.with_resource(thrift.one_thread())
     if context.invoked_subcommand != "run":
-        # `run` sees to it itself: there the workload's own handlers count.
+        # `run` handles signals itself because the workload's handlers must stay in place.
         context.with_resource(signals.ended_by_signals())
     if (path := config.find()) is not None:
         context.default_map = {**config.defaults(path, context.command)}
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Run the command line and exit: this is the one error boundary.
+    """Run the command line and exit.
 
     Raises:
-        SystemExit: always, with the exit code of `unified_prof.errors`.
+        SystemExit: Always, with an exit code of `unified_prof.errors`.
     """
     with streams.guarded(), thrift.seldom_collecting():
         code = exit_code_of(lambda: _run(argv))

@@ -1,4 +1,4 @@
-"""`uprof baseline`: keep runs to compare later ones with."""
+"""Command group `uprof baseline`: save, list, show, history."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
 
 _STORE_HELP = (
-    "Where baselines are: an SQLite file, or a SQLAlchemy URL such as "
+    "Baseline store: an SQLite file, or a SQLAlchemy URL such as "
     "postgresql+psycopg://user@host/database."
 )
 StoreOption = Annotated[
@@ -31,7 +31,7 @@ StoreOption = Annotated[
 
 
 class HistoryFormat(str, Enum):
-    """How a history is shown."""
+    """Output format of a history."""
 
     TEXT = "text"
     HTML = "html"
@@ -48,8 +48,8 @@ _SUFFIXES = {
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
-    group = Application(help="Keep runs to compare later ones with: save, list, show, history.")
+    """Register the commands."""
+    group = Application(help="Save runs as baselines and compare later runs with them.")
     group.command("save")(save)
     group.command("list")(list_)
     group.command("show")(show)
@@ -58,17 +58,22 @@ def register(app: typer.Typer) -> None:
 
 
 def save(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="What to call it, such as main.")],
+    name: Annotated[
+        str, typer.Argument(metavar="NAME", help=("Name of the baseline, for example main."))
+    ],
     files: Annotated[
         list[Path],
-        typer.Argument(metavar="FILE|DIR", help="A run's report, folder, or several of one kind."),
+        typer.Argument(
+            metavar="FILE|DIR",
+            help=("Report or run directory; several runs of one workload are samples."),
+        ),
     ],
     store: StoreOption = None,
     convert: Convert = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Save a run as a baseline; an older one of that name stays as an earlier version."""
+    """Save a run as a new version of a baseline; earlier versions are kept."""
     from unified_prof.baselines import api
 
     read = partial(converting.run_of, convert=convert, quiet=quiet or json_)
@@ -80,7 +85,7 @@ def save(
 
 
 def list_(store: StoreOption = None, json_: AsJson = False) -> None:
-    """List the baselines, the newest version of each."""
+    """List the newest version of each baseline."""
     from unified_prof.baselines import api
 
     newest = {entry.name: entry for entry in api.entries(store)}
@@ -88,11 +93,11 @@ def list_(store: StoreOption = None, json_: AsJson = False) -> None:
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="The baseline.")],
+    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the baseline.")],
     store: StoreOption = None,
     json_: AsJson = False,
 ) -> None:
-    """Show every version of a baseline; `gate --baseline NAME@2` takes the second."""
+    """Show all versions of a baseline; `gate --baseline NAME@2` selects version 2."""
     from unified_prof.baselines import api
 
     _put(api.entries(store, name), json_)
@@ -101,25 +106,30 @@ def show(
 def history(
     *,
     context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="The baselines.")],
+    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of baselines.")],
     allowed: Allowed,
-    last: Annotated[int, typer.Option(min=1, help="Versions of each, the newest.")] = 100,
+    last: Annotated[
+        int, typer.Option(min=1, help=("Number of versions to show, newest first."))
+    ] = 100,
     store: StoreOption = None,
     format_: Annotated[
         HistoryFormat | None,
-        typer.Option("--format", help="How to show it.", show_default="by -o's ending, or text"),
+        typer.Option(
+            "--format", help="Output format.", show_default=("by the extension of -o, or text")
+        ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJsonFormat = False,
 ) -> None:
-    """Show how versions of a baseline stand over time, with a chart.
+    """Show the versions of baselines over time, with a chart.
 
-    Each version has its interval, and is marked where it surely differs from those before it: by
-    the gate's rule, against the first versions since the last change.
+    Each version has a confidence interval. A version is marked as changed if it differs, by the
+    rule of `uprof gate`, from the first versions since the previous change.
     """
     from unified_prof.baselines import api
     from unified_prof.compare.history import history as analyse
@@ -165,7 +175,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
     width, color = printing.terminal()
     page = TerminalPage(width=width, color=color)
     if not entries:
-        printing.say("no baseline; `uprof baseline save NAME FILE` saves one")
+        printing.say("no baselines; save one with `uprof baseline save NAME FILE`")
         return
     page.table(
         [

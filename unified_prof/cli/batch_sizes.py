@@ -1,4 +1,4 @@
-"""`uprof run --batch-sizes`: one run for each size of batch, and what they say together."""
+"""`uprof run --batch-sizes`: one run per batch size, and a model of throughput and memory."""
 
 from __future__ import annotations
 
@@ -22,31 +22,31 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What is to be run: a specification for each size, in rising order."""
+    """Batch sizes to run, in ascending order, and the memory limit."""
 
     specs: tuple[RunSpec, ...]
     memory_bytes: int | None
 
     @classmethod
     def of(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> Wanted:
-        """Return what `8,16,32` and `24GiB` mean for a run.
+        """Parse `8,16,32` and `24GiB`.
 
         Raises:
-            UsageError: they are no sizes, or there is memory without sizes.
+            UsageError: A value is not valid, or a memory limit is given without sizes.
         """
         if sizes is None:
             raise UsageError(
-                "--memory is for --batch-sizes",
-                hint="name the sizes of batches",
+                "--memory requires --batch-sizes",
+                hint="add --batch-sizes, for example 8,16,32",
                 slug="option-without-effect",
             )
         if spec.batch_size is not None:
             raise UsageError(
-                "--batch-size and --batch-sizes exclude each other", slug="contradicting-options"
+                "--batch-size and --batch-sizes cannot be combined", slug="contradicting-options"
             )
         if re.fullmatch(r"\s*[1-9]\d*\s*(?:,\s*[1-9]\d*\s*)*", sizes) is None:
             raise UsageError(
-                f"--batch-sizes takes sizes above 0, not {sizes!r}",
+                f"--batch-sizes {sizes!r}: expected sizes above 0",
                 hint="for example 8,16,32",
                 slug="wrong-option-value",
             )
@@ -59,7 +59,7 @@ class Wanted:
                 fits = None
             if fits is None:
                 raise UsageError(
-                    f"--memory takes a size such as 24GiB, not {memory!r}",
+                    f"--memory {memory!r}: expected a size such as 24GiB",
                     slug="wrong-option-value",
                 )
         return cls(
@@ -72,9 +72,9 @@ class Wanted:
 
 
 def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> int:
-    """Run each size and tell what they say together; return the first exit code that is not 0.
+    """Run each size, print the result, and return the first exit code other than 0.
 
-    A size that fails (for want of memory, say) is told of, and the larger ones are not tried.
+    If a size fails, for example for lack of memory, larger sizes are not tried.
     """
     from unified_prof.explain.api import fit
 
@@ -89,7 +89,7 @@ def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> 
 
 
 def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Measured], int]:
-    """Return what was measured of each size, and the exit code of the last that was run."""
+    """Return the measurement of each size, and the exit code of the last run."""
     from unified_prof.explain.api import Measured
 
     measured: list[Measured] = []
@@ -103,7 +103,7 @@ def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Mea
             measured.append(Measured(spec.batch_size, None, None, printable(str(err))))
             return measured, err.exit_code
         if exit_code:
-            why = f"the workload ended with exit code {exit_code}"
+            why = f"the workload exited with code {exit_code}"
             measured.append(Measured(spec.batch_size, None, None, why))
             return measured, exit_code
         measured.append(_measured(spec))
@@ -119,12 +119,14 @@ def _measured(spec: RunSpec) -> Measured:
     found = summarize(files)
     assert spec.batch_size is not None
     if found is None:
-        return Measured(spec.batch_size, None, None, "no run time or memory report was asked for")
+        return Measured(
+            spec.batch_size, None, None, ("neither a run time nor a memory report was requested")
+        )
     return Measured(spec.batch_size, found.iteration_ms, found.peak_usage_bytes)
 
 
 def document(measured: list[Measured], line: Fit | None) -> dict[str, Any]:
-    """Return it as plain data."""
+    """Return the result as plain data."""
     return {
         "format": "uprof-batch-sizes",
         "version": 1,
@@ -134,7 +136,7 @@ def document(measured: list[Measured], line: Fit | None) -> dict[str, Any]:
 
 
 def table(measured: list[Measured], line: Fit | None) -> list[str]:
-    """Return it as lines for people."""
+    """Return the result as lines of text."""
     from unified_prof.report import names
 
     rows = [("batch", "iteration", "samples/s", "peak memory")]
@@ -147,12 +149,10 @@ def table(measured: list[Measured], line: Fit | None) -> list[str]:
     lines += [f"batch {one.batch_size}: {one.failure}" for one in measured if one.failure]
     if line is None:
         return lines
-    error = "" if line.error_bytes is None else f", within {names.format_size(line.error_bytes)}"
+    error = "" if line.error_bytes is None else f" ± {names.format_size(line.error_bytes)}"
     fixed = names.format_size(max(line.fixed_bytes, 0.0))
-    lines.append(f"peak: {fixed} and {names.format_size(line.bytes_per_sample)} a sample{error}")
+    lines.append(f"peak: {fixed} + {names.format_size(line.bytes_per_sample)} per sample{error}")
     if line.memory_bytes is not None:
-        fits = "no batch" if line.largest_batch is None else f"a batch of {line.largest_batch:,}"
-        lines.append(
-            f"largest that fits in {names.format_size(line.memory_bytes)}: {fits} (predicted)"
-        )
+        fits = "none" if line.largest_batch is None else f"{line.largest_batch:,}"
+        lines.append(f"largest batch in {names.format_size(line.memory_bytes)}: {fits} (predicted)")
     return lines

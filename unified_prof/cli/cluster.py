@@ -1,7 +1,4 @@
-"""`uprof cluster build`: the recordings of many ranks to one run on disk.
-
-`uprof cluster`: many ranks as one run.
-"""
+"""Command group `uprof cluster`, and `uprof cluster build`."""
 
 from __future__ import annotations
 
@@ -20,12 +17,12 @@ if TYPE_CHECKING:
 
 
 _EPILOG = (
-    "What an earlier call has read is used again, unless --force: a call that was stopped goes on."
-    " A rank that"
-    " cannot be read is named with the reason, and the others' answer stands. Exit code: 0, also"
-    " where ranks lack, unless --strict; 2 wrong use, or two files of one rank; 7 no rank can be"
-    " read, or with --strict not all; 8 the run there is of a newer uprof; 9 the run cannot be"
-    " written; 10 the scheduler does not answer, was lost, or has no workers."
+    "Results of an earlier call are reused unless --force is given, so an interrupted "
+    "build continues. Unreadable ranks are listed with the reason; the others are "
+    "analyzed. Exit codes: 0 success, also if ranks are missing, unless --strict; 2 usage "
+    "error, or two files of one rank; 7 no rank can be read, or with --strict not all; 8 "
+    "the run was written by a newer uprof; 9 the run cannot be written; 10 the scheduler "
+    "does not respond, was lost, or has no workers."
 )
 
 
@@ -34,55 +31,55 @@ def build(
         list[str],
         typer.Argument(
             metavar="INPUT...",
-            help="Folders of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; patterns,"
-            " URLs (s3://BUCKET/RUN), RANK=FILE.",
+            help="Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; "
+            "patterns, URLs (s3://BUCKET/RUN), RANK=FILE.",
         ),
     ],
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="RUN", help="Folder or URL of the run."),
+        typer.Option("-o", "--output", metavar="RUN", help="Directory or URL of the run to write."),
     ] = "run.cluster",
     jobs: Annotated[
         int | None,
         typer.Option(
             min=1,
-            help="Processes on this machine.",
-            show_default="one a processor; 1 for few ranks",
+            help="Number of processes on this machine.",
+            show_default="one per processor; 1 for few ranks",
         ),
     ] = None,
     scheduler: Annotated[
         str | None,
         typer.Option(
             metavar="ADDRESS|FILE.json",
-            help="Work on a scheduler of Dask's: tcp://HOST:PORT, or the file it writes.",
+            help="Use a Dask scheduler: tcp://HOST:PORT, or its scheduler file.",
         ),
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(metavar="local:N", help="Work on N processes of Dask's on this machine."),
+        typer.Option(metavar="local:N", help="Use N Dask worker processes on this machine."),
     ] = None,
     strict: Annotated[
         bool, typer.Option("--strict", help="Exit with 7 if a rank is missing or damaged.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Let Dask log.")] = False,
+    verbose: Annotated[bool, typer.Option("--verbose", help="Show Dask's log.")] = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Read the ranks of a run, each by itself, and put them together."""
+    """Read the recordings of all ranks and combine them into one run."""
     from unified_prof.pipeline.cluster import build as make
 
     if dask is not None and (scheduler is not None or not dask.startswith("local")):
         raise UsageError(
-            f"--dask {dask} is not local:N"
+            f"--dask {dask}: expected local:N"
             if scheduler is None
-            else "--dask or --scheduler, not both",
-            hint="--scheduler names a scheduler that runs already",
+            else "--dask and --scheduler cannot be combined",
+            hint="--scheduler connects to a running scheduler",
             slug="wrong-scheduler",
         )
     if jobs is not None and (dask or scheduler):
         raise UsageError(
-            "--jobs is of this machine's own processes, not of Dask's", slug="option-without-effect"
+            "--jobs applies to local processes, not to Dask", slug="option-without-effect"
         )
     enabled = streams.is_terminal() and not quiet
     with printing.progress_line(enabled=enabled) as progress:
@@ -111,7 +108,7 @@ def _tell(outcome: ClusterOutcome) -> None:
         for hint in dict.fromkeys(hints):
             printing.say(f"uprof: hint: {hint}")
     steps = f"{len(outcome.steps)} step{'s' if len(outcome.steps) != 1 else ''}"
-    what = "nothing new" if outcome.already else f"{outcome.new:,} read now"
+    what = "none read again" if outcome.already else f"{outcome.new:,} read now"
     ranks = f"{outcome.ranks_read:,} rank{'s' if outcome.ranks_read != 1 else ''}"
     printing.say(f"{outcome.target}: {ranks}, {steps}; {what}")
     for text in outcome.findings[:_FEW]:
@@ -119,7 +116,7 @@ def _tell(outcome: ClusterOutcome) -> None:
     if len(outcome.findings) > _FEW:
         printing.say(f"  and {len(outcome.findings) - _FEW} more findings")
     elif not outcome.findings:
-        printing.say("  no finding")
+        printing.say("  no findings")
 
 
 _FEW = 3
@@ -139,18 +136,18 @@ def _record(outcome: ClusterOutcome) -> dict[str, Any]:
 
 
 def register_build(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command("build", no_args_is_help=True, epilog=_EPILOG)(build)
 
 
 cluster = Application(
     name="cluster",
-    help="Many ranks as one run: who is slow, who waits for whom, which link, which step.",
+    help="Analyze a multi-rank run: stragglers, collective waits, slow links.",
 )
 register_build(cluster)
 cluster_report.register(cluster)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
+    """Register the commands."""
     app.add_typer(cluster)

@@ -1,7 +1,4 @@
-"""`uprof cluster report|diff|gate`: what a run of many ranks says, alone and beside another.
-
-Ranks of a run that are shown together: `uprof trace --ranks`.
-"""
+"""`uprof cluster report`, `diff` and `gate`, and the ranks of `uprof trace --ranks`."""
 
 from __future__ import annotations
 
@@ -47,14 +44,17 @@ else:
 
 _DIFF_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 
-Run = Annotated[Path, typer.Argument(metavar="RUN", help="A run's folder, or its cluster.sqlite.")]
+Run = Annotated[
+    Path, typer.Argument(metavar="RUN", help=("Directory of a cluster run, or its cluster.sqlite."))
+]
 Output = Annotated[
-    Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+    Path | None,
+    typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
 ]
 
 
 class DiffFormat(str, Enum):
-    """How a difference is printed."""
+    """Output format of a comparison."""
 
     TEXT = "text"
     JSON = "json"
@@ -62,7 +62,7 @@ class DiffFormat(str, Enum):
 
 
 class RoleOption(str, Enum):
-    """What ranks are put together by."""
+    """How ranks are grouped for a comparison."""
 
     STAGE = "stage"
     ROLE = "role"
@@ -71,10 +71,10 @@ class RoleOption(str, Enum):
 
 @contextmanager
 def opened(path: Path) -> Iterator[Overview]:
-    """Open a run for its figures.
+    """Open a cluster run.
 
     Raises:
-        StoreError: there is none, or it is damaged.
+        StoreError: The run is missing or damaged.
     """
     from unified_prof.cluster.overview import Overview
     from unified_prof.cluster.stored_run import open_run
@@ -88,21 +88,27 @@ def report(
     run: Run,
     by: Annotated[
         ByOption | None,
-        typer.Option(help="Show this table alone.", show_default="a screen of all"),
+        typer.Option(help="Show only this table.", show_default="an overview"),
     ] = None,
     rank: Annotated[
-        int | None, typer.Option(min=0, metavar="N", help="Show this rank alone.")
+        int | None, typer.Option(min=0, metavar="N", help="Show only this rank.")
     ] = None,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="Show this step alone, by ranks.")
+        int | None, typer.Option(metavar="N", help="Show only this step, by rank.")
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows of each table.", show_default="a screen; all for json, csv"),
+        typer.Option(
+            min=1,
+            help="Number of rows per table.",
+            show_default=("one screen; all for json and csv"),
+        ),
     ] = None,
     format_: Annotated[
         ShapeOption | None,
-        typer.Option("--format", help="How to print it.", show_default="by -o's ending, or text"),
+        typer.Option(
+            "--format", help="Output format.", show_default=("by the extension of -o, or text")
+        ),
     ] = None,
     output: Output = None,
     full_names: FullNames = False,
@@ -113,7 +119,7 @@ def report(
     ] = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show what costs a run of many ranks its time: ranks, hosts, links, steps."""
+    """Show where a multi-rank run loses time: ranks, hosts, links, steps."""
     file = shapes.file_of(output)
     asked = format_ and format_.value
     shape = formats.find_format(
@@ -150,8 +156,8 @@ def show(
     """Print a run, or write it to a file.
 
     Raises:
-        OutputError: it cannot be written.
-        UsageError: the terminal cannot show the format; the run has no such rank or step.
+        OutputError: The file cannot be written.
+        UsageError: The terminal cannot show the format, or the run has no such rank or step.
     """
     import sys
 
@@ -177,18 +183,21 @@ def show(
 
 def diff(
     context: typer.Context,
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="A run: before.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="A run: after.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Baseline run.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Candidate run.")],
     by: Annotated[
-        RoleOption, typer.Option(help="Put ranks together by stage, stage and data rank, or not.")
+        RoleOption,
+        typer.Option(
+            help=("Group ranks by pipeline stage, by stage and data rank, or not at all.")
+        ),
     ] = RoleOption.STAGE,
-    top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    top: Annotated[int, typer.Option(min=1, help="Number of rows per table.")] = 20,
     format_: Annotated[
         DiffFormat | None,
         typer.Option(
             "--format",
-            help="How to print it; json has every row.",
-            show_default="by -o's ending, or text",
+            help="Output format; json has all rows.",
+            show_default="by the extension of -o, or text",
         ),
     ] = None,
     output: Output = None,
@@ -197,7 +206,7 @@ def diff(
     full_names: FullNames = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare two runs of many ranks by what ranks do, so that 64 and 128 ranks compare."""
+    """Compare two multi-rank runs by role of the ranks; their number may differ."""
     from unified_prof.cluster import run_comparison
     from unified_prof.report import cluster_comparison
 
@@ -228,29 +237,31 @@ def diff(
 def gate(
     *,
     context: typer.Context,
-    base: Annotated[Path, typer.Argument(metavar="BASE", help="A run: before.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="A run: after.")],
+    base: Annotated[Path, typer.Argument(metavar="BASE", help="Baseline run.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="Candidate run.")],
     metric: Annotated[
         list[str] | None,
         typer.Option(
             metavar="METRIC",
-            help="step, slowest-rank, imbalance or exposed-communication.",
+            help="Metric: step, slowest-rank, imbalance or exposed-communication.",
             show_default="step",
         ),
     ] = None,
     max_regress: Annotated[
-        str, typer.Option(metavar="SHARE", help="How much worse is too much: 5% or 0.05.")
+        str, typer.Option(metavar="SHARE", help="Largest accepted regression: 5% or 0.05.")
     ] = "5%",
     min_abs: Annotated[
         list[str] | None,
         typer.Option(
-            metavar="AMOUNT", help="And by at least so much: a time.", show_default="0.05ms"
+            metavar="AMOUNT", help="Ignore regressions below this time.", show_default="0.05ms"
         ),
     ] = None,
     format_: Annotated[
         FormatOption | None,
         typer.Option(
-            "--format", help="How to print the verdict.", show_default="by -o's ending, or text"
+            "--format",
+            help="Output format of the verdict.",
+            show_default=("by the extension of -o, or text"),
         ),
     ] = None,
     output: Output = None,
@@ -258,7 +269,7 @@ def gate(
     quiet: Quiet = False,
     json_: AsJsonFormat = False,
 ) -> None:
-    """Refuse a run of many ranks that is slower than a base allows, judged by its steps."""
+    """Fail if the steps of a multi-rank run are slower than those of its baseline."""
     from unified_prof.cluster import run_comparison
 
     file = shapes.file_of(output)
@@ -281,47 +292,47 @@ def gate(
 
 
 def _warn(*sides: Overview, quiet: bool) -> None:
-    """Tell of ranks that are missing."""
+    """Warn about missing ranks."""
     for one in sides:
         if one.missing and not quiet:
             printing.say(f"uprof: warning: {one.run.path}: {one.coverage}")
 
 
 def register(app: Any) -> None:
-    """Add the commands to the group `uprof cluster`."""
+    """Register the commands of `uprof cluster`."""
     app.command(
         "report",
-        epilog="Exit code: 0 fine, even if ranks are missing; with --strict 7 then. 2 wrong use "
-        "(no such rank or step), 7 no run or one that cannot be read, 9 the output cannot be "
+        epilog="Exit codes: 0 success, also if ranks are missing (with --strict 7); 2 usage "
+        "error (no such rank or step); 7 run missing or unreadable; 9 output cannot be "
         "written.",
     )(report)
-    app.command("diff", epilog="Exit code: 0 fine, 7 no run or one that cannot be read.")(diff)
+    app.command("diff", epilog="Exit codes: 0 success; 7 run missing or unreadable.")(diff)
     app.command(
         "gate",
-        epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (fewer than five steps, or they "
-        "scatter too much), 2 wrong use, 7 no run or one that cannot be read.",
+        epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive (fewer than "
+        "five steps, or too much variance); 7 run missing or unreadable.",
     )(gate)
 
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
 _MOST = 256
-"""Ranks of one trace: viewers draw no more, and each of them is read whole."""
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """Which ranks, and which step of them."""
+    """Selection of ranks and of a step."""
 
+    # None selects the most informative ranks of the step.
     ranks: tuple[int, ...] | None
-    """None: those that tell most of the step."""
     step: int | None
 
     @classmethod
     def of(cls, ranks: str | None, step: int | None) -> Wanted:
-        """Return what `0,8-11` means.
+        """Parse `0,8-11`.
 
         Raises:
-            UsageError: it is no list of ranks, or of too many.
+            UsageError: Not a list of ranks, or too many ranks.
         """
         if ranks is None:
             return cls(None, step)
@@ -331,13 +342,13 @@ class Wanted:
             low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
             if low > high:
                 raise UsageError(
-                    f"--ranks takes numbers such as 0,8-11, not {ranks!r}",
-                    hint="say which ranks",
+                    f"--ranks {ranks!r}: expected numbers such as 0,8-11",
+                    hint="select ranks",
                     slug="wrong-ranks",
                 )
             if high - low >= _MOST or len(found) + high - low >= _MOST:
                 raise UsageError(
-                    f"--ranks: a trace takes {_MOST} ranks at most, not {ranks!r}",
+                    f"--ranks {ranks!r}: a trace can have at most {_MOST} ranks",
                     slug="wrong-ranks",
                 )
             found |= dict.fromkeys(range(low, high + 1))
@@ -346,24 +357,24 @@ class Wanted:
 
 @dataclass(frozen=True, slots=True)
 class Together:
-    """Ranks on one clock, as far as there is one."""
+    """Timelines of several ranks on a common clock."""
 
+    # (prefix of its track names, timeline) of each rank.
     named: list[tuple[str, OverTime]]
-    """Each with the prefix of its names."""
     ranks: list[int]
+    # Ranks grouped by the clock that they share.
     islands: list[list[int]]
-    """The ranks by the clock that they share."""
 
 
 @contextmanager
 def timelines(
     path: Path, wanted: Wanted, *, convert: bool, quiet: bool, output: Path | None = None
 ) -> Iterator[Together]:
-    """Open the recordings of chosen ranks of a run, moved to its common clock.
+    """Open the recordings of selected ranks, shifted to the common clock.
 
     Raises:
-        StoreError: there is no run, or a rank's recording is not there any more.
-        UsageError: the run has no such rank or step; a recording has to be converted first.
+        StoreError: The run or a rank's recording is missing.
+        UsageError: The run has no such rank or step, or a recording must be converted first.
     """
     from unified_prof.cluster.step_lanes import (
         ShiftedTimeline,
@@ -376,7 +387,9 @@ def timelines(
     with ExitStack() as stack:
         overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet, needed=True))
         if overview is None:
-            raise report_ranks.no_run(path, "--ranks and --step are for those; leave them out")
+            raise report_ranks.no_run(
+                path, ("leave out --ranks and --step, which apply to cluster runs")
+            )
         numbers = wanted.ranks if wanted.ranks is not None else ranks_of_interest(overview)
         chosen = [overview.rank(number).rank for number in numbers]
         found: list[tuple[str, OverTime]] = []
@@ -395,17 +408,17 @@ def timelines(
         together = ranks_by_clock(chosen)
         if not quiet and (len(together) > 1 or None in together):
             printing.say(
-                "uprof: warning: these ranks share no event that would tell their clocks: "
+                "uprof: warning: clocks cannot be aligned, no common event between ranks:"
                 + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
             )
         yield Together(found, [one.rank for one in chosen], [*together.values()])
 
 
 def recording_of(overview: Overview, rank: RankRecord) -> Path:
-    """Return where a rank's recording lies: as it was named, or beside the run.
+    """Return the path of a rank's recording: as given, or beside the run.
 
     Raises:
-        StoreError: it is not there.
+        StoreError: The recording is missing.
     """
     run = overview.run
     if rank.file is None:
@@ -419,7 +432,7 @@ def recording_of(overview: Overview, rank: RankRecord) -> Path:
         if candidate.exists():
             return candidate
     raise StoreError(
-        f"the recording of rank {rank.rank}, {rank.file}, is not there any more",
-        hint=f"{run.path} was made of it; bring it back, or build the run again",
+        f"the recording of rank {rank.rank} is missing: {rank.file}",
+        hint=f"restore it, or build {run.path} again",
         slug="rank-without-recording",
     )

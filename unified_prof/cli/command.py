@@ -1,29 +1,17 @@
-"""Options that belong together are one value: a dataclass of what they say.
+"""Foundations of every command: option groups, shared options, help screens, process tuning.
 
-Typer makes a command's parameters from a function's. Here a function may take several of them at
-once: a parameter whose type is a dataclass stands for the dataclass's fields.
+Option groups: a parameter whose type is a dataclass stands for the fields of that dataclass.
 
-Options that mean the same in every command that has them.
+Values: Typer (0.29) lets pydantic build a validator per parameter, 0.1 s for every command. Plain
+values (names, paths, choices, numbers within bounds) are converted here instead; all others, and
+all errors, go to Typer. Other Typer versions are left alone.
 
-What stands on the command line as Python's values, without what Typer needs for odd ones.
+Help: variables are named after options (`UPROF_GATE_FORMAT` for `uprof gate --format`), options
+have sections, and examples come before exit codes.
 
-Typer (0.29) has pydantic make a validator for each parameter, also for those that nobody gives: a
-tenth of a second for every command, most of what a small one takes. Words whose meaning is plain
-(a name, a path, one of some choices, a number within its bounds) are taken as they are here; all
-others, and all errors, are Typer's as before. A Typer that works otherwise is left alone.
-
-How every command appears on the command line: variables, help by sections, examples.
-
-Typer names variables after Python's parameters and lists all options in one heap. Here a variable
-is named after its option (`UPROF_GATE_FORMAT` for `uprof gate --format`), the screen has sections,
-and examples stand where people look first: before the exit codes.
-
-What a command leaves out that lives for half a second: looking for garbage, threads of BLAS.
-
-To import what a command needs makes some hundred thousand objects, which all stay. Python looks
-through them 120 times meanwhile, and once more at the end, together a tenth of a small command's
-processor time; NumPy's BLAS starts a thread for each processor, and nothing here multiplies
-matrices. A program that runs inside this process finds everything as it is without uprof.
+Process tuning: imports create some 100,000 objects that all live on, and Python's garbage collector
+visits them 120 times: a tenth of a small command's CPU time. NumPy's BLAS starts a thread per
+processor that nothing here uses. Both are restored before a user's program runs.
 """
 
 from __future__ import annotations
@@ -48,7 +36,7 @@ from unified_prof.errors import UsageError
 
 
 def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with the fields of its dataclasses as parameters, where those stood."""
+    """Return `command` with dataclass parameters replaced by the fields of their dataclasses."""
     own = inspect.signature(command, eval_str=True)
     groups: dict[str, Any] = {
         name: parameter.annotation
@@ -88,38 +76,35 @@ def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
     return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
 
 
-Force = Annotated[bool, typer.Option("--force", help="Replace files that exist.")]
-Quiet = Annotated[
-    bool, typer.Option("-q", "--quiet", help="No remarks, progress or summaries; errors only.")
-]
+Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
+Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
 AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-AsJsonFormat = Annotated[bool, typer.Option("--json", help="The same as --format json.")]
-FullNames = Annotated[
-    bool, typer.Option("--full-names", help="Show names whole in tables, however long.")
-]
+AsJsonFormat = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
+FullNames = Annotated[bool, typer.Option("--full-names", help="Do not truncate names in tables.")]
 Noise = Annotated[
     str | None,
     typer.Option(
         metavar="SHARE",
-        help="How much runs of the unchanged workload differ here, such as 2%.",
-        show_default="what `uprof gate --self-test` learned",
+        help="Run-to-run variation of an unchanged workload on this machine, for example 2%.",
+        show_default="measured by `uprof gate --self-test`",
     ),
 ]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write to a file, not to stdout."),
+    typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout."),
 ]
 OneRank = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Of several ranks of a run, this one.")
+    int | None, typer.Option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
 ]
-SCHEMA_HELP = "Revision of the schema: documented, latest, or a revision's name."
+SCHEMA_HELP = "Schema revision: documented, latest, or the name of a revision."
 Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
 
 
 _Number = TypeVar("_Number", int, float)
+# Longer numbers are left to Typer.
 _DIGITS = 10
-"""Of a number of plain words; what has more is looked at twice."""
 
+# Parameter settings that need no further validation.
 _UNCHECKED = {
     "parser": None,
     "exists": False,
@@ -131,28 +116,27 @@ _UNCHECKED = {
     "path_type": None,
     "clamp": False,
 }
-"""Settings of a parameter that say nothing more is to be looked at."""
 
 
 class _Odd(Exception):  # noqa: N818 (none that anybody sees)
-    """A value whose meaning is Typer's to say."""
+    """A value that Typer has to convert."""
 
 
 def make_plain(param: Any) -> None:
-    """Let a parameter of Typer's take plain values without a validator."""
+    """Let a Typer parameter accept plain values without a validator."""
     made = getattr(param, "_runtime_param", "")
     if made is None and callable(getattr(param, "get_runtime_param", None)):
         param._runtime_param = _Plain(param)
 
 
 class _Plain:
-    """Takes the place of a parameter's validator, which is made where a value is not plain."""
+    """Stands in for a parameter's validator; builds the real one for values that are not plain."""
 
     def __init__(self, param: Any) -> None:
         self._param = param
 
     def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Return what a value means."""
+        """Convert a value."""
         try:
             return _plain(value, param)
         except _Odd:
@@ -162,10 +146,10 @@ class _Plain:
 
 
 def _plain(value: Any, param: Any) -> Any:
-    """Return what a value means.
+    """Convert a plain value.
 
     Raises:
-        _Odd: it is none of the plain ones.
+        _Odd: The value is not plain.
     """
     several = param.multiple or param.nargs == -1
     if value is None:
@@ -189,7 +173,7 @@ def _one(value: Any, kind: Any, about: Any) -> Any:
     if kind is float and type(value) is float:
         return _within(value, about)
     if kind is Path and isinstance(value, str | Path):
-        # What is there and may not be read is an error of Typer's.
+        # An existing path without read permission is an error that Typer reports.
         if not os.fspath(value) or (os.path.exists(value) and not os.access(value, os.R_OK)):  # noqa: PTH110
             raise _Odd
         return Path(_text(value)) if isinstance(value, str) else value
@@ -237,8 +221,8 @@ OUTPUT = "Output"
 _OUTPUT_OPTIONS = frozenset(
     "--output --force --format --json --quiet --verbose --dry-run --no-backup".split()
 )
+# Commands with fewer options have one section only.
 _ENOUGH_FOR_SECTIONS = 9
-"""With fewer options than this, one section is easier to read than several."""
 
 _METAVARS = (
     (r"<int( range)?>", "N"),
@@ -251,7 +235,7 @@ _EXTRA = re.compile(r"\s*\[((?:default|required|env var|x[<>]|[0-9]+<)[^\[\]]*)\
 
 
 class Application(typer.Typer):
-    """A group of commands; what is added to it is a `Command` unless asked otherwise."""
+    """Group of commands, built with our `Command` class."""
 
     def __init__(self, **settings: Any) -> None:
         super().__init__(
@@ -265,20 +249,20 @@ class Application(typer.Typer):
         )
 
     def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
-        """Return the decorator that adds a command."""
+        """Return a decorator that adds a command."""
         return super().command(name, **{"cls": Command, **settings})
 
 
 class _Shown:
-    """What commands and groups of commands have in common."""
+    """Behavior that commands and groups share."""
 
+    # Sections that --help hides -> option that shows them.
     folded: dict[str, str] = {}  # noqa: RUF012 (replaced as a whole, never changed)
-    """Sections that --help does not show -> the option that does."""
     params: list[Any]
     epilog: str | None
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Read arguments, settings and variables."""
+        """Read arguments, settings and environment variables."""
         for param in self.params:
             _name_variable(param, ctx.auto_envvar_prefix)
             make_plain(param)
@@ -286,20 +270,20 @@ class _Shown:
         return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
 
     def _refuse_empty_output(self, ctx: Any, args: list[str]) -> None:
-        """Raise UsageError for `-o ''`: an empty path means this folder, and nobody means that."""
+        """Raise UsageError for `-o ''`, which would mean the current directory."""
         if ctx.resilient_parsing or not any(arg == "" or arg.endswith("=") for arg in args):
             return
         given, _, _ = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
         outputs = [param.name for param in self.params if "--output" in param.opts]
         if any(given.get(name) == "" for name in outputs):
             raise UsageError(
-                "-o is empty, expected a name",
-                hint="a variable of the shell may be empty; `-o .` means this folder",
+                "-o is empty, expected a path",
+                hint="a shell variable may be unset; use `-o .` for the current directory",
                 slug="empty-output",
             )
 
     def get_help_option(self, ctx: Any) -> Any:
-        """Return --help, which no variable can ask for."""
+        """Return --help, which cannot be set by a variable."""
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
             option.allow_from_autoenv = False
@@ -307,7 +291,7 @@ class _Shown:
         return option
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the line that begins with `Usage:`."""
+        """Return the words of the `Usage:` line."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
             if param.param_type_name == "argument":
@@ -317,7 +301,7 @@ class _Shown:
         return pieces
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the arguments, and the options by sections."""
+        """Write arguments, then options by section."""
         arguments = [
             (param.metavar or param.name.upper(), param.help or "")
             for param in self.params
@@ -331,7 +315,7 @@ class _Shown:
                 write_section(formatter, ctx, title, options)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
-        """Write examples, and what the exit code says."""
+        """Write examples and exit codes."""
         if examples := EXAMPLES.get(" ".join(ctx.command_path.split()[1:])):
             with formatter.section("Examples"):
                 for line in _in_columns(examples):
@@ -339,7 +323,7 @@ class _Shown:
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
 
     def _sections(self, ctx: Any) -> dict[str, list[Any]]:
-        """Return the options by the titles of their sections, in the order of the screen."""
+        """Return the options by section title, in display order."""
         options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]  # type: ignore[attr-defined]
         options = [param for param in options if not param.hidden]
         several = len(options) >= _ENOUGH_FOR_SECTIONS
@@ -365,27 +349,27 @@ class Command(_Shown, TyperCommand):
 class Group(_Shown, TyperGroup):
     """A group of commands."""
 
+    # Commands in display order; others follow.
     order: tuple[str, ...] = ()
-    """The commands in the order of the screen; others follow."""
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the names of the commands in the order of the screen."""
+        """Return the command names in display order."""
         names = list(self.commands)  # Typer asks for each command to name them
         return [name for name in self.order if name in names] + [
             name for name in names if name not in self.order
         ]
 
     def summary_of(self, ctx: Any, name: str) -> str | None:
-        """Return the first sentence of a command's help; None: it is not listed."""
+        """Return the first sentence of a command's help, or None if the command is hidden."""
         command = self.get_command(ctx, name)
         return None if command is None or command.hidden else command.get_short_help_str(limit=200)
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the words of the line that begins with `Usage:`."""
+        """Return the words of the `Usage:` line."""
         return [*super().collect_usage_pieces(ctx), "COMMAND [ARGS]..."]
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        """Write the commands, each with its whole first sentence, then the options."""
+        """Write the commands with their first sentences, then the options."""
         told = ((name, self.summary_of(ctx, name)) for name in self.list_commands(ctx))
         with formatter.section("Commands"):
             formatter.write_dl([(name, summary) for name, summary in told if summary is not None])
@@ -399,10 +383,10 @@ def write_section(formatter: Any, ctx: Any, title: str, options: list[Any]) -> N
 
 
 def is_setting(param: Any) -> bool:
-    """Return whether variables and pyproject.toml may set a parameter.
+    """Return True if variables and pyproject.toml may set a parameter.
 
-    Not --help, --version and the like: left behind in an environment or a file, they would turn
-    every command into one that does nothing and succeeds.
+    Excludes --help, --version and similar options: in an environment they would make every command
+    succeed without doing anything.
     """
     return bool(param.param_type_name == "option" and param.expose_value and not param.is_eager)
 
@@ -418,7 +402,7 @@ def _name_variable(param: Any, prefix: str | None) -> None:
 
 
 def _record(option: Any, ctx: Any) -> tuple[str, str]:
-    """Return an option's names with what it takes, and its help with its default."""
+    """Return an option's names and metavar, and its help with its default."""
     names, text = option.get_help_record(ctx)
     for pattern, metavar in _METAVARS:
         names = re.sub(pattern, metavar, names)
@@ -441,23 +425,23 @@ def _in_columns(examples: tuple[tuple[str, str], ...]) -> Iterator[str]:
         yield f"{command:{width}}  {purpose}".rstrip()
 
 
+# New objects between two garbage collections; at most a few dozen MB of garbage.
 _SELDOM = 200_000
-"""So many new objects before the next look: what is garbage by then are a few dozen MB at most."""
 _THREADS = "OPENBLAS_NUM_THREADS"
 
-# Numbers of malloc.h, and the most that it takes for the first.
+# M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the maximum of the former.
 _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
 
+# Python's own thresholds while ours are active.
 _usual: tuple[int, int, int] | None = None
-"""Python's thresholds, while ours count."""
+# True if no user program has run in this process.
 _is_ours_alone = False
-"""Whether no program but uprof has run in this process."""
 
 
 @contextmanager
 def seldom_collecting() -> Iterator[None]:
-    """Have Python look for garbage seldom within the block, or until `as_usual`."""
+    """Collect garbage rarely within the block, or until `as_usual` is called."""
     global _usual, _is_ours_alone
     if _usual is None and gc.get_threshold()[0]:  # 0: somebody wants no looking at all
         _usual, _is_ours_alone = gc.get_threshold(), True
@@ -469,7 +453,7 @@ def seldom_collecting() -> Iterator[None]:
 
 
 def as_usual() -> None:
-    """Have Python look for garbage as it does by itself: somebody's program is to run."""
+    """Restore Python's garbage collection before a user's program runs."""
     global _is_ours_alone
     _is_ours_alone = False
     _restore()
@@ -483,17 +467,16 @@ def _restore() -> None:
 
 
 def leave() -> None:
-    """Spare Python its look through everything as the process ends; only ever the last call."""
+    """Skip the garbage collection at process exit; must be the last call."""
     if _is_ours_alone:
         gc.freeze()
 
 
 def keep_memory() -> None:
-    """Have the GNU C library keep what is freed for what comes next, until the process ends.
+    """Let the GNU C library keep freed memory until the process ends.
 
-    It gives megabytes back as they are freed, and gets the next column's from the kernel again,
-    which clears every page of them: a twentieth of a conversion. No more is held than was in use
-    at one time.
+    By default it returns freed megabytes to the kernel, which clears every page when they are
+    allocated again: a twentieth of a conversion's time. Peak memory does not change.
     """
     import ctypes
 
@@ -507,7 +490,9 @@ def keep_memory() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Let NumPy, if it is imported within the block, start no threads; the user's wish counts."""
+    """Keep NumPy from starting BLAS threads if it is imported within the block, unless the user
+    set a number.
+    """
     if _THREADS in os.environ:
         yield
         return

@@ -1,9 +1,8 @@
 """Defaults from `[tool.uprof]` of pyproject.toml.
 
-The strength rises from that file over `UPROF_*` variables to options; the order is Click's own, to
-which the table is handed as its default map. A key is the long option without its dashes, in
-the table of its command: `[tool.uprof.gate]` `max-regress = "5%"`. `[tool.uprof.devices."NAME"]`
-has the peaks of a device, for rooflines.
+Precedence: options, then `UPROF_*` variables, then the file. A key is a long option without dashes
+in the table of its command: `[tool.uprof.gate]` `max-regress = "5%"`. `[tool.uprof.devices."NAME"]`
+has the peaks of a device for rooflines.
 """
 
 from __future__ import annotations
@@ -20,18 +19,18 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 
 
 class Command(Protocol):
-    """What is needed of a Click command (Typer brings its own copy of Click)."""
+    """Interface of a Click command that is used here; Typer vendors its own Click."""
 
     @property
     def params(self) -> Sequence[Any]:
-        """Its arguments and options; a group has `commands` as well."""
+        """Arguments and options; a group also has `commands`."""
 
 
 def find(start: Path | None = None) -> Path | None:
-    """Return the pyproject.toml of `start` or of the closest folder above it that has one.
+    """Return the nearest pyproject.toml in `start` or a directory above it.
 
-    The search ends at the root of a repository and at the user's home: what lies above belongs to
-    others. Without `start` it begins at the current folder, which may have been deleted.
+    The search ends at the root of a repository and at the user's home directory. The default of
+    `start` is the current directory, which may have been deleted.
     """
     try:
         start = start or Path.cwd()
@@ -51,8 +50,8 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     """Return the table of `path` as Click's default map for the commands of `root`.
 
     Raises:
-        UsageError: the file cannot be read, is not TOML, or names a command, an option or a
-            figure of a device that does not exist.
+        UsageError: The file cannot be read, is not TOML, or names an unknown command, option or
+            device figure.
     """
     try:
         text = path.read_bytes()
@@ -61,7 +60,7 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
             f"{path} cannot be read: {err.strerror}", slug="settings-unreadable"
         ) from None
     if b"uprof" not in text and b"\\u" not in text and b"\\U" not in text:
-        # Most projects have no such table, in any spelling; they do not pay for a parser.
+        # Most projects have no such table; skip the TOML parser for them.
         return {}
     if sys.version_info >= (3, 11):
         import tomllib
@@ -89,7 +88,7 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
 
 
 def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[str, Any]:
-    """Translate one command's table; its subcommands' tables stand inside it."""
+    """Translate the table of one command and of its subcommands."""
     subcommands: Mapping[str, Command] = getattr(command, "commands", {})
     options = {
         option.removeprefix("--"): parameter
@@ -104,7 +103,7 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
             result[key] = _of_command(value, subcommands[key], f"{where}.{key}")
         elif key in subcommands:
             raise UsageError(
-                f"{where}] {key}: a command's settings are a table",
+                f"{where}] {key}: expected a table of settings",
                 hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
                 slug="wrong-setting",
             )
@@ -113,17 +112,17 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
         else:
             known = ", ".join(sorted({*options, *subcommands}))
             raise UsageError(
-                f"{where}] has no setting {key!r}", hint=f"known: {known}", slug="wrong-setting"
+                f"{where}] unknown setting {key!r}",
+                hint=(f"known settings: {known}"),
+                slug="wrong-setting",
             )
     return result
 
 
 def _value(value: object, where: str) -> object:
-    """Return a value as Click takes it: text or a number as if typed, a list for a repeated one."""
+    """Return a value as Click takes it: text or a number, or a list for a repeatable option."""
     if isinstance(value, list) and all(isinstance(one, str | int | float) for one in value):
         return [str(one) for one in value]
     if isinstance(value, bool | str | int | float):
         return value
-    raise UsageError(
-        f"{where}: a {type(value).__name__} cannot be the value of an option", slug="wrong-setting"
-    )
+    raise UsageError(f"{where}: unexpected type {type(value).__name__}", slug="wrong-setting")

@@ -1,10 +1,6 @@
-"""`uprof build` and `uprof import`: recordings of other profilers to msprof databases.
+"""Commands `uprof build` and `uprof import`, `--convert`, and rendering of a path as a report.
 
-One command of two names: what the arguments are is told by their contents, not by the command.
-
-`--convert` of the commands that read reports: recordings are taken as well.
-
-A path, as somebody names a run, to one of the formats: what `report` prints and `view` shows.
+Both commands are the same; file contents decide what an argument is.
 """
 
 from __future__ import annotations
@@ -38,32 +34,30 @@ if TYPE_CHECKING:
 _TAKES = "; ".join(source.what for source in SOURCES)
 _HELP = {
     "build": (
-        "Build the databases of recorded Ascend PROF_* directories: no CANN, no NPU needed."
-        " The same as `uprof import`."
+        "Convert Ascend PROF_* directories to databases; needs neither CANN nor an NPU. "
+        "Same as `uprof import`."
     ),
     "import": (
-        "Make msprof databases of what other profilers recorded: no torch, no device needed."
-        " The same as `uprof build`."
+        "Convert recordings of other profilers to databases; needs neither torch nor a "
+        "device. Same as `uprof build`."
     ),
 }
 _EPILOG = (
-    "Exit code: 0 all converted; 1 the process that converted one was killed; 2 wrong use; 6 a"
-    " recording is unreadable (the others are converted); 9 a database exists or cannot be"
-    " written. Of several recordings, those that"
-    " an earlier run has converted are passed over; the others are converted whatever becomes of"
-    " one."
+    "Exit codes: 0 all converted; 1 the process that converted a recording was killed; 2 "
+    "usage error; 6 recording unreadable (the others are converted); 9 a database exists "
+    "or cannot be written. Recordings that were converted before are skipped."
 )
 
 
 class Layout(str, Enum):
-    """How files and folders are named."""
+    """Naming of files and directories."""
 
     PLAIN = "plain"
     ASCEND_PT = "ascend-pt"
 
 
 def register(app: typer.Typer) -> None:
-    """Add both names of the command to `app`."""
+    """Register both names of the command."""
     for name, help_ in _HELP.items():
         app.command(name, no_args_is_help=True, help=help_, epilog=_EPILOG)(convert)
 
@@ -73,8 +67,8 @@ def convert(
         list[Path],
         typer.Argument(
             metavar="RECORDING...",
-            help="Recordings, folders that hold some at any depth, patterns, or - for standard"
-            f" input (packed or not). Taken: {_TAKES}.",
+            help="Recordings, directories of them at any depth, patterns, or - for standard "
+            f"input (compressed or not). Formats: {_TAKES}.",
         ),
     ],
     output: Annotated[
@@ -83,9 +77,9 @@ def convert(
             "-o",
             "--output",
             metavar="OUT",
-            help="The database if OUT ends in .db (for one recording), else a folder.",
-            show_default="PROF_*/msprof_TIME.db, where msprof puts it; TRACE.db, stdin.db in this"
-            " folder",
+            help="Database file if OUT ends in .db (one recording), else a directory.",
+            show_default="PROF_*/msprof_TIME.db as msprof does; TRACE.db or stdin.db in the current "
+            "directory",
         ),
     ] = None,
     schema: Annotated[
@@ -93,22 +87,24 @@ def convert(
         typer.Option(
             metavar="REVISION",
             help=SCHEMA_HELP,
-            show_default="documented; with --layout ascend-pt latest",
+            show_default="documented; latest with --layout ascend-pt",
         ),
     ] = None,
     layout: Annotated[
         Layout,
         typer.Option(
-            help="ascend-pt: the folders in which MindStudio Insight and msprof-analyze look."
-            " Not for PROF_* directories and memory snapshots."
+            help="ascend-pt: the directories that MindStudio Insight and msprof-analyze "
+            "expect. Not for PROF_* directories and memory snapshots."
         ),
     ] = Layout.PLAIN,
-    jobs: Annotated[int, typer.Option(min=1, help="Recordings to convert at a time.")] = 1,
+    jobs: Annotated[
+        int, typer.Option(min=1, help=("Number of recordings to convert in parallel."))
+    ] = 1,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Convert what is named; both commands."""
+    """Convert recordings; implements both commands."""
     from unified_prof.cli.command import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
@@ -143,17 +139,17 @@ def _tell(outcome: Outcome, *, quiet: bool) -> None:
     elif quiet:
         return
     elif outcome.already is not None:
-        printing.say(f"{_named(outcome.recording)} -> {outcome.already}: converted already")
+        printing.say(f"{_named(outcome.recording)} -> {outcome.already}: already converted")
     elif outcome.converted is not None:
         for line in _summary(outcome):
             printing.say(line)
 
 
 def _together(outcomes: Sequence[Outcome]) -> str:
-    """Say what became of several recordings, in a line."""
+    """Return the outcomes of several recordings in one line."""
     counts = {
         "converted": sum(one.converted is not None for one in outcomes),
-        "were already": sum(one.already is not None for one in outcomes),
+        "already converted": sum(one.already is not None for one in outcomes),
         "refused": sum(one.error is not None for one in outcomes),
     }
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
@@ -187,7 +183,7 @@ def _named(recording: Path) -> str:
 
 
 def _record(outcome: Outcome) -> dict[str, Any]:
-    """Return what became of a recording; its keys are those of its kind of recording."""
+    """Return the outcome of a recording as plain data; its keys depend on the format."""
     source = outcome.source
     recording, database = ("recording", "database") if source is None else source.keys
     record: dict[str, Any] = {recording: str(outcome.recording)}
@@ -215,7 +211,9 @@ Convert = Annotated[
     bool,
     typer.Option(
         "--convert",
-        help="Take recordings of other profilers too; their reports are kept in ~/.cache/uprof.",
+        help=(
+            "Also accept recordings of other profilers; their reports are cached in ~/.cache/uprof."
+        ),
     ),
 ]
 
@@ -224,23 +222,23 @@ Convert = Annotated[
 class Side:
     """One side of a comparison."""
 
+    # Paths as the user gave them.
     given: tuple[Path, ...]
-    """As the user named it."""
+    # Reports to read instead.
     reports: tuple[Path, ...]
-    """What to read in its place."""
+    # True if reports were converted from recordings.
     made: bool
-    """Whether reports were made of recordings."""
 
     @property
     def label(self) -> str:
-        """What the user calls it."""
+        """Name shown for this side."""
         return ", ".join(map(str, self.given))
 
     def run(self) -> Run:
-        """Return the run that the reports are of.
+        """Load the run.
 
         Raises:
-            UprofError: as of `analysis.compare.runs.load`.
+            UprofError: As `compare.runs.load`.
         """
         from unified_prof.compare import runs
 
@@ -257,18 +255,18 @@ def reports_of(
     several: bool = True,
     output: Path | None = None,
 ) -> Ready:
-    """Return what to read in place of `path`, and say what was made of what.
+    """Return the reports to read for `path`, and print what was converted.
 
     Args:
-        path: As the user named it.
-        convert: Whether recordings may be converted; else `path` is read as it is.
-        quiet: Whether to say errors only.
-        several: Whether a folder of several recordings is of use.
-        output: What will be written; never one of the recordings, not even by force.
+        path: Path as the user gave it.
+        convert: If True, recordings are converted; otherwise `path` is read as it is.
+        quiet: Print errors only.
+        several: If True, a directory of several recordings is accepted.
+        output: File that will be written; never one of the recordings, not even with --force.
 
     Raises:
-        OutputError: the output is one of the recordings.
-        UprofError: as of `pipeline.cache.reports_of`.
+        OutputError: The output is one of the recordings.
+        UprofError: As `pipeline.cache.reports_of`.
     """
     from unified_prof.pipeline.cache import Ready
 
@@ -294,8 +292,8 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
     for recording in recordings:
         if recording.is_file() and output.samefile(recording):
             raise OutputError(
-                f"{output} is the recording itself, which is never replaced",
-                hint="name another file",
+                f"{output} is the recording itself and is never overwritten",
+                hint="choose another file",
                 slug="not-replaced",
             )
 
@@ -303,17 +301,17 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
 def side_of(
     paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None
 ) -> Side:
-    """Return one side of a comparison: what to read, under the names that the user knows.
+    """Return one side of a comparison under the names that the user gave.
 
     Raises:
-        UprofError: as of `reports_of`; also where a path is the summary of a cluster's run.
+        UprofError: As `reports_of`; also if a path is a cluster summary.
     """
     from unified_prof.cluster.rank_partial import is_run_directory
 
     for path in paths:
         if is_run_directory(path):
             raise UsageError(
-                f"{path} is the summary of a cluster's run, not the report of one process",
+                f"{path} is the summary of a cluster run, not the report of one process",
                 hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
                 slug="summary-of-a-cluster",
             )
@@ -325,23 +323,23 @@ def side_of(
 
 
 def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
-    """Return the run that reports, or recordings, are of.
+    """Load a run from reports or recordings.
 
     Raises:
-        UprofError: as of `analysis.compare.runs.load`, and of `side_of`.
+        UprofError: As `compare.runs.load` and `side_of`.
     """
     return side_of(paths, convert=convert, quiet=quiet, output=output).run()
 
 
 @dataclass(frozen=True, slots=True)
 class Produced:
-    """A run in one of the formats."""
+    """A run rendered in one format."""
 
     content: str | bytes
+    # Description of what could not be read; empty if everything was read.
     missing: str
-    """What of it could not be read; empty: all could."""
+    # True if it shows the multi-rank run only, without reports of single ranks.
     has_ranks_alone: bool
-    """Whether it is of ranks together, and not of each as well."""
 
 
 def produced(
@@ -355,20 +353,20 @@ def produced(
     quiet: bool = False,
     output: Path | None = None,
 ) -> Produced:
-    """Return a report, a folder of them or a run of ranks in a format.
+    """Render a report, a directory of reports or a multi-rank run.
 
     Args:
-        path: as the user named it.
-        shape: the format.
-        request: what of it is wanted.
-        rank: of several ranks of a run, this one.
-        capture: where the graphs were captured that are replayed here.
-        convert: whether recordings are taken too.
-        quiet: whether to say errors only.
-        output: what will be written.
+        path: Path as the user gave it.
+        shape: Output format.
+        request: What to show.
+        rank: Rank of a multi-rank run to show.
+        capture: Report in which the replayed graphs were captured.
+        convert: If True, recordings are accepted too.
+        quiet: Print errors only.
+        output: File that will be written.
 
     Raises:
-        UprofError: as of `report`.
+        UprofError: As the command `report`.
     """
     with ExitStack() as stack:
         overview = None
@@ -396,9 +394,9 @@ def produced(
 
 
 def say_hints(path: Path, made: Produced) -> None:
-    """Say what else there is to see, and what a killed run left."""
+    """Print hints: other views of the run, and results of killed runs."""
     if made.has_ranks_alone:
-        printing.say("uprof: hint: --rank N shows the report of one rank")
+        printing.say("uprof: hint: use --rank N to show the report of one rank")
     if path.is_dir() and (hint := hints.unrecovered(path)) is not None:
         printing.say(f"uprof: hint: {hint}")
 
@@ -413,7 +411,7 @@ def _opened(
     quiet: bool,
     output: Path | None,
 ) -> Iterator[Opened | None]:
-    """Open the reports; those of a run need not be there any more."""
+    """Open the reports; ranks of a cluster summary may be missing."""
     from unified_prof.explain.api import open_reports
 
     if overview is not None and (not path.is_dir() or overview.run.file.parent == path):

@@ -1,4 +1,4 @@
-"""`uprof db`: versions of report files, checking, migrating and creating them."""
+"""Command group `uprof db`: current, history, check, upgrade, create."""
 
 from __future__ import annotations
 
@@ -26,20 +26,20 @@ Result = TypeVar("Result")
 
 db = Application(
     name="db",
-    help="Versions of report files: recognise, check, migrate and create them.",
+    help="Inspect, check, upgrade and create report files.",
 )
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
+    """Register the commands."""
     app.add_typer(db)
 
 
 @db.command()
 def current(files: Files, as_json: AsJson = False) -> None:
-    """Say which family and revision each FILE has, how that shows, and who made it.
+    """Show the schema family and revision of each FILE, how they were identified, and its producer.
 
-    Exit code 7 if one cannot be read or is no report. Files are not changed.
+    Exits with 7 if a file cannot be read or is not a report. Files are not changed.
     """
     from unified_prof.sqlite.detect import detect
 
@@ -54,7 +54,7 @@ def current(files: Files, as_json: AsJson = False) -> None:
 
 @db.command()
 def history(family: Family = "msprof", as_json: AsJson = False) -> None:
-    """List the revisions of a schema family, oldest first, and what changed in each."""
+    """List the revisions of a schema family, oldest first, with their changes."""
     from unified_prof.migrate import runner
     from unified_prof.schema import catalogue
 
@@ -80,9 +80,9 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
 
 @db.command()
 def check(files: Files, quiet: Quiet = False, as_json: AsJson = False) -> None:
-    """Check each FILE: its structure, its schema, and what its rows refer to.
+    """Check the structure, schema and references of each FILE.
 
-    Exit code 1 if something is wrong in one, 7 if one cannot be read or is no report.
+    Exits with 1 if a check fails, with 7 if a file cannot be read or is not a report.
     """
     from unified_prof.migrate.check import check as look
 
@@ -103,29 +103,29 @@ def upgrade(
             "-o",
             "--output",
             metavar="OUT",
-            help="Write here, not in place; a folder for many files.",
+            help="Write to PATH instead of in place; a directory for several files.",
         ),
     ] = None,
     no_backup: Annotated[
-        bool, typer.Option("--no-backup", help="Keep no copy of the original.")
+        bool, typer.Option("--no-backup", help="Do not keep a copy of the original.")
     ] = False,
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Bring each FILE up to a newer revision of its schema.
+    """Upgrade each FILE to a newer schema revision.
 
-    A copy is migrated and verified, then takes the FILE's name; the original stays beside it as
-    FILE.bak. A file that cannot be upgraded stays as it was, and the others are still done.
-    Exit codes: 7 unreadable or no report, 8 its revision is unknown or newer, 9 cannot be written.
+    Migrates and verifies a copy, which then replaces FILE; the original is kept as FILE.bak. If a
+    file cannot be upgraded, it stays unchanged and the others are still upgraded. Exit codes: 7
+    unreadable or not a report; 8 revision unknown or newer; 9 output cannot be written.
     """
     from unified_prof.migrate.upgrade import upgrade as bring_up
 
     into_folder = output is not None and output.is_dir()
     if output is not None and len(files) > 1 and not into_folder:
         raise UsageError(
-            f"{output} cannot take {len(files)} files",
-            hint="name an existing folder after -o",
+            f"{output} is not a directory, but {len(files)} files are to be written",
+            hint="use an existing directory after -o",
             slug="one-output-for-many",
         )
 
@@ -138,14 +138,14 @@ def upgrade(
 
 @db.command()
 def create(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="The file to create.")],
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to create.")],
     family: Family = "msprof",
     schema: Schema = "documented",
     force: Force = False,
     quiet: Quiet = False,
     as_json: AsJson = False,
 ) -> None:
-    """Create an empty report with every table of a revision."""
+    """Create an empty report with all tables of a revision."""
     from unified_prof.migrate.upgrade import create as make
 
     revision = make(file, family, schema, overwrite=force)
@@ -165,7 +165,7 @@ def _each(
     quiet: bool = False,
     code: Callable[[Result], int] = lambda _: 0,
 ) -> None:
-    """Treat every file, go on after a bad one, and exit with the first bad one's code."""
+    """Process every file, continue after failures, and exit with the first failure's code."""
     results: list[dict[str, Any]] = []
     codes: list[int] = []
     for path in files:
@@ -187,7 +187,7 @@ def _each(
 
 
 def _line(text: str) -> None:
-    """Print one line: what names in a file and of files hold does nothing but appear."""
+    """Print one line with control characters made harmless."""
     put(printable(text) + "\n")
 
 
@@ -210,7 +210,7 @@ def _detection_data(found: Detection) -> dict[str, Any]:
 
 def _print_detection(found: Detection) -> None:
     revision = found.revision or "unknown revision"
-    also = f" (or {', '.join(found.equivalent)}: no difference here)" if found.equivalent else ""
+    also = f" (same as {', '.join(found.equivalent)} for this file)" if found.equivalent else ""
     _line(f"{found.path}: {found.family} {revision}{also}")
     rows = {
         "why": found.description if found.revision is None else "; ".join(found.recognised_by),
@@ -222,7 +222,7 @@ def _print_detection(found: Detection) -> None:
     for name, value in rows.items():
         if value:
             _line(f"  {name + ':':15}{value}")
-    not_tables = [f"{name} is no table, nothing is read from it" for name in found.not_tables]
+    not_tables = [f"{name} is not a table and is ignored" for name in found.not_tables]
     for words in (*found.notes, *not_tables):
         _line(f"  {'note:':15}{words}")
 
@@ -246,7 +246,7 @@ def _check_data(found: Check) -> dict[str, Any]:
 
 def _print_check(found: Check) -> None:
     where = found.detection
-    verdict = "sound" if found.sound else "something is wrong"
+    verdict = "sound" if found.sound else "problems found"
     _line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
     for finding in found.findings:
         severity = "problem" if finding.is_problem else "note"

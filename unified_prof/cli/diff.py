@@ -1,4 +1,4 @@
-"""`uprof diff`: what changed from one run to another, and how much it explains."""
+"""Command `uprof diff`: what changed between two runs."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 
 class ByOption(str, Enum):
-    """What operations are summed up by."""
+    """Breakdowns of a comparison."""
 
     OPERATION = "operation"
     LINE = "line"
@@ -40,17 +40,17 @@ class ByOption(str, Enum):
     ANNOTATION = "annotation"
 
 
+# Breakdowns that tracked workloads have; device recordings have all others.
 _BY_SAMPLES: Final[Mapping[ByOption, By]] = {
     ByOption.OPERATION: "operation",
     ByOption.LINE: "line",
     ByOption.MODULE: "module",
     ByOption.ANNOTATION: "annotation",
 }
-"""What tracked workloads can be summed up by; recordings of devices by all others."""
 
 
 class FormatOption(str, Enum):
-    """How a comparison is printed."""
+    """Output format of a comparison."""
 
     TEXT = "text"
     JSON = "json"
@@ -59,33 +59,43 @@ class FormatOption(str, Enum):
     HTML = "html"
 
 
+# Formats that only comparisons of device recordings have.
 _OF_DEVICES = (FormatOption.CSV, FormatOption.HTML)
-"""Formats that only comparisons of recordings of device work have."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "diff",
-        epilog="Exit code: 0 fine, 2 wrong use (reports that cannot be compared), 6 a recording is "
-        "unreadable, 7 no report or one that cannot be read. Whether a change may pass is what "
-        "`uprof gate` says.",
+        epilog="Exit codes: 0 success; 2 usage error (reports that cannot be compared); 6 "
+        "recording unreadable; 7 report missing or unreadable. Use `uprof gate` for a "
+        "verdict.",
     )(diff)
 
 
 def diff(
     context: typer.Context,
     base: Annotated[
-        Path | None, typer.Argument(metavar="BASE", help="A report, or a run's folder: before.")
+        Path | None, typer.Argument(metavar="BASE", help="Baseline: a report or run directory.")
     ] = None,
-    new: Annotated[Path | None, typer.Argument(metavar="NEW", help="The same: after.")] = None,
+    new: Annotated[
+        Path | None, typer.Argument(metavar="NEW", help=("Candidate: a report or run directory."))
+    ] = None,
     more_base: Annotated[
         list[Path] | None,
-        typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
+        typer.Option(
+            "--base",
+            metavar="FILE",
+            help=("Further report of the baseline, as another sample. Repeatable."),
+        ),
     ] = None,
     more_new: Annotated[
         list[Path] | None,
-        typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
+        typer.Option(
+            "--new",
+            metavar="FILE",
+            help=("Further report of the candidate, as another sample. Repeatable."),
+        ),
     ] = None,
     workload: WorkloadOption = None,
     capture: Annotated[
@@ -93,34 +103,35 @@ def diff(
         typer.Option(
             "--with",
             metavar="CAPTURE",
-            help="The report in which CUDA graphs were captured that both runs replay: their "
-            "kernels count for the operations recorded there.",
+            help="Report in which the CUDA graphs that both runs replay were captured; their "
+            "kernels are attributed to the operations recorded there.",
         ),
     ] = None,
     base_capture: Annotated[
         Path | None,
-        typer.Option("--base-with", metavar="CAPTURE", help="The same, of the base run alone."),
+        typer.Option("--base-with", metavar="CAPTURE", help="Like --with, for the baseline only."),
     ] = None,
     new_capture: Annotated[
         Path | None,
-        typer.Option("--new-with", metavar="CAPTURE", help="The same, of the new run alone."),
+        typer.Option("--new-with", metavar="CAPTURE", help="Like --with, for the candidate only."),
     ] = None,
-    by: Annotated[ByOption, typer.Option(help="Sum the changes up by this.")] = ByOption.OPERATION,
-    top: Annotated[int, typer.Option(min=1, help="Rows of each table.")] = 20,
+    by: Annotated[ByOption, typer.Option(help="Breakdown of the changes.")] = ByOption.OPERATION,
+    top: Annotated[int, typer.Option(min=1, help="Number of rows per table.")] = 20,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also what surely did not change, or may not have.")
+        bool, typer.Option("--all", help="Also show unchanged and inconclusive rows.")
     ] = False,
     format_: Annotated[
         FormatOption | None,
         typer.Option(
             "--format",
-            help="How to print it; json and csv have every row; csv and html are of recordings "
-            "of devices.",
-            show_default="by -o's ending, or text",
+            help="Output format; json and csv have all rows; csv and html need recordings of "
+            "device work.",
+            show_default="by the extension of -o, or text",
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
     ] = None,
     noise: Noise = None,
     convert: Convert = False,
@@ -129,13 +140,13 @@ def diff(
     full_names: FullNames = False,
     quiet: Quiet = False,
 ) -> None:
-    """Compare two runs, operation by operation.
+    """Compare two runs operation by operation.
 
-    Operations of tracked workloads are paired by module path, source line, name and order, so that
-    inserted and removed ones do not shift the rest. Recordings of devices (msprof databases, of one
-    vendor or of two) are compared from the step downwards: what it consists of, classes of work,
-    operations by name and shape, kernels. Of several recordings a side, such as a folder of ranks,
-    the figures are those of one device on average.
+    Operations of tracked workloads are matched by module path, source line, name and order, so
+    inserted and removed operations do not shift the others. Device recordings (msprof databases of
+    any vendor) are compared from the step downwards: its parts, classes of kernels, operations by
+    name and shape, kernels. For several recordings per side, such as a directory of ranks, figures
+    are the mean over devices.
     """
     from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
@@ -154,8 +165,8 @@ def diff(
     how = _Shown(shape, by, top, everything, width, color, full_names, noise)
     if capture is not None and (base_capture or new_capture):
         raise UsageError(
-            "--with is of both runs",
-            hint="--base-with and --new-with for one each",
+            "--with applies to both runs",
+            hint="use --base-with and --new-with for one of them",
             slug="contradicting-options",
         )
     reading = _Reading(
@@ -168,28 +179,28 @@ def diff(
     if workload:
         if shape not in (FormatOption.TEXT, FormatOption.JSON, FormatOption.MARKDOWN):
             raise UsageError(
-                f"--format {shape.value} is of one comparison, not of several workloads",
-                hint="text, json or markdown; or compare each workload by itself",
+                f"--format {shape.value} supports one comparison, not several workloads",
+                hint="use text, json or markdown, or compare each workload separately",
                 slug="contradicting-options",
             )
         if capture or base_capture or new_capture:
             raise UsageError(
-                "--with is of two recordings, not of several workloads",
-                hint="compare each workload by itself",
+                "--with supports one comparison, not several workloads",
+                hint="compare each workload separately",
                 slug="contradicting-options",
             )
         if base or new or more_base or more_new:
             raise UsageError(
-                "--workload takes the place of BASE, NEW, --base and --new",
-                hint="name every workload by --workload NAME=BASE:NEW",
+                "--workload cannot be combined with BASE, NEW, --base and --new",
+                hint="use --workload NAME=BASE:NEW for each workload",
                 slug="contradicting-options",
             )
         if shape in _OF_DEVICES:
-            raise _refused(shape, "several workloads together have no such page or table")
+            raise _refused(shape, "not available for several workloads")
         text, warnings = _each(workloads.parsed(workload), reading, how)
     elif base is None or new is None:
         raise UsageError(
-            "diff takes two reports, BASE and NEW", hint="uprof diff base new", slug="wrong-inputs"
+            "diff needs two reports, BASE and NEW", hint="uprof diff base new", slug="wrong-inputs"
         )
     else:
         sides = [base, *(more_base or [])], [new, *(more_new or [])]
@@ -206,7 +217,7 @@ def diff(
 
 @dataclass(frozen=True, slots=True)
 class _Shown:
-    """How a comparison is to be shown."""
+    """Presentation of a comparison."""
 
     shape: FormatOption
     by: ByOption
@@ -220,16 +231,16 @@ class _Shown:
 
 @dataclass(frozen=True, slots=True)
 class _Reading:
-    """How the reports of a side are read."""
+    """How the reports of each side are read."""
 
     convert: bool
     quiet: bool
     output: Path | None
+    # Reports in which the replayed graphs of each side were captured.
     captures: tuple[Path | None, Path | None]
-    """Where the graphs were captured that each side replays."""
 
     def read_captures(self) -> tuple[Path | None, Path | None]:
-        """Return what to read in place of the captures."""
+        """Return the reports to read for the captures."""
         first, second = (None if one is None else self._capture(one) for one in self.captures)
         return first, second
 
@@ -245,7 +256,7 @@ class _Reading:
 
 @dataclass(frozen=True, slots=True)
 class _Found:
-    """A comparison, and how it is shown."""
+    """A comparison and its presentation."""
 
     shape: FormatOption
     document: Callable[[], dict[str, Any]]
@@ -259,7 +270,7 @@ class _Found:
 
 
 def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, Sequence[str]]:
-    """Compare several workloads: what changed on the whole, then each by itself."""
+    """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
     from unified_prof.compare.gate import compare_each
     from unified_prof.report import comparison as shown
@@ -287,7 +298,7 @@ def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, 
 
 
 def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how: _Shown) -> _Found:
-    """Compare two sides, whatever they were recorded by."""
+    """Compare two sides of any kind."""
     from unified_prof.compare import device_diff
 
     before, after = reading.side(base), reading.side(new)
@@ -307,12 +318,12 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
 
 
 def _devices(found: DeviceDifference, how: _Shown) -> _Found:
-    """Return a comparison of devices."""
+    """Compare device recordings."""
     if how.by is ByOption.ANNOTATION:
         raise UsageError(
-            "--by annotation is of tracked workloads, and these reports are recordings of devices",
-            hint="--by operation, line, module, class, shape or kernel; of one recording, "
-            "uprof report --by annotation",
+            "--by annotation needs tracked workloads; these reports are device recordings",
+            hint="use --by operation, line, module, class, shape or kernel; or uprof report "
+            "--by annotation for one recording",
             slug="no-breakdown",
         )
     from unified_prof.report.device_documents import device_document
@@ -335,32 +346,30 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
 
 def _refused(shape: FormatOption, why: str) -> UsageError:
     return UsageError(
-        f"--format {shape.value} is of two recordings of device work: {why}",
-        hint="--format text, json or markdown",
+        f"--format {shape.value} needs two recordings of device work: {why}",
+        hint="use --format text, json or markdown",
         slug="unknown-format",
     )
 
 
 def _samples(before: Side, after: Side, how: _Shown) -> _Found:
-    """Return a comparison of tracked workloads."""
+    """Compare tracked workloads."""
     from unified_prof.compare import diff as analysis
     from unified_prof.report import comparison, operation_difference
 
     if how.shape in _OF_DEVICES:
-        raise _refused(how.shape, "these reports are of tracked workloads, or of the host alone")
+        raise _refused(how.shape, "these reports are of tracked workloads, or of the host only")
     by = _BY_SAMPLES.get(how.by)
     if by is None:
         raise UsageError(
-            f"--by {how.by.value} is of recordings of device work, which these reports are not",
-            hint="--by operation, line, module or annotation",
+            f"--by {how.by.value} needs recordings of device work",
+            hint="use --by operation, line, module or annotation",
             slug="no-breakdown",
         )
     runs = before.run(), after.run()
     for run in runs:
         if not len(run.operations) and not run.sizes and not run.totals:
-            raise UsageError(
-                f"{run.label} is empty: it has nothing to compare", slug="empty-report"
-            )
+            raise UsageError(f"{run.label} is empty: nothing to compare", slug="empty-report")
     found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
     shown: dict[str, Any] = {
         "top": how.top,

@@ -1,4 +1,4 @@
-"""`uprof doctor`: what can run here, and why the rest cannot."""
+"""Command `uprof doctor`: available backends and installed packages."""
 
 from __future__ import annotations
 
@@ -10,14 +10,14 @@ from unified_prof.version import VERSION
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command("doctor")(doctor)
 
 
 def doctor(
     json_: AsJson = False,
 ) -> None:
-    """Say which backends can run here and why the others cannot, and what is installed."""
+    """Show which backends can run on this machine, and what is installed."""
     from unified_prof.backends import environment, registry
     from unified_prof.report.tables import text_columns
     from unified_prof.report.terminal import TerminalPage
@@ -38,11 +38,11 @@ def doctor(
         }
         output.put_json(findings)
         return
-    rows = [("backend", "can run", "why")]
+    rows = [("backend", "available", "why")]
     for answer in backends:
-        can = "no" if answer.reason else "if asked for" if answer.doubt else "yes"
+        can = "no" if answer.reason else "only on request" if answer.doubt else "yes"
         rows.append((answer.name, can, answer.reason or answer.doubt or ""))
-    # Reasons are sentences: they stay whole however narrow the terminal is.
+    # Reasons are sentences and are never cut, however narrow the terminal is.
     page = TerminalPage(width=None, color=False)
     page.table(text_columns(rows))
     page.gap()

@@ -1,40 +1,40 @@
-"""An example or two for the help of every command: the command, and what it is for."""
+"""Examples for the help of every command."""
 
 from __future__ import annotations
 
 EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "": (
         ("uprof run train.py --epochs 1", "profile a training script"),
-        ("uprof report RUN", "where its time and memory went"),
+        ("uprof report RUN", "show its time and memory"),
     ),
     "run": (
         ("uprof run train.py --epochs 1", "a script and its arguments"),
-        ("uprof run -o out -m pkg.train", "a module, reports in out/"),
-        ("uprof run --report timeline train.py", "what the device did when"),
-        ("uprof run --dry-run --backend npu train.py", "the msprof command only"),
+        ("uprof run -o out -m pkg.train", "run a module, write reports to out/"),
+        ("uprof run --report timeline train.py", "record a device timeline"),
+        ("uprof run --dry-run --backend npu train.py", "only print the msprof command"),
     ),
     "build": (
-        ("uprof build PROF_000001_20260101", "into the folder itself"),
-        ("uprof build recordings/ -o databases/ --jobs 4", "every PROF_* below"),
+        ("uprof build PROF_000001_20260101", "write into the directory itself"),
+        ("uprof build recordings/ -o databases/ --jobs 4", "convert all PROF_* below"),
     ),
     "import": (
-        ("uprof import trace.json.gz", "to trace.db"),
-        ("uprof import rank*/trace.json.gz -o reports/", "one report a trace"),
-        ("uprof import - -o run.db", "from a pipe"),
+        ("uprof import trace.json.gz", "write trace.db"),
+        ("uprof import rank*/trace.json.gz -o reports/", "one report per trace"),
+        ("uprof import - -o run.db", "read from a pipe"),
     ),
     "report": (
-        ("uprof report RUN", "what took longest"),
-        ("uprof report RUN --by module --top 10", "by your modules"),
-        ("uprof report RUN -o report.html", "a page to send to a colleague"),
-        ("uprof report --convert trace.json.gz", "of another profiler's recording"),
+        ("uprof report RUN", "most expensive operations first"),
+        ("uprof report RUN --by module --top 10", "group by module"),
+        ("uprof report RUN -o report.html", "write a self-contained HTML page"),
+        ("uprof report --convert trace.json.gz", "read another profiler's trace"),
     ),
     "advise": (
-        ("uprof advise RUN", "what to do first"),
-        ("uprof advise --convert trace.json.gz --json", "of another profiler's recording"),
+        ("uprof advise RUN", "list findings by cost"),
+        ("uprof advise --convert trace.json.gz --json", "read another profiler's trace"),
     ),
     "what-if": (
-        ("uprof what-if RUN", "what would be worth making faster"),
-        ("uprof what-if RUN --faster aten::mm=2", "one thing twice as fast"),
+        ("uprof what-if RUN", "find what is worth optimizing"),
+        ("uprof what-if RUN --faster aten::mm=2", "make matmuls twice as fast"),
         ("uprof what-if RUN --without communication", "nothing to wait for"),
     ),
     "trace": (
@@ -60,7 +60,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "cluster report": (
         ("uprof cluster report run.cluster", "who is slow, and what it costs"),
         ("uprof cluster report run.cluster --rank 137", "one rank"),
-        ("uprof cluster report run.cluster -o run.html", "a page to send to a colleague"),
+        ("uprof cluster report run.cluster -o run.html", "write a self-contained HTML page"),
     ),
     "cluster diff": (("uprof cluster diff old.cluster new.cluster", "by pipeline stage"),),
     "cluster gate": (("uprof cluster gate old.cluster new.cluster --metric imbalance", "in CI"),),
