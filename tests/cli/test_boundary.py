@@ -202,7 +202,7 @@ def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
     )
     assert found.returncode == BUG_EXIT_CODE == 70
     first, second = found.stderr.splitlines()
-    assert first.startswith("uprof: error: this should not have happened: KeyError")
+    assert first.startswith("uprof: error: internal error: KeyError")
     assert "\x1b" not in found.stderr
     assert "abc" not in found.stderr
     (details,) = place.glob("uprof-bug-*.txt")

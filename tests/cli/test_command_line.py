@@ -235,7 +235,7 @@ def test_an_empty_output_is_refused(
     with pytest.raises(SystemExit) as end:
         app_module.main([*path.split(), *words, "given"])
     assert end.value.code == 2
-    assert "-o is empty, expected a name [uprof:empty-output]" in capsys.readouterr().err
+    assert "-o is empty, expected a path [uprof:empty-output]" in capsys.readouterr().err
 
 
 def test_what_is_the_programs_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:

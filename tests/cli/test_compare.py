@@ -344,10 +344,13 @@ def test_the_format_follows_the_ending_of_the_output(
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (("diff", "-o", "o.pdf"), "o.pdf: no format has the extension .pdf"),
-        (("diff", "-o", "o.html"), "--format html is of two recordings of dev"),
-        (("gate", "-o", "o.csv"), "o.csv: no format has the extension .csv"),
-        (("diff", "-o", "o.md", "--json"), "o.md: the extension selects markdown, but json"),
+        (("diff", "-o", "o.pdf"), "o.pdf: unknown extension .pdf"),
+        (("diff", "-o", "o.html"), "--format html needs two recordings of dev"),
+        (("gate", "-o", "o.csv"), "o.csv: unknown extension .csv"),
+        (
+            ("diff", "-o", "o.md", "--json"),
+            "the extension selects markdown, but the format is json",
+        ),
         (("gate", "-o", "o.xml", "--format", "text"), "o.xml: the extension selects junit"),
         (("gate", "--json", "--format", "junit"), "--json contradicts --format"),
     ],
@@ -369,7 +372,7 @@ def test_no_report_is_replaced_by_text(base: Path, same: Path, command: str) -> 
     found = error(uprof(command, *sides, "--format", "text", "-o", report, "--force"))
     assert (found.exit_code, str(found)) == (
         9,
-        f"{report} is a database, it is not replaced by text",
+        f"{report} is a database and is not overwritten with text",
     )
     assert report.read_bytes() == before
 

@@ -35,7 +35,7 @@ def test_people_get_the_same_as_a_table(
     toy.install(monkeypatch, shy="tests.backends.toy:ShyBackend")
     doctor()
     out = capsys.readouterr().out
-    assert "shy      no       it would rather not" in out
+    assert "shy      no         it would rather not" in out
     assert f"uprof        {__version__}" in out
 
 

@@ -62,7 +62,7 @@ def test_read_as_it_is(recording: Path, tmp_path: Path) -> None:
     read_all(recording, tmp_path, "--convert")
     told = uprof("report", recording)
     assert told.returncode == 7
-    assert "first, or give --convert" in told.stderr
+    assert "first, or use --convert" in told.stderr
 
 
 def test_what_is_converted_is_said_once_and_with_quiet_never(tmp_path: Path) -> None:

@@ -77,7 +77,7 @@ def test_the_page_is_the_one_that_report_writes(
         assert visit.pages == {"": html.produce_page(opened, ReportRequest()).encode()}
     said = capsys.readouterr()
     assert re.fullmatch(rf"http://127\.0\.0\.1:{visit.port}/[\w-]{{32}}/\n", said.out)
-    assert "Ctrl-C ends it" in said.err
+    assert "press Ctrl-C to stop" in said.err
     assert f"ssh -N -L {visit.port}:127.0.0.1:{visit.port} " in said.err
     assert visit.waited == [600, 30]
     assert left() == []
@@ -103,7 +103,7 @@ def test_a_run_of_many_ranks_has_its_page(
     run_of_ranks = make(tmp_path / "run", Made(slow={3: 1.3}))
     run(str(run_of_ranks))
     assert b"rank 3" in visit.pages[""]
-    assert "--rank N shows the report of one rank" in capsys.readouterr().err
+    assert "use --rank N to show the report of one rank" in capsys.readouterr().err
     visit.pages.clear()
     run(str(run_of_ranks), "--perfetto", "--rank", "3", code=7)
     with pytest.raises(SystemExit) as ended:

@@ -112,7 +112,7 @@ def test_a_change_that_is_none_is_refused(
     two_steps: Path, capsys: pytest.CaptureFixture[str], wrong: str
 ) -> None:
     said = run(capsys, str(two_steps), "--faster", wrong, code=2)
-    assert "expected a name and how many times as fast, such as aten::mm=2" in said
+    assert "expected NAME=K, for example aten::mm=2" in said
 
 
 def test_a_report_without_a_timeline_is_refused(

@@ -92,12 +92,15 @@ def test_a_comparison_says_what_changed_on_the_whole_and_in_each(
         (["gate", "--workload", "mlp"], "NAME=BASE:NEW"),
         (["gate", "--workload", "mlp=base"], "NAME=BASE:NEW"),
         (["gate", "--workload", "=a:b"], "NAME=BASE:NEW"),
-        (["gate", "--workload", "a=b:"], "names no two paths"),
-        (["gate", "--workload", "a=b:c", "base", "new"], "takes the place of BASE"),
-        (["gate", "--workload", "a=b:c", "--baseline", "main"], "takes the place of BASE"),
-        (["gate", "--workload", "a=b:c", "--self-test", "x.py"], "not used with --until-sure"),
-        (["diff", "--workload", "a=b:c", "base"], "takes the place of BASE"),
-        (["diff", "--workload", "a=b:c", "--format", "html"], "is of one comparison"),
+        (["gate", "--workload", "a=b:"], "no two existing paths"),
+        (["gate", "--workload", "a=b:c", "base", "new"], "cannot be combined with BASE"),
+        (["gate", "--workload", "a=b:c", "--baseline", "main"], "cannot be combined with BASE"),
+        (
+            ["gate", "--workload", "a=b:c", "--self-test", "x.py"],
+            "cannot be combined with --until-sure",
+        ),
+        (["diff", "--workload", "a=b:c", "base"], "cannot be combined with BASE"),
+        (["diff", "--workload", "a=b:c", "--format", "html"], "supports one comparison"),
         (["diff", "base"], "BASE and NEW"),
         (["diff"], "BASE and NEW"),
     ],
@@ -134,7 +137,7 @@ def test_commands_have_names(text: str, found: dict[str, str]) -> None:
 
 
 def test_two_commands_of_one_name_are_refused() -> None:
-    with pytest.raises(UsageError, match="called 'train'"):
+    with pytest.raises(UsageError, match="have the name 'train'"):
         workloads.commands("train.py 1\ntrain.py 2")
 
 

@@ -74,7 +74,7 @@ class Plan:
     buckets: int = 1
     """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
     only: Collection[int] | None = None
-    """The steps in which something is wrong; None: all."""
+    """The steps in which problems found; None: all."""
 
     @property
     def world(self) -> int:

@@ -192,16 +192,16 @@ def test_what_is_seen_grows_with_the_noise_and_shrinks_with_runs() -> None:
 @pytest.mark.parametrize(
     ("arguments", "told"),
     [
-        (["--self-test", "a.py", "--until-sure", "a.py"], "name one"),
-        (["--self-test", "a.py", "report"], "no reports"),
+        (["--self-test", "a.py", "--until-sure", "a.py"], "cannot be combined"),
+        (["--self-test", "a.py", "report"], "not reports"),
         (["--until-sure", "a.py", "one"], "two checkouts"),
         (["--until-sure", "a.py", "none", "here"], "is no folder"),
-        (["--until-sure", "'a.py", ".", "."], "cannot be read"),
+        (["--until-sure", "'a.py", ".", "."], "cannot parse"),
         (["--self-test", " "], "empty"),
         (["--self-test", "a.py", "--rounds", "2"], "takes 3 at least"),
         (["--self-test", "a.py", "--keep", "a/run_time.sqlite"], "expected a new folder"),
-        (["a", "b", "--rounds", "2"], "are used with"),
-        (["--baseline", "main"], "beside --baseline"),
+        (["a", "b", "--rounds", "2"], "require"),
+        (["--baseline", "main"], "needs a report of the candidate"),
         (["a", "b", "--noise", "much"], "--noise takes a percentage"),
     ],
 )

@@ -41,7 +41,7 @@ def test_an_ending_that_is_no_format_is_refused(report: Path, ending: str) -> No
     refused(
         uprof("report", report, "-o", output),
         2,
-        f"no format has the extension .{ending}",
+        f"unknown extension .{ending}",
         ".html",
         "--format",
     )

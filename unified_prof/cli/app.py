@@ -159,11 +159,11 @@ COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
     "build": (
         "convert",
-        "Convert Ascend PROF_* directories to databases; needs neither CANN nor an NPU.",
+        "Convert Ascend PROF_* directories to databases, without CANN or an NPU.",
     ),
     "import": (
         "convert",
-        "Convert recordings of other profilers to databases; needs neither torch nor a device.",
+        "Convert recordings of other profilers to databases, without torch or a device.",
     ),
     "report": ("report", "Show time and memory of a run per operation, kernel, module or line."),
     "advise": (

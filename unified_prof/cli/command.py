@@ -490,9 +490,7 @@ def keep_memory() -> None:
 
 @contextmanager
 def one_thread() -> Iterator[None]:
-    """Keep NumPy from starting BLAS threads if it is imported within the block, unless the user
-    set a number.
-    """
+    """Keep NumPy from starting BLAS threads on import; a number set by the user is kept."""
     if _THREADS in os.environ:
         yield
         return

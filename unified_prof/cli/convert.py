@@ -34,12 +34,12 @@ if TYPE_CHECKING:
 _TAKES = "; ".join(source.what for source in SOURCES)
 _HELP = {
     "build": (
-        "Convert Ascend PROF_* directories to databases; needs neither CANN nor an NPU. "
+        "Convert Ascend PROF_* directories to databases, without CANN or an NPU. "
         "Same as `uprof import`."
     ),
     "import": (
-        "Convert recordings of other profilers to databases; needs neither torch nor a "
-        "device. Same as `uprof build`."
+        "Convert recordings of other profilers to databases, without torch or a device. "
+        "Same as `uprof build`."
     ),
 }
 _EPILOG = (
@@ -78,8 +78,7 @@ def convert(
             "--output",
             metavar="OUT",
             help="Database file if OUT ends in .db (one recording), else a directory.",
-            show_default="PROF_*/msprof_TIME.db as msprof does; TRACE.db or stdin.db in the current "
-            "directory",
+            show_default="PROF_*/msprof_TIME.db as msprof does; TRACE.db or stdin.db here",
         ),
     ] = None,
     schema: Annotated[

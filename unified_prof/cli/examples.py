@@ -9,12 +9,12 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "run": (
         ("uprof run train.py --epochs 1", "a script and its arguments"),
-        ("uprof run -o out -m pkg.train", "run a module, write reports to out/"),
+        ("uprof run -o out -m pkg.train", "run a module, reports in out/"),
         ("uprof run --report timeline train.py", "record a device timeline"),
         ("uprof run --dry-run --backend npu train.py", "only print the msprof command"),
     ),
     "build": (
-        ("uprof build PROF_000001_20260101", "write into the directory itself"),
+        ("uprof build PROF_000001_20260101", "write into the directory"),
         ("uprof build recordings/ -o databases/ --jobs 4", "convert all PROF_* below"),
     ),
     "import": (
@@ -79,22 +79,22 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "memory": (("uprof memory model.py -o memory.sqlite", "one memory report"),),
     "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),
     "baseline save": (("uprof baseline save main RUN", "main@1, then main@2 and so on"),),
-    "baseline list": (("uprof baseline list", "the newest version of each"),),
-    "baseline show": (("uprof baseline show main", "every version of main"),),
+    "baseline list": (("uprof baseline list", "newest version of each"),),
+    "baseline show": (("uprof baseline show main", "all versions of main"),),
     "baseline history": (
-        ("uprof baseline history main", "a chart, changes marked"),
-        ("uprof baseline history main -o h.html", "the same as a page"),
+        ("uprof baseline history main", "chart with changes marked"),
+        ("uprof baseline history main -o h.html", "the chart as a page"),
     ),
-    "db": (("uprof db current run.db", "what is this file?"),),
-    "db current": (("uprof db current *.db", "which revision, who made it"),),
-    "db history": (("uprof db history", "what changed when"),),
-    "db check": (("uprof db check run.db", "exit code 1 if something is wrong"),),
+    "db": (("uprof db current run.db", "identify a file"),),
+    "db current": (("uprof db current *.db", "revision and producer of each"),),
+    "db history": (("uprof db history", "revisions and their changes"),),
+    "db check": (("uprof db check run.db", "exits with 1 if a check fails"),),
     "db upgrade": (
         ("uprof db upgrade run.db", "to the newest revision"),
         ("uprof db upgrade run.db --schema documented -o new.db", "keep run.db"),
     ),
     "db create": (("uprof db create empty.db --schema latest", "tables without rows"),),
-    "recover": (("uprof recover RUN", "what a killed run had measured"),),
+    "recover": (("uprof recover RUN", "partial reports of a killed run"),),
     "doctor": (("uprof doctor --json", "for a bug report"),),
 }
 """Command path without `uprof` -> examples."""

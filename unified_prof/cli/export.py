@@ -1,4 +1,4 @@
-"""`uprof export`: a report as files that other tools read."""
+"""Command `uprof export`: write a report as files for other tools."""
 
 from __future__ import annotations
 
@@ -33,41 +33,41 @@ else:
 
 @dataclass(frozen=True)
 class OfStacks:
-    """What of stacks is written."""
+    """Options of stack exports."""
 
     measure: Annotated[
         MeasureOption | None,
         typer.Option(
             metavar="NAME",
-            help=f"Of stacks, what to weigh them by: {', '.join(MEASURES)}.",
-            show_default="all; collapsed: the first that there is",
+            help=f"Stacks: measure that weighs them: {', '.join(MEASURES)}.",
+            show_default="all; collapsed: the first available",
         ),
     ] = None
     by: Annotated[
         PlaceOption | None,
-        typer.Option(
-            help="Of stacks, what stands above operations.", show_default="module, else line"
-        ),
+        typer.Option(help="Stacks: frames above the operations.", show_default="module, else line"),
     ] = None
 
 
 @dataclass(frozen=True)
 class OfTables:
-    """What of tables is written."""
+    """Options of table exports."""
 
     table: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Of tables, this one; may be given several times."),
+        typer.Option(metavar="NAME", help="Tables: export only this table. Repeatable."),
     ] = None
     ids: Annotated[
         bool,
-        typer.Option("--ids", help="Of tables: ids of texts and enums as they are, not as texts."),
+        typer.Option(
+            "--ids", help=("Tables: write ids of strings and enums instead of their texts.")
+        ),
     ] = False
 
 
 @dataclass(frozen=True)
 class Usual:
-    """What most commands are told."""
+    """Options that most commands have."""
 
     convert: Convert = False
     force: Force = False
@@ -76,13 +76,13 @@ class Usual:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "export",
-        epilog="Exit code: 0 fine, also where something had to be left out; 2 wrong use (a report "
-        "without what the layout is made of); 6 the recording is unreadable; 7 no report, or one "
-        "that cannot be read (of a folder, stacks of all others are written nevertheless); 9 a "
-        "file exists or cannot be written: then none is.",
+        epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
+        "report lacks what the layout needs); 6 recording unreadable; 7 report missing or "
+        "unreadable (stacks of the other reports of a directory are still written); 9 a "
+        "file exists or cannot be written, and none is written.",
     )(with_groups(export))
 
 
@@ -91,14 +91,17 @@ def export(
         Path,
         typer.Argument(
             metavar="FILE|DIR",
-            help="A report, or a folder of them; mindstudio: an msprof database, or a PROF_* "
-            "directory.",
+            help="A report or a directory of reports; mindstudio: an msprof database or a "
+            "PROF_* directory.",
         ),
     ],
     output: Annotated[
         Path,
         typer.Option(
-            "-o", "--output", metavar="FILE|DIR", help="File of stacks, or folder for the files."
+            "-o",
+            "--output",
+            metavar="FILE|DIR",
+            help=("File for stacks, directory for other layouts."),
         ),
     ],
     layout: Annotated[
@@ -106,7 +109,7 @@ def export(
         typer.Option(
             metavar="NAME",
             help="; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + ".",
-            show_default="by -o's ending, or mindstudio",
+            show_default="by the extension of -o, or mindstudio",
         ),
     ] = None,
     *,
@@ -114,12 +117,12 @@ def export(
     tables: OfTables,
     usual: Usual,
 ) -> None:
-    """Write a report for other tools: flame graphs, pprof, Parquet, msprof's text files."""
+    """Export a report: flame graphs, pprof, Parquet, or the text files of msprof."""
     chosen = layouts.chosen(output, layout and layout.value)
     if tables != OfTables() and chosen.makes != "tables":
         raise UsageError(
-            "--table and --ids are of tables",
-            hint="with --layout parquet or arrow",
+            "--table and --ids apply to tables",
+            hint="use --layout parquet or arrow",
             slug="contradicting-options",
         )
     if chosen.makes == "stacks":
@@ -127,8 +130,8 @@ def export(
         return
     if stacks != OfStacks():
         raise UsageError(
-            "--measure and --by are of stacks",
-            hint="with --layout collapsed, speedscope or pprof",
+            "--measure and --by apply to stacks",
+            hint="use --layout collapsed, speedscope or pprof",
             slug="option-without-effect",
         )
     if chosen.makes == "tables":
@@ -138,7 +141,7 @@ def export(
 
     quiet = usual.quiet
     enabled = sys.stderr.isatty() and not quiet
-    # What is built on the way holds more than a report has room for.
+    # The conversion on the way produces more rows than a report shows.
     convert = usual.convert and not job.is_built_on_the_way(path)
     ready = converting.reports_of(path, convert=convert, quiet=quiet, several=False)
     with hints.for_reports(path), printing.progress_line(enabled=enabled) as progress:
@@ -176,7 +179,7 @@ def _stacks(
         for part in parts:
             show = names.format_size if part.unit == "bytes" else names.format_duration
             printing.say(
-                f"{output}: {part.measure}: {part.stacks:,} stacks, {show(part.total)} in all"
+                f"{output}: {part.measure}: {part.stacks:,} stacks, total {show(part.total)}"
             )
     if coverage.missing:
         printing.say(f"uprof: error: {coverage.sentence}")
@@ -218,7 +221,7 @@ def _tell(directory: Path, exported: Exported) -> None:
         what = "rows" if file.name.endswith(".csv") else "events"
         printing.say(f"  {file.name}  {file.entries:,} {what}")
     for one in exported.left_out:
-        printing.say(f"  left out of {one.deliverable}: {one.what}: {one.why}")
+        printing.say(f"  left out of {one.deliverable}: {one.what} ({one.why})")
     for anomaly in exported.anomalies:
         detail = f" ({anomaly.detail})" if anomaly.detail else ""
         printing.say(f"  anomaly {anomaly.name}: {anomaly.count:,}{detail}")

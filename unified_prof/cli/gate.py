@@ -1,7 +1,4 @@
-"""`uprof gate --until-sure` and `--self-test`: the gate measures by itself.
-
-`uprof gate`: whether a change may pass, for CI.
-"""
+"""Command `uprof gate`; with `--until-sure` and `--self-test` it runs the workload itself."""
 
 from __future__ import annotations
 
@@ -39,83 +36,92 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """What the gate runs by itself."""
+    """Options of the runs that the gate makes itself."""
 
     until_sure: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="BASE and NEW are checkouts: run this in both in turn until the verdict is sure. "
-            "What `uprof run` takes, in quotes; several workloads stand on a line each, "
-            "NAME=COMMAND.",
+            help="BASE and NEW are checkouts: run this command in both in turn until the "
+            "verdict is certain. Takes the arguments of `uprof run`, quoted; for several "
+            "workloads one NAME=COMMAND per line.",
         ),
     ] = None
     self_test: Annotated[
         str | None,
         typer.Option(
             metavar="COMMAND",
-            help="Run this several times, unchanged: how small a change is seen on this machine?",
+            help=(
+                "Run this command several times unchanged, and show the smallest change that "
+                "this machine can detect."
+            ),
         ),
     ] = None
     rounds: Annotated[
         int | None,
         typer.Option(
-            min=1, help="Runs a side at most; of --self-test all.", show_default="10; 6 to learn"
+            min=1,
+            help="Maximum runs per side; with --self-test in total.",
+            show_default=("10; 6 with --self-test"),
         ),
     ] = None
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the reports of these runs in a new folder."),
+        typer.Option(metavar="DIR", help="Keep the reports of these runs in a new directory."),
     ] = None
     base_python: Annotated[
         Path | None,
         typer.Option(
             metavar="FILE",
-            help="Interpreter to run BASE with, where its package is installed in an environment.",
-            show_default="this one",
+            help="Python interpreter for BASE, if its package is installed in an environment.",
+            show_default="the running interpreter",
         ),
     ] = None
     new_python: Annotated[
         Path | None,
-        typer.Option(metavar="FILE", help="Interpreter to run NEW with.", show_default="this one"),
+        typer.Option(
+            metavar="FILE",
+            help="Python interpreter for NEW.",
+            show_default=("the running interpreter"),
+        ),
     ] = None
 
     def check(self, *, reports: int, baseline: bool) -> None:
-        """Refuse what makes no sense together.
+        """Refuse options that contradict one another.
 
         Args:
-            reports: How many files or folders are named.
-            baseline: Whether a stored baseline is.
+            reports: Number of files or directories given.
+            baseline: True if a stored baseline is given.
 
         Raises:
-            UsageError: what does not.
+            UsageError: The options contradict one another.
         """
         measures = self.until_sure is not None or self.self_test is not None
         if self.until_sure is not None and self.self_test is not None:
             raise UsageError(
-                "--until-sure and --self-test are two ways to use the gate: name one",
+                "--until-sure and --self-test cannot be combined",
                 slug="contradicting-options",
             )
         if self.self_test is not None and (reports or baseline):
             raise UsageError(
-                "--self-test compares nothing: it takes a command, and no reports",
+                "--self-test takes a command, not reports",
                 slug="wrong-inputs",
             )
         if self.until_sure is not None and (baseline or reports != 2):
             raise UsageError(
-                "--until-sure takes two checkouts, BASE and NEW",
+                "--until-sure needs two checkouts, BASE and NEW",
                 hint="uprof gate base/ new/ --until-sure 'train.py --epochs 1'",
                 slug="wrong-inputs",
             )
         if not measures and (self.rounds is not None or self.keep is not None):
             raise UsageError(
-                "--rounds and --keep are used with --until-sure and --self-test",
+                "--rounds and --keep require --until-sure or --self-test",
                 slug="option-without-effect",
             )
 
         if self.until_sure is None and (self.base_python or self.new_python):
             raise UsageError(
-                "--base-python and --new-python are used with --until-sure",
+                "--base-python and --new-python require --until-sure",
                 slug="option-without-effect",
             )
 
@@ -133,7 +139,7 @@ class Rounds:
         noise: Noise | None,
         quiet: bool,
     ) -> tuple[Verdicts, Pairs]:
-        """Do what `judged` does with several workloads; see `rounds.until_all_sure`."""
+        """Measure several workloads like `judged`; see `rounds.until_all_sure`."""
         from unified_prof.pipeline import rounds
 
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
@@ -158,7 +164,7 @@ class Rounds:
         noise: Noise | None,
         quiet: bool,
     ) -> tuple[Verdict, Run, Run]:
-        """Measure two checkouts in turn until the verdict is sure; see `rounds.until_sure`."""
+        """Measure two checkouts in turn until the verdict is certain; see `rounds.until_sure`."""
         from unified_prof.pipeline import rounds
 
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
@@ -174,7 +180,7 @@ class Rounds:
             )
 
     def learned(self, limits: Limits, *, quiet: bool) -> tuple[Run, Noise, dict[int, float], Path]:
-        """Learn how runs differ, keep it, and say what can be seen with so many runs a side."""
+        """Store the measured run-to-run variation; return detectable changes by number of runs."""
         from unified_prof.baselines import noise
         from unified_prof.pipeline import rounds
 
@@ -198,7 +204,7 @@ class Rounds:
             command = tuple(shlex.split(text))
         except ValueError as err:
             raise UsageError(
-                f"the command {text!r} cannot be read: {err}", slug="wrong-command"
+                f"cannot parse the command {text!r}: {err}", slug="wrong-command"
             ) from None
         if not command:
             raise UsageError(
@@ -207,7 +213,7 @@ class Rounds:
                 slug="wrong-command",
             )
         here = sys.executable
-        # Not resolved: an interpreter knows its environment by the name that it is started by.
+        # Not resolved: an interpreter finds its environment by the path that it is started by.
         pythons = [
             str(one.absolute()) if one else here for one in (self.base_python, self.new_python)
         ]
@@ -215,12 +221,12 @@ class Rounds:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "gate",
-        epilog="Exit code: 0 fine, 1 a regression, 3 inconclusive (too few samples, or they "
-        "scatter too much), 2 wrong use, 6 a recording is unreadable, 7 no report or one "
-        "that cannot be read.",
+        epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive (too few "
+        "samples, or too much variance); 6 recording unreadable; 7 report missing or "
+        "unreadable.",
     )(with_groups(gate))
 
 
@@ -233,19 +239,22 @@ def gate(
     format_: Annotated[
         FormatOption | None,
         typer.Option(
-            "--format", help="How to print the verdict.", show_default="by -o's ending, or text"
+            "--format",
+            help="Output format of the verdict.",
+            show_default=("by the extension of -o, or text"),
         ),
     ] = None,
     output: Annotated[
-        Path | None, typer.Option("-o", "--output", metavar="FILE", help="Write to a file.")
+        Path | None,
+        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
     ] = None,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJsonFormat = False,
 ) -> None:
-    """Refuse a run that is slower, or takes more memory, than a base allows.
+    """Fail if a run is slower or uses more memory than its baseline.
 
-    It is refused only if it exceeds both limits and the runs leave no doubt. Where
+    A regression must exceed both limits, --max-regress and --min, and be statistically certain. If
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.compare import gate as analysis
@@ -258,15 +267,15 @@ def gate(
     analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
-        # As a setting of the project or the machine it may stand for the times it is needed.
-        raise UsageError("--store is only used with --baseline", slug="option-without-effect")
+        # As a setting of the project or machine, it applies only when it is needed.
+        raise UsageError("--store requires --baseline", slug="option-without-effect")
     sides.check()
     rounds.check(reports=len(sides.files or []), baseline=sides.baseline is not None)
     if sides.workload and (rounds.until_sure is not None or rounds.self_test is not None):
         raise UsageError(
-            "--workload names reports that are there: it is not used with --until-sure or "
-            "--self-test",
-            hint="--until-sure takes several workloads, NAME=COMMAND, on a line each",
+            "--workload names existing reports: it cannot be combined with --until-sure "
+            "or --self-test",
+            hint="--until-sure takes several workloads as NAME=COMMAND, one per line",
             slug="contradicting-options",
         )
     if rounds.self_test is not None:
@@ -308,7 +317,7 @@ def _one(
     quiet: bool,
     output: Path | None,
 ) -> tuple[Verdict, Run, Run]:
-    """Judge one workload: measured by the gate itself, or by its reports."""
+    """Judge one workload from its reports, or by measuring it."""
     from unified_prof.compare import gate as analysis
 
     if rounds.until_sure is not None:
@@ -330,7 +339,7 @@ def _several(
     quiet: bool,
     output: Path | None,
 ) -> tuple[Verdicts, Pairs] | None:
-    """Judge several workloads; None: there are not several."""
+    """Judge several workloads; return None if there is only one."""
     if sides.workload:
         from unified_prof.compare.gate import gate_each
 
@@ -344,7 +353,7 @@ def _several(
 
 
 def _say_learned(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
-    """Learn what runs differ by here, and print what can be seen."""
+    """Measure the run-to-run variation and print the detectable changes."""
     run, noise, seen, file = rounds.learned(limits, quiet=quiet)
     if shape is FormatOption.JSON:
         document = {
@@ -361,18 +370,18 @@ def _say_learned(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: 
         printing.put(printing.json_text(document))
         return
     lines = [
-        f"{run.facts.get('workload', '?')} on {run.facts.get('device', '?')}: runs differ by "
-        f"{noise.relative:.1%} ({int(noise.degrees) + 1} runs)",
-        f"a regression above {limits.max_regress:.0%} is seen from about",
+        f"{run.facts.get('workload', '?')} on {run.facts.get('device', '?')}: run-to-run "
+        f"variation {noise.relative:.1%} (n = {int(noise.degrees) + 1})",
+        f"with a limit of {limits.max_regress:.0%}, a regression is detected from about",
         *(
-            f"  {_share(share):>8}  with {count} run{'s' * (count > 1)} a side"
+            f"  {_share(share):>8}  with {count} run{'s' * (count > 1)} per side"
             for count, share in seen.items()
         ),
-        f"kept in {file}",
+        f"saved to {file}",
     ]
     printing.put("\n".join(lines) + "\n", for_people=True)
 
 
 def _share(share: float) -> str:
-    """Return a change in words; above twice the time, per cent are hard to read."""
+    """Format a change; above 100 % as a factor."""
     return f"{share:.1%}" if share < 1 else f"{1 + share:,.3g} x" if share < 99 else "> 100 x"

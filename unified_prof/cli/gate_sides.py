@@ -1,7 +1,4 @@
-"""What the gate compares: two runs, or one and a baseline; and how much worse it may be.
-
-Verdicts printed: by each format, and on the summary of a job.
-"""
+"""What the gate compares and accepts: reports, baselines, limits; and output of verdicts."""
 
 from __future__ import annotations
 
@@ -30,43 +27,51 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Sides:
-    """The reports of two runs, or those of one and a baseline."""
+    """Reports of two runs, or of one run and a baseline."""
 
     files: Annotated[
         list[Path] | None,
         typer.Argument(
-            metavar="[BASE] NEW", help="The reports; with --baseline only the new one(s)."
+            metavar="[BASE] NEW", help="Reports BASE and NEW; with --baseline only NEW."
         ),
     ] = None
     more_base: Annotated[
         list[Path] | None,
-        typer.Option("--base", metavar="FILE", help="Another report of the base run, for samples."),
+        typer.Option(
+            "--base",
+            metavar="FILE",
+            help=("Further report of the baseline, as another sample. Repeatable."),
+        ),
     ] = None
     more_new: Annotated[
         list[Path] | None,
-        typer.Option("--new", metavar="FILE", help="Another report of the new run, for samples."),
+        typer.Option(
+            "--new",
+            metavar="FILE",
+            help=("Further report of the candidate, as another sample. Repeatable."),
+        ),
     ] = None
     workload: WorkloadOption = None
     baseline: Annotated[
         str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
     ] = None
     store: Annotated[
-        str | None, typer.Option(help="Where baselines are: a file, or a SQLAlchemy URL.")
+        str | None, typer.Option(help="Baseline store: an SQLite file or a SQLAlchemy URL.")
     ] = None
 
     convert: Convert = False
 
     def check(self) -> None:
-        """Refuse reports that are named in two ways.
+        """Refuse reports that are given in two ways.
 
         Raises:
-            UsageError: they are.
+            UsageError: They are.
         """
         others = self.files or self.more_base or self.more_new or self.baseline
         if self.workload and others:
             raise UsageError(
-                "--workload takes the place of BASE, NEW, --base, --new and --baseline",
-                hint="name every workload by --workload NAME=BASE:NEW",
+                "--workload cannot be combined with BASE, NEW, --base, --new and --baseline",
+                hint="use --workload NAME=BASE:NEW for each workload",
                 slug="contradicting-options",
             )
 
@@ -76,24 +81,24 @@ class Sides:
         return workloads.load(given, convert=self.convert, quiet=quiet, output=output)
 
     def load(self, *, quiet: bool, output: Path | None = None) -> tuple[Run, Run]:
-        """Return the base and the new run.
+        """Return the baseline run and the candidate run.
 
         Args:
-            quiet: Whether to say errors only.
-            output: The file that will be written.
+            quiet: Print errors only.
+            output: File that will be written.
 
         Raises:
-            UsageError: what is named is not two sides.
-            RawFormatError: a recording cannot be converted.
-            StoreError: a report or a baseline cannot be read.
+            UsageError: The arguments are not two sides.
+            RawFormatError: A recording cannot be converted.
+            StoreError: A report or a baseline cannot be read.
         """
         more_base, more_new = self.more_base or [], self.more_new or []
         files = self.files or []
         if self.baseline is None:
             if len(files) != 2:
                 raise UsageError(
-                    f"the gate takes two reports, BASE and NEW, not {len(files)}",
-                    hint="give both, or only the new one with --baseline NAME",
+                    f"gate needs two reports, BASE and NEW, not {len(files)}",
+                    hint="give both, or only NEW with --baseline NAME",
                     slug="wrong-inputs",
                 )
             base, new = files
@@ -102,15 +107,13 @@ class Sides:
             )
         if more_base:
             raise UsageError(
-                "--base is not used with --baseline: the baseline is the base",
+                "--base cannot be combined with --baseline",
                 slug="option-without-effect",
             )
         from unified_prof.baselines import api
 
         if not files:
-            raise UsageError(
-                "the gate takes the reports of the new run beside --baseline", slug="wrong-inputs"
-            )
+            raise UsageError("--baseline needs a report of the candidate", slug="wrong-inputs")
         new_run = self._run([*files, *more_new], quiet, output)
         return api.load_baseline(self.baseline, self.store), new_run
 
@@ -120,16 +123,16 @@ class Sides:
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """How much worse what may become."""
+    """Limits of accepted regressions."""
 
     max_regress: Annotated[
-        str, typer.Option(metavar="SHARE", help="How much worse is too much: 5% or 0.05.")
+        str, typer.Option(metavar="SHARE", help="Largest accepted regression: 5% or 0.05.")
     ] = "5%"
     min_abs: Annotated[
         list[str] | None,
         typer.Option(
             metavar="AMOUNT",
-            help="And by at least so much: a time such as 0.05ms, a size such as 1MiB.",
+            help="Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable.",
             show_default="0.05ms and 1MiB",
         ),
     ] = None
@@ -137,7 +140,10 @@ class Allowed:
         list[str] | None,
         typer.Option(
             metavar="METRIC",
-            help="total, forward, backward, peak-memory or operation:GLOB (name, module or line).",
+            help=(
+                "Metric to judge: total, forward, backward, peak-memory or operation:GLOB "
+                "(name, module or line). Repeatable."
+            ),
             show_default="total",
         ),
     ] = None
@@ -146,18 +152,18 @@ class Allowed:
 
     @property
     def metrics(self) -> list[str]:
-        """The metrics that are judged."""
+        """Return the metrics to judge."""
         return self.metric or ["total"]
 
     def told(self) -> NoiseOfRuns | None:
-        """Return how much runs differ as --noise says."""
+        """Return the run-to-run variation given by --noise."""
         return None if self.noise is None else told_noise(self.noise)
 
     def limits(self) -> Limits:
         """Return the limits.
 
         Raises:
-            UsageError: an amount is none.
+            UsageError: An amount is not valid.
         """
         from unified_prof.compare.gate import Limits
 
@@ -171,7 +177,7 @@ class Allowed:
 
 
 class FormatOption(str, Enum):
-    """How a verdict is printed."""
+    """Output format of a verdict."""
 
     TEXT = "text"
     JSON = "json"
@@ -188,10 +194,10 @@ SUFFIXES = {
 
 
 def append_summary(text: Callable[[], str]) -> None:
-    """Append Markdown to the summary of a job on GitHub, where there is one.
+    """Append Markdown to the job summary of GitHub Actions, if there is one.
 
     Raises:
-        OutputError: it cannot be written.
+        OutputError: The summary cannot be written.
     """
     if summary := os.environ.get("GITHUB_STEP_SUMMARY"):
         _append(Path(summary), text())
@@ -200,7 +206,7 @@ def append_summary(text: Callable[[], str]) -> None:
 def verdicts_text(
     verdicts: Verdicts, pairs: Pairs, shape: FormatOption, *, to_file: bool = False
 ) -> str:
-    """Return the verdicts on several workloads in one of the formats."""
+    """Render the verdicts on several workloads."""
     from unified_prof.report import comparison as shown
 
     if shape is FormatOption.JSON:
@@ -216,7 +222,7 @@ def verdicts_text(
 def verdict_text(
     verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
 ) -> str:
-    """Return the verdict on (base, new) in one of the formats."""
+    """Render the verdict on (baseline, candidate)."""
     from unified_prof.report import comparison
 
     if shape is FormatOption.JSON:
@@ -235,5 +241,5 @@ def _append(path: Path, text: str) -> None:
             summary.write(text + "\n")
     except OSError as err:
         raise OutputError(
-            f"GITHUB_STEP_SUMMARY {path} cannot be written: {err.strerror}", slug="cannot-write"
+            f"cannot write GITHUB_STEP_SUMMARY {path}: {err.strerror}", slug="cannot-write"
         ) from err

@@ -1,9 +1,4 @@
-"""What commands print: text for people as the terminal can show it, data for programs.
-
-Which format a command prints in: what stands on the command line, a file's ending, settings.
-
-Which command takes a file that is no report: people try the one that they know.
-"""
+"""Output of commands: text for terminals, data for programs, choice of the format, hints."""
 
 from __future__ import annotations
 
@@ -23,15 +18,15 @@ if TYPE_CHECKING:
     from unified_prof.pipeline.sources import Source
 
 
+# Control sequence that erases the current terminal line.
 WIPE = "\r\x1b[K"
-"""Empties the line of a terminal."""
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
-    """Return the width of the terminal (None: there is none) and whether to colour.
+    """Return the width of the terminal, or None if there is none, and whether to use color.
 
     Args:
-        stream: where the text goes; stdout unless given.
+        stream: Stream to inspect; stdout by default.
     """
     if not (stream or sys.stdout).isatty():
         return None, False
@@ -40,13 +35,13 @@ def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
 
 
 def put(content: str | bytes, *, for_people: bool = True) -> None:
-    """Print to stdout; what a terminal's encoding cannot show appears as an escape.
+    """Print to stdout; characters outside the terminal's encoding become escapes.
 
-    A reader that has seen enough (`| head`) ends the command without a word, as SIGPIPE would.
+    If the reader closes the pipe (`| head`), the command ends silently, as with SIGPIPE.
 
     Raises:
         OutputError: stdout cannot be written.
-        ReaderLeft: nobody reads it any more.
+        ReaderLeft: The reader has closed stdout.
     """
     encoding = sys.stdout.encoding if for_people else "utf-8"
     with streams.writing_the_result():
@@ -58,19 +53,19 @@ def put(content: str | bytes, *, for_people: bool = True) -> None:
 
 
 def say(text: str) -> None:
-    """Print a line for people to stderr; where that cannot be written, nobody is told."""
+    """Print a message to stderr; ignored if stderr cannot be written."""
     streams.tell(f"{WIPE if _Progress.stands else ''}{printable(text)}")
 
 
 def put_error(error: UprofError) -> None:
-    """Tell on stderr what went wrong, and what to do about it."""
+    """Print an error and its hint to stderr."""
     say(f"uprof: error: {error.told}")
     if error.hint:
         say(f"uprof: hint: {error.hint}")
 
 
 def error_record(error: UprofError) -> dict[str, Any]:
-    """Return in a form for JSON what went wrong with one of several things."""
+    """Return an error as plain data for JSON."""
     return {
         "error": str(error),
         "slug": error.slug,
@@ -80,20 +75,20 @@ def error_record(error: UprofError) -> dict[str, Any]:
 
 
 class _Progress:
-    """Whether a line stands on the terminal that the next one is to replace."""
+    """State of the progress line on the terminal."""
 
     stands = False
 
 
 @contextmanager
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Yield what shows a few words on one line of the terminal, wiped at the end."""
+    """Yield a function that shows a message in one terminal line, erased at the end."""
     if not enabled:
         yield lambda _: None
         return
 
     def show(text: str) -> None:
-        # A line that wraps could not be wiped; what is printed next begins at the left again.
+        # A wrapped line could not be erased.
         text = printable(f"uprof: {text}")[: shutil.get_terminal_size().columns - 1]
         streams.tell(f"{WIPE}{text}\r", end="")
 
@@ -106,7 +101,7 @@ def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
 
 
 def json_text(document: object) -> str:
-    """Return a document as JSON; a number that is not finite is a bug, not a NaN."""
+    """Return a document as JSON; NaN and infinity raise ValueError."""
     from unified_prof.report.figures import dump_json
 
     return dump_json(document)
@@ -118,18 +113,18 @@ def put_json(document: object) -> None:
 
 
 def write(path: Path, content: str | bytes, *, force: bool) -> None:
-    """Write a file, complete or not at all; a database is never replaced by one.
+    """Write a file atomically; never replaces a database.
 
     Raises:
-        OutputError: it exists and `force` is not given, is a database, or cannot be written.
+        OutputError: The file exists and `force` is not set, is a database, or cannot be written.
     """
     from unified_prof.sqlite.atomic import replacing
     from unified_prof.sqlite.fingerprint import is_database
 
     if force and is_database(path):
         raise OutputError(
-            f"{path} is a database, it is not replaced by text",
-            hint="give -o another name",
+            f"{path} is a database and is not overwritten with text",
+            hint="choose another file for -o",
             slug="not-replaced",
         )
     with replacing(path, overwrite=force) as partial:
@@ -142,36 +137,36 @@ def write(path: Path, content: str | bytes, *, force: bool) -> None:
 TEXT, JSON = "text", "json"
 STDOUT = Path("-")
 
+# Format -> file extensions in lower case, the preferred one first.
 Suffixes = Mapping[str, tuple[str, ...]]
-"""Format -> endings of files that hold it, in lower case, the usual one first."""
 
 
 class Context(Protocol):
-    """What is asked of Click's context."""
+    """Part of Click's context that is used here."""
 
     def get_parameter_source(self, name: str) -> object | None:
-        """Return where a parameter's value comes from."""
+        """Return the source of a parameter's value."""
 
 
 def file_of(output: Path | None) -> Path | None:
-    """Return the file that -o names; None where the result goes to stdout, as with `-o -`."""
+    """Return the file of -o, or None if the result goes to stdout (no -o, or `-o -`)."""
     return None if output == STDOUT else output
 
 
 def chosen(
     context: Context, suffixes: Suffixes, *, asked: str | None, as_json: bool, file: Path | None
 ) -> str:
-    """Return the format meant: what stands on the command line goes before any setting.
+    """Return the output format; the command line takes precedence over settings.
 
     Args:
-        context: of the command, whose options are called `format_` and `json_` in Python.
-        suffixes: the formats there are.
-        asked: what --format says, wherever that was set.
-        as_json: what --json says, wherever that was set.
-        file: where the result is written; None: to stdout.
+        context: Context of the command, whose options are `format_` and `json_` in Python.
+        suffixes: Available formats.
+        asked: Value of --format from any source.
+        as_json: Value of --json from any source.
+        file: Output file, or None for stdout.
 
     Raises:
-        UsageError: no format has the file's ending; the command line contradicts itself.
+        UsageError: The extension belongs to no format, or the options contradict one another.
     """
     typed_format, typed_json = _is_typed(context, "format_"), _is_typed(context, "json_")
     if as_json and typed_json:
@@ -186,15 +181,15 @@ def chosen(
         return _of_file(file, suffixes)
     if typed_format and _contradicts(file, asked, suffixes):
         raise UsageError(
-            f"{file}: the extension selects {_of_file(file, suffixes)}, but {asked} is asked for",
-            hint="leave the format out, or change the extension",
+            f"{file}: the extension selects {_of_file(file, suffixes)}, but the format is {asked}",
+            hint="omit --format, or change the extension",
             slug="contradicting-options",
         )
     return asked
 
 
 def _of_file(file: Path, suffixes: Suffixes) -> str:
-    """Return the format that a file's ending names; a file without an ending is text."""
+    """Return the format of a file's extension; text if there is no extension."""
     suffix = file.suffix.lower()
     for name, known in suffixes.items():
         if suffix in known:
@@ -203,27 +198,27 @@ def _of_file(file: Path, suffixes: Suffixes) -> str:
         return TEXT
     usual = ", ".join(known[0] for known in suffixes.values())
     raise UsageError(
-        f"{file}: no format has the extension {suffix}",
-        hint=f"use one of {usual}, or choose one with --format",
+        f"{file}: unknown extension {suffix}",
+        hint=f"use one of {usual}, or --format",
         slug="unknown-format",
     )
 
 
 def _contradicts(file: Path, asked: str, suffixes: Suffixes) -> bool:
-    """Whether a file's ending says another format; `.txt` may hold any."""
+    """Return True if the extension belongs to another format; `.txt` fits all."""
     suffix = file.suffix.lower()
     return any(suffix in known for name, known in suffixes.items() if name not in (asked, TEXT))
 
 
 def _is_typed(context: Context, parameter: str) -> bool:
-    """Whether a parameter was given on the command line, not by the environment or a file."""
+    """Return True if a parameter was given on the command line."""
     source = context.get_parameter_source(parameter)
     return getattr(source, "name", None) == "COMMANDLINE"
 
 
 @contextmanager
 def for_reports(*paths: Path) -> Iterator[None]:
-    """Where a path is no report, say in the error's hint which command makes one of it."""
+    """If a path is not a report, add the command that converts it to the error's hint."""
     try:
         yield
     except StoreError as err:
@@ -235,15 +230,12 @@ def for_reports(*paths: Path) -> Iterator[None]:
 
 
 def unrecovered(folder: Path) -> str | None:
-    """Return what to do about what killed processes left in `folder`; None: there is nothing."""
+    """Return a hint about measurements of killed processes in `folder`, or None."""
     from unified_prof.sqlite import spool
 
     if not any(spool.state_of(path) != spool.RUNS for path in spool.find(folder)):
         return None
-    return (
-        f"{folder} holds measurements of a run that was killed; `uprof recover {folder}` makes "
-        "reports of them"
-    )
+    return f"{folder} has measurements of a killed run; recover them with `uprof recover {folder}`"
 
 
 def _hint(path: Path, message: str) -> str | None:
@@ -252,14 +244,15 @@ def _hint(path: Path, message: str) -> str | None:
 
     if rank_partial.is_run_directory(path):
         return (
-            f"it is a run of many ranks: `uprof cluster report {path}` has its tables, "
-            f"`uprof report {path} --rank N` one rank, `uprof trace {path} --ranks N,...` timelines"
+            f"this is a cluster run: use `uprof cluster report {path}` for its tables, "
+            f"`uprof report {path} --rank N` for one rank, `uprof trace {path} --ranks "
+            "N,...` for timelines"
         )
     if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
         return hint
     if path.is_dir() and (hint := unrecovered(path)) is not None:
         return hint
-    # A database that is damaged may be of any kind: only one that is surely a recording is named.
+    # A damaged database can be of any kind; only certain recordings get the hint.
     of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of
     if (source := of(path)) is not None:
         return f"it is {source.what}; {_converted(source, path)}"
@@ -273,4 +266,4 @@ def _hint(path: Path, message: str) -> str | None:
 
 
 def _converted(source: Source, path: Path) -> str:
-    return f"run `uprof {source.command} {path}` first, or give --convert"
+    return f"run `uprof {source.command} {path}` first, or use --convert"

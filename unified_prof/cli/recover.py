@@ -1,4 +1,4 @@
-"""`uprof recover`: reports of a run whose process was killed."""
+"""Command `uprof recover`: reports of a killed run."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ _NOTHING = 1
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "recover",
-        epilog="Exit code: 0 reports were made, 1 there is nothing to recover, or only of "
-        "processes that still run, 2 wrong use, 6 a file is damaged (all others are recovered "
-        "nevertheless), 9 a report cannot be written.",
+        epilog="Exit codes: 0 reports were recovered; 1 nothing to recover, or only processes "
+        "that still run; 2 usage error; 6 a file is damaged (the others are recovered); 9 "
+        "a report cannot be written.",
     )(recover)
 
 
 def recover(
     folder: Annotated[
         Path,
-        typer.Argument(metavar="DIR", help="The folder that `uprof run` was to write into."),
+        typer.Argument(metavar="DIR", help="Output directory of the killed `uprof run`."),
     ],
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Make reports of what a killed run had measured.
+    """Recover the reports of a run whose process was killed.
 
-    While a workload runs, uprof keeps its complete iterations in a hidden file of the folder. After
-    SIGKILL, for want of memory, or with a node that is lost, this makes partial reports of it. What
-    belongs to a process that still runs is left alone.
+    While a workload runs, uprof saves its complete iterations in a hidden file of the output
+    directory. After SIGKILL, an out-of-memory kill or the loss of a node, this command turns them
+    into partial reports. Files of running processes are not touched.
     """
     from unified_prof.pipeline import recover as pipeline
 
@@ -49,9 +49,7 @@ def recover(
         outcomes.append(outcome)
         _tell(outcome, quiet=quiet)
     if not outcomes and not quiet:
-        output.say(
-            f"uprof: {folder}: nothing to recover: no process has left unfinished measurements here"
-        )
+        output.say(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
     if json_:
         output.put_json([_record(outcome) for outcome in outcomes])
     if code := _exit_code(outcomes):
@@ -64,7 +62,7 @@ def _tell(outcome: Recovered, *, quiet: bool) -> None:
     elif quiet:
         return
     elif outcome.runs:
-        output.say(f"uprof: {outcome.spool}: its process still runs, it is left alone")
+        output.say(f"uprof: {outcome.spool}: skipped, its process is still running")
     else:
         files = ", ".join(str(path) for path in outcome.files.values())
         count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
@@ -74,7 +72,7 @@ def _tell(outcome: Recovered, *, quiet: bool) -> None:
 
 
 def _exit_code(outcomes: list[Recovered]) -> int:
-    """Return what is worst: damage, then what could not be written, then nothing at all."""
+    """Return the exit code of the worst outcome: damage, output errors, nothing recovered."""
     codes = {one.error.exit_code for one in outcomes if one.error is not None}
     for code in (RawFormatError.exit_code, OutputError.exit_code):
         if code in codes:

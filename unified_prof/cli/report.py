@@ -1,4 +1,4 @@
-"""`uprof report`: where the time and the memory went."""
+"""Command `uprof report`: time and memory of a run."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ else:
 
 
 class SortOption(str, Enum):
-    """What rows can be ordered by, largest first."""
+    """Sort keys of rows, largest value first."""
 
     TIME = "time"
     FORWARD = "forward"
@@ -39,13 +39,12 @@ class SortOption(str, Enum):
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "report",
-        epilog="Exit code: 0 fine, 2 wrong use (a breakdown that this report cannot give), "
-        "6 a recording is unreadable, 7 no report, or one that cannot be read (of a folder, all "
-        "others are shown nevertheless), "
-        "9 the output cannot be written.",
+        epilog="Exit codes: 0 success; 2 usage error (a breakdown that the report does not "
+        "have); 6 recording unreadable; 7 report missing or unreadable (the other reports "
+        "of a directory are still shown); 9 output cannot be written.",
     )(report)
 
 
@@ -53,29 +52,32 @@ def report(
     context: typer.Context,
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="A report of any family, or a folder of reports."),
+        typer.Argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports."),
     ],
     by: Annotated[
         ByOption | None,
         typer.Option(
             metavar="NAME",
-            help=f"What to break time and memory down by: {', '.join(KINDS)}.",
-            show_default="operation; the usual ones for json and html",
+            help=f"Breakdown: {', '.join(KINDS)}.",
+            show_default="operation; the default set for json and html",
         ),
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(min=1, help="Rows to show.", show_default="20; all for programs and html"),
+        typer.Option(
+            min=1, help=("Number of rows to show."), show_default="20; all for json, csv and html"
+        ),
     ] = None,
     sort: Annotated[
-        SortOption | None, typer.Option(help="Order of the rows.", show_default="time, else size")
+        SortOption | None,
+        typer.Option(help=("Sort rows by this column."), show_default="time, else size"),
     ] = None,
     format_: Annotated[
         FormatOption | None,
         typer.Option(
             "--format",
-            help="How to print it.",
-            show_default="by -o's ending, or text",
+            help="Output format.",
+            show_default="by the extension of -o, or text",
         ),
     ] = None,
     output: OutputFile = None,
@@ -84,8 +86,8 @@ def report(
         bool,
         typer.Option(
             "--stats",
-            help="Also the smallest, median, 99th percentile and largest time of operations and "
-            "kernels, the standard deviation, and launches.",
+            help="Add min, median, p99, max and standard deviation of operations and kernels, "
+            "and launch statistics.",
         ),
     ] = False,
     capture: Annotated[
@@ -93,8 +95,8 @@ def report(
         typer.Option(
             "--with",
             metavar="CAPTURE",
-            help="The report in which CUDA graphs were captured that this one replays: their "
-            "kernels count for the operations recorded there.",
+            help="Report in which the CUDA graphs that this run replays were captured; their "
+            "kernels are attributed to the operations recorded there.",
         ),
     ] = None,
     full_names: FullNames = False,
@@ -102,18 +104,18 @@ def report(
     embed_source: Annotated[
         bool,
         typer.Option(
-            "--embed-source", help="html: include the source lines, read from this folder."
+            "--embed-source", help="html: embed the source lines found below the current directory."
         ),
     ] = False,
     force: Force = False,
     json_: AsJsonFormat = False,
     quiet: Quiet = False,
 ) -> None:
-    """Show where the time and the memory of a run went.
+    """Show time and memory of a run per operation, kernel, module or line.
 
-    Of a folder, a report that is damaged or missing is told of in every format, and the exit code
-    is 7; all others are shown. Of several ranks of one run that comes first which of them costs
-    the others time; of many, that alone.
+    If PATH is a directory, damaged or missing reports are listed in every format and the exit code
+    is 7; the others are shown. For a multi-rank run, a summary of the run comes first; with many
+    ranks only the summary is shown.
     """
     from unified_prof.sqlite.atomic import refuse_existing
 
@@ -137,8 +139,8 @@ def report(
         refuse_existing(file, overwrite=force)
     if statistics and by is not None and by.value not in STATISTICS_OF:
         raise UsageError(
-            f"--stats has nothing to add to --by {by.value}",
-            hint=f"it describes: {', '.join(STATISTICS_OF)}",
+            f"--stats adds nothing to --by {by.value}",
+            hint=f"use it with --by {', '.join(STATISTICS_OF)}",
             slug="no-breakdown",
         )
     width, color = printing.terminal() if to_terminal else (None, False)

@@ -1,4 +1,4 @@
-"""`uprof report` of many ranks: their run in short first, one rank on demand."""
+"""`uprof report` of multi-rank runs: summary of the run, then single ranks on request."""
 
 from __future__ import annotations
 
@@ -19,26 +19,25 @@ if TYPE_CHECKING:
     from unified_prof.explain.api import Opened
     from unified_prof.report.formats import Format, ReportRequest
 
+# Maximum number of ranks whose own reports follow the summary of the run.
 SHOWN_EACH = 4
-"""Up to so many ranks have their own report below that of the run."""
 
 
 @contextmanager
 def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overview | None]:
-    """Yield the ranks of a folder as one run; None where it does not hold several of one.
+    """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
 
-    The folder or file that `uprof cluster build` made is read as it is. Of a folder of databases a
-    run is made in memory; they are of one where ranks differ and share groups.
+    A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
+    memory if their rank numbers differ and they share groups.
 
     Args:
-        path: The folder or file.
-        quiet: Whether to show no progress.
-        needed: Whether reports beside each other are no answer: two recordings of one rank are
-            an error then.
+        path: Directory or file.
+        quiet: Show no progress.
+        needed: If True, two recordings of one rank are an error.
 
     Raises:
-        StoreError: the summary of a run is damaged.
-        UsageError: a run is needed, and two recordings are of one rank.
+        StoreError: The summary of a run is damaged.
+        UsageError: A run is needed, but two recordings have the same rank.
     """
     from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME, is_run_directory
 
@@ -67,7 +66,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
             summary = None
     if summary is None:  # two recordings of one rank, or of none: reports beside each other
         if isinstance(why, UsageError):
-            text = f"{path} does not hold several ranks of one run: {why}"
+            text = f"{path} is not a multi-rank run: {why}"
             if needed:
                 raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
             if not quiet:
@@ -88,25 +87,25 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
     """Return the report of one rank.
 
     Raises:
-        StoreError: it is not there any more.
-        UsageError: there is no such rank, or no run.
+        StoreError: The report is missing.
+        UsageError: There is no such rank, or no run.
     """
     if overview is None:
-        raise no_run(path, "leave --rank out")
+        raise no_run(path, "omit --rank")
     from unified_prof.cli.cluster_report import recording_of
 
     return recording_of(overview, overview.rank(rank).rank)
 
 
 def no_run(path: Path, otherwise: str) -> UsageError:
-    """Return the error of a path that is no run, with what makes one of it, else `otherwise`."""
+    """Return the error for a path that is not a run, with a hint or `otherwise`."""
     from unified_prof.cluster.rank_partial import completion_hint
 
     hint = completion_hint(path) if path.is_dir() else None
     if hint is None and len(_inputs(path)) > 1 and not _databases(path):
-        hint = f"its recordings make one: `uprof cluster build {path} -o RUN`, then name RUN here"
+        hint = f"build a run from its recordings: `uprof cluster build {path} -o RUN`"
     return UsageError(
-        f"{path} does not hold several ranks of one run",
+        f"{path} is not a multi-rank run",
         hint=hint or otherwise,
         slug="not-several-ranks",
     )
@@ -115,7 +114,7 @@ def no_run(path: Path, otherwise: str) -> UsageError:
 def produce(
     overview: Overview, shape: Format, request: ReportRequest, reports: Opened | None
 ) -> str:
-    """Return a run in one of the formats, and below it the reports of few ranks."""
+    """Render a run, followed by the reports of its ranks if there are few."""
     from unified_prof.report import cluster_document, formats
 
     own = formats.ClusterRequest(
@@ -154,14 +153,14 @@ def _is_summary(path: Path) -> bool:
 
 
 def _databases(path: Path) -> list[str]:
-    """Return the databases below a folder that may be of ranks, by names alone."""
+    """Return the databases below a directory that may belong to ranks, by file name only."""
     from unified_prof.sqlite.fingerprint import is_database
 
     return [location for location in _inputs(path) if is_database(Path(location))]
 
 
 def _is_of_one_process(path: Path) -> bool:
-    """Return whether a folder surely is what one process left, by names: the usual case."""
+    """Return True if file names show that one process wrote the directory: the common case."""
     others = 0
     with os.scandir(path) as entries:
         for entry in entries:
@@ -174,7 +173,7 @@ def _is_of_one_process(path: Path) -> bool:
 
 
 def _inputs(path: Path) -> list[str]:
-    """Return the databases and recordings below a folder."""
+    """Return the databases and recordings below a directory."""
     if not path.is_dir() or _is_of_one_process(path):
         return []
     from unified_prof.pipeline.cluster_inputs import inputs_of

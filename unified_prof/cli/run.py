@@ -1,7 +1,4 @@
-"""What `uprof run` shows at its end: text for people, JSON for programs.
-
-`uprof run`: profile a workload.
-"""
+"""Command `uprof run`: profile a workload, and print the result."""
 
 from __future__ import annotations
 
@@ -41,11 +38,11 @@ if TYPE_CHECKING:
 
 
 class RunEnd:
-    """Tells what came of a run.
+    """Prints the result of a run.
 
     Args:
-        quiet: Whether nothing but what went wrong is said.
-        json: Whether the result goes to stdout as one line, in place of the figures for people.
+        quiet: Print errors only.
+        json: Print the result to stdout as one JSON line instead of text.
         top: Rows of the table of operations.
     """
 
@@ -55,11 +52,11 @@ class RunEnd:
         self._top = top
 
     def written(self, files: Mapping[str, tuple[Path, ...]]) -> None:
-        """All is measured and written, and the workload runs on."""
+        """Announce that the reports are written while the workload continues."""
         if folders := sorted({str(path.parent) for paths in files.values() for path in paths}):
             where = printable(", ".join(folders))
             start = WIPE if streams.is_terminal() else ""  # of the line that shows progress
-            line = f"uprof: all is measured, the reports are in {where}; the workload runs on"
+            line = f"uprof: measurement complete, reports in {where} (the script is still running)"
             self._say(start + line)
 
     def _say(self, line: str) -> None:
@@ -67,10 +64,10 @@ class RunEnd:
             streams.tell(line)
 
     def ended(self, result: RunResult) -> None:
-        """Show the result.
+        """Print the result.
 
         Raises:
-            OutputError: it was asked for as JSON, the workload did well, and stdout takes nothing.
+            OutputError: The JSON result of a successful workload cannot be written to stdout.
         """
         rank = result.rank
         if rank is not None and rank.is_distributed:
@@ -97,7 +94,7 @@ class RunEnd:
 
 
 def as_json(result: RunResult) -> dict[str, Any]:
-    """Return the result of a run as plain data; times in ms, sizes in bytes, unknown is None."""
+    """Return the result as plain data; times in ms, sizes in bytes, None if unknown."""
     from unified_prof.pipeline.run import summarize
 
     paths = [path for one in result.files.values() for path in one]
@@ -113,7 +110,7 @@ def as_json(result: RunResult) -> dict[str, Any]:
 
 
 def _line_of_rank(result: RunResult) -> str:
-    """Return one line about a rank among others: where it ran and what it left."""
+    """Return one line about a rank: where it ran and which reports it wrote."""
     rank = result.rank
     assert rank is not None
     files = ", ".join(str(path) for paths in result.files.values() for path in paths)
@@ -123,14 +120,15 @@ def _line_of_rank(result: RunResult) -> str:
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "run",
         cls=WorkloadCommand,
         no_args_is_help=True,
         epilog=(
-            "Exit code: the workload's own when it is not 0; otherwise 0, 2 wrong use, 4 no such "
-            "device, 5 nothing could be measured, 9 the output cannot be written; 130 after Ctrl-C."
+            "Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 "
+            "usage error; 4 device missing; 5 capture failed; 9 output cannot be written; "
+            "130 interrupted."
         ),
     )(with_npu_options(with_groups(run)))
 
@@ -141,8 +139,8 @@ def run(
     backend: Annotated[
         str,
         typer.Option(
-            help="auto, cpu, cuda, npu, or one from another package. auto takes the first of "
-            "npu, cuda, cpu whose device answers."
+            help="auto, cpu, cuda, npu, or a backend of another package. auto selects the "
+            "first of npu, cuda, cpu that is available."
         ),
     ] = "auto",
     output: Annotated[
@@ -151,52 +149,52 @@ def run(
             "-o",
             "--output",
             metavar="DIR",
-            help="Folder of the reports.",
+            help="Directory for the reports.",
             show_default="uprof_SCRIPT_TIME",
         ),
     ] = None,
     measured: WhatToMeasure,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command that would run, and end.")
+        bool, typer.Option("--dry-run", help="Print the command that would run, and exit.")
     ] = False,
     ranks: Annotated[
         str,
         typer.Option(
             metavar="LIST",
-            help="Of several ranks, those to measure, such as 0,8-15 or every:8. The others run "
-            "as they would without uprof.",
+            help="Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
         ),
     ] = "all",
     batch_sizes: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help="A run for each size of batch, such as 8,16,32.",
+            help="Run once per batch size, for example 8,16,32.",
         ),
     ] = None,
     memory: Annotated[
         str | None,
         typer.Option(
             metavar="SIZE",
-            help="What the largest batch has to fit in: 24GiB.",
+            help="Memory limit for the largest-batch estimate, for example 24GiB.",
         ),
     ] = None,
     strict: Annotated[
         bool,
         typer.Option(
             "--strict",
-            help="Fail where a rank cannot be measured although its workload did well. Without it "
-            "only a run of one process fails; a rank leaves a report that says why.",
+            help="Fail if a rank cannot be measured although its workload succeeded. By "
+            "default only single-process runs fail; a rank leaves a report with the "
+            "reason.",
         ),
     ] = False,
     force: Force = False,
     said: WhatToSay,
     npu_options: Mapping[str, object],
 ) -> None:
-    """Profile a PyTorch workload: a script with providers, or any training script.
+    """Profile a PyTorch workload: any training script, or a script with providers.
 
-    Everything after SCRIPT, or after -m MODULE, belongs to the workload. `uprof run --help-npu`
-    shows the options that only --backend npu has.
+    All arguments after SCRIPT, or after -m MODULE, belong to the workload. `uprof run --help-npu`
+    shows the options of --backend npu.
     """
     chosen_ranks = chosen_ranks_of(ranks)
     workload = what.workload(attach="pid" in npu_options)
@@ -237,10 +235,10 @@ def run(
 
 
 def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet: bool) -> int:
-    """Run a script for one report, which goes into `folder`; return the exit code.
+    """Run a script for one report in `folder` and return the exit code.
 
     Raises:
-        UprofError: as of `uprof run`.
+        UprofError: As `uprof run`.
     """
     say = _silent if quiet else streams.tell
     chosen = _backend(backend, say, dry_run=False)
@@ -262,9 +260,9 @@ def _run(
     ranks: Chosen,
     own_stdout: bool = False,
 ) -> int:
-    """Run and show what came of it; return the exit code.
+    """Run, print the result and return the exit code.
 
-    With `own_stdout` what the workload prints goes to stderr: stdout is for the result.
+    With `own_stdout`, output of the workload goes to stderr because stdout holds the result.
     """
     from unified_prof.pipeline import run as pipeline
 
@@ -305,7 +303,8 @@ def _show_command(backend: Backend, spec: RunSpec) -> None:
     describe: Callable[[RunSpec], list[str]] | None = getattr(backend, "describe", None)
     if describe is None:
         raise UsageError(
-            f"backend {backend.name!r} runs the workload in this process, there is no command",
+            f"backend {backend.name!r} runs the workload in this process; there is no "
+            "command to print",
             slug="option-of-another-backend",
         )
     for line in describe(spec):

@@ -1,14 +1,8 @@
-"""The options of `uprof run` for the NPU backend, made from its table of options.
+"""Options of `uprof run`, and the `RunSpec` made from them.
 
-Ranks that are not measured: their process becomes the workload, as if uprof were not there.
-
-The options of `uprof run` that have a meaning together, and the specification made of them.
-
-If you add one about what is measured, it is a field here and one of `runs.spec.RunSpec`; how the
-first becomes the second stands in `WhatToMeasure.spec`. Options of the NPU backend alone are rows
-of `backends.msprof_options`.
-
-A command whose last arguments are another program's: nothing after SCRIPT is ours.
+An option about measuring is a field here and in `base.run_spec.RunSpec`; `WhatToMeasure.spec`
+connects them. Options of the NPU backend are rows of `backends.msprof_options`. Ranks that are not
+profiled replace their process with the workload.
 """
 
 from __future__ import annotations
@@ -47,14 +41,14 @@ if TYPE_CHECKING:
 
 
 SECTION = "Ascend NPU (--backend npu)"
-_FIRST_GROUP = "What is recorded, and what becomes of it"
+_FIRST_GROUP = "What to record and how to store it"
 _Run = Callable[..., None]
 
 
 def with_npu_options(run: _Run) -> _Run:
-    """Return `run` with one more parameter a table entry, which it gets as `npu_options`.
+    """Return `run` with a parameter per row of the NPU option table, passed on as `npu_options`.
 
-    `npu_options` holds those that were given: name -> value.
+    `npu_options` maps the names of the options that were given to their values.
     """
     parameters = [*_general(), *(_parameter(option) for option in OPTIONS)]
     help_npu = _help()
@@ -79,23 +73,23 @@ def _general() -> list[inspect.Parameter]:
             "preset",
             str | None,
             metavar="NAME",
-            help=f"How much to record: {presets}. Single options override it; what msprof does not"
-            " take on this chip is left out.",
+            help=f"How much to record: {presets}. Single options override the preset; what "
+            "msprof does not support on this chip is left out.",
             show_default=DEFAULT_PRESET,
         ),
         _made(
             "npu_chip",
             str | None,
             metavar="NAME",
-            help=f"The chip, of {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: ask nobody,"
-            " and leave out what msprof refuses.",
-            show_default="asked of msprof and npu-smi",
+            help=f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the "
+            "chip, leave out what msprof rejects.",
+            show_default="detected by msprof and npu-smi",
         ),
         _made(
             "exporter",
             str | None,
             metavar="uprof|native",
-            help="Who builds the database; what uprof cannot decode is exported by msprof.",
+            help="Who builds the database; msprof exports what uprof cannot decode.",
             show_default="uprof",
         ),
         _made(
@@ -117,7 +111,7 @@ def _general() -> list[inspect.Parameter]:
             "msprof_arg",
             list[str] | None,
             metavar="--NAME=VALUE",
-            help="Any other argument for msprof; may be given several times.",
+            help="Pass another argument to msprof. Repeatable.",
         ),
     ]
 
@@ -161,8 +155,8 @@ def _show_section(context: typer.Context, wanted: bool) -> None:
     formatter.write_paragraph()
     with formatter.indentation():
         formatter.write_text(
-            "These are msprof's own options, checked before anything starts, with the tables of "
-            "the database that each fills in brackets. `uprof run --help` shows all others."
+            "Options of msprof, checked before anything starts; in brackets the database "
+            "tables that each fills. `uprof run --help` shows all other options."
         )
     for title in (_FIRST_GROUP, *GROUPS):
         of_group = [one for one in options if _group_of(one.name) == title]
@@ -190,19 +184,19 @@ def _made(
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What the user asked to run."""
+    """Workload to run."""
 
+    # Path of a script, or name of a module if `is_module`.
     target: str
-    """Path of a script, or a module name when `is_module`."""
     is_module: bool
     arguments: tuple[str, ...]
 
 
 def is_measured(rank: Rank, chosen: Chosen) -> bool:
-    """Return whether this rank is among the chosen ones.
+    """Return True if this rank is selected by --ranks.
 
     Raises:
-        UsageError: none of the ranks of this run is.
+        UsageError: No rank of this run is selected.
     """
     if chosen == ALL:
         return True
@@ -210,16 +204,16 @@ def is_measured(rank: Rank, chosen: Chosen) -> bool:
     if not chosen.of(world_size):
         there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
         raise UsageError(
-            f"--ranks names none of the ranks of this run: it has {there}", slug="no-such-rank"
+            f"--ranks selects no rank of this run: it has {there}", slug="no-such-rank"
         )
     return (rank.number or 0) in chosen
 
 
 def run_untouched(workload: Workload) -> NoReturn:
-    """Let this process become the workload; does not return.
+    """Replace this process with the workload; does not return.
 
     Raises:
-        UsageError: it cannot be started.
+        UsageError: The workload cannot be started.
     """
     for stream in (sys.stdout, sys.stderr):
         with suppress(OSError, ValueError, AttributeError):  # closed, full, or None
@@ -258,31 +252,31 @@ class Scope(str, Enum):
 
 @dataclass(frozen=True, slots=True)
 class WhatToRun:
-    """The workload, as `python` would be told it."""
+    """The workload, as on a `python` command line."""
 
     command: Annotated[
         list[str] | None,
         typer.Argument(
             metavar="SCRIPT [ARGS]",
-            help="The workload; everything after SCRIPT is its own.",
+            help="Workload; all arguments after SCRIPT belong to it.",
         ),
     ] = None
     module: Annotated[
         str | None,
-        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, as python -m does."),
+        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, like python -m."),
     ] = None
 
     def workload(self, *, attach: bool) -> Workload:
-        """Return what is to run; nothing where a running process is attached to.
+        """Return the workload to run, or nothing if a running process is recorded.
 
         Raises:
-            UsageError: nothing is named, or something besides the process.
+            UsageError: No workload is given, or one besides --pid.
         """
         command = self.command or []
         if attach:
             if self.module is not None or command:
                 raise UsageError(
-                    "--pid records a running process, there is no workload to start",
+                    "--pid records a running process and takes no workload",
                     slug="contradicting-options",
                 )
             return Workload("process", False, ())
@@ -290,7 +284,7 @@ class WhatToRun:
             return Workload(self.module, True, tuple(command))
         if not command:
             raise UsageError(
-                "nothing to run",
+                "no workload given",
                 hint="uprof run SCRIPT [ARGS]... or -m MODULE [ARGS]...",
                 slug="nothing-to-run",
             )
@@ -299,27 +293,26 @@ class WhatToRun:
 
 @dataclass(frozen=True, slots=True)
 class WhatToMeasure:
-    """Which reports of which iterations, and what of the program they show."""
+    """Reports and iterations to measure, and which operations to keep."""
 
     report: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help="Of run-time, memory and timeline, separated by commas.",
-            show_default="the backend's usual",
+            help="Reports to write: run-time, memory, timeline; comma-separated.",
+            show_default="depends on the backend",
         ),
     ] = None
     timeline_detail: Annotated[
         str | None,
         typer.Option(
             metavar="LIST",
-            help="What a timeline on cpu or cuda holds besides times, of shapes, stacks and "
-            "memory, separated by commas; or none. Less is faster: with all of them a step takes "
-            "almost twice as long.",
+            help="Timeline on cpu or cuda: also record shapes, stacks and memory "
+            "(comma-separated), or none. All of them almost double the step time.",
             show_default="shapes",
         ),
     ] = None
-    warmup: Annotated[int, typer.Option(min=0, help="Iterations to let pass before measuring.")] = (
+    warmup: Annotated[int, typer.Option(min=0, help="Iterations to skip before measuring.")] = (
         asked.WARMUP
     )
     iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = (
@@ -329,32 +322,33 @@ class WhatToMeasure:
         Path | None,
         typer.Option(
             metavar="DIR",
-            help="Files below it are yours and appear in stack frames.",
-            show_default="this folder, or the script's if it lies elsewhere",
+            help="Directory of the user's own files, which appear in stack frames.",
+            show_default="the current directory, or the script's if it is outside",
         ),
     ] = None
     scope: Annotated[
         Scope,
         typer.Option(
-            help="module: operations called below a module of the project; project: all with a "
-            "frame in the project, such as a loss outside the model."
+            help="module: operations called below a module of the project; project: all "
+            "operations with a frame in the project, for example a loss outside the "
+            "model."
         ),
     ] = Scope.MODULE
     include: Annotated[
         list[str] | None,
         typer.Option(
             metavar="PACKAGE",
-            help="Keep the lines of this package below yours, such as mylibrary.models; may be "
-            "given several times.",
+            help="Keep frames of this package below the user's own, for example "
+            "mylibrary.models. Repeatable.",
             show_default="model code of transformers, diffusers, timm, torchvision",
         ),
     ] = None
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Ask the input provider for batches of this size."),
+        typer.Option(min=1, help="Batch size to request from the input provider."),
     ] = None
     stop_after: Annotated[
-        bool, typer.Option("--stop-after", help="End the script once all is measured.")
+        bool, typer.Option("--stop-after", help="End the script when the measurement is complete.")
     ] = False
 
     def spec(
@@ -367,7 +361,7 @@ class WhatToMeasure:
         """Return the specification of a run of `workload` on `backend`.
 
         Raises:
-            UsageError: a report or a folder is none.
+            UsageError: An unknown report, or a path that is not a directory.
         """
         return asked.RunSpec(
             target=workload.target,
@@ -388,14 +382,18 @@ class WhatToMeasure:
 
 @dataclass(frozen=True, slots=True)
 class WhatToSay:
-    """What stands on the terminal, or on stdout for programs."""
+    """Options of the output."""
 
     quiet: Quiet = False
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="More operations.")] = False
+    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show more operations.")] = False
     json_: Annotated[
         bool,
         typer.Option(
-            "--json", help="The result as one line on stdout; the workload's goes to stderr."
+            "--json",
+            help=(
+                "Print the result as one JSON line to stdout; output of the workload goes to "
+                "stderr."
+            ),
         ),
     ] = False
 
@@ -409,11 +407,13 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
     names = [name.strip() for name in text.split(",") if name.strip()]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(
-            f"no report {unknown[0]!r}", hint=f"known: {', '.join(known)}", slug="unknown-report"
+            f"unknown report {unknown[0]!r}",
+            hint=(f"known reports: {', '.join(known)}"),
+            slug="unknown-report",
         )
     if not names:
         raise UsageError(
-            "--report names no report", hint=f"known: {', '.join(known)}", slug="unknown-report"
+            "--report is empty", hint=(f"known reports: {', '.join(known)}"), slug="unknown-report"
         )
     return tuple(name for name in known if name in names)
 
@@ -429,7 +429,7 @@ def _project_root(given: Path | None, workload: Workload) -> Path:
     if given is not None:
         if not given.is_dir():
             raise UsageError(
-                f"--project-root {printable(str(given))} is not a folder", slug="no-folder"
+                f"--project-root {printable(str(given))} is not a directory", slug="no-folder"
             )
         return given.resolve()
     here = Path.cwd()
@@ -441,20 +441,20 @@ MODULE_OPTIONS = ("-m", "--module")
 
 
 class WorkloadCommand(Command):
-    """Stop reading options at the first argument that is none, or after `-m MODULE`.
+    """Command that stops parsing options at the first positional argument, or after `-m MODULE`.
 
-    Python itself does it so: in `python -m pkg --epochs 3` the option is the module's.
+    Same as Python: in `python -m pkg --epochs 3` the option belongs to the module.
     """
 
     allow_interspersed_args = False
     folded = {SECTION: "--help-npu"}  # noqa: RUF012
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
-        """Parse our options out of `args`, leaving the workload's as they are."""
+        """Parse our options out of `args` and leave the workload's unchanged."""
         return super().parse_args(ctx, end_options_after_module(args, self._options_with_value()))
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
-        """Return the usage line's pieces."""
+        """Return the pieces of the usage line."""
         return ["[OPTIONS]", "[--]", "SCRIPT|-m MODULE", "[ARGS]..."]
 
     def _options_with_value(self) -> frozenset[str]:
@@ -467,11 +467,11 @@ class WorkloadCommand(Command):
 
 
 def end_options_after_module(args: list[str], with_value: frozenset[str]) -> list[str]:
-    """Return `args` with `--` put after `-m MODULE`, where that ends our options.
+    """Return `args` with `--` inserted after `-m MODULE` if that ends our options.
 
     Args:
-        args: The command's arguments.
-        with_value: Names of our options that take the next argument as their value.
+        args: Arguments of the command.
+        with_value: Names of our options that take a value.
     """
     position = 0
     while position < len(args):

@@ -1,4 +1,4 @@
-"""`uprof time` and `uprof memory`: the spelling of Skyline's own commands, for one report each."""
+"""Commands `uprof time` and `uprof memory`: Skyline's spelling, one report each."""
 
 from __future__ import annotations
 
@@ -13,21 +13,23 @@ from unified_prof.base.run_spec import MEMORY, RUN_TIME
 from unified_prof.cli.command import Force, Quiet
 from unified_prof.cli.run import measured_into
 
-_EPILOG = "Exit code: as of `uprof run`; 9 where the file exists (--force replaces it)."
+_EPILOG = "Exit codes: as `uprof run`; 9 if the file exists (use --force)."
 
 _Entry = Annotated[
-    str, typer.Argument(metavar="ENTRY_POINT", help="The script, with providers or without.")
+    str, typer.Argument(metavar="ENTRY_POINT", help="Script to profile, with or without providers.")
 ]
-_Output = Annotated[
-    Path, typer.Option("-o", "--output", metavar="FILE", help="The report to write.")
-]
+_Output = Annotated[Path, typer.Option("-o", "--output", metavar="FILE", help="Report to write.")]
 _Backend = Annotated[str, typer.Option(help="auto, cpu or cuda.")]
-_LogFile = Annotated[Path | None, typer.Option(hidden=True, help="Taken, as Skyline does.")]
-_Debug = Annotated[bool, typer.Option("--debug", hidden=True, help="Taken, as Skyline does.")]
+_LogFile = Annotated[
+    Path | None, typer.Option(hidden=True, help=("Ignored, for compatibility with Skyline."))
+]
+_Debug = Annotated[
+    bool, typer.Option("--debug", hidden=True, help=("Ignored, for compatibility with Skyline."))
+]
 
 
 def register(app: typer.Typer) -> None:
-    """Add the commands to `app`."""
+    """Register the commands."""
     app.command("time", no_args_is_help=True, epilog=_EPILOG)(time)
     app.command("memory", no_args_is_help=True, epilog=_EPILOG)(memory)
 
@@ -41,9 +43,9 @@ def time(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the run time report of a script into one file, as Skyline's `time`.
+    """Write only the run time report of a script, like Skyline's `time`.
 
-    `uprof run` has more to choose from, and both reports at once.
+    `uprof run` has more options and writes both reports at once.
     """
     _one(RUN_TIME, entry_point, output, backend, force=force, quiet=quiet)
 
@@ -57,9 +59,9 @@ def memory(
     force: Force = False,
     quiet: Quiet = False,
 ) -> None:
-    """Write the memory report of a script into one file, as Skyline's `memory`.
+    """Write only the memory report of a script, like Skyline's `memory`.
 
-    `uprof run` has more to choose from, and both reports at once.
+    `uprof run` has more options and writes both reports at once.
     """
     _one(MEMORY, entry_point, output, backend, force=force, quiet=quiet)
 

@@ -1,4 +1,4 @@
-"""`uprof trace`: the timeline for a viewer."""
+"""Command `uprof trace`: write a timeline for a viewer."""
 
 from __future__ import annotations
 
@@ -28,20 +28,19 @@ _CHROME = (".json",)
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "trace",
-        epilog="Exit code: 0 fine, 2 wrong use (a report without points in time), 6 a recording is "
-        "unreadable, 7 no report, or one that cannot be read (of a folder, all others are written "
-        "nevertheless), "
-        "9 the output cannot be written.",
+        epilog="Exit codes: 0 success; 2 usage error (a report without timestamps); 6 recording "
+        "unreadable; 7 report missing or unreadable (the other reports of a directory are "
+        "still written); 9 output cannot be written.",
     )(trace)
 
 
 def trace(
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="An msprof database, or a folder of them."),
+        typer.Argument(metavar="FILE|DIR", help="An msprof database, or a directory of databases."),
     ],
     output: Annotated[
         Path,
@@ -56,28 +55,28 @@ def trace(
         str | None,
         typer.Option(
             metavar="N,...",
-            help="Of a run of `uprof cluster`: these ranks on one clock; 0,8-11 for instance.",
+            help="For a cluster run: these ranks on one clock, for example 0,8-11.",
         ),
     ] = None,
     step: Annotated[
-        int | None, typer.Option(metavar="N", help="With --ranks: this step alone.")
+        int | None, typer.Option(metavar="N", help="With --ranks: only this step.")
     ] = None,
     with_path: Annotated[
         bool,
-        typer.Option("--path", help="Also a track of the critical path (report --by path)."),
+        typer.Option("--path", help="Add a track of the critical path (see report --by path)."),
     ] = False,
     convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Write the timeline of a report: streams, host calls, who launched whom, counters."""
+    """Write a timeline for Perfetto or Chrome: streams, host calls, launches, counters."""
     from unified_prof.report.figures import coverage_fields
     from unified_prof.sqlite.atomic import refuse_existing
 
     if not output.name.endswith(_PERFETTO + _CHROME):
         raise UsageError(
-            f"{output}: the extension does not select a trace format",
+            f"{output}: unknown extension for a trace",
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
             slug="unknown-format",
         )
@@ -85,7 +84,7 @@ def trace(
     if ranks is not None or step is not None:
         if with_path:
             raise UsageError(
-                "--path is of one report: not together with --ranks and --step",
+                "--path cannot be combined with --ranks and --step",
                 slug="contradicting-options",
             )
         told = write_ranks(
@@ -115,12 +114,12 @@ def trace(
 
 @dataclass(frozen=True, slots=True)
 class OfRanks:
-    """What a trace of several ranks holds."""
+    """Content of a trace of several ranks."""
 
     written: TraceContents
     ranks: list[int]
+    # Ranks grouped by the clock that they share.
     islands: list[list[int]]
-    """The ranks by the clock that they share."""
 
 
 def write_ranks(
@@ -129,7 +128,7 @@ def write_ranks(
     """Write the timelines of ranks of a run.
 
     Raises:
-        UprofError: as of `cluster_ranks.timelines`; the file cannot be written.
+        UprofError: As `cluster_report.timelines`, or the file cannot be written.
     """
     with cluster_report.timelines(
         path, wanted, convert=convert, quiet=quiet, output=output
@@ -141,12 +140,12 @@ def write_ranks(
 def write_reports(
     path: Path, output: Path, *, with_path: bool, convert: bool, force: bool, quiet: bool
 ) -> tuple[TraceContents, Coverage]:
-    """Write the timeline of a report, or of all in a folder, and return what it holds.
+    """Write the timeline of a report, or of all reports in a directory, and return its content.
 
     Raises:
-        StoreError: there is none, or the only one is damaged.
-        UsageError: none has points in time.
-        OutputError: the file cannot be written.
+        StoreError: There is no report, or the only one is damaged.
+        UsageError: No report has timestamps.
+        OutputError: The file cannot be written.
     """
     from unified_prof.explain.api import open_reports
 
@@ -156,7 +155,7 @@ def write_reports(
 
         def lose(lost: OverTime, error: StoreError) -> None:
             (analysis,) = (one for one in opened.analyses if one.path == lost.path)
-            opened.lose(analysis, error, part="only a part of it is in the trace")
+            opened.lose(analysis, error, part="the trace is incomplete")
 
         written = _write(output, named, lose if len(named) > 1 else None, force=force)
         return written, opened.coverage
@@ -165,7 +164,7 @@ def write_reports(
 def _write(
     output: Path, named: list[tuple[str, OverTime]], lose: OnUnreadable | None, *, force: bool
 ) -> TraceContents:
-    """Write the trace in the format that the file's name asks for, whole or not at all."""
+    """Write the trace atomically in the format of the file's extension."""
     from unified_prof.report.viewer_traces import write_chrome_trace, write_perfetto_trace
     from unified_prof.sqlite.atomic import replacing
 
@@ -175,7 +174,7 @@ def _write(
 
 
 def sentence(output: Path, written: TraceContents) -> str:
-    """Return what a trace holds in words."""
+    """Summarize the content of a trace."""
     return (
         f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
         f"{written.flows:,} flows, {written.counters:,} counters"
@@ -183,11 +182,11 @@ def sentence(output: Path, written: TraceContents) -> str:
 
 
 def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
-    """Return the reports that have points in time, each with a prefix for its names."""
+    """Return the reports with timestamps, each with a prefix for its track names."""
     from unified_prof.report.figures import readable_answers
     from unified_prof.report.viewer_traces import WithCriticalPath
 
-    # A snapshot of an allocator has no tracks, but memory over time.
+    # A memory snapshot has no tracks, but memory over time.
     has_times = readable_answers(
         opened,
         lambda analysis: (
@@ -201,7 +200,7 @@ def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]
         why = (
             "neither device tasks nor host calls nor memory were recorded"
             if family == "msprof"
-            else "Skyline reports say how long operations took, not when they ran"
+            else "Skyline reports have durations but no timestamps"
         )
         raise UsageError(
             f"{opened.path} has no timeline: {why}",

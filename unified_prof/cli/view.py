@@ -1,4 +1,4 @@
-"""`uprof view`: a run in the browser, the page or its timeline in Perfetto."""
+"""Command `uprof view`: open a run in the browser."""
 
 from __future__ import annotations
 
@@ -23,31 +23,33 @@ if TYPE_CHECKING:
     from unified_prof.base.loopback import Item
 
 _HTML, _BYTES = "text/html; charset=utf-8", "application/octet-stream"
+# ui.perfetto.dev may fetch from this port of 127.0.0.1 only.
 _PERFETTO_PORT = 9001
-"""Perfetto's own page may read from this port of 127.0.0.1, and from no other."""
 _IDLE_S = 600
+# Seconds to keep serving after the trace was fetched.
 _AFTER_TRACE_S = 30
-"""For a second look: Perfetto keeps what it has been given."""
 
 
 def register(app: typer.Typer) -> None:
-    """Add the command to `app`."""
+    """Register the command."""
     app.command(
         "view",
-        epilog="Exit code: 0 fine, also after Ctrl-C; 2 wrong use, or the port is not free, 6 a "
-        "recording is unreadable, 7 no report, or one that cannot be read (of a folder, all others "
-        "are shown nevertheless).",
+        epilog="Exit codes: 0 success, also after Ctrl-C; 2 usage error, or the port is in use; "
+        "6 recording unreadable; 7 report missing or unreadable (the other reports of a "
+        "directory are still shown).",
     )(view)
 
 
 def view(
     path: Annotated[
         Path,
-        typer.Argument(metavar="FILE|DIR", help="A report of any family, or a folder of reports."),
+        typer.Argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports."),
     ],
     perfetto: Annotated[
         bool,
-        typer.Option("--perfetto", help="The timeline in ui.perfetto.dev instead of uprof's page."),
+        typer.Option(
+            "--perfetto", help=("Open the timeline in ui.perfetto.dev instead of the page.")
+        ),
     ] = False,
     port: Annotated[
         int | None,
@@ -55,29 +57,27 @@ def view(
             min=1,
             max=65535,
             metavar="N",
-            help="Port of 127.0.0.1 to serve on.",
+            help="Port on 127.0.0.1.",
             show_default="9001 with --perfetto if it is free, else any",
         ),
     ] = None,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Only print the address; open no browser.")
+        bool, typer.Option("--no-open", help="Print the address without opening a browser.")
     ] = False,
     idle: Annotated[
         int,
-        typer.Option(
-            min=0, metavar="SECONDS", help="End when nobody has asked for anything for so long."
-        ),
+        typer.Option(min=0, metavar="SECONDS", help="Stop after this time without a request."),
     ] = _IDLE_S,
     rank: OneRank = None,
     convert: Convert = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Show a run in the browser: its page, or its timeline in Perfetto.
+    """Open a run in the browser: as a page, or its timeline in Perfetto.
 
-    What is shown is made anew and served to this machine alone (127.0.0.1), at an address with a
-    random word that is printed, until Ctrl-C, or until nobody has asked for it for ten minutes;
-    a timeline until half a minute after it has been fetched. Nothing is left behind.
+    The page is generated and served on 127.0.0.1 only, at an address with a random token, until
+    Ctrl-C or ten minutes without a request (timelines: 30 s after they were fetched). No files are
+    left behind.
     """
     from unified_prof.base.loopback import Served
     from unified_prof.sqlite.atomic import temporary_folder
@@ -104,7 +104,7 @@ def view(
 def _page(
     path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
 ) -> tuple[list[Item], str]:
-    """Return uprof's page of a run, and what of it could not be read."""
+    """Return the page of a run, and a description of what could not be read."""
     from unified_prof.base.loopback import Item
     from unified_prof.report import formats
 
@@ -125,7 +125,7 @@ def _page(
 def _timeline(
     path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
 ) -> tuple[list[Item], str]:
-    """Return a run's timeline with the page that hands it to Perfetto, and what it lacks."""
+    """Return the page that opens a timeline in Perfetto, the timeline, and what it lacks."""
     from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
     from unified_prof.cli.cluster_report import Wanted
@@ -133,7 +133,7 @@ def _timeline(
     from unified_prof.report import html_page as opener
 
     title = path.absolute().name
-    # Perfetto reads Chrome's format as well, which needs no package to be written.
+    # Perfetto also reads Chrome's format, which needs no extra package.
     suffix = ".perfetto-trace" if find_spec("perfetto") else ".json"
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
     missing = ""
@@ -156,7 +156,7 @@ def _timeline(
 
 
 def _open_browser(url: str) -> bool:
-    """Open the address where there is a screen; a browser of the terminal would be in the way."""
+    """Open the address if there is a graphical screen; terminal browsers are not used."""
     import webbrowser
 
     if not (chosen := os.environ.get("BROWSER")):
@@ -175,10 +175,10 @@ def _open_browser(url: str) -> bool:
 
 
 def _say_how(port: int, *, opened: bool) -> None:
-    where = "opened in the browser" if opened else "open the address in a browser of this machine"
-    output.say(f"uprof: note: {where}; Ctrl-C ends it")
+    where = "opened in the browser" if opened else "open the address in a browser on this machine"
+    output.say(f"uprof: note: {where}; press Ctrl-C to stop")
     if not opened or "SSH_CONNECTION" in os.environ:
         output.say(
-            f"uprof: hint: elsewhere run `ssh -N -L {port}:127.0.0.1:{port} "
-            f"{socket.gethostname()}` first, and open the same address there"
+            f"uprof: hint: from another machine, run `ssh -N -L {port}:127.0.0.1:{port} "
+            f"{socket.gethostname()}` and open the same address there"
         )

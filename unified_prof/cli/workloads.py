@@ -1,7 +1,4 @@
-"""How much runs differ, as an option says or as was learned.
-
-Several workloads at a time, as they are named on the command line.
-"""
+"""Several workloads on the command line, and their run-to-run variation."""
 
 from __future__ import annotations
 
@@ -23,11 +20,11 @@ if TYPE_CHECKING:
 
 
 def noise(text: str | None, run: Run) -> Noise | None:
-    """Return how much runs differ: as `text` says, else as was learned where `run` ran.
+    """Return the run-to-run variation given by `text`, else the one stored for the device of `run`.
 
     Raises:
-        UsageError: the text is no share.
-        StoreError: what was learned cannot be read.
+        UsageError: The text is not a share.
+        StoreError: The stored value cannot be read.
     """
     from unified_prof.baselines import noise as learned
 
@@ -39,29 +36,29 @@ WorkloadOption = Annotated[
     typer.Option(
         "--workload",
         metavar="NAME=BASE:NEW",
-        help="The reports of a workload, in place of BASE and NEW; may be repeated, for several "
-        "workloads and for several runs of one.",
+        help="Reports of a workload, instead of BASE and NEW. Repeatable, for several "
+        "workloads and several runs of one.",
     ),
 ]
 _NAME = r"[A-Za-z0-9_][\w.+-]*"
 _HINT = "for example --workload bert=base/bert:new/bert"
 
+# Workload -> reports of the baseline and of the candidate.
 Given = dict[str, tuple[list[Path], list[Path]]]
-"""Workload -> its reports before and after the change."""
 
 
 def parsed(texts: Sequence[str]) -> Given:
-    """Return the reports that are named, by workload.
+    """Return the reports by workload.
 
     Raises:
-        UsageError: a text is not NAME=BASE:NEW, or means more than one thing.
+        UsageError: A text is not NAME=BASE:NEW, or is ambiguous.
     """
     found: Given = {}
     for text in texts:
         match = re.fullmatch(rf"({_NAME})=(.+)", text)
         if match is None or ":" not in match[2]:
             raise UsageError(
-                f"--workload takes NAME=BASE:NEW, not {text!r}", hint=_HINT, slug="wrong-workload"
+                f"--workload {text!r}: expected NAME=BASE:NEW", hint=_HINT, slug="wrong-workload"
             )
         base, new = _two_paths(match[2], text)
         sides = found.setdefault(match[1], ([], []))
@@ -71,7 +68,7 @@ def parsed(texts: Sequence[str]) -> Given:
 
 
 def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
-    """Divide at the colon that leaves two paths that are there; names of files may have others."""
+    """Split at the colon that gives two existing paths; file names may contain colons."""
     ways = [
         (Path(text[:at]), Path(text[at + 1 :]))
         for at, letter in enumerate(text)
@@ -80,8 +77,10 @@ def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
     there = [way for way in ways if all(path.exists() for path in way)]
     chosen = there or ways
     if len(chosen) != 1:
-        missing = "means more than one pair of paths" if there else "names no two paths"
-        raise UsageError(f"--workload {whole}: it {missing}", hint=_HINT, slug="wrong-workload")
+        missing = (
+            ("ambiguous, more than one pair of paths exists") if there else "no two existing paths"
+        )
+        raise UsageError(f"--workload {whole}: {missing}", hint=_HINT, slug="wrong-workload")
     return chosen[0]
 
 
@@ -89,7 +88,7 @@ def load(given: Given, *, convert: bool, quiet: bool, output: Path | None) -> Pa
     """Return the runs of each workload.
 
     Raises:
-        UprofError: as of `converting.run_of`.
+        UprofError: As `convert.run_of`.
     """
     pairs = {}
     for name, (base, new) in given.items():
@@ -102,18 +101,18 @@ def load(given: Given, *, convert: bool, quiet: bool, output: Path | None) -> Pa
 
 
 def noises(text: str | None, pairs: Pairs) -> Noises:
-    """Return how much runs of each workload differ: as `text` says, else as was learned."""
+    """Return the run-to-run variation of each workload; see `noise`."""
     return {name: noise(text, new) for name, (_, new) in pairs.items()}
 
 
 def commands(text: str) -> dict[str, str]:
-    """Return the commands of a text that has one a line, by their names.
+    """Return the commands of a text with one command per line, by name.
 
-    A line is `NAME=COMMAND` or a command, which is called after its script. Empty lines and those
-    that begin with # are none.
+    A line is `NAME=COMMAND`, or a command that is named after its script. Empty lines and lines
+    that start with # are ignored.
 
     Raises:
-        UsageError: two of them have one name.
+        UsageError: Two commands have the same name.
     """
     found: dict[str, str] = {}
     for line in filter(None, map(str.strip, text.splitlines())):
@@ -123,8 +122,8 @@ def commands(text: str) -> dict[str, str]:
         name, command = (match[1], match[2]) if match else (_script(line), line)
         if name in found:
             raise UsageError(
-                f"two workloads are called {name!r}",
-                hint=f"name them: {name}-1={command}",
+                f"two workloads have the name {name!r}",
+                hint=f"give them names: {name}-1={command}",
                 slug="wrong-workload",
             )
         found[name] = command
@@ -132,7 +131,7 @@ def commands(text: str) -> dict[str, str]:
 
 
 def _script(command: str) -> str:
-    """Return what to call a command that has no name: its script or module."""
+    """Return the name of an unnamed command: its script or module."""
     script = re.search(r"(?:^|\s)(?:-m\s+(\S+)|(\S+)\.py\b)", command)
     if script is None:
         return "workload"
