@@ -47,7 +47,7 @@ def test_every_version_has_a_row_and_the_change_its_mark(
     assert all("●" in row and "├" in row for row in rows)
     assert [" slower +" in row for row in rows] == [False] * 5 + [True] + [False] * 3
     assert rows[0].index("●") < rows[5].index("●"), "slower stands further to the right"
-    assert "by more than 5 %" in lines[-1]
+    assert "limits: 5 %" in lines[-1]
 
 
 def test_what_was_never_measured_has_no_scale(

@@ -62,7 +62,7 @@ class Plan:
     stop_where: str = "begin"
     """begin of the step, kernels: between two of them, collective: before the one of all."""
     loader: bool = True
-    """Whether waiting for input is recorded."""
+    """Whether input wait is recorded."""
     ep: int = 0
     """So many data parallel ranks have one set of experts; 0: there are none."""
     hot: Mapping[int, float] = field(default_factory=dict)

@@ -75,8 +75,8 @@ def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_p
     refused(done, 2, "rank 0 is there twice", "copy.db")
     done = uprof("report", folder)
     assert done.returncode == 0
-    assert "what costs the run time" not in done.stdout
-    assert f"uprof: hint: {folder} does not hold several ranks of one run" in done.stderr
+    assert "findings of the multi-rank run" not in done.stdout
+    assert f"uprof: hint: {folder} is not a multi-rank run" in done.stderr
     assert "rank 0 is there twice: " in done.stderr
     assert "uprof: hint" not in uprof("report", folder, "--quiet").stderr
 
@@ -103,7 +103,7 @@ def test_halves_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
     assert not (tmp_path / "r" / "cluster.sqlite").exists()
     done = uprof("report", folder)
     assert done.returncode == 0
-    assert "does not hold several ranks of one run: these are recordings of 2 runs" in done.stderr
+    assert "is not a multi-rank run: these are recordings of 2 runs" in done.stderr
 
 
 def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
@@ -122,7 +122,7 @@ def test_a_run_is_known_where_a_report_is_expected(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     done = uprof(command[0], run, *command[1:])
-    refused(done, 7, "a run of many ranks", "--ranks N")
+    refused(done, 7, "a cluster run", "--ranks N")
 
 
 def test_a_run_that_was_not_completed_says_how_it_goes_on(databases: Path, tmp_path: Path) -> None:

@@ -1,4 +1,4 @@
-"""The page of a run of many ranks, in a real browser: its figures are those of the JSON."""
+"""The page of a cluster run, in a real browser: its figures are those of the JSON."""
 
 from __future__ import annotations
 

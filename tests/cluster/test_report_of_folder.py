@@ -27,7 +27,7 @@ def many(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_of_few_ranks_the_run_comes_first_and_then_each(two: Path) -> None:
     done = uprof("report", two)
     assert done.returncode == 0, done.stderr
-    assert done.stdout.index("what costs the run time") < done.stdout.index("msprof database")
+    assert done.stdout.index("findings") < done.stdout.index("msprof database")
     assert done.stdout.count("msprof database, revision") == 2
     found = json.loads(uprof("report", two, "--json").stdout)
     assert len(found["reports"]) == len(found["cluster"]["ranks"]) == 2
@@ -36,7 +36,7 @@ def test_of_few_ranks_the_run_comes_first_and_then_each(two: Path) -> None:
 
 def test_of_many_ranks_the_run_is_all_there_is(many: Path) -> None:
     done = uprof("report", many)
-    assert "what costs the run time" in done.stdout
+    assert "findings" in done.stdout
     assert "msprof database" not in done.stdout
     assert "--rank N" in done.stderr
     assert "reports" not in json.loads(uprof("report", many, "--json").stdout)
@@ -51,7 +51,7 @@ def test_one_rank_is_its_own_report(many: Path) -> None:
 
 def test_a_breakdown_is_of_each_report_as_ever(two: Path) -> None:
     shown = uprof("report", two, "--by", "kernel").stdout
-    assert "what costs the run time" not in shown
+    assert "findings of the multi-rank run" not in shown
     assert shown.count("msprof database, revision") == 2
 
 
@@ -86,5 +86,5 @@ def test_reports_that_are_of_no_common_run_stay_reports_beside_each_other(tmp_pa
         training_step(tmp_path / name)
     done = uprof("report", tmp_path)
     assert done.returncode == 0, done.stderr
-    assert "what costs the run time" not in done.stdout
-    refused(uprof("report", tmp_path, "--rank", "0"), 2, "several ranks of one run")
+    assert "findings of the multi-rank run" not in done.stdout
+    refused(uprof("report", tmp_path, "--rank", "0"), 2, "multi-rank run")

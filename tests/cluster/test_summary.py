@@ -103,7 +103,7 @@ def test_collectives_are_summed_by_group_kind_step_and_size(file: Path) -> None:
         " ON g.id = c.group_id GROUP BY 1, 2, 3 ORDER BY 1, 3",
     )
     assert found == [
-        # 4 and 2 rows a step and group; groups of ranks 7 and 11 are not complete.
+        # 4 and 2 rows a step and group; groups of ranks 7 and 11 are incomplete.
         ("dp", "all_reduce", 64 << 20, 8, 4),
         ("tp", "all_reduce", 8 << 20, 64, 48),
         ("world", "all_reduce", 4096, 2, 0),

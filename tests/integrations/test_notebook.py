@@ -275,7 +275,7 @@ def test_without_torch_the_magic_says_what_to_install(
 def test_what_is_not_measured_is_no_error_of_the_cell(shell: Shell) -> None:
     assert shell.value("%%uprof\n1 + 1") == 2
     assert shell.variables["prof"].failure is not None
-    assert "not complete" in shell.variables["prof"]._repr_html_()
+    assert "incomplete" in shell.variables["prof"]._repr_html_()
 
 
 def test_options_end_where_the_statement_begins() -> None:

@@ -33,11 +33,11 @@ def test_the_document_is_that_of_the_command(timeline: Path) -> None:
 
 def test_what_is_only_made_when_asked_for_is_asked_for(timeline: Path) -> None:
     (answer,) = unified_prof.figures(timeline)
-    with pytest.raises(UsageError, match="was asked for no breakdown by 'path'"):
+    with pytest.raises(UsageError, match="breakdown 'path' was not requested"):
         answer.breakdown("path")
     (answer,) = unified_prof.figures(timeline, by="path")
     assert answer.breakdown("path").rows
-    with pytest.raises(UsageError, match="no breakdown by 'speed'"):
+    with pytest.raises(UsageError, match="unknown breakdown 'speed'"):
         unified_prof.figures(timeline, by=["speed"])
 
 

@@ -29,7 +29,9 @@ def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_mi
         f"op_{number}" for number in range(11, 1, -1)
     ]
     assert "and 5 more" in shown
-    assert "iterations with other operations, left out of the medians: number 3 (2 times)" in shown
+    assert (
+        "iterations with different operations, excluded from medians: number 3 (2 times)" in shown
+    )
     assert "not measured" not in shown, "that is the same at the end of every run"
     assert shown.splitlines()[-2:] == [
         f"run-time report  {run_time}",
@@ -93,6 +95,4 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
         db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     with open_analyses(path) as analyses:
         headline = dict(heading.report_headline(collect_figures(analyses[0], [])))
-    assert headline["iteration"].endswith(
-        "; 4.00 ms of it waiting for a processor: the machine was busy"
-    )
+    assert headline["iteration"].endswith("; 4.00 ms of it waiting for a processor (busy machine)")

@@ -110,6 +110,6 @@ def test_other_comparisons_have_no_such_format(tmp_path: Path, form: str) -> Non
     for one in (host, tracked):
         refused = uprof(one, one, "--format", form)
         assert isinstance(refused.exception, UsageError)
-        assert f"--format {form} is of two recordings of device work" in str(refused.exception)
+        assert f"--format {form} needs two recordings of device work" in str(refused.exception)
     together = uprof("--workload", f"a={tracked}:{tracked}", "--format", form)
     assert isinstance(together.exception, UsageError)

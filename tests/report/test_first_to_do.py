@@ -1,4 +1,4 @@
-"""What to do first, above the figures of a report."""
+"""What findings, above the figures of a report."""
 
 from __future__ import annotations
 
@@ -33,13 +33,13 @@ def test_findings_stand_above_the_figures(tmp_path: Path) -> None:
         told = json.loads(json_text.produce_json(opened, ReportRequest()))
         marked = renderers.produce_markdown(opened, ReportRequest())
         page = html.produce_page(opened, ReportRequest())
-    assert lines[1].startswith("to do first")
+    assert lines[1].startswith("findings")
     assert SAID in lines[1]
     assert "uprof advise" in lines[2]
-    assert "device work" in "\n".join(lines[3:])
+    assert "device time" in "\n".join(lines[3:])
     (finding,) = told["reports"][0]["advice"]["findings"]
     assert finding["kind"] == "host_bound"
-    assert marked.index("### To do first") < marked.index("**device work**")
+    assert marked.index("### Findings") < marked.index("**device time**")
     assert SAID in page
 
 
@@ -47,7 +47,7 @@ def test_a_healthy_run_has_no_block(tmp_path: Path) -> None:
     with open_reports(recording(tmp_path / "run.db", every=11 * US)) as opened:
         shown = terminal.produce_text(opened, ReportRequest())
         marked = renderers.produce_markdown(opened, ReportRequest())
-    assert "to do first" not in shown
+    assert "findings of the multi-rank run" not in shown
     assert "To do first" not in marked
 
 

@@ -171,8 +171,8 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
         (whole,) = analysis.why_idle()
     window.open(launched)
     legend = window.run("return document.querySelector('#timeline .legend').textContent")
-    assert "idle: waiting for the host" in legend
-    assert "idle: launched, not yet begun" in legend
+    assert "idle: host-bound" in legend
+    assert "idle: launch latency" in legend
     click(window, "[aria-label='Sum up what is shown']")
     time.sleep(0.4)
     said = window.run("return document.querySelector('#selected-idle').textContent")
@@ -186,7 +186,5 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
     assert len(said) == len("Idle in it: ") + len(", ".join(parts)) + len(".")
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 6)
-    assert re.match(
-        r"(waiting for the host|launched, not yet begun): \d+ ns, from ", chosen(window)
-    )
+    assert re.match(r"(host-bound|launch latency): \d+ ns, from ", chosen(window))
     assert window.console() == []

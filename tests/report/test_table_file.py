@@ -83,7 +83,7 @@ def test_both_formats_hold_the_same(timeline: Path, tmp_path: Path, ending: str)
     own = answer.to_arrow("kernel")
     assert own.schema.field("total_ns") == table.schema.field("total_ns")
     assert own.column("total_ns").to_pylist()[:2] == table.column("total_ns").to_pylist()
-    with pytest.raises(UsageError, match="was asked for no breakdown by 'step'"):
+    with pytest.raises(UsageError, match="breakdown 'step' was not requested"):
         answer.to_arrow("step")
 
 

@@ -28,5 +28,5 @@ def test_one_that_has_no_parts_stays_on_its_line() -> None:
 
 
 def test_a_terminal_breaks_lines_itself() -> None:
-    text = "; ".join(["waiting for the host 1.00 ms"] * 20)
+    text = "; ".join(["host-bound 1.00 ms"] * 20)
     assert [len(line) > 80 for line in told(text, width=80)].count(True) == 0

@@ -182,14 +182,14 @@ def test_the_critical_path_is_a_track_of_its_own_where_asked_for(
 
 def test_the_critical_path_is_of_one_report(recording: Path, tmp_path: Path) -> None:
     done = uprof("trace", recording, "-o", tmp_path / "a.json", "--path", "--ranks", "0")
-    refused(done, 2, "--path is of one report")
+    refused(done, 2, "--path cannot be combined")
 
 
 def test_a_report_without_points_in_time_is_refused(tmp_path: Path) -> None:
     from tests.analysis.builders import run_time_report
 
     path = run_time_report(tmp_path / "r.sqlite")
-    refused(uprof("trace", path, "-o", tmp_path / "o.json"), 2, "not when they ran")
+    refused(uprof("trace", path, "-o", tmp_path / "o.json"), 2, "no timestamps")
     assert not (tmp_path / "o.json").exists()
 
 
@@ -223,7 +223,7 @@ def test_a_rank_that_turns_out_damaged_on_the_way_ends_only_itself(
     done = uprof("trace", folder, "-o", output)
     assert done.returncode == 7
     assert "error: 2 of 3 ranks; rank 1: " in done.stderr
-    assert "only a part of it is in the trace" in done.stderr
+    assert "the trace is incomplete" in done.stderr
     assert output.exists()
     if ending == ".json":
         assert slices(output) == 9 + 5 + 9, "all tracks before the damage, the other ranks whole"

@@ -408,7 +408,7 @@ def timelines(
         together = ranks_by_clock(chosen)
         if not quiet and (len(together) > 1 or None in together):
             printing.say(
-                "uprof: warning: clocks cannot be aligned, no common event between ranks:"
+                "uprof: warning: clocks cannot be aligned, no common event between ranks: "
                 + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
             )
         yield Together(found, [one.rank for one in chosen], [*together.values()])

@@ -122,7 +122,7 @@ IN_WORDS = {
     "host": "host work",
     "input": "input",
     "synchronising": "synchronising call",
-    "launch": "launched, not yet begun",
+    "launch": "launch latency",
     "event": "after what it waited for",
     "gap": "reason unknown",
 }

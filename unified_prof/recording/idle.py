@@ -34,13 +34,13 @@ REASONS: Final = (
 HOST, INPUT, SYNCHRONISING, STREAM, COLLECTIVE, LAUNCHED, NOT_KNOWN = range(len(REASONS))
 
 IN_WORDS: Final[Mapping[str, str]] = {
-    "host": "waiting for the host",
-    "input": "waiting for input",
-    "synchronising": "after a synchronising call",
-    "stream": "waiting for another stream or an event",
-    "communication": "waiting for a collective to begin",
-    "launched": "launched, not yet begun",
-    "unknown": "launch not known",
+    "host": "host-bound",
+    "input": "input wait",
+    "synchronising": "synchronization",
+    "stream": "stream or event wait",
+    "communication": "collective wait",
+    "launched": "launch latency",
+    "unknown": "unknown launch",
 }
 
 _SYNCHRONISING = re.compile(

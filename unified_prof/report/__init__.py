@@ -1,1 +1,1 @@
-"""Numbers to text, JSON, Markdown, HTML and traces."""
+"""Rendering of figures as text, JSON, CSV, Markdown, HTML, Parquet, Arrow and traces."""

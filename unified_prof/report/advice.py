@@ -1,7 +1,4 @@
-"""What could be better in a run: as text, Markdown and JSON, and in short above a report.
-
-What a step would gain: as text and JSON.
-"""
+"""Rendering of findings (`uprof advise`) and of estimated step times (`uprof what-if`)."""
 
 from __future__ import annotations
 
@@ -21,18 +18,18 @@ from unified_prof.report.heading import report_title
 from unified_prof.report.tables import Column, SheetWriter
 from unified_prof.report.terminal import TerminalPage
 
+# Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
-"""Of the JSON: raised when a key changes its meaning or goes away."""
 
 ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
+# Number of rules to name if many are skipped for the same reason.
 _KINDS_SHOWN = 4
-"""Rules that are named where many lack the same."""
-_HEALTHY = "nothing found that would save time"
+_HEALTHY = "no findings"
 
 
 @dataclass(frozen=True, slots=True)
 class ReportAdvice:
-    """One report and what could be better in it."""
+    """A report and its findings."""
 
     path: str
     family: str
@@ -41,10 +38,10 @@ class ReportAdvice:
 
 
 def gather_advice(opened: Opened) -> list[ReportAdvice]:
-    """Ask every report.
+    """Evaluate the rules for every report.
 
     Raises:
-        StoreError: none could be read to its end.
+        StoreError: No report could be read to its end.
     """
 
     def ask(analysis: Analysis) -> ReportAdvice:
@@ -61,7 +58,7 @@ def advice_json(
     *,
     top: int | None,
 ) -> str:
-    """Return all of it as JSON."""
+    """Render findings as JSON."""
     return dump_json(
         {
             "format": "uprof-advice",
@@ -91,10 +88,10 @@ def advice_text(
     full_names: bool,
     is_run: bool = False,
 ) -> str:
-    """Return all of it for a terminal; of a run of many ranks also that nothing was found."""
+    """Render findings as text; for a multi-rank run also if there are none."""
     page = TerminalPage(width=width, color=color, full_names=full_names)
     if of_run or is_run:
-        page.title("what costs the run of all ranks time")
+        page.title("findings of the multi-rank run")
         if not of_run:
             page.plain(f"  {_HEALTHY}")
         for cause in of_run[:top]:
@@ -108,7 +105,7 @@ def advice_text(
 
 
 def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
-    """Add what could be better in one report to a page."""
+    """Add the findings of one report to a page."""
     page.fact("judged", _judged(advice))
     for place, found in enumerate(advice.findings[:top], start=1):
         page.heading(f"{place}. {_heading(found, advice)}")
@@ -128,11 +125,11 @@ def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
 def advice_markdown(
     reports: Iterable[ReportAdvice], of_run: Sequence[Finding], *, top: int | None
 ) -> str:
-    """Return all of it as Markdown."""
+    """Render findings as Markdown."""
     parts = []
     if of_run:
         lines = [f"- {renderers.escape_markdown(cause.text)}" for cause in of_run[:top]]
-        parts.append("\n".join(["## What costs the run of all ranks time", "", *lines]))
+        parts.append("\n".join(["## Findings of the multi-rank run", "", *lines]))
     for one in reports:
         lines = [
             f"## {renderers.escape_markdown(one.title)}",
@@ -160,44 +157,45 @@ def _first(advice: Advice, top: int | None) -> Advice:
 
 def _judged(advice: Advice) -> str:
     if advice.step_ms is None:
-        return "nothing was timed"
+        return "no times recorded"
     length = words.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
-        return f"{length}, no step is known{_paused(advice)}"
+        return f"{length}, no steps recorded{_paused(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
 
 
 def _paused(advice: Advice) -> str:
-    """Say how much of a recording without steps was left out of judging."""
+    """Describe the part of a recording without steps that was excluded from the analysis."""
     if not advice.pauses:
         return ""
     many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
     length = words.format_duration(advice.paused_ms * 1e6)
     return (
-        f"; {many} of {length}{' in all' if advice.pauses > 1 else ''} left out, in which the "
-        "device idles: without steps nobody can tell a pause from a slow host"
+        f"; {many} of {length}{' in total' if advice.pauses > 1 else ''} excluded, in "
+        "which the device is idle: without steps a pause cannot be distinguished from a "
+        "slow host"
     )
 
 
 def _heading(found: Finding, advice: Advice) -> str:
     cost = ""
     if found.cost_ms_per_step:
-        a_step = " a step" if advice.steps else " of the recorded time"
+        a_step = " per step" if advice.steps else " of the recorded time"
         cost = f"{words.format_duration(found.cost_ms_per_step * 1e6)}{a_step}, "
     return f"{found.kind}: {cost}{found.sure}"
 
 
 def _not_judged(advice: Advice) -> list[str]:
-    """Return the rules that could not be asked, by what was missing."""
+    """Return the skipped rules, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in advice.not_judged:
         by_reason.setdefault(one.why, []).append(one.kind)
-    return [f"not judged: {_some(kinds)}: {why}" for why, kinds in by_reason.items()]
+    return [f"skipped: {_some(kinds)} ({why})" for why, kinds in by_reason.items()]
 
 
 def _some(kinds: Sequence[str]) -> str:
-    """Return the names of rules, of many the first ones."""
+    """Join rule names; of many only the first."""
     if len(kinds) <= _KINDS_SHOWN + 1:
         return ", ".join(kinds)
     return f"{', '.join(kinds[:_KINDS_SHOWN])} and {len(kinds) - _KINDS_SHOWN} more (--json)"
@@ -217,7 +215,7 @@ def _evidence(found: Finding) -> list[Column]:
 
 
 def _named(name: str) -> str:
-    """Return what a row is called; a kernel behind other words as people read it."""
+    """Return the display name of an evidence row."""
     before = "before "
     if name.startswith(before):
         return f"{before}{words.neutral(names.readable_names([name.removeprefix(before)])[0])}"
@@ -239,7 +237,7 @@ _STEPS_SHOWN = 10
 
 @dataclass(frozen=True, slots=True)
 class WhatIfAnswer:
-    """One report and what it would gain."""
+    """A report and its estimated step times."""
 
     path: str
     family: str
@@ -248,11 +246,11 @@ class WhatIfAnswer:
 
 
 def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> list[WhatIfAnswer]:
-    """Ask every report.
+    """Estimate the step time of every report.
 
     Raises:
-        StoreError: none could be read to its end.
-        UsageError: a report cannot say.
+        StoreError: No report could be read to its end.
+        UsageError: A report has no data for an estimate.
     """
 
     def ask(analysis: Analysis) -> WhatIfAnswer:
@@ -263,7 +261,7 @@ def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> li
 
 
 def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], opened: Opened) -> str:
-    """Return all of it as JSON; times are ns."""
+    """Render estimates as JSON; times are ns."""
     return dump_json(
         {
             "format": "uprof-what-if",
@@ -318,7 +316,7 @@ def what_if_text(
     color: bool,
     full_names: bool,
 ) -> str:
-    """Return all of it for a terminal."""
+    """Render estimates as text."""
     page = TerminalPage(width=width, color=color, full_names=full_names)
     for number, one in enumerate(reports):
         if number:
@@ -330,7 +328,7 @@ def what_if_text(
             page.gap()
             page.table(_worth(supposed))
             if any(found.kind == "synchronising" for found in supposed.worth):
-                page.note(f"synchronising calls: what {_what(supposed)} gains without them")
+                page.note(f"synchronizations: time saved per {_what(supposed)} without them")
         else:
             _gain(page, supposed, changes)
         for limit in supposed.limits:
@@ -339,17 +337,13 @@ def what_if_text(
 
 
 def _what(one: Supposed) -> str:
-    """Return what gains."""
-    return "a step" if one.stepped else "the recording"
+    """Return the unit of the gain."""
+    return "step" if one.stepped else "recording"
 
 
 def _whole(one: Supposed) -> str:
     length = names.format_duration(one.before_ns / one.steps)
-    return (
-        f"{names.format_number(one.steps)} steps of {length} on average"
-        if one.steps > 1
-        else length
-    )
+    return f"{names.format_number(one.steps)} steps, mean {length}" if one.steps > 1 else length
 
 
 def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
@@ -357,22 +351,21 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
     assert gain is not None
     a_step = gain.before_ns / gain.steps
     for change in changes:
-        how = "gone" if isinf(change.factor) else f"{change.factor:g} times as fast"
+        how = "gone" if isinf(change.factor) else f"{change.factor:g}x faster"
         page.fact("if", f"{names.neutral(change.name)} is {how}")
     page.fact(
         "then",
-        f"{_what(one)} gains {names.format_duration(gain.per_step_ns)} of "
-        f"{names.format_duration(a_step)} "
-        f"({names.format_share(gain.per_step_ns, a_step)}) and takes "
-        f"{names.format_duration(gain.after_ns / gain.steps)}",
+        f"saves {names.format_duration(gain.per_step_ns)} of "
+        f"{names.format_duration(a_step)} per {_what(one)} "
+        f"({names.format_share(gain.per_step_ns, a_step)}), "
+        f"new time {names.format_duration(gain.after_ns / gain.steps)}",
     )
     changed = gain.changed_ns / gain.steps
     if changed > 1.01 * max(gain.per_step_ns, 0):
         page.fact(
             "hidden",
-            f"what is changed takes {names.format_duration(changed)} less; the rest of that "
-            "is not on "
-            "the critical path, or something else then is",
+            f"the changed items themselves take {names.format_duration(changed)} less; the "
+            "rest is not on the critical path",
         )
     if 1 < gain.steps <= _STEPS_SHOWN:
         page.gap()
@@ -381,7 +374,7 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
             [
                 Column("step", tuple(names.neutral(name) for name, _, _ in rows), is_name=True),
                 Column("recorded", tuple(names.format_duration(before) for _, before, _ in rows)),
-                Column("would take", tuple(names.format_duration(after) for _, _, after in rows)),
+                Column("new time", tuple(names.format_duration(after) for _, _, after in rows)),
                 Column("gain", tuple(names.format_duration(one - other) for _, one, other in rows)),
                 Column(
                     "share", tuple(names.format_share(one - other, one) for _, one, other in rows)
@@ -394,14 +387,14 @@ def _worth(one: Supposed) -> list[Column]:
     found = one.worth
     whole = one.before_ns
     return [
-        Column("twice as fast", tuple(names.neutral(row.name) for row in found), is_name=True),
+        Column("2x faster", tuple(names.neutral(row.name) for row in found), is_name=True),
         Column(
-            f"{_what(one)} gains",
+            f"saved per {_what(one)}",
             tuple(names.format_duration(row.gain_ns / one.steps) for row in found),
         ),
         Column("share", tuple(names.format_share(row.gain_ns, whole) for row in found)),
         Column(
-            "on the path",
+            "on critical path",
             tuple(names.format_duration(row.on_path_ns / one.steps) for row in found),
             importance=5,
         ),

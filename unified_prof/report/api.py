@@ -1,4 +1,4 @@
-"""`unified_prof.figures` and `unified_prof.gate`: the figures of files, for programs."""
+"""`unified_prof.figures` and `unified_prof.gate`: figures of report files for programs."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Answer(Displayed):
-    """The figures of one report; the file need not stay."""
+    """Figures of one report, independent of the file."""
 
     figures: Figures
 
@@ -40,37 +40,37 @@ class Answer(Displayed):
 
     @property
     def summary(self) -> Summary:
-        """The headline figures, what was odd, and what was not measured."""
+        """Headline figures, anomalies, and what was not measured."""
         return self.figures.summary
 
     @property
     def document(self) -> dict[str, Any]:
-        """What `uprof report --format json` has of the report."""
+        """The report as in `uprof report --format json`."""
         (found,) = figures_document([self.figures])["reports"]
         document: dict[str, Any] = found
         return document
 
     def breakdown(self, by: By = "operation") -> Breakdown:
-        """Return a breakdown with all its rows.
+        """Return a breakdown with all rows.
 
         Raises:
-            UsageError: the report has none such, or it was not asked for.
+            UsageError: The report does not have this breakdown, or it was not requested.
         """
         for selection in self.figures.selections:
             if selection.breakdown.by == by:
                 return selection.breakdown
         have = ", ".join(one.breakdown.by for one in self.figures.selections) or "none"
         raise UsageError(
-            f"{self.summary.path} was asked for no breakdown by {by!r}",
-            hint=f"it has: {have}; others by figures(path, by={by!r})",
+            f"{self.summary.path}: breakdown {by!r} was not requested",
+            hint=f"requested: {have}; use figures(path, by={by!r})",
             slug="no-breakdown",
         )
 
     def to_pandas(self, by: By = "operation") -> Any:
-        """Return a breakdown as a pandas DataFrame, a row each and units in the columns' names.
+        """Return a breakdown as a pandas DataFrame; column names end with the unit.
 
         Raises:
-            UsageError: as of `breakdown`, or pandas is not installed.
+            UsageError: As `breakdown`, or pandas is not installed.
         """
         try:
             pandas = import_module("pandas")
@@ -82,10 +82,10 @@ class Answer(Displayed):
         return pandas.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
 
     def to_arrow(self, by: By = "operation") -> Any:
-        """Return a breakdown as a `pyarrow.Table`, as `uprof report --format parquet` has it.
+        """Return a breakdown as a `pyarrow.Table`, as in `uprof report --format parquet`.
 
         Raises:
-            UsageError: as of `breakdown`, or pyarrow is not installed.
+            UsageError: As `breakdown`, or pyarrow is not installed.
         """
         from unified_prof.report.renderers import arrow_table
 
@@ -95,22 +95,22 @@ class Answer(Displayed):
 
 
 def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
-    """Return the figures of a report, or of each report of a folder.
+    """Return the figures of a report, or of each report in a directory.
 
     Args:
-        path: the file or folder.
-        by: the breakdowns, see `unified_prof.recording.breakdown_kinds.KINDS`; None: all that a
-            report has, but for those that are only made when they are asked for.
+        path: File or directory.
+        by: Names of breakdowns, see `unified_prof.recording.breakdown_kinds.KINDS`; None for all
+            that the report has, except those that are computed only on request.
 
     Raises:
-        StoreError: none can be read.
-        UsageError: there is no such breakdown, or the report cannot give it.
+        StoreError: No report can be read.
+        UsageError: An unknown breakdown, or one that the report does not have.
     """
     wanted = [by] if isinstance(by, str) else None if by is None else list(by)
     for one in wanted or ():
         if one not in KINDS:
             raise UsageError(
-                f"no breakdown by {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
+                f"unknown breakdown {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
             )
     with open_reports(path) as opened:
         return Together(
@@ -127,20 +127,20 @@ def gate(
     max_regress: float = 0.05,
     noise: float | None = None,
 ) -> Verdict:
-    """Judge a change, as `uprof gate` does.
+    """Judge a change like `uprof gate`.
 
     Args:
-        base: the report of the run before it, or of several.
-        new: the same of after it.
+        base: Report or reports of the baseline.
+        new: Report or reports of the candidate.
         metrics: total, forward, backward, peak-memory or operation:GLOB.
-        max_regress: how much worse is too much: 0.05 is five per cent.
-        noise: how much runs of the unchanged workload differ here, as a share; None: not known.
+        max_regress: Largest accepted regression as a fraction; 0.05 is 5 %.
+        noise: Run-to-run variation of an unchanged workload as a fraction; None if unknown.
 
     Raises:
-        StoreError: a report cannot be read.
-        UsageError: a metric does not exist, or the reports cannot be compared.
+        StoreError: A report cannot be read.
+        UsageError: An unknown metric, or reports that cannot be compared.
     """
-    known = None if noise is None else Noise(noise, 1e9, "as told")
+    known = None if noise is None else Noise(noise, 1e9, "as given")
     before, after = (runs.load(_several(side)) for side in (base, new))
     return judging.gate(before, after, metrics, Limits(max_regress=max_regress), known)
 

@@ -1,4 +1,4 @@
-"""What changed from one run of many ranks to another, as text, JSON and Markdown."""
+"""Rendering of the comparison of two multi-rank runs as text, JSON and Markdown."""
 
 from __future__ import annotations
 
@@ -26,21 +26,21 @@ _HEADINGS = {
     "span_ns": "step",
     "compute_ns": "compute",
     "communication_ns": "communication",
-    "exposed_communication_ns": "of it not covered by compute",
-    "wait_ns": "waiting for other ranks",
-    "exposed_wait_ns": "of it not covered by compute",
-    "setup_ns": "set-up of collectives",
-    "bubble_ns": "waiting for another stage",
-    "input_late_ns": "input late",
+    "exposed_communication_ns": "exposed communication",
+    "wait_ns": "collective wait",
+    "exposed_wait_ns": "exposed communication",
+    "setup_ns": "collective setup",
+    "bubble_ns": "pipeline wait",
+    "input_late_ns": "late input",
     "idle_ns": "idle",
 }
-_WHERE = {True: "between hosts", False: "in one host", None: "-"}
+_WHERE = {True: "between hosts", False: "within a host", None: "-"}
 
 
 def cluster_difference_text(
     found: ClusterDifference, *, top: int, width: int | None, color: bool, full_names: bool = False
 ) -> str:
-    """Return a difference as text for a terminal of `width` columns (None: for a pipe)."""
+    """Render a comparison as text for a terminal of `width` columns, or None for a pipe."""
     page = TerminalPage(width=width, color=color, full_names=full_names)
     for side, overview in (("base", found.base), ("new", found.new)):
         page.fact(side, cluster_title(overview))
@@ -59,7 +59,7 @@ def cluster_difference_text(
 def cluster_difference_markdown(
     found: ClusterDifference, *, top: int, full_names: bool = False
 ) -> str:
-    """Return a difference as GitHub-flavoured Markdown."""
+    """Render a comparison as GitHub-flavored Markdown."""
     sides = [renderers.escape_markdown(cluster_title(one)) for one in (found.base, found.new)]
     lines = [f"## {sides[0]} -> {sides[1]}"]
     for heading, texts in _findings(found):
@@ -74,7 +74,7 @@ def cluster_difference_markdown(
 
 
 def cluster_difference_json(found: ClusterDifference) -> str:
-    """Return a difference as JSON, every row; times are ns a step."""
+    """Render a comparison as JSON with all rows; times are ns per step."""
     return dump_json(
         {
             "version": cluster_document.CLUSTER_FORMAT_VERSION,
@@ -99,7 +99,7 @@ def _pair(pair: QuantityPair) -> dict[str, float | None]:
 
 
 def _plain(row: Any) -> dict[str, Any]:
-    """Return a row of a difference as plain data, each pair with its ratio."""
+    """Return a row as plain data; each pair of values has its ratio."""
 
     def told(value: Any, plain: Any) -> Any:
         if isinstance(value, QuantityPair):
@@ -114,8 +114,8 @@ def _plain(row: Any) -> dict[str, Any]:
 def _findings(found: ClusterDifference) -> Iterator[tuple[str, list[str]]]:
     for heading, some in (
         ("new findings", found.new_findings),
-        ("findings that are gone", found.gone_findings),
-        ("findings in both", found.kept_findings),
+        ("resolved findings", found.gone_findings),
+        ("unchanged findings", found.kept_findings),
     ):
         if some:
             yield heading, [words.neutral(one.text) for one in some]
@@ -129,7 +129,7 @@ def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
     ]
     pairs = [found.step[name] for name in names]
     yield ClusterSection(
-        "the mean step",
+        "mean step",
         [
             Column("part", tuple(_HEADINGS[name] for name in names), is_name=True),
             *_times(pairs),
@@ -139,7 +139,7 @@ def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
         ("by role", _role_columns, found.roles),
         ("collectives", _collective_columns, found.collectives),
         ("links", _link_columns, found.links),
-        ("kernels, what lost most first", _operation_columns, found.operations),
+        ("kernels, largest regression first", _operation_columns, found.operations),
     )
     for heading, columns, rows in tables:
         if rows:

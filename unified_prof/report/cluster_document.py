@@ -1,13 +1,7 @@
-"""One rank of a run: its steps, groups and links, and its kernels beside those of its stage.
+"""JSON and CSV documents of a multi-rank run, and the details of one rank.
 
-A run of many ranks as plain data: what JSON prints, CSV lists and the page draws.
-
-Times are ns a step unless their names say otherwise; what is not known is null. Each rank, step,
-kind of group and link stands here once, so that a run of a thousand ranks stays readable.
-
-One table of a run of many ranks as CSV, for spreadsheets and scripts.
-
-A run of many ranks as JSON, for programs.
+Times are ns per step unless the key says otherwise; unknown values are null. Each rank, step, kind
+of group and link occurs once, so that a run of a thousand ranks stays readable.
 """
 
 from __future__ import annotations
@@ -29,7 +23,7 @@ from unified_prof.report.renderers import csv_cell
 
 @dataclass(frozen=True, slots=True)
 class RankOperationRow:
-    """Kernels of one kind on the rank, and the same on ranks of its stage."""
+    """Kernels of one kind on a rank, compared with the ranks of its pipeline stage."""
 
     name: str
     module: str
@@ -37,29 +31,29 @@ class RankOperationRow:
     total_ns: int
     min_ns: int
     max_ns: int
+    # Median over all ranks of the same pipeline stage; None if there is only one.
     stage_ns: float | None
-    """Median of the sums of all ranks with the same pipeline stage; None: it is alone."""
     ratio: float | None
 
 
 @dataclass(frozen=True, slots=True)
 class RankDetail:
-    """All that is shown of one rank."""
+    """Details of one rank."""
 
     row: RankRow
+    # (step number, `span_ns` and PARTS).
     steps: tuple[tuple[int, dict[str, float | None]], ...]
-    """Number of a step -> `span_ns` and PARTS."""
     groups: tuple[GroupRecord, ...]
     links: tuple[LinkRow, ...]
+    # Longest first.
     operations: tuple[RankOperationRow, ...]
-    """The longest first."""
 
     @classmethod
     def of(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
-        """Return what is known of rank `number`, of all its steps or of one.
+        """Return the details of rank `number`, for all steps or for one.
 
         Raises:
-            UsageError: the run has no such rank or step.
+            UsageError: The run has no such rank or step.
         """
         row = overview.rank(number)
         if step is not None:
@@ -119,12 +113,12 @@ def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...
     return tuple(sorted(rows, key=lambda one: -one.total_ns))
 
 
+# Version of the document; raised when a key changes its meaning.
 CLUSTER_FORMAT_VERSION = 1
-"""Of the document; a key that changes its meaning raises it."""
 
 
 def run_document(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
-    """Return the whole run; `top` bounds each list but that of the findings."""
+    """Return the whole run as plain data; `top` limits all lists except the findings."""
     return {
         "version": CLUSTER_FORMAT_VERSION,
         "run": run_facts(overview),
@@ -143,7 +137,7 @@ def _some(
 
 
 def run_facts(overview: Overview) -> dict[str, Any]:
-    """Return what holds for the run as a whole."""
+    """Return the facts about the run."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
     return {
@@ -166,7 +160,7 @@ def run_facts(overview: Overview) -> dict[str, Any]:
 
 
 def finding_fields(one: FindingRecord) -> dict[str, Any]:
-    """Return a finding."""
+    """Return a finding as plain data."""
     found = asdict(one)
     return (
         found
@@ -179,7 +173,7 @@ def finding_fields(one: FindingRecord) -> dict[str, Any]:
 
 
 def rank_fields(row: RankRow) -> dict[str, Any]:
-    """Return a rank: who it is, where its steps go, what it costs the others."""
+    """Return a rank as plain data: identity, parts of its steps, cost to other ranks."""
     fields = asdict(row.rank)
     return {
         **fields,
@@ -191,7 +185,7 @@ def rank_fields(row: RankRow) -> dict[str, Any]:
 
 
 def step_fields(row: StepRow) -> dict[str, Any]:
-    """Return a step over all ranks."""
+    """Return a step over all ranks as plain data."""
     return {
         "step": row.step,
         "ranks": row.ranks,
@@ -205,7 +199,7 @@ def step_fields(row: StepRow) -> dict[str, Any]:
 
 
 def group_fields(row: GroupRow) -> dict[str, Any]:
-    """Return the collectives of one kind and size in groups that are alike."""
+    """Return the collectives of one kind, size and kind of group as plain data."""
     slowest = row.slowest_group
     return {
         "group_kind": row.group_kind,
@@ -225,12 +219,12 @@ def group_fields(row: GroupRow) -> dict[str, Any]:
 
 
 def link_fields(row: LinkRow) -> dict[str, Any]:
-    """Return a link; its times and bytes are sums over the run."""
+    """Return a link as plain data; times and bytes are sums over the run."""
     return asdict(row.link) | {"ratio": row.ratio}
 
 
 def rounded(values: dict[str, float | None]) -> dict[str, int | None]:
-    """Return times in whole nanoseconds."""
+    """Round times to whole nanoseconds."""
     return {name: _whole(value) for name, value in values.items()}
 
 
@@ -239,7 +233,7 @@ def _whole(value: float | None) -> int | None:
 
 
 def produce_cluster_csv(overview: Overview, request: ClusterRequest) -> str:
-    """Return the table that is asked for, of the ranks if none is; empty cells are not known."""
+    """Render one table as CSV, by default that of the ranks; unknown values are empty."""
     rows = [_flat(row) for row in _rows(overview, request)]
     if request.top is not None:
         rows = rows[: request.top]
@@ -276,7 +270,7 @@ def _rows(overview: Overview, request: ClusterRequest) -> list[dict[str, Any]]:
 
 
 def _flat(row: dict[str, Any]) -> dict[str, Any]:
-    """Return a row of single values: what is nested gets names of two parts, lists are text."""
+    """Flatten a row: nested keys are joined, lists become text."""
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
@@ -289,7 +283,7 @@ def _flat(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def produce_cluster_json(overview: Overview, request: ClusterRequest) -> str:
-    """Return the run, one rank of it or one step of it as a document."""
+    """Render the run, or one rank or step of it, as JSON."""
     if request.rank is not None:
         return dump_json(_rank(overview, request.rank, request.step))
     if request.step is not None:

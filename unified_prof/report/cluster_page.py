@@ -1,6 +1,6 @@
-"""What the page of a run draws, small enough to send: columns encoded, the many thinned.
+"""HTML page of a multi-rank run: verdict first, then its evidence.
 
-A run of many ranks as one HTML file: the verdict first, then where it shows.
+Columns are encoded and long series thinned, so that the page stays small.
 """
 
 from __future__ import annotations
@@ -16,10 +16,10 @@ from unified_prof.report import cluster_document, html_page
 from unified_prof.report.cluster_text import cluster_title
 from unified_prof.report.formats import ClusterRequest, encode_varints
 
+# Maximum number of collectives with bars, the most expensive ones.
 MAX_GROUPS = 40
-"""Kinds of collectives that have bars: those beyond cost least."""
+# Maximum number of rank-step cells per measure; about three bytes each.
 _CELLS = 100_000
-"""Ranks times steps that are sent, of each measure; about three bytes each."""
 _LINKS = 60_000
 _MEASURES = (
     "span_ns",
@@ -32,12 +32,12 @@ _MEASURES = (
 _NOT_SHOWN = frozenset(
     ("blame", "file", "partial", "device_name", "vendor", "clock_error_ns", "clock_island")
 )
+# Encoding of an unknown value; known values are encoded plus one.
 _UNKNOWN = 0
-"""Of an encoded value; known ones are one more than they are."""
 
 
 def flatten_columns(rank: dict[str, Any]) -> dict[str, Any]:
-    """Return a rank without what no table shows, its blame beside the rest."""
+    """Flatten a rank, without keys that no table shows."""
     left_out = (
         "blame",
         "file",
@@ -54,9 +54,9 @@ def flatten_columns(rank: dict[str, Any]) -> dict[str, Any]:
 
 
 def heat_cells(overview: Overview) -> dict[str, Any]:
-    """Return each measure as a matrix of ranks by steps, in microseconds.
+    """Return each measure as a matrix of ranks by steps, in µs.
 
-    With more ranks and steps than there is room for, the longest steps are kept.
+    If there are too many cells, the longest steps are kept.
     """
     table = overview.run.steps
     ranks = np.unique(table.rank)
@@ -82,7 +82,7 @@ def heat_cells(overview: Overview) -> dict[str, Any]:
 
 
 def link_cells(overview: Overview) -> dict[str, Any]:
-    """Return the links as columns, the slowest beside those like them first."""
+    """Return the links as columns, slowest relative to similar links first."""
     rows = overview.links[:_LINKS]
     kinds = sorted({row.link.kind for row in rows})
     return {
@@ -99,7 +99,7 @@ def link_cells(overview: Overview) -> dict[str, Any]:
 
 
 def lane_data(overview: Overview, *, step: int | None, rank: int | None) -> dict[str, Any] | None:
-    """Return what some ranks did in one step, on one clock; None: there are no partials."""
+    """Return the timelines of some ranks in one step on a common clock; None without partials."""
     found = select_lanes(overview, step=step, ranks=None if rank is None else [rank])
     return None if found is None else _lanes(found)
 
@@ -148,7 +148,7 @@ _SCRIPTS = (
 
 
 def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
-    """Return the run as a page."""
+    """Render the run as an HTML page."""
     return html_page.fill_page(
         cluster_title(overview, folder=False), _STYLES, _SCRIPTS, _data(overview, request)
     )

@@ -1,11 +1,4 @@
-"""The columns of every table about a run: which figures, under which headings.
-
-What text and Markdown say of a run: the headline, the findings, and the tables.
-
-A run of many ranks for the terminal: what costs most first, and no more than a screen.
-
-A run of many ranks as GitHub-flavoured Markdown.
-"""
+"""Tables and text of a multi-rank run, shared by terminal and Markdown."""
 
 from __future__ import annotations
 
@@ -29,7 +22,7 @@ from unified_prof.report.terminal import TerminalPage
 
 
 def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
-    """Return a table of ranks."""
+    """Return the table of ranks."""
 
     def times(name: str) -> tuple[str, ...]:
         return tuple(names.format_duration(row.parts.get(name)) for row in rows)
@@ -47,16 +40,16 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
         Column("step", tuple(names.format_duration(row.span_ns) for row in rows)),
         Column("compute", times("compute_ns")),
         Column(
-            "of stage",
+            "vs stage",
             tuple("-" if one is None else _factor(one.work_ratio) for one in blames),
             importance=9,
         ),
         Column("communication", times("exposed_communication_ns"), importance=5),
         Column("waits", times("exposed_wait_ns"), importance=8),
         Column("idle", times("idle_ns"), importance=4),
-        Column("input late", times("input_late_ns"), importance=3),
+        Column("late input", times("input_late_ns"), importance=3),
         Column(
-            "makes wait",
+            "causes wait",
             tuple(
                 names.format_duration(
                     None if one is None else one.caused_wait_ns / max(1, row.steps)
@@ -66,7 +59,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
             importance=8,
         ),
         Column(
-            "costs a step",
+            "cost/step",
             tuple(
                 names.format_duration(None if one is None else one.saved_ns_per_step)
                 for one in blames
@@ -83,7 +76,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
 
 
 def step_columns(rows: Sequence[StepRow]) -> list[Column]:
-    """Return a table of steps over all ranks."""
+    """Return the table of steps over all ranks."""
 
     def times(name: str) -> tuple[str, ...]:
         return tuple(names.format_duration(row.parts.get(name)) for row in rows)
@@ -105,7 +98,7 @@ def step_columns(rows: Sequence[StepRow]) -> list[Column]:
 
 
 def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
-    """Return a table of collectives by kind of group."""
+    """Return the table of collectives by kind of group."""
     return _recorded_name(
         [
             Column(
@@ -115,7 +108,7 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
             ),
             Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
             Column("size", tuple(names.format_size(row.bytes) for row in rows)),
-            Column("a step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
+            Column("per step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
             Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
             Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
             Column(
@@ -126,7 +119,7 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
             Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
             Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
             Column(
-                "its ranks",
+                "ranks",
                 tuple(
                     "-"
                     if row.slowest_group is None
@@ -141,8 +134,8 @@ def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
 
 
 def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
-    """Return a table of links."""
-    where = {0: "in one host", 1: "between hosts", None: "-"}
+    """Return the table of links."""
+    where = {0: "within a host", 1: "between hosts", None: "-"}
     return _recorded_name(
         [
             Column(
@@ -167,23 +160,27 @@ def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
             ),
             Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
             Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
-            Column("slow end", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
-            Column("like it", tuple(_rate(row.link.like_gb_per_s) for row in rows), importance=8),
+            Column("slow rank", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+            Column(
+                ("similar links"),
+                tuple(_rate(row.link.like_gb_per_s) for row in rows),
+                importance=8,
+            ),
             Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
         ]
     )
 
 
 def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> list[Column]:
-    """Return a table of one rank's steps."""
+    """Return the table of one rank's steps."""
     headings = {
         "span_ns": "length",
         "compute_ns": "compute",
         "exposed_communication_ns": "communication",
         "exposed_wait_ns": "waits",
-        "bubble_ns": "for a stage",
+        "bubble_ns": "pipeline wait",
         "setup_ns": "set-up",
-        "input_late_ns": "input late",
+        "input_late_ns": "late input",
         "idle_ns": "idle",
     }
     return _recorded_name(
@@ -196,14 +193,14 @@ def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> li
 
 
 def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
-    """Return a table of one rank's kernels, beside those of its stage."""
+    """Return the table of one rank's kernels, compared with its pipeline stage."""
     return _recorded_name(
         [
             Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
             Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
             Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
             Column(
-                "of stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
+                "vs stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
             ),
             Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
             Column(
@@ -232,20 +229,20 @@ class KernelKindRow:
 
 
 def kernel_kind_columns(rows: Sequence[KernelKindRow]) -> list[Column]:
-    """Return a table of kernels over all ranks."""
+    """Return the table of kernels over all ranks."""
     return [
         Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
         Column("ranks", tuple(names.format_number(row.ranks) for row in rows), importance=6),
         Column("runs", tuple(names.format_number(row.n) for row in rows), importance=7),
         Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
-        Column("a rank", tuple(names.format_duration(row.total_ns / row.ranks) for row in rows)),
+        Column("per rank", tuple(names.format_duration(row.total_ns / row.ranks) for row in rows)),
         Column("most", tuple(names.format_duration(row.most_ns) for row in rows), importance=8),
         Column("by rank", tuple(str(row.most_rank) for row in rows), importance=8),
     ]
 
 
 def _recorded_name(columns: list[Column]) -> list[Column]:
-    """Return the columns in which some row has something."""
+    """Drop columns without any value."""
     return [
         column
         for index, column in enumerate(columns)
@@ -265,30 +262,30 @@ def _rate(value: float | None) -> str:
     return names.NOT_MEASURED if value is None else f"{value:.3g} GB/s"
 
 
+# Rows per table if all tables share one screen.
 _SCREEN: dict[ClusterBreakdown, int] = {"rank": 5, "step": 3, "group": 5, "link": 4, "operation": 0}
-"""Rows where all tables are on one screen."""
+# Rows of a single requested table.
 _ALONE = 20
-"""Rows of a table that was asked for."""
 _FINDINGS = 5
 _SHARES = (
     ("compute_ns", "compute"),
-    ("exposed_communication_ns", "communication not covered by it"),
+    ("exposed_communication_ns", "exposed communication"),
     ("idle_ns", "idle"),
 )
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterSection:
-    """A table under its heading."""
+    """A table with its heading."""
 
     heading: str
     columns: list[Column]
+    # Number of rows that are not shown.
     left_out: int = 0
-    """Rows that are not shown."""
 
 
 def cluster_title(overview: Overview, *, folder: bool = True) -> str:
-    """Return what the run is, in a line, with the folder that it is in if that is wanted."""
+    """Return the run in one line, optionally with its directory."""
     run = overview.run
     hosts = {one.host for one in run.ranks if one.host is not None}
     parts = [f"{run.world_size:,} rank{'s' if run.world_size != 1 else ''}"]
@@ -304,7 +301,7 @@ def cluster_title(overview: Overview, *, folder: bool = True) -> str:
 
 
 def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
-    """Return the headline figures as (what, figure in words)."""
+    """Return the headline figures as (label, text)."""
     lines = [("ranks", names.neutral(overview.coverage))]
     if overview.layout:
         lines.append(("layout", overview.layout))
@@ -320,24 +317,27 @@ def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
         waits = [
             f"{what} {names.format_duration(whole[name])}"
             for name, what in (
-                ("exposed_wait_ns", "waiting for other ranks"),
-                ("bubble_ns", "of it for another stage"),
-                ("setup_ns", "set-up of collectives"),
-                ("input_late_ns", "input late"),
+                ("exposed_wait_ns", "collective wait"),
+                ("bubble_ns", "pipeline wait"),
+                ("setup_ns", "collective setup"),
+                ("input_late_ns", "late input"),
             )
             if whole[name]
         ]
         if waits:
-            lines.append(("not working", ", ".join(waits)))
+            lines.append(("idle", ", ".join(waits)))
     islands = {one.clock_island for one in overview.run.ranks} - {None}
     if len(islands) > 1:
-        text = f"{len(islands):,} islands without a common clock: times are told within each"
+        text = (
+            f"{len(islands):,} groups of ranks without a common clock: times are valid within "
+            "each group"
+        )
         lines.append(("clocks", text))
     return lines
 
 
 def cluster_remarks(overview: Overview) -> list[str]:
-    """Return what was odd about the recordings, a line each."""
+    """Return the anomalies of the recordings, one line each."""
     found = []
     for one in overview.run.oddities:
         times = f" ({one.count:,} times)" if one.count > 1 else ""
@@ -346,12 +346,12 @@ def cluster_remarks(overview: Overview) -> list[str]:
 
 
 def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
-    """Return the findings in words, the costliest first."""
+    """Return the findings as text, most expensive first."""
     found = overview.run.findings
     if not found and not overview.whole.get("compute_ns"):
-        return ["no kernels were recorded in a step: nothing can be told"]
+        return ["no kernels recorded within steps: no analysis possible"]
     if not found:
-        return ["nothing stands out: no rank, host or link costs the run time"]
+        return ["no findings: no rank, host or link slows the run down"]
     lines = [
         f"{number}. {names.neutral(one.text)}" for number, one in enumerate(found[:most], start=1)
     ]
@@ -361,27 +361,27 @@ def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
 
 
 def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[ClusterSection]:
-    """Yield the tables that are asked for, or a screen of all of them.
+    """Yield the requested table, or one screen of all tables.
 
     Raises:
-        UsageError: the run has no such rank or step.
+        UsageError: The run has no such rank or step.
     """
     if request.rank is not None:
         yield from _of_rank(RankDetail.of(overview, request.rank, request.step), request)
         return
     if request.step is not None:
         rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
-        yield _section("ranks, the longest first", rank_columns, rows, request.top or _ALONE)
+        yield _section("ranks, longest first", rank_columns, rows, request.top or _ALONE)
         return
     made: dict[ClusterBreakdown, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
-        "rank": ("ranks, the costliest first", rank_columns, overview.worst),
+        "rank": ("ranks, most expensive first", rank_columns, overview.worst),
         "step": (
-            "steps, the longest first",
+            "steps, longest first",
             step_columns,
             sorted(overview.steps, key=lambda row: -row.longest_ns),
         ),
-        "group": ("collectives, the costliest first", group_columns, overview.groups),
-        "link": ("links, the slowest beside those like them first", link_columns, overview.links),
+        "group": ("collectives, most expensive first", group_columns, overview.groups),
+        "link": ("links, slowest relative to similar links first", link_columns, overview.links),
     }
     for by, (heading, columns, found) in made.items():
         if request.by in (None, by) and (found or request.by):
@@ -401,17 +401,17 @@ def _section(
 def _of_rank(detail: RankDetail, request: ClusterRequest) -> Iterator[ClusterSection]:
     top = request.top or _ALONE
     yield _section("rank", rank_columns, [detail.row], 1)
-    yield _section("its steps", rank_step_columns, detail.steps, top)
-    yield _section("its kernels", operation_columns, detail.operations, top)
+    yield _section("steps", rank_step_columns, detail.steps, top)
+    yield _section("kernels", operation_columns, detail.operations, top)
     if detail.links:
-        yield _section("its links", link_columns, detail.links, top)
+        yield _section("links", link_columns, detail.links, top)
     groups = [
         (one.kind, names.neutral(", ".join(one.names)), format_ranges(one.ranks))
         for one in detail.groups
     ]
     if groups:
         yield ClusterSection(
-            "its groups",
+            "groups",
             [
                 Column(heading, tuple(row[index] for row in groups), is_name=True)
                 for index, heading in enumerate(("group", "names", "ranks"))
@@ -434,7 +434,7 @@ def _operations(overview: Overview) -> list[KernelKindRow]:
 
 
 def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
-    """Return the run as text."""
+    """Render the run as text."""
     page = TerminalPage(width=request.width, color=request.color, full_names=request.full_names)
     page.title(cluster_title(overview))
     for what, text in cluster_headline(overview):
@@ -442,7 +442,7 @@ def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
     for line in cluster_remarks(overview):
         page.remark("warning", line)
     if request.by is None and request.rank is None and request.step is None:
-        page.heading("what costs the run time")
+        page.heading("findings")
         for line in verdict(overview):
             page.plain(line)
     for section in cluster_sections(overview, request):
@@ -454,7 +454,7 @@ def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
 
 
 def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str:
-    """Return the run as Markdown."""
+    """Render the run as Markdown."""
     lines = [f"## {renderers.escape_markdown(cluster_title(overview))}", ""]
     lines += [
         f"- **{what}**: {renderers.escape_markdown(text)}"
@@ -464,7 +464,7 @@ def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str
         f"- **warning**: {renderers.escape_markdown(line)}" for line in cluster_remarks(overview)
     ]
     if request.by is None and request.rank is None and request.step is None:
-        lines += ["", "### What costs the run time", ""]
+        lines += ["", "### Findings", ""]
         lines += [f"- {renderers.escape_markdown(line)}" for line in verdict(overview)]
     for section in cluster_sections(overview, request):
         lines += ["", f"### {section.heading.capitalize()}", ""]

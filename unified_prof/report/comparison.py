@@ -1,7 +1,4 @@
-"""A comparison, or a gate's verdict, in each format that people and CI systems read.
-
-Several workloads judged or compared at a time, in each format that people and CI read.
-"""
+"""Rendering of comparisons and gate verdicts as text, Markdown, JSON and JUnit XML."""
 
 from __future__ import annotations
 
@@ -23,8 +20,8 @@ from unified_prof.report.tables import Column, SheetWriter
 from unified_prof.report.terminal import TerminalPage
 
 _WHY_NOT_SHOWN: dict[Status, str] = {
-    "same": f"the same within {SAME_WITHIN * 100:g} %",
-    "unclear": "unclear, as runs may differ by so much",
+    "same": f"unchanged within {SAME_WITHIN * 100:g} %",
+    "unclear": "inconclusive, within the run-to-run variation",
     "inconclusive": "with too few samples",
 }
 _SHOW: dict[Unit, Callable[[float], str]] = {
@@ -45,7 +42,7 @@ def diff_text(
     color: bool,
     full_names: bool = False,
 ) -> str:
-    """Return a comparison as text for a terminal of `width` columns (None: for a pipe)."""
+    """Render a comparison as text for a terminal of `width` columns, or None for a pipe."""
     page = TerminalPage(width=width, color=color, full_names=full_names)
     add_diff(page, found, top=top, everything=everything)
     return page.text()
@@ -70,7 +67,7 @@ def add_diff(page: SheetWriter, found: Difference, *, top: int, everything: bool
 def diff_markdown(
     found: Difference, *, top: int, everything: bool, full_names: bool = False
 ) -> str:
-    """Return a comparison as GitHub-flavoured Markdown."""
+    """Render a comparison as GitHub-flavored Markdown."""
     title = f"{found.base.label} -> {found.new.label}"
     lines = [f"## {renderers.escape_markdown(title)}", ""]
     lines += [f"- **warning**: {renderers.escape_markdown(warning)}" for warning in found.warnings]
@@ -112,7 +109,7 @@ def _tables(
 
 
 def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
-    """Return the statuses not worth a row; where nothing could be tested, all is worth one."""
+    """Return the statuses that are hidden by default; none if nothing could be tested."""
     tested = any(change.status in _TESTED for change in found.changes)
     return _UNCHANGED if tested and not everything else ()
 
@@ -123,7 +120,7 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
         lines.insert(0, shared.IDENTICAL_SIDES)
         if found.changes and not everything:
             lines.append(
-                f"{names.format_number(len(found.changes))} rows are not shown without --all"
+                f"{names.format_number(len(found.changes))} rows hidden (--all shows them)"
             )
         return lines
     if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
@@ -136,10 +133,10 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
         if status in hidden and count[status]
     ]
     if said:
-        lines.append(f"not shown without --all: {', '.join(said)}")
+        lines.append(f"hidden (--all shows them): {', '.join(said)}")
     if count["inconclusive"]:
         lines.append(
-            f"to compare an operation takes {MIN_SAMPLES} samples on each side: measure more "
+            f"comparing an operation needs {MIN_SAMPLES} samples per side: measure more "
             "iterations, or give several reports with --base and --new"
         )
     if any(total.of_one_run for metric, total in found.totals.items() if metric != PEAK):
@@ -148,13 +145,13 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
 
 
 MORE_RUNS = (
-    "one run a side does not tell how runs differ on this machine: give several of each with "
-    "--base and --new, or let `uprof gate --self-test` learn it"
+    "the run-to-run variation is unknown with one run per side: give several with --base "
+    "and --new, or measure it with `uprof gate --self-test`"
 )
 
 
 def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
-    """Return a verdict as text."""
+    """Render a verdict as text."""
     page = TerminalPage(width=width, color=color)
     add_verdict(page, verdict)
     return page.text()
@@ -171,7 +168,7 @@ def add_verdict(page: SheetWriter, verdict: Verdict) -> None:
 
 
 def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
-    """Return a verdict as GitHub-flavoured Markdown."""
+    """Render a verdict as GitHub-flavored Markdown."""
     limits = limits_words(verdict.limits)
     lines = [
         markdown_heading(verdict.outcome),
@@ -189,7 +186,7 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
 
 
 def markdown_heading(outcome: Outcome) -> str:
-    """Return the line that says how it went."""
+    """Return the heading with the outcome."""
     marks = {"pass": "✅", "regression": "❌", "inconclusive": "⚠️"}
     return f"## {marks[outcome]} uprof gate: {outcome}"
 
@@ -211,7 +208,7 @@ def gate_document(verdict: Verdict, base: str, new: str) -> dict[str, Any]:
 
 
 def gate_junit(verdict: Verdict, base: str, new: str) -> str:
-    """Return a verdict as a JUnit report: an inconclusive check is an error, not a failure."""
+    """Render a verdict as JUnit XML; an inconclusive check is an error, not a failure."""
     root = ElementTree.Element("testsuites")
     root.append(junit_suite("uprof gate", verdict.checks, base, new))
     return junit_text(root)
@@ -246,7 +243,7 @@ def junit_suite(name: str, checks: Sequence[Check], base: str, new: str) -> Elem
 
 
 def junit_text(root: ElementTree.Element) -> str:
-    """Return suites as a file."""
+    """Render suites as JUnit XML."""
     ElementTree.indent(root)
     return ElementTree.tostring(root, encoding="unicode", xml_declaration=True) + "\n"
 
@@ -267,7 +264,7 @@ def check_columns(checks: Sequence[Check]) -> list[Column]:
 
 
 def check_values(check: Check) -> str:
-    """Return the medians that a check compared, in words."""
+    """Return the medians that a check compared as text."""
     if check.comparison is None:
         return names.NOT_MEASURED
     show = _SHOW[check.unit]
@@ -275,21 +272,22 @@ def check_values(check: Check) -> str:
 
 
 def limits_words(limits: Limits) -> str:
-    """Return in words how much worse is too much."""
+    """Return the limits as text."""
     return (
-        f"a regression is more than {limits.max_regress * 100:g} % worse, and by more than "
-        f"{names.format_duration(limits.min_abs_ns)} or {names.format_size(limits.min_abs_bytes)}"
+        f"limits: {limits.max_regress * 100:g} % and "
+        f"{names.format_duration(limits.min_abs_ns)} or "
+        f"{names.format_size(limits.min_abs_bytes)}"
     )
 
 
+# Name of the row of all workloads.
 GEOMETRIC_MEAN = "geometric mean"
-"""What the row of all workloads is called."""
 
 Pairs = Mapping[str, tuple[Run, Run]]
 
 
 def verdicts_text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
-    """Return the verdicts as text."""
+    """Render several verdicts as text."""
     page = TerminalPage(width=width, color=color)
     page.table(_verdicts_columns(verdicts))
     page.title(f"{verdicts.outcome} ({limits_words(verdicts.limits)})")
@@ -299,7 +297,7 @@ def verdicts_text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
 
 
 def verdicts_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
-    """Return the verdicts as GitHub-flavoured Markdown."""
+    """Render several verdicts as GitHub-flavored Markdown."""
     lines = [
         markdown_heading(verdicts.outcome),
         "",
@@ -313,7 +311,7 @@ def verdicts_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
 
 
 def verdicts_document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
-    """Return the verdicts as plain data for JSON."""
+    """Return several verdicts as plain data for JSON."""
     found: dict[str, Any] = {
         "format_version": shared.DIFFERENCE_FORMAT_VERSION,
         "outcome": verdicts.outcome,
@@ -336,7 +334,7 @@ def verdicts_document(verdicts: Verdicts, pairs: Pairs) -> dict[str, Any]:
 
 
 def verdicts_junit(verdicts: Verdicts, pairs: Pairs) -> str:
-    """Return the verdicts as a JUnit report, a suite for each workload and one for all."""
+    """Render several verdicts as JUnit XML, a suite per workload and one for all."""
     root = ElementTree.Element("testsuites")
     for name, verdict in verdicts.each.items():
         base, new = pairs[name]
@@ -349,7 +347,7 @@ def verdicts_junit(verdicts: Verdicts, pairs: Pairs) -> str:
 def diff_document(
     found: Mapping[str, dict[str, Any]], together: Mapping[str, Comparison]
 ) -> dict[str, Any]:
-    """Return several comparisons, each as plain data for JSON, and their geometric mean."""
+    """Return several comparisons and their geometric mean as plain data for JSON."""
     means = {metric: {**asdict(one), "verdict": one.verdict()} for metric, one in together.items()}
     plain: dict[str, Any] = {
         "format_version": shared.DIFFERENCE_FORMAT_VERSION,
@@ -362,7 +360,7 @@ def diff_document(
 def diff_words(
     found: Mapping[str, str], together: Mapping[str, Comparison], *, as_markdown: bool
 ) -> str:
-    """Return the changes of the geometric means, then each comparison, in words."""
+    """Return the changes of the geometric means, then each comparison, as text."""
     changes = [
         (metric, shared.comparison_words(one, is_size=metric == PEAK))
         for metric, one in together.items()
@@ -377,7 +375,7 @@ def diff_words(
     else:
         lines += [f"{metric:<12}  {change}" for metric, change in changes]
     if not changes:
-        lines.append("no figure that all of them have")
+        lines.append("no figure that all workloads have")
     for name, one in found.items():
         lines += ["", f"{mark}{words.neutral(name)}", *gap, one.rstrip()]
     return "\n".join(lines) + "\n"

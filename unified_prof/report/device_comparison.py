@@ -1,9 +1,4 @@
-"""The headline of a comparison of devices, and what a reader has to know of its figures.
-
-The tables of a comparison of devices, from the step downwards, for people.
-
-Two runs of devices compared, row by row as plain figures: of CSV and of the page.
-"""
+"""Headline, remarks, tables and rows of a comparison of device recordings."""
 
 from __future__ import annotations
 
@@ -27,19 +22,19 @@ from unified_prof.report.tables import Column
 
 NONE: Final = "-"
 
+# Ratios from here on are shown without decimals.
 _MANY_TIMES: Final = 100
-"""From here on a ratio has no decimals."""
+# Ratios below this are shown as `<0.01`.
 _LEAST_TIMES: Final = 0.01
-"""Below, two decimals would say that nothing is left."""
 
 
 def device_title(found: DeviceDifference) -> str:
-    """Return which side is compared with which."""
+    """Return the names of both sides."""
     return f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}"
 
 
 def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
-    """Return the headline as (what, in words): both devices, and the step as a whole."""
+    """Return the headline as (label, text): both devices, and the step."""
     lines = [("base", _side(found.base)), ("new", _side(found.new))]
     before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
     if before and after:
@@ -65,7 +60,7 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
 
 
 def device_remarks(found: DeviceDifference) -> list[str]:
-    """Return what a reader has to know of the figures."""
+    """Return notes on how to read the figures."""
     lines = list(found.left_out)
     unknown = {
         name: side
@@ -77,25 +72,22 @@ def device_remarks(found: DeviceDifference) -> list[str]:
     elif found.same_devices:
         told = "both sides ran on the same model of device"
     elif unknown:
-        told = f"{_not_named(unknown)}: times stand side by side, without verdict"
+        told = f"{_not_named(unknown)}: times are shown without a verdict"
     else:
-        told = "the devices differ: times stand side by side, without verdict"
+        told = "the devices differ: times are shown without a verdict"
     lines.append(told)
     lines += _peaks(found)
-    lines.append(
-        "work adds up what ran at the same time, and so may be more than the part of a step that "
-        "computes"
-    )
+    lines.append("kernel time is summed over streams and can exceed the compute part of a step")
     return lines
 
 
 def _not_named(unknown: Mapping[str, Side]) -> str:
-    """Say which sides do not name their device, and what its properties are those of."""
+    """Return which sides do not name their device, and whose properties match."""
     said = []
     for name, side in unknown.items():
-        like = f" (its properties are those of {side.limits.name})" if side.limits else ""
+        like = f" (properties of {side.limits.name})" if side.limits else ""
         said.append(f"{name}{like}")
-    return f"which device {' and '.join(said)} ran on is not recorded"
+    return f"the device of {' and '.join(said)} was not recorded"
 
 
 def _side(side: Side) -> str:
@@ -114,13 +106,13 @@ def _amount_of_steps(side: Side) -> str:
 
 
 def unit(found: DeviceDifference) -> str:
-    """Return what figures are those of."""
+    """Return the unit that figures refer to: step or recording."""
     stepped = found.base.steps is not None and found.new.steps is not None
     return "step" if stepped else "recording"
 
 
 def ratio_text(value: float | None) -> str:
-    """Return new over base in words."""
+    """Format new over base."""
     if value is None:
         return NONE
     if 0 < value < _LEAST_TIMES:
@@ -129,7 +121,7 @@ def ratio_text(value: float | None) -> str:
 
 
 def _peaks(found: DeviceDifference) -> list[str]:
-    """Say which peaks the ratios that they allow are of."""
+    """Describe the peaks behind the attainable ratios."""
     said: dict[str, list[str]] = {}
     present = {row.name for row in found.classes}
     for name, limits in found.allowed.items():
@@ -139,7 +131,8 @@ def _peaks(found: DeviceDifference) -> list[str]:
         return []
     parts = "; ".join(f"{', '.join(names)}: {peaks}" for peaks, names in said.items())
     return [
-        f"peaks allow: the ratio if both worked at their peak ({parts}; ? is an uncertain figure)"
+        f"attainable: ratio if both devices worked at their peak ({parts}; ? marks an "
+        "uncertain peak)"
     ]
 
 
@@ -149,28 +142,28 @@ def _peak(peak: Peak) -> str:
     return f"{peak.name} {peak.rate / 1e12:,.4g} TFLOP/s"
 
 
+# Maximum number of shapes shown under an operation.
 _SHAPES: Final = 3
-"""Shapes that are shown under an operation."""
 _IDLE: Final = "idle "
 
+# (heading, columns, number of rows left out).
 DeviceTable = tuple[str, list[Column], int]
-"""Heading, columns, rows left out."""
 
 
 def device_tables(found: DeviceDifference, shown: DeviceRequest) -> Iterable[DeviceTable]:
-    """Yield the tables from the step downwards; the last ones are of what was asked for."""
+    """Yield the tables from the step downwards, the requested breakdown last."""
     by, top, everything = shown.by, shown.top, shown.everything
     several = found.base.device_count > 1 or found.new.device_count > 1
     where = " of one device" if several else ""
     yield f"One {unit(found)}{where}", _part_columns(found), 0
     if found.classes:
-        yield "Work by class", _columns(found, [*found.classes, _all(found)], "class"), 0
+        yield "Kernel time by class", _columns(found, [*found.classes, _all(found)], "class"), 0
     if by == "class":
         return
     if by in ("module", "line"):
         places = found.modules if by == "module" else found.lines
         rows = _changed(found, places, everything=everything)
-        yield from _cut(f"Work by {by}", found, rows, top, by)
+        yield from _cut(f"Kernel time by {by}", found, rows, top, by)
         return
     if by == "kernel":
         yield from _kernel_tables(found, top, everything=everything)
@@ -180,28 +173,28 @@ def device_tables(found: DeviceDifference, shown: DeviceRequest) -> Iterable[Dev
 
 
 def _all(found: DeviceDifference) -> Line:
-    """Return the row that all others of a table add up to."""
+    """Return the total row of a table."""
     base, new = (
         Amount(int(leaves.calls.sum()), int(leaves.runs.sum()), int(leaves.total_ns.sum()))
         if len(leaves)
         else None
         for leaves in (found.base.leaves, found.new.leaves)
     )
-    return Line("all work", base, new)  # of no class, and so without a limit
+    return Line("total", base, new)  # of no class, and so without a limit
 
 
 def _sections(
     found: DeviceDifference, rows: Sequence[Line], *, everything: bool
 ) -> list[tuple[str, list[Line]]]:
-    """Return rows by what became of them, the largest change first."""
+    """Return rows by outcome, largest change first."""
     both = [row for row in rows if row.side == "both"]
     same = [row for row in both if found.change_ns(row) == 0]
     return [
-        ("Takes longer in new", [row for row in both if found.change_ns(row) > 0]),
-        ("Takes less in new", [row for row in both if found.change_ns(row) < 0][::-1]),
+        ("Slower in new", [row for row in both if found.change_ns(row) > 0]),
+        ("Faster in new", [row for row in both if found.change_ns(row) < 0][::-1]),
         ("Only in new", [row for row in rows if row.side == "new"]),
         ("Only in base", [row for row in rows if row.side == "base"][::-1]),
-        ("Takes the same", same if everything else []),
+        ("Unchanged", same if everything else []),
     ]
 
 
@@ -298,7 +291,7 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
 def _columns(
     found: DeviceDifference, rows: Sequence[Line], first: str, *, shapes: bool = False
 ) -> list[Column]:
-    """Return the table of some rows; under operations stand their shapes, where there are more."""
+    """Return the columns of some rows; shapes follow their operation if it has several."""
     listed: list[tuple[str, Line]] = []
     for row in rows:
         listed.append((_counted(found, row) if first == "operation" else _shown(row.name), row))
@@ -328,7 +321,7 @@ def _columns(
             _allowed(found.allowed.get(row.class_name) if row.side == "both" else None)
             for row in lines
         )
-        columns.append(Column("peaks allow", told, importance=7))
+        columns.append(Column("attainable", told, importance=7))
     for heading, places in (
         ("module", [_places(row.modules) for row in lines]),
         ("line", [_places(row.lines) for row in lines]),
@@ -339,7 +332,7 @@ def _columns(
 
 
 def _counted(found: DeviceDifference, row: Line) -> str:
-    """Return a row's name with how often a step has it, on both sides where they differ."""
+    """Return a row's name with its calls per step if the sides differ."""
     counts = [
         _count(amount.calls / side.shares)
         for amount, side in ((row.base, found.base), (row.new, found.new))
@@ -367,7 +360,7 @@ def _time(amount: Amount | None, side: Side) -> str:
 
 
 def _allowed(limits: Allowed | None) -> str:
-    """Return the ratio that the peaks allow; `?` marks one of which a peak is uncertain."""
+    """Return the attainable ratio; `?` marks an uncertain peak."""
     return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
 
 
@@ -378,6 +371,7 @@ def _places(names: Sequence[str]) -> str:
     return f"{words.neutral(names[0])}{more}"
 
 
+# Fields of a row; times and counts are per step (or recording) of one device.
 DEVICE_ROW_FIELDS: Final = (
     "by",
     "class",
@@ -395,13 +389,12 @@ DEVICE_ROW_FIELDS: Final = (
     "module",
     "line",
 )
-"""What a row has; times and numbers are those of a step (or recording) of one device."""
 
 Row = dict[str, Any]
 
 
 def device_rows(found: DeviceDifference) -> Iterator[Row]:
-    """Yield what a step consists of, then every breakdown, each with all of its rows."""
+    """Yield the parts of a step, then every breakdown with all rows."""
     for name in PARTS:
         before, after = found.part_ns(name)
         if before or after:

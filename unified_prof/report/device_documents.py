@@ -1,15 +1,4 @@
-"""A comparison of devices as plain data for JSON.
-
-Two runs of devices compared as JSON.
-
-Two runs of devices compared as CSV: every row of every breakdown, for spreadsheets.
-
-Two runs of devices compared as GitHub-flavoured Markdown.
-
-Two runs of devices compared as text.
-
-Two runs of devices compared as one HTML file: the step on both sides, then where it differs.
-"""
+"""Rendering of a comparison of device recordings as JSON, CSV, Markdown, text and HTML."""
 
 from __future__ import annotations
 
@@ -44,7 +33,7 @@ from unified_prof.report.terminal import TerminalPage
 
 
 def device_document(found: DeviceDifference) -> dict[str, Any]:
-    """Return a comparison as plain data for JSON, with every row."""
+    """Return a comparison as plain data for JSON, with all rows."""
     rows = {
         "class": found.classes,
         "operation": found.operations,
@@ -156,12 +145,12 @@ def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None
 
 
 def produce_device_json(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Return every row of the comparison, whatever of it is asked for."""
+    """Render a comparison as JSON with all rows."""
     return dump_json(device_document(found))
 
 
 def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Return the comparison as one table; an empty cell is what a side has none of."""
+    """Render a comparison as one CSV table; cells that a side lacks are empty."""
     output = StringIO()
     writer = csv.DictWriter(output, DEVICE_ROW_FIELDS, lineterminator="\n")
     writer.writeheader()
@@ -171,7 +160,7 @@ def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
 
 
 def produce_device_markdown(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Return the comparison as Markdown."""
+    """Render a comparison as Markdown."""
     lines = [f"## {renderers.escape_markdown(device_title(found))}", ""]
     lines += [f"- **warning**: {renderers.escape_markdown(warning)}" for warning in found.warnings]
     lines += [
@@ -187,7 +176,7 @@ def produce_device_markdown(found: DeviceDifference, shown: DeviceRequest) -> st
 
 
 def produce_device_text(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Return the comparison for a terminal, or for a pipe."""
+    """Render a comparison as text for a terminal or a pipe."""
     page = TerminalPage(width=shown.width, color=shown.color, full_names=shown.full_names)
     add_device_comparison(page, found, shown)
     return page.text()
@@ -210,15 +199,15 @@ def add_device_comparison(page: SheetWriter, found: DeviceDifference, shown: Dev
 
 
 _SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
+# Maximum rows of a breakdown on the page, largest changes first.
 _ROWS: Final = 1000
-"""Rows of a breakdown on the page; those beyond change least."""
 _NAME_LENGTH: Final = 120
 _COLORS: Final = {"compute": "compute", "exposed communication": "communication", "copies": "copy"}
 _IDLE: Final = "idle "
 
 
 def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Return the comparison as a page: no network, every name shown and none executed."""
+    """Render a comparison as an HTML page without network access; names are shown as text only."""
     label = f"{found.base.label} -> {found.new.label}"
     parts = [
         {
@@ -256,7 +245,7 @@ def _said(part: str) -> str:
 
 
 def _tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
-    """Return each breakdown's rows, those that change most, and how many more there are."""
+    """Return the largest changes of each breakdown, and the number of further rows."""
     tables: dict[str, dict[str, Any]] = {}
     for row in device_rows(found):
         by = row.pop("by")

@@ -1,7 +1,4 @@
-"""The figures of a report, chosen and ordered as asked: what every format prints.
-
-Plain data as JSON text: one spelling for every command.
-"""
+"""Figures of a report, selected and sorted: the common input of all formats; JSON text."""
 
 from __future__ import annotations
 
@@ -34,30 +31,30 @@ from unified_prof.report.formats import ReportRequest
 
 Asked = TypeVar("Asked")
 
+# Default rows of a breakdown in text and Markdown; other formats have all.
 ROWS_FOR_PEOPLE = 20
-"""Rows a breakdown has for people unless asked otherwise; programs get all."""
 
 
+# Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
-"""Of the JSON: raised when a key changes its meaning or goes away."""
 
 
 @dataclass(frozen=True, slots=True)
 class Selection:
-    """The rows of a breakdown that are shown."""
+    """Rows of a breakdown to show."""
 
     breakdown: Breakdown
     rows: tuple[Row, ...]
 
     @property
     def left_out(self) -> int:
-        """How many rows are not shown."""
+        """Number of rows that are not shown."""
         return len(self.breakdown.rows) - len(self.rows)
 
 
 @dataclass(frozen=True, slots=True)
 class Figures:
-    """Everything that is printed about one report."""
+    """Everything to print about one report."""
 
     summary: Summary
     selections: tuple[Selection, ...]
@@ -67,28 +64,28 @@ class Figures:
     step_traces: tuple[StepTrace, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
     why_idle: tuple[WhyIdle, ...] = ()
+    # Findings; None if not requested.
     advice: Advice | None = None
-    """What to do first; None: not asked for."""
     model_use: tuple[ModelUse, ...] = ()
 
 
 def select_rows(
     breakdown: Breakdown, *, sort: str | None = None, top: int | None = None
 ) -> Selection:
-    """Order the rows of a breakdown and keep the first ones.
+    """Sort the rows of a breakdown and keep the first ones.
 
-    Rows that lack the figure come last; steps stay in order of time unless asked otherwise.
+    Rows without the figure come last; steps stay in time order unless a sort key is given.
 
     Raises:
-        UsageError: no row has the figure to sort by.
+        UsageError: No row has the figure to sort by.
     """
     rows = list(breakdown.rows)
     if sort is not None:
         keys = [_sort_key(row, sort) for row in rows]
         if rows and all(key is None for key in keys):
             raise UsageError(
-                f"cannot sort by {sort}: it was not measured for any {breakdown.by}",
-                hint="not every report has every figure; try time, size, count or name",
+                f"cannot sort by {sort}: not measured for any {breakdown.by}",
+                hint="try time, size, count or name",
                 slug="cannot-sort",
             )
         if sort == "name":
@@ -99,7 +96,7 @@ def select_rows(
 
 
 def _described(analysis: Analysis, selection: Selection) -> Selection:
-    """Add how the single times of each row are distributed."""
+    """Add the distribution of times to each row."""
     found = analysis.statistics(selection.breakdown.by)
     rows = [
         replace(row, extra={**row.extra, **found.get((row.name, row.kind), {})})
@@ -135,19 +132,19 @@ def collect_figures(
     headline: bool = True,
     statistics: bool = False,
 ) -> Figures:
-    """Ask an analysis for what is to be printed.
+    """Collect the figures to print.
 
     Args:
-        analysis: the report.
-        bys: the breakdowns, or None for all that it can give.
-        sort: time, forward, backward, average, count, size or name; or None for the usual order.
-        top: how many rows of each breakdown.
-        details: also hardware counters and memory over time.
-        headline: also launch delays, groups, what devices waited for and what to do first.
-        statistics: also how the times of operations and kernels are distributed.
+        analysis: Report.
+        bys: Breakdowns, or None for all that are available.
+        sort: time, forward, backward, average, count, size or name; None for the default order.
+        top: Maximum rows of each breakdown.
+        details: Also collect hardware counters and memory over time.
+        headline: Also collect launch latency, groups, idle reasons and findings.
+        statistics: Also collect distributions of operation and kernel times.
 
     Raises:
-        UsageError: the report cannot be broken down or sorted like that.
+        UsageError: The report does not have the breakdown or the sort key.
     """
     if bys is None:
         bys = analysis.summary.available
@@ -155,7 +152,7 @@ def collect_figures(
     if statistics:
         selections = tuple(_described(analysis, one) for one in selections)
     return Figures(
-        # The summary last: it names the oddities that reading the rest has found.
+        # Last, because the summary lists anomalies that were found while reading.
         launch_delay=analysis.launch_delay() if headline else None,
         pmu=analysis.pmu() if details else (),
         memory=analysis.memory_series() if details else (),
@@ -178,26 +175,26 @@ def gather_figures(
     details: bool = True,
     headline: bool = True,
 ) -> list[Figures]:
-    """Ask every report of a folder for what a format prints.
+    """Collect the figures of every report in a directory.
 
     Args:
-        opened: the reports.
-        request: what the user asked for.
-        everything: whether a format shows all breakdowns unless one is asked for, or only the
-            first.
-        rows: how many rows the format shows unless asked; None: all.
-        details: also hardware counters and memory over time.
-        headline: also launch delays, groups and what devices waited for.
+        opened: Reports.
+        request: User's selection.
+        everything: If True, the format shows all breakdowns unless one is requested; otherwise only
+            the first.
+        rows: Default number of rows of the format; None for all.
+        details: Also collect hardware counters and memory over time.
+        headline: Also collect launch latency, groups and idle reasons.
 
     Raises:
-        StoreError: none of the reports could be read to its end.
-        UsageError: a report cannot be broken down or sorted as asked.
+        StoreError: No report could be read to its end.
+        UsageError: A report does not have the breakdown or the sort key.
     """
 
     def ask(analysis: Analysis) -> Figures:
         bys: list[By] | None = None if request.by is None else [request.by]
         if bys is None and not everything:
-            # An empty report still has a headline and the reasons why it is empty.
+            # An empty report still has a headline, and the reasons why it is empty.
             bys = ["operation"] if "operation" in analysis.summary.available else []
         top = rows if request.top is None else request.top
         return collect_figures(
@@ -214,10 +211,10 @@ def gather_figures(
 
 
 def readable_answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
-    """Ask every report of a folder; one that turns out to be damaged does not end the others.
+    """Compute an answer for every report in a directory; damaged reports are skipped and listed.
 
     Raises:
-        StoreError: none could be read to its end.
+        StoreError: No report could be read to its end.
     """
     found = []
     failure: StoreError | None = None
@@ -233,9 +230,9 @@ def readable_answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[A
 
 
 def figures_document(reports: Iterable[Figures]) -> dict[str, Any]:
-    """Return the figures as plain data, as `--format json` prints them.
+    """Return the figures as plain data, as in `--format json`.
 
-    Times are ns, sizes bytes; null is "not measured".
+    Times are ns, sizes are bytes; null means "not measured".
     """
     return {
         "format": "uprof-report",
@@ -245,7 +242,7 @@ def figures_document(reports: Iterable[Figures]) -> dict[str, Any]:
 
 
 def coverage_fields(coverage: Coverage) -> dict[str, Any]:
-    """Return which reports there are, and which are missing, as plain data."""
+    """Return present and missing reports as plain data."""
     return {
         "unit": coverage.unit,
         "expected": coverage.expected,
@@ -301,7 +298,7 @@ def _report(figures: Figures) -> dict[str, Any]:
 
 
 def advice_fields(advice: Advice) -> dict[str, Any]:
-    """Return what to do first, and what could not be judged, as plain data."""
+    """Return findings and skipped rules as plain data."""
     return {
         "steps": advice.steps,
         "step_ms": advice.step_ms,
@@ -358,16 +355,16 @@ _STEP = "  "
 
 
 def dump_json(document: object) -> str:
-    """Return a document as JSON; a number that is not finite is a bug, not a NaN.
+    """Return a document as JSON; NaN and infinity raise ValueError.
 
-    It is what `json.dumps` makes of it with an indent of two, which Python does value by value;
-    what holds nothing that is nested, as rows do, is left to C here, in a fifth of the time.
+    Same text as `json.dumps` with an indent of two. Values without nested values, such as rows, are
+    encoded in C, which takes a fifth of the time.
     """
     return "".join(_json_lines(document, "\n")) + "\n"
 
 
 def _json_lines(value: object, line: str) -> Iterator[str]:
-    """Yield the text of a value whose closing bracket stands at `line`, the break before it."""
+    """Yield the text of a value; its closing bracket is preceded by the line break `line`."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         if not _nests(value.values()):
             yield _flat(value, line)
@@ -389,7 +386,7 @@ def _json_lines(value: object, line: str) -> Iterator[str]:
             between = "," + line + _STEP
         yield line + "]"
     else:
-        # Breaks of lines stand between values alone: within a text they are escaped.
+        # Line breaks occur only between values: within strings they are escaped.
         yield json.dumps(value, indent=2, allow_nan=False).replace("\n", line)
 
 

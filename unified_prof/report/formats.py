@@ -1,19 +1,8 @@
-"""The formats of `uprof report`: names, endings, and where each is written.
+"""Registries of output formats of `report`, `diff` of devices and `cluster report`.
 
-A format is one module with a function `produce(opened, request) -> str` (bytes where it is no
-text), and its line here; nothing else knows how many there are. If you add one, also add its name
-to the tests' `tests/report/test_registry.py`, which hold for every format. Nothing heavy is
-imported before a format is asked for.
-
-Columns of numbers as short text, for the page: LEB128 in base64.
-
-The formats of a comparison of devices: names, endings, and where each is written.
-
-A format is one module with a function `produce(found, shown) -> str`, and its line here.
-
-The formats of `uprof cluster report`: each a module of this room, its line here.
-
-Names and endings are those of `report.formats`, so that both commands take the same words.
+A format is a renderer function and one row here. If you add a format of `report`, add its name to
+`tests/report/test_registry.py`, whose tests hold for every format. Renderers are imported when they
+are used. Also: encoding of number columns for pages (LEB128 in base64).
 """
 
 from __future__ import annotations
@@ -40,26 +29,26 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What of a report is to be shown, and how."""
+    """What to show of a report, and how."""
 
+    # The only breakdown to show; None for the format's default.
     by: By | None = None
-    """The only breakdown; None: the format's own choice."""
     sort: str | None = None
+    # Maximum rows of a breakdown; None for the format's default.
     top: int | None = None
-    """Rows of a breakdown; None: the format's own choice."""
+    # If True, add distributions of operation and kernel times.
     statistics: bool = False
-    """Whether single times are described too, of operations and kernels."""
+    # If True, do not truncate names.
     full_names: bool = False
-    """Whether names are shown whole in tables for people."""
+    # Directory of the source lines to embed in a page; None for none.
     source_root: Path | None = None
-    """Folder of the source lines that a page includes; None: none."""
+    # Width of the terminal; None if there is none.
     width: int | None = None
-    """Columns of the terminal; None: there is none."""
     color: bool = False
 
 
 def load_renderer(name: str) -> Callable[..., Any]:
-    """Return the function `module:function` of this package; its module is imported now."""
+    """Import and return the function `module:function` of this package."""
     module, _, function = name.partition(":")
     renderer: Callable[..., Any] = getattr(import_module(f"unified_prof.report.{module}"), function)
     return renderer
@@ -67,34 +56,34 @@ def load_renderer(name: str) -> Callable[..., Any]:
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One way to show reports."""
+    """Output format of reports."""
 
     name: str
+    # Renderer as `module:function`, imported when it is used.
     renderer: str
-    """Function that renders it, as `module:function`; imported when needed."""
+    # File extensions, the preferred one first.
     suffixes: tuple[str, ...]
-    """Endings of files that hold it, the usual one first."""
+    # True for text in the encoding of the terminal.
     for_people: bool = False
-    """Whether it is text for a terminal, in the terminal's encoding."""
+    # True if it can be printed on a terminal.
     for_terminal: bool = True
-    """Whether it makes sense to print it on a terminal at all."""
     embeds_source: bool = False
+    # True for text; other formats are bytes, of breakdowns only.
     is_text: bool = True
-    """Whether it is text; the others are bytes, of breakdowns alone."""
 
     def produce(self, opened: Opened, request: ReportRequest) -> str | bytes:
-        """Return the reports in this format.
+        """Render the reports.
 
         Raises:
-            StoreError: none of them can be read to its end.
-            UsageError: a report cannot be broken down or sorted as asked, or a package that the
-                format takes is not installed.
+            StoreError: No report can be read to its end.
+            UsageError: A report does not have the breakdown or sort key, or a required package is
+                not installed.
         """
         content: str | bytes = load_renderer(self.renderer)(opened, request)
         return content
 
     def text(self, opened: Opened, request: ReportRequest) -> str:
-        """Return the reports in this format, which is text; errors as of `produce`."""
+        """Render the reports in this text format; raises as `produce`."""
         content = self.produce(opened, request)
         assert isinstance(content, str), f"{self.name} is no text"
         return content
@@ -125,10 +114,10 @@ FORMAT_SUFFIXES = {one.name: one.suffixes for one in FORMATS}
 
 
 def find_format(name: str) -> Format:
-    """Return the format called `name`.
+    """Return the format `name`.
 
     Raises:
-        UsageError: there is none.
+        UsageError: There is no such format.
     """
     for one in FORMATS:
         if one.name == name:
@@ -139,16 +128,16 @@ def find_format(name: str) -> Format:
 
 
 def encode_varints(values: NDArray[np.integer]) -> str:
-    """Return numbers from 0 as base64 of seven bits a byte, the lowest first.
+    """Return non-negative numbers in base64, seven bits per byte, lowest first (LEB128).
 
-    The highest bit of a byte says that more follow. Most durations and gaps take two or three
-    bytes, a fourth of what they take as decimal text.
+    The highest bit of a byte means that more bytes follow. Most durations and gaps take two or
+    three bytes, a quarter of their decimal text.
 
     Raises:
-        ValueError: a number is negative.
+        ValueError: A number is negative.
     """
     if len(values) and values.min() < 0:
-        raise ValueError("only numbers from 0 have this encoding")
+        raise ValueError("negative numbers cannot be encoded")
     left = values.astype(np.uint64)
     lengths = np.ones(len(left), np.int64)
     rest = left >> np.uint64(7)
@@ -168,32 +157,32 @@ def encode_varints(values: NDArray[np.integer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """What of a comparison is to be shown, and how."""
+    """What to show of a comparison of devices, and how."""
 
     by: DeviceFormatsBy = "operation"
+    # Maximum rows of each table.
     top: int = 20
-    """Rows of each table for people."""
+    # If True, also show unchanged rows.
     everything: bool = False
-    """Whether what did not change is shown too."""
+    # Width of the terminal; None if there is none.
     width: int | None = None
-    """Columns of the terminal; None: there is none."""
     color: bool = False
     full_names: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceFormat:
-    """One way to show a comparison."""
+    """Output format of a comparison of devices."""
 
     name: str
+    # Function of `device_documents`, imported when it is used.
     renderer: str
-    """Function of `device_documents` that renders it; imported when needed."""
+    # File extensions, the preferred one first.
     suffixes: tuple[str, ...]
-    """Endings of files that hold it, the usual one first."""
     for_terminal: bool = True
 
     def produce(self, found: DeviceDifference, shown: DeviceRequest) -> str:
-        """Return a comparison in this format."""
+        """Render a comparison."""
         content: str = load_renderer(f"device_documents:{self.renderer}")(found, shown)
         return content
 
@@ -231,28 +220,28 @@ CLUSTER_SUFFIXES = {one.name: one.suffixes for one in CLUSTER_FORMATS}
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """What of a run is to be shown, and how."""
+    """What to show of a multi-rank run, and how."""
 
+    # The only table to show; None for the format's default.
     by: ClusterBreakdown | None = None
-    """The only table; None: the format's own choice."""
+    # The only rank to show.
     rank: int | None = None
-    """The only rank."""
+    # The only step to show.
     step: int | None = None
-    """The only step."""
+    # Maximum rows of each table; None for the format's default.
     top: int | None = None
-    """Rows of each table; None: the format's own choice."""
     full_names: bool = False
+    # Width of the terminal; None if there is none.
     width: int | None = None
-    """Columns of the terminal; None: there is none."""
     color: bool = False
 
 
 def produce_cluster(shape: Format, overview: Overview, request: ClusterRequest) -> str:
-    """Return a run in one of the formats.
+    """Render a multi-rank run.
 
     Raises:
-        StoreError: the summary is damaged.
-        UsageError: the run has no such rank or step.
+        StoreError: The summary is damaged.
+        UsageError: The run has no such rank or step.
     """
     content: str = load_renderer(_CLUSTER_RENDERERS[shape.name])(overview, request)
     return content

@@ -1,11 +1,6 @@
-"""Anomalies as people read them.
+"""What precedes and follows the tables of a report: title, headline figures, findings, anomalies.
 
-Their names in a report's file are for programs and never change; where a name alone is hard to
-understand, the words for it stand here.
-
-What stands above a report's tables: what it is of, figures in a line each, what to heed.
-
-What a whole report for the terminal and the brief one at the end of a run have in common.
+Anomalies are stored under stable slugs; slugs that are hard to understand have a text here.
 """
 
 from __future__ import annotations
@@ -29,58 +24,60 @@ from unified_prof.report.figures import Figures, Selection
 from unified_prof.report.tables import OTHER_TIME, SheetWriter
 
 _ANOMALY_NAMES = {
-    "activations_of_another_sequence": "activations come from an iteration with other operations",
-    "allocation_without_release": "memory not released before the recording ended",
-    "ambiguous_forward_operation": "backward work with several possible forward operations",
-    "ambiguous_launch": "device work with several possible launching calls",
-    "backward_not_followed": "backward passes without times by operation",
+    "activations_of_another_sequence": (
+        "activations taken from an iteration with different operations"
+    ),
+    "allocation_without_release": "allocations not freed within the recording",
+    "ambiguous_forward_operation": "backward kernels with several candidate forward operations",
+    "ambiguous_launch": "kernels with several candidate launch calls",
+    "backward_not_followed": "backward passes without times per operation",
     "backward_nodes_not_of_this_iteration": "backward pass through the graph of another iteration",
-    "backward_without_forward": "backward work without a forward operation",
-    "compiled_functions_ran_eagerly": "compiled functions ran uncompiled while measured",
+    "backward_without_forward": "backward kernels without a forward operation",
+    "compiled_functions_ran_eagerly": "compiled functions ran uncompiled during the measurement",
     "duplicate_correlation": "correlation ids used more than once",
-    "first_iteration_reported": "only the first iteration was measured, set-up included",
-    "impossible_communication_time": "collectives with impossible times, left out",
-    "impossible_host_time": "host ranges with impossible times, left out",
-    "impossible_size": "impossible sizes, left out",
-    "impossible_step_time": "steps with impossible times, left out",
-    "impossible_task_time": "device tasks with impossible times, left out",
-    "impossible_time": "impossible times, left out",
+    "first_iteration_reported": "only the first iteration was measured, including setup",
+    "impossible_communication_time": "collectives with impossible times, ignored",
+    "impossible_host_time": "host ranges with impossible times, ignored",
+    "impossible_size": "impossible sizes, ignored",
+    "impossible_step_time": "steps with impossible times, ignored",
+    "impossible_task_time": "device tasks with impossible times, ignored",
+    "impossible_time": "impossible times, ignored",
     "incomplete_file": "the file is incomplete",
-    "loss_not_finite": "the loss was infinite or not a number",
-    "loss_not_read": "whether the loss is finite could not be looked at",
-    "measuring_failed": "a part of the measurement failed in uprof itself",
+    "loss_not_finite": "the loss was infinite or NaN",
+    "loss_not_read": "the loss could not be checked for NaN",
+    "measuring_failed": "a part of the measurement failed inside uprof",
     "odd_schema": "unusual schema",
     "path_clocks": "critical path: the clocks of host and device differ",
-    "path_of_first_steps": "critical path of the first steps",
-    "path_without_device": "critical path of the host alone",
-    "path_without_events": "critical path without events",
-    "path_without_host": "critical path of the devices alone",
-    "path_without_launches": "critical path with launches missing",
+    "path_of_first_steps": "critical path of the first steps only",
+    "path_without_device": "critical path of the host only",
+    "path_without_events": "critical path without event dependencies",
+    "path_without_host": "critical path of the devices only",
+    "path_without_launches": "critical path with missing launches",
     "path_without_steps": "critical path of the whole recording",
     "peak_usage_not_measured": "peak memory could not be measured",
-    "release_without_allocation": "memory released that was allocated before the recording began",
-    "replay_of_several_captures": "replayed graphs that may be of several captures",
+    "release_without_allocation": "frees of memory allocated before the recording",
+    "replay_of_several_captures": "replayed graphs with several candidate captures",
     "replay_without_capture": "replayed graphs whose capture was not recorded",
-    "replay_without_nodes": "replayed graphs whose kernels cannot be told apart",
+    "replay_without_nodes": "replayed graphs whose kernels cannot be distinguished",
     "run_not_complete": "the run ended before all iterations were measured",
-    "saved_bytes_of_no_operation": "memory kept for the backward pass outside any operation",
-    "scope_widened": "more than the scope that was asked for is shown",
-    "task_without_launch": "device work whose launching call was not recorded",
-    "unfinished_event": "events that the recording ended in the middle of",
-    "unmatched_iterations": "iterations with other operations, left out of the medians",
-    "unpaired_event": "events with a beginning or an end only",
-    "weights_never_initialised": "lazy parameters that were never initialised",
+    "saved_bytes_of_no_operation": "tensors saved for backward outside any operation",
+    "scope_widened": "more than the requested scope is shown",
+    "task_without_launch": "kernels without a matching launch call",
+    "unfinished_event": "events cut off by the end of the recording",
+    "unmatched_iterations": "iterations with different operations, excluded from medians",
+    "unpaired_event": "events with only a begin or an end",
+    "weights_never_initialised": "lazy parameters that were never initialized",
     "weights_on_another_device": "parameters on another device",
 }
 
 
 def anomaly_name(anomaly_name: str) -> str:
-    """Return what kind of anomaly it is, in words."""
+    """Return the text of an anomaly."""
     return _ANOMALY_NAMES.get(anomaly_name, names.neutral(anomaly_name.replace("_", " ")))
 
 
 def anomaly_case(anomaly: Anomaly) -> str:
-    """Return its first case and how often it occurred."""
+    """Return the first case of an anomaly and its count."""
     times = "once" if anomaly.count == 1 else f"{names.format_number(anomaly.count)} times"
     if anomaly.detail is None or not anomaly.detail:
         return times
@@ -95,25 +92,25 @@ _FAMILIES = {
     "msprof": "msprof database",
 }
 
+# Number of findings shown above the tables of a report.
 _FIRST = 3
-"""Findings that stand above the figures of a report."""
 _WIDEST_FINDING = 180
+# Share of kernel time with known shapes from which the rest is not mentioned.
 _ALL_TOLD = 0.99
-"""Share of the time of kernels from which what is not known of the rest is not worth a word."""
+# Share of an iteration from which waiting for a processor is mentioned.
 _WORTH_A_WORD = 0.02
-"""Share of an iteration from which its waiting for a processor is told."""
-# Facts worth a place in the headline, by the names their makers use.
+# Recorded facts shown in the headline, by the names that profilers use.
 _HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
 
 
 def report_title(summary: Summary) -> str:
-    """Return what the report is."""
+    """Return the title of a report."""
     family = _FAMILIES.get(summary.family, summary.family)
     return f"{words.neutral(summary.path)}: {family}, revision {summary.revision}"
 
 
 def top_findings(figures: Figures) -> list[str]:
-    """Return the costliest findings, a line each, and where the others stand; none: healthy."""
+    """Return the most expensive findings, one line each, and where to find the others."""
     if figures.advice is None or not figures.advice.findings:
         return []
     found = figures.advice.findings
@@ -123,18 +120,18 @@ def top_findings(figures: Figures) -> list[str]:
     ]
     left = len(found) - _FIRST
     more = f"{words.format_number(left)} more, " if left > 0 else ""
-    return [*lines, f"uprof advise shows {more}the evidence and what to try"]
+    return [*lines, f"`uprof advise` shows {more}evidence and what to try"]
 
 
 def report_headline(figures: Figures) -> list[tuple[str, str]]:
-    """Return the headline figures as (what, figure in words), those that were measured."""
+    """Return the measured headline figures as (label, text)."""
     summary, totals = figures.summary, figures.summary.totals
     lines = []
     facts = dict(summary.facts)
     known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
     known += [value for name, value in summary.facts if name.startswith("device ")][:1]
     if known:
-        lines.append(("made with", words.neutral(", ".join(known))))
+        lines.append(("recorded on", words.neutral(", ".join(known))))
     if totals.total_ns is not None:
         passes = (
             ("forward", totals.forward_ns),
@@ -146,7 +143,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
             for name, value in passes
             if value is not None
         ]
-        what = {"device": "device work", "host": "host time", "operation": "operations"}
+        what = {"device": "device time", "host": "host time", "operation": "operations"}
         text = (
             f"{words.format_duration(totals.total_ns)} in {words.format_number(totals.count)} calls"
         )
@@ -164,27 +161,26 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
     lines += [("idle", text) for text in _why_idle(figures.why_idle, summary.devices)]
-    lines += [("matrix work", text) for text in _model_use(figures.model_use)]
+    lines += [("compute", text) for text in _model_use(figures.model_use)]
     if (delay := figures.launch_delay) is not None:
-        lines.append(("launch delay", _launch_delay(delay)))
+        lines.append(("launch latency", _launch_delay(delay)))
     return lines
 
 
 def _launch_delay(delay: Distribution) -> str:
-    """Say how long after the host had called for it work began: waiting its turn is included."""
+    """Describe the time from launch calls to kernel starts, queueing included."""
     if delay.count == 1:
         after = words.format_duration(delay.max_ns)
-        return f"the only launch began {after} after its call on the host"
+        return f"{after} (1 launch)"
     return (
-        f"half of {words.format_number(delay.count)} launches began within "
-        f"{words.format_duration(delay.median_ns)} of their call on the host, 90 % within "
-        f"{words.format_duration(delay.p90_ns)}, the latest after "
-        f"{words.format_duration(delay.max_ns)}"
+        f"median {words.format_duration(delay.median_ns)}, p90 "
+        f"{words.format_duration(delay.p90_ns)}, max {words.format_duration(delay.max_ns)} "
+        f"({words.format_number(delay.count)} launches)"
     )
 
 
 def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
-    """Say for each device what the vendor's own analysis says of its steps together."""
+    """Describe the vendor's step trace of each device."""
     of_device: dict[int, list[StepTrace]] = {}
     for trace in traces:
         of_device.setdefault(trace.device_id, []).append(trace)
@@ -210,7 +206,7 @@ def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
 
 
 def _model_use(found: Sequence[ModelUse]) -> list[str]:
-    """Say for each device what its matrix units did, against their peak (MFU) where it is known."""
+    """Describe FLOP/s of matrix kernels and MFU of each device."""
     lines = []
     for one in found:
         rate = one.flops / one.time_ns * 1e9
@@ -218,26 +214,26 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
         if one.steps is None:
             where = f"a window of {length}"
         elif one.steps > 1:
-            where = f"{words.format_number(one.steps)} steps, {length} in all"
+            where = f"{words.format_number(one.steps)} steps, {length} in total"
         else:
             where = f"1 step of {length}"
         text = f"{words.format_flops(one.flops)} in {where}: {words.format_flops(rate)}/s"
         if one.share is not None:
-            mark = ", a peak that sources disagree on" if one.uncertain else ""
+            mark = " (sources disagree on this peak)" if one.uncertain else ""
             text += f", MFU {words.format_percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
         elif not one.peak:
-            text += ", for which no peak of this device is known ([tool.uprof.devices])"
-        text += "; counted from recorded operations, those run again too"
+            text += ", peak of this device unknown (see [tool.uprof.devices])"
+        text += "; HFU: recomputed operations are counted"
         if one.told_share < _ALL_TOLD:
             text += (
-                f", shapes known for {words.format_percent(100 * one.told_share)} of kernel time"
+                f", {words.format_percent(100 * one.told_share)} of kernel time has known shapes"
             )
         lines.append(f"{words.neutral(one.device)}: {text}" if len(found) > 1 else text)
     return lines
 
 
 def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
-    """Say of each device how long it was idle, of what, and what it was waiting for."""
+    """Describe the idle time of each device by reason."""
     stepped = {one.device for one in devices if one.steps is not None}
     whole = [one for one in found if one.step is None and one.idle_ns]
     lines = []
@@ -249,14 +245,14 @@ def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[s
             for ns, reason in parts
             if ns
         )
-        within = "the steps" if one.device in stepped else "the window"
+        within = "steps" if one.device in stepped else "window"
         told = f"{words.format_duration(one.idle_ns)} of {within}: {told}"
         lines.append(f"{words.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
 
 
 def _iteration(totals: Totals) -> str:
-    """Say how long an iteration took, what it is made of, and whether the machine was busy."""
+    """Describe the length of an iteration, its parts, and waiting for a processor."""
     whole_ns = totals.iteration_ns
     assert whole_ns is not None
     text = words.format_duration(whole_ns)
@@ -272,12 +268,12 @@ def _iteration(totals: Totals) -> str:
     waited_ns = totals.iteration_waited_ns
     if waited_ns is not None and waited_ns > _WORTH_A_WORD * whole_ns:
         waited = words.format_duration(waited_ns)
-        text += f"; {waited} of it waiting for a processor: the machine was busy"
+        text += f"; {waited} of it waiting for a processor (busy machine)"
     return text
 
 
 def report_remarks(figures: Figures) -> list[tuple[str, str]]:
-    """Return what was odd and what was not measured, as (what, why)."""
+    """Return anomalies and what was not measured as (label, reason)."""
     missing = [
         (f"{words.neutral(one.what)} not measured", words.neutral(one.why))
         for one in figures.summary.not_measured
@@ -286,21 +282,21 @@ def report_remarks(figures: Figures) -> list[tuple[str, str]]:
 
 
 def anomaly_warnings(figures: Figures) -> list[tuple[str, str]]:
-    """Return what was odd about the report, as (what, the first case and how often)."""
+    """Return the anomalies of a report as (label, first case and count)."""
     return [(anomaly_name(one.name), anomaly_case(one)) for one in figures.summary.anomalies]
 
 
 def add_findings(page: SheetWriter, figures: Figures) -> None:
-    """Add what to do first, if anything was found, and an empty line."""
+    """Add the findings, if any, and an empty line."""
     lines = top_findings(figures)
     for number, line in enumerate(lines):
-        page.fact("" if number else "to do first", line)
+        page.fact("" if number else "findings", line)
     if lines:
         page.gap()
 
 
 def add_headline(page: SheetWriter, figures: Figures) -> None:
-    """Add the headline figures, and a table of the devices if there are any."""
+    """Add the headline figures, and the table of devices if there are any."""
     for what, text in report_headline(figures):
         page.fact(what, text)
     if figures.summary.devices:
@@ -309,7 +305,7 @@ def add_headline(page: SheetWriter, figures: Figures) -> None:
 
 
 def add_rows(page: SheetWriter, selection: Selection, *, more: str) -> None:
-    """Add the rows of a breakdown; `more` says where those that were left out are."""
+    """Add the rows of a breakdown; `more` says how to show the rows left out."""
     if selection.rows:
         page.gap()
         page.table(tables.breakdown_columns(selection))
@@ -318,7 +314,7 @@ def add_rows(page: SheetWriter, selection: Selection, *, more: str) -> None:
 
 
 def add_remarks(page: SheetWriter, found: Iterable[tuple[str, str]]) -> None:
-    """Add what was odd, after an empty line if anything was."""
+    """Add an empty line and the anomalies, if any."""
     for number, (what, why) in enumerate(found):
         if not number:
             page.gap()

@@ -1,4 +1,4 @@
-"""Versions of baselines over time: a chart for the terminal, a page, JSON and CSV."""
+"""Rendering of baseline histories as terminal chart, HTML page, JSON and CSV."""
 
 from __future__ import annotations
 
@@ -30,28 +30,28 @@ _WORDS_OF_SIZES = {"worse": "bigger", "better": "smaller", "restarted": "not com
 
 
 class BaselineVersion(Protocol):
-    """What is known of a version besides what was measured."""
+    """Facts about a version besides its measurements."""
 
     @property
     def version(self) -> int:
-        """Its number, from 1."""
+        """Version number, from 1."""
 
     @property
     def saved_at(self) -> datetime:
-        """When it was saved, UTC."""
+        """Time of saving, UTC."""
 
     @property
     def commit(self) -> str | None:
-        """Of the project that ran."""
+        """Commit of the measured project."""
 
     @property
     def device(self) -> str | None:
-        """What it was measured on."""
+        """Device of the measurement."""
 
 
 @dataclass(frozen=True, slots=True)
 class BaselineSeries:
-    """One baseline by one metric."""
+    """History of one baseline and one metric."""
 
     name: str
     entries: tuple[BaselineVersion, ...]
@@ -59,21 +59,21 @@ class BaselineSeries:
 
     @property
     def title(self) -> str:
-        """What to call it."""
+        """Return the title."""
         return f"{self.name}, {self.history.metric}"
 
     def rows(self) -> Iterator[tuple[BaselineVersion, Point]]:
-        """Yield each version and where it stands, the oldest first."""
+        """Yield each version with its point, oldest first."""
         yield from zip(self.entries, self.history.points, strict=True)
 
     def in_words(self, value: float | None) -> str:
-        """Return a value as people read it."""
+        """Format a value."""
         return (
             words.format_size(value) if self.history.unit == "B" else words.format_duration(value)
         )
 
     def change_in_words(self, change: Change | None) -> str:
-        """Return a change in a few words; nothing where there is none."""
+        """Format a change; empty if there is none."""
         if change is None:
             return ""
         said = (_WORDS_OF_SIZES if self.history.unit == "B" else _WORDS)[change.kind]
@@ -83,7 +83,7 @@ class BaselineSeries:
 def history_text(
     series: Sequence[BaselineSeries], limits: Limits, *, width: int | None, color: bool
 ) -> str:
-    """Return charts for a terminal of `width` columns (None: for a pipe), a row a version."""
+    """Render charts for a terminal of `width` columns (None for a pipe), a row per version."""
     page = TerminalPage(width=width, color=color)
     columns = _CHART if width is None or width >= _WIDE else _NARROW_CHART
     for number, one in enumerate(series):
@@ -127,18 +127,19 @@ def history_text(
         point.low is None and point.value is not None for one in series for _, point in one.rows()
     ):
         page.note(
-            "without an interval: one run, and nothing learned of this machine "
+            "no confidence interval: one run, and the run-to-run variation is unknown "
             "(`uprof gate --self-test`)"
         )
     return page.text()
 
 
 def series_remarks(limits: Limits) -> str:
-    """Return how changes are found."""
+    """Return notes on how changes are detected."""
     return (
-        "a change is marked where the gate is sure of it, against those since the last one: "
-        f"by more than {limits.max_regress * 100:g} %, and by more than "
-        f"{words.format_duration(limits.min_abs_ns)} or {words.format_size(limits.min_abs_bytes)}"
+        "changes are marked by the gate's rule against the versions since the last "
+        f"change; limits: {limits.max_regress * 100:g} % and "
+        f"{words.format_duration(limits.min_abs_ns)} or "
+        f"{words.format_size(limits.min_abs_bytes)}"
     )
 
 
@@ -161,7 +162,7 @@ def history_document(series: Sequence[BaselineSeries], limits: Limits) -> dict[s
 
 
 def history_csv(series: Sequence[BaselineSeries]) -> str:
-    """Return the histories as one table; what was not measured is empty."""
+    """Render the histories as one CSV table; unknown values are empty."""
     output = StringIO()
     rows = [
         {"name": one.name, "metric": one.history.metric, "unit": one.history.unit}
@@ -177,7 +178,7 @@ def history_csv(series: Sequence[BaselineSeries]) -> str:
 
 
 def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
-    """Return the histories as one page."""
+    """Render the histories as one HTML page."""
     names = list(dict.fromkeys(one.name for one in series))
     title = f"History of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
     data = history_document(series, limits)
@@ -237,7 +238,7 @@ def _scale(series: BaselineSeries, columns: int) -> str:
 
 
 def _chart(series: BaselineSeries, columns: int) -> Iterator[str]:
-    """Yield a row a version: its interval, and where its median is."""
+    """Yield a chart row per version: its interval and its median."""
     low, high = _range(series)
 
     def column(value: float) -> int:

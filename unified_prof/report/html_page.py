@@ -1,19 +1,10 @@
-"""A page inside somebody else's: HTML for notebooks, without scripts, style sheets or links.
+"""HTML pages: self-contained report pages, inert fragments for notebooks, the Perfetto opener.
 
-Notebooks are sent around and shown by servers that keep only what cannot do harm. So the styles
-stand with the elements, colours are the page's own (half transparent greys go with light and dark),
-all text is escaped, and there is an end to it: what would be too long is cut and says so.
-
-One HTML file out of data, styles and scripts: no network, and nothing in it can be executed.
-
-Styles and scripts stand in `page/`. Data travel as JSON in a script element that is data only, and
-a content security policy allows no script but ours.
-
-A report as one HTML file: no network, no framework, every name shown and none executed.
-
-The page's style and script stand beside this module in `page/`; `page_file` puts them together.
-
-The small page that hands a trace beside it to Perfetto's, where the browser lets it.
+Pages use no network and execute nothing from the data: styles and scripts of `page/` are inlined,
+data is JSON in a data-only script element, and a content security policy allows our scripts only.
+Fragments for notebooks have no scripts, style sheets or links, because notebook servers strip them;
+they have inline styles with half-transparent colors for light and dark themes, escaped text and a
+size limit.
 """
 
 from __future__ import annotations
@@ -48,19 +39,19 @@ from unified_prof.report.page_data import SourceLines
 from unified_prof.report.tables import Column
 from unified_prof.version import VERSION
 
+# Maximum rows of a table in a fragment.
 _ROWS = 25
-"""Of a table."""
 _WIDEST_NAME = 90
 _LONGEST_LINE = 600
+# Maximum characters of a fragment, without its last line.
 _LARGEST = 96 * 1024
-"""Characters of a whole page, but for what its end says."""
 _LINE = "1px solid rgba(128,128,128,.35)"
 _SMALL = "padding:2px 10px 2px 0;border:none"
 _PERCENT = re.compile(r"<?(\d+(?:\.\d+)?) %$")
 
 
 class InertPage:
-    """HTML that grows from top to bottom and ends before it is too large."""
+    """HTML fragment that stops growing before it is too large."""
 
     def __init__(self) -> None:
         self._parts: list[str] = []
@@ -68,24 +59,24 @@ class InertPage:
         self._cut = 0
 
     def title(self, text: str) -> None:
-        """Add a line that says what follows."""
+        """Add a title."""
         self._add(f'<div style="font-weight:600;margin:0 0 4px">{_line(text)}</div>')
 
     def heading(self, text: str) -> None:
-        """Add a line that says what the next table is."""
+        """Add the heading of a table."""
         self._add(f'<div style="font-weight:600;margin:10px 0 2px">{_line(text)}</div>')
 
     def gap(self) -> None:
-        """Set what follows apart."""
+        """Add vertical space."""
         self._add('<div style="height:8px"></div>')
 
     def fact(self, what: str, text: str) -> None:
-        """Add a line of the headline."""
+        """Add a headline figure."""
         label = f'<span style="display:inline-block;min-width:8em;opacity:.7">{_line(what)}</span>'
         self._add(f"<div>{label}{_line(text)}</div>")
 
     def remark(self, what: str, text: str) -> None:
-        """Add a line about something odd."""
+        """Add a warning."""
         self._add(
             '<div style="border-left:3px solid rgba(200,130,0,.8);padding-left:8px">'
             f"<b>{_line(what)}</b>: {_line(text)}</div>"
@@ -96,15 +87,15 @@ class InertPage:
         self._add(f"<div>{_line(text.strip())}</div>")
 
     def note(self, text: str) -> None:
-        """Add a line of less importance."""
+        """Add a less important line."""
         self._add(f'<div style="opacity:.7">{_line(text)}</div>')
 
     def left_out(self, count: int) -> None:
-        """Say how many rows of a table are not shown."""
+        """Add the number of rows that are not shown."""
         self.note(f"and {words.format_number(count)} more")
 
     def table(self, columns: Sequence[Column]) -> None:
-        """Add a table, of a long one the first rows."""
+        """Add a table, shortened if it is long."""
         count = max(len(column.cells) for column in columns)
         shown = [replace(column, cells=column.cells[:_ROWS]) for column in columns]
         columns = tables.collapse_equal_rows(tables.with_readable_names(shown))
@@ -121,10 +112,10 @@ class InertPage:
             self.left_out(count - _ROWS)
 
     def html(self) -> str:
-        """Return all of it."""
+        """Return the fragment."""
         end = ""
         if self._cut:
-            end = f'<div style="opacity:.7">too long to show: {self._cut:,} more lines</div>'
+            end = f'<div style="opacity:.7">{self._cut:,} more lines not shown</div>'
         return (
             '<div style="font:13px/1.45 system-ui,sans-serif;color:inherit;max-width:100%">'
             f"{''.join(self._parts)}{end}</div>"
@@ -170,14 +161,14 @@ def fill_page(
     *,
     connects_to_itself: bool = False,
 ) -> str:
-    """Return the page.
+    """Assemble a page.
 
     Args:
-        title: of the window; any text.
-        styles: names of files in `page/`, in their order.
-        scripts: the same; they share one scope, which nothing outside can see.
-        data: what the scripts find under the id `data`, with uprof's version.
-        connects_to_itself: whether the scripts may fetch what lies beside the page.
+        title: Title of the window; any text.
+        styles: Names of files in `page/`, in order.
+        scripts: Names of files in `page/`, in order; they share one private scope.
+        data: Data that the scripts find under the id `data`, with the version of uprof.
+        connects_to_itself: If True, the scripts may fetch files beside the page.
     """
     style = "\n".join(map(_part, styles))
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
@@ -204,13 +195,13 @@ def _hash(text: str) -> str:
 
 
 def _inert(data: dict[str, Any]) -> str:
-    """Return data as JSON that cannot end the element it stands in, or begin another."""
+    """Return data as JSON that cannot end its element or begin another."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
-    """Put each value in its one place; what a value contains is never looked at again."""
+    """Fill each placeholder once; values are not searched for placeholders."""
     pieces = template.split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
@@ -233,20 +224,20 @@ _SCRIPTS = (
     "main.js",
 )
 _FEWEST_BLOCKS = 10_000
+# Names longer than this are shortened in tables.
 _NAME_LENGTH = 120
-"""Longer names are cut inside in tables: some libraries name a kernel by all of its traits."""
+# Maximum rows of a breakdown on the page, largest first.
 _ROWS_HTML = 1000
-"""Rows of a breakdown on the page; those beyond are the smallest."""
 
 
 def produce_page(opened: Opened, request: ReportRequest) -> str:
-    """Return the reports as a page, what is missing first."""
+    """Render the reports as an HTML page, missing reports first."""
     reports = readable_answers(opened, lambda analysis: _report(analysis, request, _blocks(opened)))
     return _page(reports, opened.coverage)
 
 
 def _blocks(opened: Opened) -> int:
-    """Return the room of a timeline: ranks share what one report would have, down to a least."""
+    """Return the number of timeline blocks per report; ranks share the total down to a minimum."""
     return max(page_data.MAX_TIMELINE_BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
 
 
@@ -261,7 +252,7 @@ def _page(reports: Sequence[dict[str, Any]], coverage: Coverage) -> str:
 
 
 def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str, Any]:
-    """Return all that the page shows of one report."""
+    """Return the page data of one report."""
     bys = None if request.by is None else [request.by]
     shown = collect_figures(
         analysis,
@@ -310,12 +301,12 @@ PERFETTO_URL = "https://ui.perfetto.dev"
 
 
 def perfetto_opener_page(title: str, trace: str, size_bytes: int) -> str:
-    """Return the page.
+    """Return the page that opens a trace beside it in Perfetto.
 
     Args:
-        title: what the trace is called.
-        trace: its name, in the folder of the page.
-        size_bytes: how large it is.
+        title: Title of the trace.
+        trace: File name, in the directory of the page.
+        size_bytes: Size of the trace.
     """
     return fill_page(
         f"{title} - uprof",

@@ -1,11 +1,8 @@
-"""Names as wide as a table can bear: C++ symbols by what tells them apart, long ones cut inside.
+"""Formatting of names and figures for people.
 
-A CUDA kernel is named by its whole signature, five hundred characters of which thirty matter. In
-tables for people `void at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<...`
-appears as `vectorized_elementwise_kernel<...BinaryFunctor<MulFunctor>>`. JSON and CSV have the
-whole name.
-
-Figures and names as people read them.
+C++ symbols are shortened to what identifies them: `void
+at::native::vectorized_elementwise_kernel<4, at::native::BinaryFunctor<...` becomes
+`vectorized_elementwise_kernel<...BinaryFunctor<MulFunctor>>`. JSON and CSV have full names.
 """
 
 from __future__ import annotations
@@ -26,7 +23,7 @@ _PATH = re.compile(r"(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?")
 _AFTER_PARAMETERS = re.compile(r"( const)?( \[clone [^\]]*\]| \(\.[^)]*\))*")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
 _OPENING = {"<": ">", "(": ")", "{": "}", "[": "]"}
-# Template arguments that say on what, or how, a kernel works, and not what it computes.
+# Template arguments about data types, layouts or sizes, not about what a kernel computes.
 _FILLER = re.compile(
     r"(unsigned |signed )?(char|short|int|long|float|double|bool|void|__half|half)\b"
     r"|(std::|cuda::std::|thrust::)?(array|tuple|integral_constant|integer_sequence)\b"
@@ -34,19 +31,18 @@ _FILLER = re.compile(
     r"|(c10::)?(BFloat16|Half|Float8_\w+|complex)\b|__\w*bfloat16\b|.*::(b?float16|half)_t\b"
     r"|.*\b(OpaqueType|TensorInfo)\b|[-\d(]|true\b|false\b|.*[*&]$"
 )
-# Functions that only call what they are given: what they are given tells more.
+# Wrappers that only call their argument: the argument is more informative.
 _WRAPPER = re.compile(r"gpu_\w*kernel\w*|opmath_\w+|kernel_impl|wrapper\w*")
 _DEEPEST = 12
 _MOST_BRACKETS = 200
+# Longer names are not parsed as symbols.
 _LONGEST = 1 << 14
-"""Longer names are no symbols, or not worth the time."""
 
 
 def readable_names(names: Sequence[str]) -> tuple[str, ...]:
-    """Return the names of one column as people read them; different ones stay different.
+    """Return display names of one column; different names stay different.
 
-    Kernels that differ only in what the short form leaves out, such as the type of their numbers,
-    are shown with all their template arguments.
+    Kernels whose short forms are equal are shown with all template arguments.
     """
     short = [_symbols(name) for name in names]
     owners: dict[str, set[str]] = {}
@@ -59,17 +55,17 @@ def readable_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _symbols(name: str, *, arguments: bool = False) -> str:
-    """Return a symbol, or several that follow one another, in short."""
+    """Shorten a symbol, or several in sequence."""
     return THEN.join(short_symbol(one, arguments=arguments) for one in name.split(THEN))
 
 
 @lru_cache(maxsize=1 << 16)
 def short_symbol(name: str, *, arguments: bool = False) -> str:
-    """Return a C++ function without return type, namespaces and parameters; others as they are.
+    """Return a C++ function without return type, namespaces and parameters; other names unchanged.
 
     Args:
-        name: any name.
-        arguments: all template arguments, not only the one that tells most.
+        name: Any name.
+        arguments: If True, keep all template arguments, not only the most informative one.
     """
     count = _COUNT.search(name)
     text = name[: count.start()] if count else name
@@ -82,10 +78,10 @@ def short_symbol(name: str, *, arguments: bool = False) -> str:
 
 
 def truncate_middle(text: str, width: int) -> str:
-    """Return text of at most `width` characters; of a longer one the middle is left out.
+    """Shorten text to `width` characters by removing its middle.
 
-    The end of a name often tells more than its middle: a line's number, a size, a version. A path
-    is cut in front, and where a name ends with a place in a source file that stays whole.
+    The end of a name is often more informative than its middle: a line number, a size, a version.
+    Paths are cut in front, and a trailing source location is kept.
     """
     if len(text) <= width:
         return text
@@ -99,7 +95,7 @@ def truncate_middle(text: str, width: int) -> str:
 
 
 def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
-    """Return the names of one column, those cut inside that are longer and still differ then."""
+    """Return the names of one column, shortened; different names stay different."""
     cut = [truncate_middle(name, width) for name in names]
     owners: dict[str, set[str]] = {}
     for name, text in zip(names, cut, strict=True):
@@ -110,7 +106,7 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
 
 
 def _parsed(text: str) -> tuple[str, list[str]] | None:
-    """Return the name and the template arguments of a C++ function, None of anything else."""
+    """Return name and template arguments of a C++ function, None for anything else."""
     if len(text) > _LONGEST or ("<" not in text and "(" not in text):
         return None
     text = _ANONYMOUS.sub("", text)
@@ -122,7 +118,7 @@ def _parsed(text: str) -> tuple[str, list[str]] | None:
         return None  # `Linear(in=3)`, `net.<lambda>`: no symbol
     if not _AFTER_PARAMETERS.fullmatch(after):
         return None
-    # The return type stands before the last blank that is in no bracket.
+    # The return type ends at the last space outside brackets.
     token = _split(head, " ")[-1]
     component = _split(token, "::")[-1]
     function, bracket, rest = component.partition("<")
@@ -134,7 +130,7 @@ def _parsed(text: str) -> tuple[str, list[str]] | None:
 
 
 def _pieces(text: str) -> tuple[str, str] | None:
-    """Return what stands before and after the parameters, which follow the name at once."""
+    """Return the text before and after the parameters."""
     depth: list[str] = []
     begin = None
     for index, character in enumerate(text):
@@ -157,7 +153,7 @@ def _pieces(text: str) -> tuple[str, str] | None:
 
 
 def _split(text: str, separator: str) -> list[str]:
-    """Split at separators that are in no bracket."""
+    """Split at separators outside brackets."""
     parts: list[str] = []
     depth: list[str] = []
     last = index = 0
@@ -177,7 +173,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _telling(arguments: Iterable[str], level: int = 0) -> str:
-    """Return the argument that says what a kernel computes, as `<...Name>`; empty: none does."""
+    """Return the argument that says what a kernel computes as `<...Name>`, or an empty text."""
     for argument in arguments:
         if _FILLER.match(argument) or level > _DEEPEST:
             continue
@@ -193,9 +189,9 @@ def _telling(arguments: Iterable[str], level: int = 0) -> str:
 
 
 def _called(argument: str) -> tuple[str, list[str]] | None:
-    """Return name and arguments of a type, or of the function that a lambda stands in."""
+    """Return name and arguments of a type, or of the function that contains a lambda."""
     outer = _split(argument, "::")
-    # A lambda's type is the path to it: its function is the last part that has parameters.
+    # A lambda's type is the path to it; its function is the last part with parameters.
     for part in outer:
         if "(" in part and not part.startswith(("{", "operator", "(")):
             return _parsed(part)
@@ -217,8 +213,8 @@ def _all_arguments(arguments: Iterable[str]) -> str:
 
 neutral = printable
 
+# Placeholder of a figure that was not measured.
 NOT_MEASURED = "-"
-"""What stands where a figure was not measured: never a zero."""
 
 _SIZES = ((1 << 40, "TiB"), (1 << 30, "GiB"), (1 << 20, "MiB"), (1 << 10, "KiB"), (1, "B"))
 
@@ -234,34 +230,34 @@ _RATES = ((10**12, "TB/s"), (10**9, "GB/s"), (10**6, "MB/s"), (10**3, "kB/s"), (
 
 
 def format_duration(value_ns: float | None) -> str:
-    """Return a duration with three significant digits in the unit that fits."""
+    """Format a duration with three significant digits."""
     return NOT_MEASURED if value_ns is None else scaled(value_ns, TIMES)
 
 
 def format_size(value_bytes: float | None) -> str:
-    """Return a size with three significant digits in the binary unit that fits."""
+    """Format a size with three significant digits and a binary unit."""
     return NOT_MEASURED if value_bytes is None else scaled(value_bytes, _SIZES)
 
 
 def format_flops(value: float | None) -> str:
-    """Return a number of floating-point operations with three significant digits."""
+    """Format a number of floating-point operations with three significant digits."""
     return NOT_MEASURED if value is None else scaled(value, _FLOPS)
 
 
 def format_flops_per_second(value_tflops: float | None) -> str:
-    """Return TFLOP/s with three significant digits in the unit that fits."""
+    """Format TFLOP/s with three significant digits."""
     if value_tflops is None:
         return NOT_MEASURED
     return scaled(value_tflops * 1e12, _FLOPS) + "/s"
 
 
 def format_gb_per_second(value: float | None) -> str:
-    """Return decimal GB/s with three significant digits in the unit that fits."""
+    """Format decimal GB/s with three significant digits."""
     return NOT_MEASURED if value is None else scaled(value * 1e9, _RATES)
 
 
 def format_percent(value: float | None) -> str:
-    """Return a percentage with one decimal; a small one that is not zero does not look like it."""
+    """Format a percentage with one decimal; small non-zero values as `<0.1 %`."""
     if value is None:
         return NOT_MEASURED
     if 0 < value < 0.1:
@@ -270,12 +266,12 @@ def format_percent(value: float | None) -> str:
 
 
 def format_share(part: float | None, whole: float | None) -> str:
-    """Return `part` as a percentage of `whole`."""
+    """Format `part` as a percentage of `whole`."""
     return format_percent(None if part is None or not whole else 100 * part / whole)
 
 
 def format_number(value: float | None) -> str:
-    """Return a count with separators, a mean of counts with three significant digits."""
+    """Format a count with separators, a mean of counts with three significant digits."""
     if value is None:
         return NOT_MEASURED
     if isinstance(value, int):

@@ -1,4 +1,4 @@
-"""What notebooks show of a run, of figures, differences, verdicts, advice and open reports."""
+"""HTML representation of runs, figures, comparisons, verdicts and findings in notebooks."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.html_page import InertPage
 from unified_prof.sqlite.reader import Report
 
+# Maximum rows of each table.
 _ROWS = 10
-"""Of each table."""
+# Maximum breakdowns of a report if none was selected.
 _BREAKDOWNS = 3
-"""Of a report of which nothing particular was asked."""
+# Maximum items of a list.
 _THINGS = 8
-"""Of a list."""
 _FINDINGS = 5
 _TABLES = 40
 
 
 def html_of(shown: object) -> str:
-    """Return anything of the public API as HTML without scripts, of bounded size."""
+    """Return an object of the public API as HTML without scripts, of limited size."""
     page = InertPage()
     _add(page, shown)
     return page.html()
@@ -40,10 +40,10 @@ def html_of(shown: object) -> str:
 def run_html(
     files: Mapping[str, Iterable[Path]], *, failure: str | None = None, top: int = _ROWS
 ) -> str:
-    """Return what a run left, as `uprof run` says it at its end."""
+    """Return the result of a run, as `uprof run` prints it."""
     page = InertPage()
     if failure is not None:
-        page.remark("not complete", failure)
+        page.remark("incomplete", failure)
     brief.add_run_footer(page, files, top=top, more="")
     return page.html()
 
@@ -68,12 +68,12 @@ def _add(page: InertPage, shown: object) -> None:
         page.title(f"gate: {shown.outcome}")
         comparison.add_verdict(page, shown)
     elif isinstance(shown, Advice):
-        page.title("what could be better")
+        page.title("findings")
         advice.add_advice(page, shown, top=_FINDINGS)
     elif isinstance(shown, Report):
         _add_report(page, shown)
     else:
-        raise TypeError(f"nothing is known of how to show {type(shown).__name__}")
+        raise TypeError(f"no HTML representation of {type(shown).__name__}")
 
 
 def _add_figures(page: InertPage, figures: Figures) -> None:
@@ -82,7 +82,9 @@ def _add_figures(page: InertPage, figures: Figures) -> None:
     terminal.add_report(page, replace(figures, selections=cut), more="")
     others = figures.selections[_BREAKDOWNS:]
     if others:
-        page.note(f"also by {', '.join(one.breakdown.by for one in others)}: .breakdown(NAME)")
+        page.note(
+            f"more breakdowns: {', '.join(one.breakdown.by for one in others)} (.breakdown(NAME))"
+        )
 
 
 def _add_report(page: InertPage, report: Report) -> None:

@@ -1,4 +1,4 @@
-"""Two runs compared, as tables, JSON and words; text and Markdown share them."""
+"""Columns, headline, JSON and phrases of the comparison of tracked workloads."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from unified_prof.report.tables import Column
 
 _TIMES = "total, forward and backward"
 
+# Version of the JSON document; raised when a key changes its meaning or is removed.
 DIFFERENCE_FORMAT_VERSION = 1
-"""Of the JSON: raised when a key changes its meaning or goes away."""
 
 
 def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
-    """Return the table of operations that changed."""
+    """Return the table of changed operations."""
     return [
         Column("", tuple(change.status for change in changes), importance=10),
         Column("operation", tuple(_name(change) for change in changes), is_name=True),
@@ -50,7 +50,7 @@ def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
 
 
 def kernel_columns(changes: tuple[KernelChange, ...]) -> list[Column]:
-    """Return the table of the kernels under each operation; an operation is named once."""
+    """Return the table of kernels under each operation; an operation is named once."""
     operations = [
         "" if index and changes[index - 1].operation == change.operation else change.operation
         for index, change in enumerate(changes)
@@ -100,7 +100,7 @@ def _format_metric(metric: str, value: float) -> str:
 
 
 def difference_headline(difference: Difference) -> list[tuple[str, str]]:
-    """Return the headline figures as (what, figures in words)."""
+    """Return the headline figures as (label, text)."""
     lines = [
         (
             metric,
@@ -118,17 +118,16 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
             (
                 "operations",
                 f"{names.format_duration(difference.base_ns)} -> "
-                f"{names.format_duration(difference.new_ns)} "
-                f"({format_signed(net)}: {names.format_duration(difference.slower_ns)} slower "
-                "or new, "
-                f"{names.format_duration(difference.faster_ns)} faster or gone)",
+                f"{names.format_duration(difference.new_ns)} ({format_signed(net)}: "
+                f"{names.format_duration(difference.slower_ns)} slower or added, "
+                f"{names.format_duration(difference.faster_ns)} faster or removed)",
             )
         )
     return lines
 
 
 def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
-    """Say what became of one quantity, and how sure that is."""
+    """Describe the change of one quantity and its confidence."""
     show = names.format_size if is_size else names.format_duration
     text = f"{show(found.base_median)} -> {show(found.new_median)}"
     ratio = found.median_ratio if is_size else found.ratio
@@ -147,15 +146,15 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     if verdict != "unclear":
         return f"{text}: {verdict}"
     if found.of_one_run:
-        return f"{text}: unclear, {ONE_RUN}"
+        return f"{text}: inconclusive, {ONE_RUN}"
     if found.contrary:
-        return f"{text}: unclear, median and fastest iterations went opposite ways"
-    return f"{text}: unclear, {RUNS_DIFFER}"
+        return f"{text}: inconclusive, median and fastest iterations changed in opposite directions"
+    return f"{text}: inconclusive, {RUNS_DIFFER}"
 
 
-IDENTICAL_SIDES = "both sides hold the same figures throughout: one measurement, given twice"
-ONE_RUN = "one run a side does not tell how runs differ"
-RUNS_DIFFER = "runs differ too much"
+IDENTICAL_SIDES = "both sides have identical figures: the same measurement was given twice"
+ONE_RUN = "run-to-run variation unknown with one run per side"
+RUNS_DIFFER = "run-to-run variation too large"
 
 
 def difference_document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
@@ -198,7 +197,7 @@ def difference_document(difference: Difference, *, top: int | None = None) -> di
 
 
 def _plain(record: Any, **more: float) -> dict[str, Any]:
-    """Return a record's fields and `more`; in a tenth of the time that `asdict` takes."""
+    """Return a record's fields and `more`; ten times as fast as `asdict`."""
     values: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
     for name, value in values.items():
         if hasattr(value, "__slots__"):
@@ -208,7 +207,7 @@ def _plain(record: Any, **more: float) -> dict[str, Any]:
 
 
 def finite_or_none(value: Any) -> Any:
-    """Return plain data with None for numbers that are not finite: JSON has none such."""
+    """Replace NaN and infinity by None, because JSON has neither."""
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     if isinstance(value, dict):
@@ -219,14 +218,14 @@ def finite_or_none(value: Any) -> Any:
 
 
 def format_signed(value: float | None, show: Any = names.format_duration) -> str:
-    """Return a change with its sign."""
+    """Format a change with its sign."""
     if value is None:
         return names.NOT_MEASURED
     return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
 
 
 def line_of(change: Change) -> str:
-    """Return the source line, and where it was before if it was elsewhere."""
+    """Return the source line, with the earlier line if it moved."""
     line = change.place.line or ""
     before = change.base_place.line if change.base_place is not None else None
     moved = before is not None and before != line and change.status != "gone"
@@ -256,26 +255,25 @@ def _ratio(change: Change) -> str:
 
 
 def too_few(found: Comparison) -> str:
-    """Say that there are too few samples for an answer."""
+    """Return the text for too few samples."""
     return (
-        f"too few samples to tell ({found.base_count} and {found.new_count}, "
-        f"at least {MIN_SAMPLES} each)"
+        f"too few samples ({found.base_count} and {found.new_count}, at least {MIN_SAMPLES} needed)"
     )
 
 
 def waiting_words(waiting: Waiting | None) -> str | None:
-    """Say what the times of iterations mean; None where nothing is known to be said."""
+    """Describe whether iteration times include waiting for a processor; None if unknown."""
     if waiting is None:
         return None
     shares = f"base {_waited(waiting.base_share)}, new {_waited(waiting.new_share)}"
     if waiting.left_out:
         return (
-            f"{_TIMES} do not include time spent waiting for a processor ({shares}); the times of "
-            "single operations do"
+            f"{_TIMES} exclude waiting for a processor ({shares}); times of single "
+            "operations include it"
         )
     return (
-        f"{_TIMES} include time spent waiting for a processor ({shares}): it is not known of each "
-        "of them in both runs"
+        f"{_TIMES} include waiting for a processor ({shares}), which was not recorded for "
+        "every iteration of both runs"
     )
 
 
@@ -285,4 +283,4 @@ def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
 
 
 def _waited(share: float | None) -> str:
-    return "not known" if share is None else names.format_percent(100 * share)
+    return "unknown" if share is None else names.format_percent(100 * share)

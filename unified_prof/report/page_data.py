@@ -1,7 +1,4 @@
-"""What the page draws, small enough to send: pruned trees, encoded timelines, thinned series.
-
-The source lines that a page may show, read only from the project's own folder.
-"""
+"""Data of report pages: pruned trees, encoded timelines, thinned series, source lines."""
 
 from __future__ import annotations
 
@@ -25,24 +22,25 @@ from unified_prof.recording.timeline import Timeline
 from unified_prof.report.formats import encode_varints
 from unified_prof.report.names import readable_names, truncate_middle
 
+# Maximum blocks of a timeline; about nine bytes each.
 MAX_TIMELINE_BLOCKS = 110_000
-"""Blocks of a timeline: about nine bytes each."""
+# Maximum ranges of host threads; about nine bytes each.
 HOST_RANGES = 30_000
-"""Ranges of the host's threads: the same."""
+# Maximum idle gaps of all devices; about five bytes each.
 IDLE_GAPS = 12_000
-"""Gaps in the work of all devices: about five bytes each."""
 _LANES = 64
 _STEPS = 5000
 _LABEL_BYTES = 400_000
 _LABEL_LENGTH = 240
+# Tree nodes below this share of every measure are merged.
 _SMALLEST_SHARE = 0.0005
-"""Below this share of every measure a node of a tree joins its siblings as one."""
 _POINTS = 1200
-_SMALLER = "(smaller ones)"
+_SMALLER = "(smaller items)"
+# 2001-01-01; smaller times are not Unix times.
 _FIRST_DAY_NS = 978_307_200 * 1_000_000_000
-"""2001: no recording is older."""
 
 
+# (pattern of a counter's name, unit); first match wins, empty if the name contains the unit.
 _UNITS_OF_COUNTERS = (
     (r"\([^()]+\)$|\[[^\[\]]+\]$|%$", ""),
     (r"ratio|hit_rate|utili[sz]ation", "share of 1"),
@@ -51,15 +49,14 @@ _UNITS_OF_COUNTERS = (
     (r"fops$|flops?$", "FLOP"),
     (r"extra|num|count|cnt", "events"),
 )
-"""What the names of counters tell of their unit; the first that fits, and empty: the name does."""
 
 
 def page_title(figures: dict[str, Any], began: str | None) -> str:
-    """Return what the page's window is called: the workload, on what, and when.
+    """Return the title of the page: workload, device, date.
 
     Args:
-        figures: of one report, as JSON has them.
-        began: the day of its first moment, if that is known.
+        figures: Figures of one report, as in JSON.
+        began: Date of the first event, if known.
     """
     facts = figures["facts"]
     device = next((facts[one] for one in ("device", "device 0", "backend") if one in facts), None)
@@ -72,7 +69,7 @@ def page_title(figures: dict[str, Any], began: str | None) -> str:
 
 
 def counter_units(counters: Iterable[str]) -> dict[str, str]:
-    """Return the units of hardware counters whose names do not say them already."""
+    """Return the units of hardware counters whose names do not contain them."""
     found = {}
     for counter in counters:
         for pattern, unit in _UNITS_OF_COUNTERS:
@@ -84,7 +81,7 @@ def counter_units(counters: Iterable[str]) -> dict[str, str]:
 
 
 def _workload(path: str, facts: dict[str, str]) -> str:
-    """Return the program that was run, the trace that was imported, else the name of the file."""
+    """Return the program that was run, the imported trace, or the name of the file."""
     try:
         command = json.loads(facts.get("command", ""))
     except ValueError:
@@ -98,14 +95,14 @@ def _workload(path: str, facts: dict[str, str]) -> str:
 
 
 def _day(time_ns: int) -> str | None:
-    """Return the day of a Unix time; times since a machine was started have none."""
+    """Return the date of a Unix time; None for times since boot."""
     if time_ns < _FIRST_DAY_NS:
         return None
     return datetime.fromtimestamp(time_ns // 1_000_000_000, timezone.utc).strftime("%Y-%m-%d")
 
 
 def page_trees(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the trees by column, without parts too small to see."""
+    """Return the trees as columns, without invisible parts."""
     return [_tree(tree) for tree in analysis_trees(analysis)]
 
 
@@ -155,10 +152,9 @@ def _tree(tree: Tree) -> dict[str, Any]:
 
 
 def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
-    """Return the timeline and everything else that has moments, all from one zero.
+    """Return the timeline and all other timed data, relative to one origin.
 
-    The zero is the first moment that anything has: a browser's numbers would round times since
-    1970, and two zeros would draw the peak of the memory beside the work that made it.
+    The origin is the first event of all: JavaScript numbers would round Unix times in ns.
     """
     lanes = analysis.timeline(limit=blocks)
     host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // MAX_TIMELINE_BLOCKS))
@@ -195,7 +191,7 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
 
 
 def _timeline(found: Timeline, host: HostThreads | None, origin_ns: int) -> dict[str, Any]:
-    """Return the timeline with its columns encoded."""
+    """Return the timeline with encoded columns."""
     offset = found.start_ns - origin_ns
     busiest = sorted(found.lanes, key=lambda lane: -int(lane.busy_ns.sum()))[:_LANES]
     kept = {id(lane) for lane in busiest}
@@ -238,7 +234,7 @@ def _timeline(found: Timeline, host: HostThreads | None, origin_ns: int) -> dict
 
 
 def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
-    """Return which blocks have a launch that is drawn, and its place, as differences."""
+    """Return which blocks have a drawn launch, and its index, as differences."""
     linked = np.flatnonzero([] if place is None else place >= 0)
     if place is None or not len(linked):
         return {}
@@ -246,13 +242,13 @@ def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
     return {
         "launched": len(linked),
         "launched_block": encode_varints(np.diff(linked, prepend=0)),
-        # Whether it goes back stands in the lowest bit.
+        # The lowest bit is set if the difference is negative.
         "launched_by": encode_varints(np.abs(step) << 1 | (step < 0)),
     }
 
 
 def _idle(found: IdleLane, origin_ns: int) -> dict[str, Any]:
-    """Return the gaps of a device with their columns encoded."""
+    """Return the idle gaps of a device with encoded columns."""
     return {
         "device": found.device,
         "count": len(found),
@@ -266,7 +262,7 @@ def _idle(found: IdleLane, origin_ns: int) -> dict[str, Any]:
 
 
 def _host(found: HostThreads, origin_ns: int) -> dict[str, Any]:
-    """Return the threads of the host with their columns encoded."""
+    """Return the host threads with encoded columns."""
     rows = [row for thread in found.threads for row in thread.rows]
     weights = [(row.label, row.duration_ns + 1) for row in rows]
     labels, renumber = _labels(found.labels, weights, _LABEL_BYTES // 4)
@@ -305,7 +301,7 @@ def _labels(
     weighed: Iterable[tuple[NDArray[np.integer], NDArray[np.integer]]],
     most_bytes: int,
 ) -> tuple[list[str], Any]:
-    """Return the names by falling weight, as many as there is room for, and their new numbers."""
+    """Return the names by decreasing weight, as many as fit, and their new numbers."""
     weight = np.zeros(len(texts))
     for label, own in weighed:
         weight += np.bincount(label, weights=own, minlength=len(weight))
@@ -315,16 +311,16 @@ def _labels(
     cut = [truncate_middle(text, _LABEL_LENGTH) for text in readable_names(whole)]
     room = np.cumsum([len(text.encode()) for text in cut]) if cut else np.zeros(0)
     fitting = int(np.searchsorted(room, most_bytes))
-    # A number beyond the names that are there says that the name was left out.
+    # A number beyond the list means that the name was left out.
     renumber = np.full(len(weight), fitting, np.int64)
     renumber[order[:fitting]] = np.arange(fitting)
     return cut[:fitting], renumber
 
 
 def page_series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any]]:
-    """Return series with their extremes, thinned to what a chart can show.
+    """Return thinned series with their extremes.
 
-    Times are relative to `origin_ns`: a browser's numbers would round those since 1970.
+    Times are relative to `origin_ns`, because JavaScript numbers would round Unix times in ns.
     """
     result = []
     for one in found:
@@ -344,7 +340,7 @@ def page_series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any
 
 
 def _thinned(one: Series) -> tuple[Any, Any]:
-    """Keep the smallest and the largest value of each slot of time, in their order."""
+    """Keep the minimum and maximum of each time slot, in order."""
     if len(one.value) <= _POINTS:
         return one.time_ns, one.value
     slots = np.array_split(np.arange(len(one.value)), _POINTS // 2)
@@ -364,10 +360,9 @@ _LONGEST = 200
 
 
 class SourceLines:
-    """Looks up `file:line`.
+    """Reads source lines by `file:line`.
 
-    A report names files, and reports come from elsewhere: only Python files inside the folder are
-    read, whatever the report says.
+    Reports are untrusted: only Python files below the directory are read.
     """
 
     def __init__(self, root: Path) -> None:
@@ -375,7 +370,7 @@ class SourceLines:
         self._files: dict[str, list[str]] = {}
 
     def of(self, frames: Iterable[str]) -> dict[str, str]:
-        """Return frame -> text of its line, for those that can be found."""
+        """Return frame -> text of its line, for lines that exist."""
         found = {}
         for frame in frames:
             file, _, number = frame.rpartition(":")

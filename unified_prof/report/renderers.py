@@ -1,17 +1,6 @@
-"""A report as JSON, for programs: every figure, nothing shortened.
+"""Renderers of reports as JSON, CSV, Markdown, Parquet and Arrow.
 
-A breakdown as CSV, for spreadsheets and scripts.
-
-A report as GitHub-flavoured Markdown, for issues and job summaries.
-
-Breakdowns as a table of typed columns, in the Parquet or Arrow format.
-
-Columns are the keys of a row in JSON, with the units in their names, and hold the same values; what
-was not measured is null.
-
-Breakdowns as an Arrow file.
-
-Breakdowns as a Parquet file.
+Columns of tables are the keys of JSON rows, with units in their names; null means "not measured".
 """
 
 from __future__ import annotations
@@ -43,26 +32,26 @@ from unified_prof.report.tables import Column
 
 
 def produce_json(opened: Opened, request: ReportRequest) -> str:
-    """Return the reports as one document with every breakdown; nothing is shortened."""
+    """Render the reports as one JSON document with all breakdowns and rows."""
     document = figures_document(gather_figures(opened, request, everything=True))
     return dump_json(document | {"coverage": coverage_fields(opened.coverage)})
 
 
-# A spreadsheet runs a cell that begins like this as a formula, and these are names out of other
-# people's files: they get the apostrophe that makes a cell text.
+# Spreadsheets execute cells that start with these characters as formulas, and names come from
+# untrusted files: an apostrophe makes such a cell text.
 _FORMULA = ("=", "+", "-", "@")
 
 
 def produce_csv(opened: Opened, request: ReportRequest) -> str:
-    """Return the reports' breakdowns as one table; a missing report is a row of its own."""
+    """Render the breakdowns of all reports as one CSV table; a missing report is a row."""
     reports = gather_figures(opened, request, details=False, headline=False)
     return render_csv(reports, missing=opened.coverage.missing)
 
 
 def render_csv(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> str:
-    """Return the reports' breakdowns as one table; empty cells were not measured.
+    """Render breakdowns as one CSV table; unknown values are empty.
 
-    What is missing comes first, as rows of kind `missing` that have no figures.
+    Missing reports come first, as rows of kind `missing`.
     """
     rows: list[dict[str, str | float | None]] = [
         {"report": csv_cell(figures.summary.path), "by": one.breakdown.by}
@@ -85,11 +74,11 @@ def render_csv(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -
 
 
 def csv_cell(value: str | float | None) -> str | float | None:
-    """Return a value as a cell that no spreadsheet takes for a formula."""
+    """Return a value as a cell that no spreadsheet executes."""
     if not isinstance(value, str):
         return value
     text = names.neutral(value)
-    # Full-width signs count for some programs; they normalise to the plain ones.
+    # Full-width characters count as well: some programs normalize them.
     begins = unicodedata.normalize("NFKC", text[:1])
     return f"'{text}" if begins in _FORMULA else text
 
@@ -99,7 +88,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
 
 
 def produce_markdown(opened: Opened, request: ReportRequest) -> str:
-    """Return the reports as Markdown, what is missing first."""
+    """Render the reports as Markdown, missing reports first."""
     reports = gather_figures(opened, request, rows=ROWS_FOR_PEOPLE)
     return render_markdown(reports, coverage=opened.coverage, full_names=request.full_names)
 
@@ -107,7 +96,7 @@ def produce_markdown(opened: Opened, request: ReportRequest) -> str:
 def render_markdown(
     reports: Iterable[Figures], *, coverage: Coverage | None = None, full_names: bool = False
 ) -> str:
-    """Return the reports as Markdown."""
+    """Render figures as Markdown."""
     parts = [_report(figures, full_names) for figures in reports]
     if coverage is not None and coverage.missing:
         parts.insert(0, _missing(coverage))
@@ -120,7 +109,7 @@ def _missing(coverage: Coverage) -> str:
 
 
 def escape_markdown(text: str) -> str:
-    """Return text that Markdown shows as it is: no markup, no link, no mention, no HTML."""
+    """Escape text for Markdown: no markup, links, mentions or HTML."""
     text = words.neutral(text).replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     return _SPECIAL.sub(r"\\\1", text)
 
@@ -128,7 +117,7 @@ def escape_markdown(text: str) -> str:
 def _report(figures: Figures, full_names: bool) -> str:
     lines = [f"## {escape_markdown(heading.report_title(figures.summary))}", ""]
     if first := heading.top_findings(figures):
-        lines += ["### To do first", "", *(f"- {escape_markdown(line)}" for line in first), ""]
+        lines += ["### Findings", "", *(f"- {escape_markdown(line)}" for line in first), ""]
     lines += [
         f"- **{what}**: {escape_markdown(text)}" for what, text in heading.report_headline(figures)
     ]
@@ -150,7 +139,7 @@ def _report(figures: Figures, full_names: bool) -> str:
 
 
 def markdown_table(columns: Sequence[Column], *, full_names: bool = False) -> list[str]:
-    """Return a table as lines, names as people read them."""
+    """Return a table as lines, with display names."""
     if not full_names:
         columns = tables.with_readable_names(columns)
     columns = tables.collapse_equal_rows(columns)
@@ -177,17 +166,17 @@ def _line(cells: Iterable[str]) -> str:
 
 
 _TEXTS = ("report", "by", "name", "kind", "detail")
+# Columns that hold fractions even if all values of one table are whole.
 _FRACTIONS = ("percent", "average_ns", "stddev_ns")
-"""Columns that hold fractions, even where all of one table are whole."""
+# Endings of columns that hold integers if no value is known.
 _WHOLE = ("_ns", "_bytes", "count")
-"""Endings of columns that are whole where none of them is known."""
 
 
 def pack_columns(opened: Opened, request: ReportRequest, kind: str) -> bytes:
-    """Return the reports' breakdowns as one file; a missing report is a row of its own.
+    """Return the breakdowns of all reports as one file; a missing report is a row.
 
     Raises:
-        UsageError: pyarrow is not installed; a report cannot be broken down or sorted as asked.
+        UsageError: pyarrow is not installed, or a report does not have the breakdown or sort key.
     """
     pyarrow = arrow_files.pyarrow()
     reports = gather_figures(opened, request, details=False, headline=False)
@@ -200,7 +189,7 @@ def pack_columns(opened: Opened, request: ReportRequest, kind: str) -> bytes:
 
 
 def arrow_table(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -> Any:
-    """Return breakdowns as a `pyarrow.Table`; what is missing comes first, of kind `missing`.
+    """Return breakdowns as a `pyarrow.Table`; missing reports come first, of kind `missing`.
 
     Raises:
         UsageError: pyarrow is not installed.
@@ -229,7 +218,7 @@ def arrow_table(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) 
 
 
 def _type(name: str, values: Sequence[Any]) -> str:
-    """Return what a column holds."""
+    """Return the type of a column."""
     if name in _TEXTS:
         return "text"
     if name in _FRACTIONS:
@@ -248,10 +237,10 @@ def _values(kind: str, values: Sequence[Any]) -> list[Any]:
 
 
 def produce_arrow(opened: Opened, request: ReportRequest) -> bytes:
-    """Return the reports' breakdowns as one table; a missing report is a row of its own."""
+    """Render the breakdowns of all reports as one CSV table; a missing report is a row."""
     return pack_columns(opened, request, "arrow")
 
 
 def produce_parquet(opened: Opened, request: ReportRequest) -> bytes:
-    """Return the reports' breakdowns as one table; a missing report is a row of its own."""
+    """Render the breakdowns of all reports as one CSV table; a missing report is a row."""
     return pack_columns(opened, request, "parquet")

@@ -1,7 +1,4 @@
-"""The tables that text and Markdown share: which columns, under which headings.
-
-What texts for people are written on: a terminal's page, or one inside a notebook.
-"""
+"""Tables that text and Markdown share: columns and headings; interface of text pages."""
 
 from __future__ import annotations
 
@@ -23,27 +20,27 @@ OTHER_TIME = "optimizer and other"
 
 @dataclass(frozen=True, slots=True)
 class Column:
-    """One column of a table of text."""
+    """Column of a text table."""
 
     heading: str
     cells: tuple[str, ...]
+    # Left-aligned text that may be shortened. Figures are right-aligned and never cut.
     is_name: bool = False
-    """Text, to the left; may be shortened. Figures stand to the right and are never cut."""
+    # Sentences, cut only if the terminal is too narrow.
     is_prose: bool = False
-    """Of text: sentences, which are cut only where a terminal has no room."""
+    # Width limit of a name, in multiples of other names.
     lines: int = 1
-    """Of a name: how many times as wide as others it may be."""
+    # If space is short, the least important column is dropped first; 10 is never dropped.
     importance: int = 10
-    """Where space is short, the least important column goes first; 10 stays."""
 
     @property
     def is_cut(self) -> bool:
-        """Whether its cells may be shortened where a table would be too wide to read."""
+        """Return True if cells may be shortened when a table is too wide."""
         return self.is_name and not self.is_prose
 
 
 def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:
-    """Return rows of words, the first of them the headings, as a table that is never cut."""
+    """Return rows of text, headings first, as a table that is never cut."""
     heading, *rest = rows
     return [
         Column(title, tuple(words.neutral(row[index]) for row in rest), is_name=True, is_prose=True)
@@ -52,7 +49,7 @@ def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:
 
 
 def with_readable_names(columns: Sequence[Column]) -> list[Column]:
-    """Return columns with names as people read them, C++ symbols by what tells them apart."""
+    """Return columns with display names."""
     return [
         replace(column, cells=names.readable_names(column.cells)) if column.is_cut else column
         for column in columns
@@ -60,9 +57,9 @@ def with_readable_names(columns: Sequence[Column]) -> list[Column]:
 
 
 def collapse_equal_rows(columns: Sequence[Column]) -> list[Column]:
-    """Return columns in which rows that follow one another and differ in nothing are one row.
+    """Merge consecutive equal rows into one.
 
-    Its name says how many there are: `aten::add (x7 alike)`.
+    The name of the merged row has their number: `aten::add (x7)`.
     """
     rows = list(zip(*(column.cells for column in columns), strict=True))
     runs = [(row, len(list(group))) for row, group in groupby(rows)]
@@ -73,7 +70,7 @@ def collapse_equal_rows(columns: Sequence[Column]) -> list[Column]:
         replace(
             column,
             cells=tuple(
-                f"{row[index]} (x{times} alike)" if index == first and times > 1 else row[index]
+                f"{row[index]} (x{times})" if index == first and times > 1 else row[index]
                 for row, times in runs
             ),
         )
@@ -82,7 +79,7 @@ def collapse_equal_rows(columns: Sequence[Column]) -> list[Column]:
 
 
 def breakdown_columns(selection: Selection) -> list[Column]:
-    """Return the columns that a breakdown has figures for."""
+    """Return the columns for which a breakdown has figures."""
     breakdown, rows, by = selection.breakdown, selection.rows, selection.breakdown.by
     timed = breakdown.total_ns is not None
 
@@ -118,6 +115,7 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     return result
 
 
+# Ending of a key -> formatter.
 _UNITS = {
     "_ns": words.format_duration,
     "_bytes": words.format_size,
@@ -127,13 +125,12 @@ _UNITS = {
     "_flops": words.format_flops,
     "_flops_per_byte": words.format_number,
 }
-"""By the ending of a figure's key: how it is shown."""
+# Endings whose unit is part of the heading.
 _KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
-"""Endings of which the heading says what the cells do not."""
 
 
 def _extra(key: str) -> tuple[str, Callable[..., str]]:
-    """Return heading and form of a figure of some breakdowns only, by the unit in its key."""
+    """Return heading and formatter of an extra figure, by the unit in its key."""
     for unit, show in _UNITS.items():
         if key.endswith(unit):
             heading = key.removesuffix(unit).replace("_", " ")
@@ -142,13 +139,13 @@ def _extra(key: str) -> tuple[str, Callable[..., str]]:
 
 
 def _sizes(rows: tuple[Row, ...]) -> list[Column]:
-    """Return a column for each kind of memory, and their sum where there are several."""
+    """Return a column per kind of memory, and their sum if there are several."""
     result = []
     for heading, attribute in zip(_SIZE_HEADINGS, SIZES, strict=True):
         values = [getattr(row, attribute) for row in rows]
         if any(value is not None for value in values):
             result.append(Column(heading, tuple(map(words.format_size, values)), importance=5))
-    # What was asked of an allocator was not all in use at once: with it no sum is memory.
+    # Requested allocations were not all in use at once, so a sum would not be memory in use.
     if len(result) > 1 and all(row.allocated_bytes is None for row in rows):
         cells = tuple(words.format_size(row.size_bytes) for row in rows)
         result.insert(0, Column("memory", cells, importance=6))
@@ -156,7 +153,7 @@ def _sizes(rows: tuple[Row, ...]) -> list[Column]:
 
 
 def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
-    """Return the table of how each device spent its time: in its steps where they are known."""
+    """Return the table of device times, within steps if they are known."""
 
     def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
         return tuple(_of_time(value_of(one.told_of), one.told_of.window_ns) for one in devices)
@@ -191,31 +188,31 @@ def _of_time(value_ns: int | None, whole_ns: int) -> str:
 
 
 class SheetWriter(Protocol):
-    """Grows from top to bottom; whoever writes on it knows nothing of what it is made of."""
+    """Interface of a text page that grows from top to bottom."""
 
     def title(self, text: str) -> None:
-        """Add a line that says what follows."""
+        """Add a title."""
 
     def heading(self, text: str) -> None:
-        """Add a line that says what the next table is."""
+        """Add the heading of a table."""
 
     def gap(self) -> None:
-        """Set what follows apart."""
+        """Add vertical space."""
 
     def fact(self, what: str, text: str) -> None:
-        """Add a line of the headline."""
+        """Add a headline figure."""
 
     def remark(self, what: str, text: str) -> None:
-        """Add a line about something odd."""
+        """Add a warning."""
 
     def plain(self, text: str) -> None:
         """Add a line."""
 
     def note(self, text: str) -> None:
-        """Add a line of less importance."""
+        """Add a less important line."""
 
     def left_out(self, count: int) -> None:
-        """Say how many rows of a table are not shown."""
+        """Add the number of rows that are not shown."""
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table."""

@@ -1,9 +1,4 @@
-"""Lines and tables for the terminal: they fit it, and are plain text where it is none.
-
-A report for the terminal: tables that fit it, plain text where it is none.
-
-The end of a run in short: headline, the most expensive rows, what was odd, the files.
-"""
+"""Text pages for terminals and pipes, the text format of reports, the footer of `uprof run`."""
 
 from __future__ import annotations
 
@@ -27,27 +22,27 @@ from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, collect_figure
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.tables import Column, SheetWriter
 
+# If a name column would be narrower than this, other columns are dropped.
 _NARROWEST_NAME = 24
-"""Below this width of a name column other columns are dropped."""
 _REASONS = 20
 _WIDEST_NAME = 100
+# Maximum width of a table in a pipe, unless its figures need more.
 _WIDEST_TABLE = 200
-"""Columns of a table that goes to no terminal, unless its figures need more."""
+# Maximum width of a fact in a pipe; longer facts are wrapped at semicolons.
 _WIDEST_FACT = 200
-"""Columns of a fact that goes to no terminal; a longer one is broken where it has parts."""
+# Line width of wrapped facts.
 _BROKEN_FACT = 120
-"""Columns of its lines then."""
 _UNLIMITED = 100_000
 _GAP = 2
 
 
 class TerminalPage:
-    """Text that grows from top to bottom.
+    """Text page.
 
     Args:
-        width: columns of the terminal; None: there is none.
-        color: whether escape sequences for colour may be used.
-        full_names: whether tables are as wide as their names.
+        width: Width of the terminal; None for a pipe.
+        color: If True, use escape sequences for color.
+        full_names: If True, do not shorten names.
     """
 
     def __init__(self, *, width: int | None, color: bool, full_names: bool = False) -> None:
@@ -68,11 +63,11 @@ class TerminalPage:
         )
 
     def title(self, text: str) -> None:
-        """Add a line that says what follows."""
+        """Add a title."""
         self._console.print(Text(text, style="bold"))
 
     def heading(self, text: str) -> None:
-        """Add a line that says what the next table is, after an empty one."""
+        """Add an empty line and the heading of a table."""
         self._console.print()
         self._console.print(Text(text, style="bold"))
 
@@ -81,9 +76,9 @@ class TerminalPage:
         self._console.print()
 
     def fact(self, what: str, text: str) -> None:
-        """Add a line of the headline.
+        """Add a headline figure.
 
-        A terminal breaks long ones; elsewhere they are broken between their parts.
+        Long lines are wrapped by the terminal, and at semicolons in a pipe.
         """
         label = f"{what:<12}  "
         if self._terminal_width is None and len(label) + len(text) > _WIDEST_FACT:
@@ -91,11 +86,11 @@ class TerminalPage:
         self._console.print(Text.assemble((label, "cyan"), text))
 
     def remark(self, what: str, text: str) -> None:
-        """Add a line about something odd."""
+        """Add a warning."""
         self._console.print(Text.assemble((f"{what}: ", "yellow"), text))
 
     def warnings(self, what: str, reasons: Sequence[str]) -> None:
-        """Add what is wrong and why: on one line if that is all, else a line for each reason."""
+        """Add a warning with its reasons, one line each if there are several."""
         first, *more = reasons
         if not more:
             self.remark(what, first)
@@ -111,18 +106,18 @@ class TerminalPage:
         self._console.print(Text(text))
 
     def note(self, text: str) -> None:
-        """Add a line of less importance."""
+        """Add a less important line."""
         self._console.print(Text(text, style="dim"))
 
     def left_out(self, count: int) -> None:
-        """Say how many rows of a table are not shown."""
+        """Add the number of rows that are not shown."""
         self.note(f"and {words.format_number(count)} more (--top)")
 
     def table(self, columns: Sequence[Column]) -> None:
         """Add a table.
 
-        On a terminal the least important columns go where it is too narrow. Elsewhere every column
-        stays, and names are cut to a width that a person can read.
+        On a narrow terminal the least important columns are dropped. In a pipe all columns stay and
+        names are shortened.
         """
         if not self._full_names:
             columns = tables.with_readable_names(columns)
@@ -149,12 +144,12 @@ class TerminalPage:
         return _fitting(columns, self._terminal_width)
 
     def text(self) -> str:
-        """Return everything, without blanks at the ends of lines."""
+        """Return the page without trailing spaces."""
         return "\n".join(line.rstrip() for line in self._output.getvalue().split("\n"))
 
 
 def _broken(text: str, room: int) -> list[str]:
-    """Break a text behind semicolons, so that its lines have room where they can."""
+    """Wrap a text at semicolons."""
     lines: list[str] = []
     for part in text.split("; "):
         if lines and len(lines[-1]) + len(part) + 3 <= room:
@@ -165,7 +160,7 @@ def _broken(text: str, room: int) -> list[str]:
 
 
 def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
-    """Drop the least important columns until names have room; return the widths of the rest."""
+    """Drop the least important columns until names fit; return the widths of the others."""
     shown = list(columns)
     while True:
         widths = [_width(column) for column in shown]
@@ -181,7 +176,7 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
 
 
 def _piped(columns: Sequence[Column]) -> list[int]:
-    """Return widths for a file or another program: names stay whole as long as that is sensible."""
+    """Return column widths for a pipe: names are shortened only in very wide tables."""
     widths = [
         min(_width(column), column.lines * _WIDEST_NAME) if column.is_cut else _width(column)
         for column in columns
@@ -200,7 +195,7 @@ def _width(column: Column) -> int:
 
 
 def produce_text(opened: Opened, request: ReportRequest) -> str:
-    """Return the reports as text, what is missing first."""
+    """Render the reports as text, missing reports first."""
     reports = gather_figures(opened, request, rows=ROWS_FOR_PEOPLE, details=False)
     return render_text(
         reports,
@@ -219,14 +214,14 @@ def render_text(
     color: bool,
     full_names: bool = False,
 ) -> str:
-    """Return the reports as text.
+    """Render figures as text.
 
     Args:
-        reports: what to print.
-        coverage: which reports are missing, if any.
-        width: columns of the terminal; None: there is none.
-        color: whether escape sequences for colour may be used.
-        full_names: whether names are shown whole, however long.
+        reports: Figures of each report.
+        coverage: Missing reports, if any.
+        width: Width of the terminal; None for a pipe.
+        color: If True, use escape sequences for color.
+        full_names: If True, do not shorten names.
     """
     page = TerminalPage(width=width, color=color, full_names=full_names)
     if coverage is not None and coverage.missing:
@@ -240,7 +235,7 @@ def render_text(
 
 
 def add_report(page: SheetWriter, figures: Figures, *, more: str) -> None:
-    """Add one report to a page; `more` says where rows that were left out are."""
+    """Add one report; `more` says how to show the rows left out."""
     page.title(heading.report_title(figures.summary))
     sections.add_findings(page, figures)
     sections.add_headline(page, figures)
@@ -260,25 +255,25 @@ def run_footer(
     width: int | None = None,
     color: bool = False,
 ) -> str:
-    """Return what `uprof run` says of the reports that it has just written.
+    """Return the footer of `uprof run` about the reports just written.
 
-    A report that cannot be read back is told of, not raised: the run itself is over.
+    A report that cannot be read back is mentioned, not raised: the run itself is over.
 
     Args:
-        files: kind of report -> the files written, in the order in which they are to be named.
-        top: rows of each table.
-        width: columns of the terminal; None: there is none.
-        color: whether escape sequences for colour may be used.
+        files: Kind of report -> files, in display order.
+        top: Maximum rows of each table.
+        width: Width of the terminal; None for a pipe.
+        color: If True, use escape sequences for color.
     """
     page = TerminalPage(width=width, color=color)
-    add_run_footer(page, files, top=top, more=": uprof report shows them")
+    add_run_footer(page, files, top=top, more=" (see `uprof report`)")
     return page.text()
 
 
 def add_run_footer(
     page: SheetWriter, files: Mapping[str, Iterable[Path]], *, top: int, more: str
 ) -> None:
-    """Add the same to a page; `more` says where rows that were left out are."""
+    """Add the footer to a page; `more` says how to show the rows left out."""
     try:
         with open_files(path for paths in files.values() for path in paths) as analyses:
             for number, figures in enumerate(_figures(one, top) for one in analyses):

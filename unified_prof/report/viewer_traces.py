@@ -1,11 +1,4 @@
-"""The begin and end events of a track's slices, in an order that viewers nest correctly.
-
-What formats of traces have in common: their parts, and what becomes of damaged reports.
-
-A recording in Chrome's JSON trace format, for chrome://tracing and other old viewers.
-
-A recording as a Perfetto trace, for ui.perfetto.dev, through the perfetto package's builder.
-"""
+"""Traces for viewers: Chrome's JSON format and Perfetto's protobuf format."""
 
 from __future__ import annotations
 
@@ -25,7 +18,7 @@ from unified_prof.recording.tracks import Track
 
 
 def slice_events(track: Track) -> Iterator[tuple[int, int, bool]]:
-    """Yield (time_ns, slice, begins) in order of time, inner slices between their outer's."""
+    """Yield (time_ns, slice, is_begin) in time order; inner slices are nested in outer ones."""
     open_slices: list[int] = []
     start_ns, end_ns = track.start_ns.tolist(), track.end_ns.tolist()
     for index, start in enumerate(start_ns):
@@ -40,13 +33,13 @@ def slice_events(track: Track) -> Iterator[tuple[int, int, bool]]:
 
 
 def slice_category(track: Track, index: int) -> str:
-    """Return a slice's category."""
+    """Return the category of a slice."""
     return track.category[index] if len(track.category) > 1 else track.category[0]
 
 
 @dataclass(slots=True)
 class TraceContents:
-    """What a trace file holds."""
+    """Counts of what a trace contains."""
 
     tracks: int = 0
     slices: int = 0
@@ -58,14 +51,14 @@ OnUnreadable = Callable[[OverTime, StoreError], None]
 
 
 class WithCriticalPath:
-    """A report with the track of its critical path in front."""
+    """Report with an additional track of its critical path."""
 
     def __init__(self, analysis: Analysis) -> None:
         self.analysis = analysis
 
     @property
     def path(self) -> str:
-        """The file."""
+        """Path of the report."""
         return self.analysis.path
 
     @cached_property
@@ -73,7 +66,7 @@ class WithCriticalPath:
         return self.analysis.path_track()
 
     def tracks(self) -> Iterator[Track]:
-        """Yield the critical path, then the streams and threads."""
+        """Yield the critical path, then streams and threads."""
         if self._critical is not None:
             yield self._critical
         yield from self.analysis.tracks()
@@ -88,19 +81,19 @@ class WithCriticalPath:
 
 
 class TraceWriter(ABC):
-    """Writes reports into one trace."""
+    """Base class of writers that put several reports into one trace."""
 
     def __init__(self) -> None:
         self.written = TraceContents()
+        # Offset of the flow ids of the current report.
         self._flow_base = 0
-        """Number after which those of the report's arrows begin."""
 
     def write(
         self, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None
     ) -> TraceContents:
-        """Write each report, under a prefix for the names of its groups; return what there is.
+        """Write each report, with a prefix for its group names; return the counts.
 
-        What is damaged ends only itself, if somebody is to be told of it.
+        With a callback for damaged reports, damage ends only the damaged report.
         """
         for prefix, analysis in analyses:
             try:
@@ -123,7 +116,7 @@ class TraceWriter(ABC):
 
     @abstractmethod
     def _track(self, prefix: str, track: Track) -> None:
-        """Write a track with its slices and arrows."""
+        """Write a track with its slices and flows."""
 
     @abstractmethod
     def _counter(self, prefix: str, series: Series) -> None:
@@ -133,10 +126,10 @@ class TraceWriter(ABC):
 def write_chrome_trace(
     path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
 ) -> TraceContents:
-    """Write analyses, each under a prefix for the names of its groups, as one trace.
+    """Write reports, each with a prefix for its group names, as one Chrome trace.
 
-    Times are microseconds since the first event, which `baseTimeNanoseconds` gives: as numbers of
-    microseconds since 1970 they would lose their nanoseconds.
+    Times are µs since the first event, whose Unix time is `baseTimeNanoseconds`: as Unix times in
+    µs they would lose their nanoseconds.
     """
     analyses = list(analyses)
     times = [time_ns for _, analysis in analyses if (time_ns := _first_ns(analysis)) is not None]
@@ -150,7 +143,7 @@ def write_chrome_trace(
 
 
 def _first_ns(analysis: OverTime) -> int | None:
-    """Return the first moment of a report as far as it can be read, None where there is none."""
+    """Return the first timestamp of a report as far as it is readable, or None."""
     times: list[int] = []
     with suppress(StoreError):  # told when it is written
         times += [int(track.start_ns[0]) for track in analysis.tracks() if len(track)]
@@ -160,7 +153,7 @@ def _first_ns(analysis: OverTime) -> int | None:
 
 
 class _ChromeWriter(TraceWriter):
-    """Writes one event a line; processes and threads are numbered in order of first use."""
+    """Writes one event per line; processes and threads are numbered by first use."""
 
     def __init__(self, file: IO[str], base_ns: int) -> None:
         super().__init__()
@@ -238,7 +231,7 @@ def _metadata_event(name: str) -> str:
 
 
 def _thousandth(value: int) -> str:
-    """Return a whole number of nanoseconds as decimal microseconds, exactly."""
+    """Return integer nanoseconds as exact decimal microseconds."""
     sign = "-" if value < 0 else ""
     return f"{sign}{abs(value) // 1000}.{abs(value) % 1000:03d}"
 
@@ -252,24 +245,23 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 def write_perfetto_trace(
     path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
 ) -> TraceContents:
-    """Write analyses, each under a prefix for the names of its groups, as one trace.
+    """Write reports, each with a prefix for its group names, as one Perfetto trace.
 
     Args:
-        path: the file.
-        analyses: prefix and report.
-        lose: told of a report that turns out to be damaged, of which whole tracks are then
-            missing; None: that is an error.
+        path: Output file.
+        analyses: (prefix, report).
+        lose: Called for a damaged report, whose tracks are then incomplete; None raises instead.
 
     Raises:
-        StoreError: a report is damaged and `lose` is None.
-        UsageError: the perfetto package is not installed.
+        StoreError: A report is damaged and `lose` is None.
+        UsageError: The perfetto package is not installed.
     """
     try:
         from perfetto.trace_builder.proto_builder import StreamingTraceProtoBuilder
     except ImportError as err:
         raise UsageError(
             "a Perfetto trace needs the perfetto package",
-            hint="pip install 'unified-prof[trace]', or write a .json",
+            hint="run `pip install 'unified-prof[trace]'`, or write a .json",
             slug="missing-package",
         ) from err
     with path.open("wb") as file:
@@ -277,7 +269,7 @@ def write_perfetto_trace(
 
 
 class _PerfettoWriter(TraceWriter):
-    """Writes packets one by one; names are interned, so that each is in the file once."""
+    """Writes packet by packet; each name is interned once."""
 
     def __init__(self, builder: Any) -> None:
         super().__init__()
@@ -326,7 +318,7 @@ class _PerfettoWriter(TraceWriter):
             self._builder.write_packet(packet)
 
     def _describe(self, group: str, name: str, unit: str | None = None) -> int:
-        """Write the descriptor of a track (and of its group, the first time) and return its id."""
+        """Write the descriptor of a track, and of its group if new; return the track id."""
         if group not in self._groups:
             self._groups[group] = self._next_uuid()
             packet = self._packet(None)
@@ -358,7 +350,7 @@ class _PerfettoWriter(TraceWriter):
 
 
 def _intern(known: dict[str, int], text: str, new: Any) -> int:
-    """Return the id of a text; the first time it is added to the packet's new ones."""
+    """Return the id of a text; a new text is added to the packet."""
     number = known.get(text)
     if number is None:
         number = known[text] = len(known) + 1

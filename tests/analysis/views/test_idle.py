@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Sequence
 from itertools import count
 from pathlib import Path
@@ -84,10 +85,10 @@ def test_until_the_launch_the_device_waits_for_the_host(tmp_path: Path) -> None:
         _kernel(device, 450, 500, 600)
     assert _reasons(_whole(path)) == {"host": 100, "launched": 10 + 20}
     rows = _rows(path)
-    assert (rows["waiting for the host"].count, rows["waiting for the host"].total_ns) == (1, 100)
-    assert rows["waiting for the host"].detail == "most before MatMul"
-    assert rows["launched, not yet begun"].count == 2
-    assert rows["launched, not yet begun"].extra == {"longest_ns": 20}
+    assert (rows["host-bound"].count, rows["host-bound"].total_ns) == (1, 100)
+    assert rows["host-bound"].detail == "most before MatMul"
+    assert rows["launch latency"].count == 2
+    assert rows["launch latency"].extra == {"longest_ns": 20}
 
 
 def test_what_nobody_is_known_to_have_launched_is_said_so(tmp_path: Path) -> None:
@@ -122,7 +123,7 @@ def test_a_call_that_let_the_device_run_dry_is_named_with_its_line(
         _kernel(device, 300, 310, 400)
     assert _reasons(_whole(path)) == {"synchronising": 30 + 40, "input": 30, "launched": 10}
     rows = _rows(path)
-    row = rows[f"after a synchronising call: aten::item ({name})"]
+    row = rows[f"synchronization: aten::item ({name})"]
     assert (row.total_ns, row.count, row.detail) == (70, 2, "train.py:12")
 
 
@@ -133,7 +134,7 @@ def test_a_call_on_a_device_that_is_dry_already_costs_its_own_time(tmp_path: Pat
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 310, 400)
     assert _reasons(_whole(path)) == {"host": 50 + 30, "synchronising": 20, "launched": 10}
-    assert _rows(path)["after a synchronising call: cudaDeviceSynchronize"].detail is None
+    assert _rows(path)["synchronization: cudaDeviceSynchronize"].detail is None
 
 
 def test_a_background_threads_waiting_is_nobodys_reason(tmp_path: Path) -> None:
@@ -224,18 +225,18 @@ def test_formats_say_the_same(tmp_path: Path) -> None:
         marked = renderers.produce_markdown(opened, ReportRequest(by="idle"))
         (report,) = json.loads(json_text.produce_json(opened, ReportRequest()))["reports"]
         page = html.produce_page(opened, ReportRequest())
-    told = "waiting for the host 1.15 µs (67.6 %); launched, not yet begun 550 ns (32.4 %)"
+    told = "host-bound 1.15 µs (67.6 %); launch latency 550 ns (32.4 %)"
     assert told in shown
-    assert "launch delay" in shown
+    assert "launch latency" in shown
     for one in (by_idle, table, marked, page):
-        assert "waiting for the host" in one
+        assert re.search(r"host\\?-bound", one)
     assert [(one["step"], one["host_ns"]) for one in report["why_idle"]] == [
         (None, 1150),
         ("1", 350),
         ("2", 800),
     ]
     rows = {row["name"]: row for row in report["breakdowns"]["idle"]["rows"]}
-    assert rows["waiting for the host"]["total_ns"] == 1150
+    assert rows["host-bound"]["total_ns"] == 1150
     assert report["devices"][0]["steps"]["idle_ns"] == report["why_idle"][0]["idle_ns"]
 
 

@@ -177,7 +177,7 @@ def test_an_unknown_device_has_absolute_figures_only(tmp_path: Path) -> None:
 def test_the_headline_says_that_no_peak_is_known(tmp_path: Path) -> None:
     path = gpu(tmp_path / "a.db", "Somebody's Accelerator 7")
     output = CliRunner().invoke(app, ["report", str(path)]).output
-    assert "172 TFLOP/s, for which no peak of this device is known ([tool.uprof" in output
+    assert "172 TFLOP/s, peak of this device unknown (see [tool.uprof" in output
     assert "MFU" not in output
 
 
@@ -335,7 +335,7 @@ def test_the_headline_tells_the_length_of_several_steps_as_a_sum(tmp_path: Path)
             device.operation(at + 20, at + 800, "aten::mm", MM, BF16, launches=number)
             device.kernel(at + 2000, at + 42_000, "gemm", number)
     result = CliRunner().invoke(app, ["report", str(tmp_path / "a.db")])
-    assert "34.4 GFLOP in 2 steps, 200 µs in all: 172 TFLOP/s" in result.output
+    assert "34.4 GFLOP in 2 steps, 200 µs in total: 172 TFLOP/s" in result.output
 
 
 def test_a_recording_without_shapes_has_no_roofline(tmp_path: Path) -> None:
