@@ -37,7 +37,7 @@ def test_text_says_what_it_costs_and_what_to_try(
     text = run(capsys, str(slow_host))
     assert "1. host_bound: 3.96 ms of the recorded time, certain" in text
     assert "a step" not in text
-    assert "try: give each launch more work" in text
+    assert "try: reduce launch overhead" in text
     assert "before Add" in text
     assert "skipped: input_wait" in text
 

@@ -67,7 +67,7 @@ def test_of_two_devices_the_one_without_a_name_is_said_to_have_none(tmp_path: Pa
     assert f"the device of new {told}" in uprof(named, bare).stdout
     assert f"the device of base {told}" in uprof(bare, named).stdout
     other = recording(tmp_path / "c.db", GPU[:1], model=None)
-    assert f"which device base and new {told}" in uprof(bare, other).stdout
+    assert f"the device of base and new {told}" in uprof(bare, other).stdout
 
 
 def test_a_recording_beside_itself_is_equal_in_few_rows(tmp_path: Path) -> None:

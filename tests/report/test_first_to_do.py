@@ -24,7 +24,7 @@ def recording(path: Path, *, every: int, kernels: int = 100) -> Path:
     return path
 
 
-SAID = "because the host has not launched its next work yet"
+SAID = "because nothing is enqueued"
 
 
 def test_findings_stand_above_the_figures(tmp_path: Path) -> None:

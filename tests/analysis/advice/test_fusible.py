@@ -73,7 +73,7 @@ def test_a_repeated_triple_costs_what_is_beside_its_longest(tmp_path: Path) -> N
     }
     assert said.sure == "possible"
     assert said.evidence[0]["total_ns"] == 20 * 100 * US
-    assert "20 times in all" in said.text
+    assert "20 times in total" in said.text
     assert "was not recorded" in said.text
 
 

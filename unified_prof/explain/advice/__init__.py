@@ -1,1 +1,1 @@
-"""What to do first: rules that look at one recording, each in a module of `rules`."""
+"""Advice rules: each looks for one cause of lost time in a recording."""

@@ -1,7 +1,4 @@
-"""Communication that no computation hides: moved in the open, in small pieces, or waited for.
-
-How collectives of NPUs move their bytes: alignment, contention, retransmission.
-"""
+"""Advice rules about communication: exposed, small messages, collective waits, NPU transfers."""
 
 from __future__ import annotations
 
@@ -27,23 +24,23 @@ EXPOSED_COMMUNICATION = "exposed_communication"
 SMALL_BUCKETS = "small_buckets"
 WAITING_FOR_RANKS = "waiting_for_ranks"
 
+# Minimum share of the time; the last bucket of a step usually costs less.
 EXPOSED_SHARE = 0.10
-"""Of the time; less is what the last bucket of a step usually costs."""
+# Above this share of communication, waiting for other ranks is the cause, not data transfer.
 WAITING_SHARE = 0.5
-"""Of communication: above it other ranks are the matter, not how data is moved."""
+# Minimum number of messages of one kind and group, each as large or larger, whose fastest defines
+# the transfer time.
 ENOUGH_ALIKE = 3
-"""Of so many messages of one kind and group, each as large or larger, the quickest tells how long
-moving takes."""
+# Below this size a message costs its latency: a link of 25 GB/s moves 1 MiB in 40 µs.
 SMALL_BYTES = 1 << 20
-"""Below this a message's time is latency: links of 25 GB/s move a MiB in 40 µs."""
+# The same for SDMA of an NPU (MindStudio advisor's threshold).
 SMALL_SDMA_BYTES = 16 << 20
-"""The same where an NPU's SDMA moves them, as the advisor has it."""
+# Minimum share (MindStudio advisor's threshold) and number per step of small messages.
 MANY_SMALL, FEW_SMALL = 0.2, 10
-"""Share of messages, as MindStudio's advisor has it; and of fewer a step none is many."""
 
 
 class _Talk:
-    """The messages of one device in the judged time."""
+    """Collectives of one device within the analyzed steps."""
 
     def __init__(self, case: Case) -> None:
         all_of = collectives.load(case.recording.source, case.recording.strings)
@@ -59,10 +56,10 @@ class _Talk:
         return self.end - self.start
 
     def moving_ns(self) -> Ints:
-        """Return how long moving each message takes at most, -1 where that cannot be told.
+        """Return the maximum transfer time of each message in ns, -1 if it cannot be determined.
 
-        Of one kind and group a message takes no longer to move than the quickest of those that are
-        as large or larger; whatever it takes more it waits.
+        A message takes no longer to transfer than the fastest message of its kind and group that is
+        as large or larger; the rest of its time is waiting.
         """
         size = self.all.size_bytes[self.rows]
         moving = np.full(len(size), -1, np.int64)
@@ -74,7 +71,7 @@ class _Talk:
             own = known[number == one]
             own = own[np.argsort(-size[own], kind="stable")]
             least = np.minimum.accumulate(self.length[own])
-            # Messages of one size are alike, whatever their order.
+            # Order among messages of one size does not matter.
             as_large = np.searchsorted(-size[own], -size[own], side="right")
             enough = as_large >= ENOUGH_ALIKE
             moving[own[enough]] = least[as_large - 1][enough]
@@ -82,7 +79,7 @@ class _Talk:
 
 
 def exposed_communication(case: Case) -> Iterator[Finding]:
-    """Communication beside which nothing is computed, apart from the last of each step."""
+    """Find communication that is not overlapped with compute, except the last of each step."""
     talk = _Talk(case)
     exposed = talk.exposed.total_ns
     if case.share(exposed) < EXPOSED_SHARE:
@@ -103,10 +100,11 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
         yield case.finding(
             WAITING_FOR_RANKS,
             exposed * waiting,
-            f"communication stands alone {percent(case.share(exposed))} of the time, and "
-            f"{percent(waiting)} of it is more than moving takes: waiting, mostly for other ranks",
-            advice="put the recordings of all ranks together: `uprof cluster build` names the "
-            "rank, host or link that is waited for",
+            f"exposed communication: {percent(case.share(exposed))} of the time is not "
+            f"overlapped with compute; {percent(waiting)} of it exceeds the transfer time, "
+            "mostly waiting for other ranks",
+            advice="analyze all ranks together: `uprof cluster build` names the straggling rank, "
+            "host or link",
             sure="possible",
             figures=figures,
             evidence=_kinds(talk),
@@ -119,11 +117,17 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
     yield case.finding(
         EXPOSED_COMMUNICATION,
         cost,
-        f"communication stands alone {percent(case.share(exposed))} of the time: nothing is "
-        "computed beside it"
-        + (f"; {percent(case.share(last))} is the last of it, which nothing can hide" * bool(last)),
-        advice="let it overlap: buckets of DDP or FSDP (bucket_cap_mb, forward_prefetch), gradient "
-        "accumulation, a stream of its own; or divide the model otherwise",
+        f"exposed communication: {percent(case.share(exposed))} of the time is not "
+        "overlapped with compute"
+        + (
+            (
+                f"; {percent(case.share(last))} is the last message of a step, which cannot be "
+                "overlapped"
+            )
+            * bool(last)
+        ),
+        advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
+        "gradient accumulation or a separate stream, or change the parallelization",
         sure="likely" if known > exposed / 2 else "possible",
         figures=figures,
         evidence=_kinds(talk),
@@ -131,7 +135,7 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
 
 
 def _last_of_steps(case: Case, talk: _Talk) -> int:
-    """Return how much of the last message of each step stands alone: nothing can hide that."""
+    """Return the exposed time of the last message of each step, which cannot be overlapped."""
     step = np.searchsorted(case.windows.start_ns, talk.start, side="right") - 1
     last = np.append(step[1:] != step[:-1], True)[: len(step)]
     alone = intervals.merge(talk.start[last], talk.end[last])
@@ -139,7 +143,7 @@ def _last_of_steps(case: Case, talk: _Talk) -> int:
 
 
 def small_buckets(case: Case) -> Iterator[Finding]:
-    """Many messages so small that each costs its latency, not its bytes."""
+    """Find many messages that are so small that latency dominates."""
     talk = _Talk(case)
     size = talk.all.size_bytes[talk.rows]
     least = SMALL_SDMA_BYTES if _by_sdma(case) else SMALL_BYTES
@@ -152,7 +156,7 @@ def small_buckets(case: Case) -> Iterator[Finding]:
         intervals.merge(talk.start[small], talk.end[small]), talk.exposed
     ).total_ns
     rate = float(np.median(size[large] / np.maximum(talk.length[large], 1)))
-    # What a message takes more than moving it does is waiting: larger ones would wait as well.
+    # Time beyond the transfer is waiting, which larger messages would have as well.
     each = talk.moving_ns()[small]
     moving = int(np.where(each >= 0, each, talk.length[small]).sum())
     cost = min(alone, moving) - float(size[small].sum()) / rate
@@ -161,9 +165,10 @@ def small_buckets(case: Case) -> Iterator[Finding]:
     yield case.finding(
         SMALL_BUCKETS,
         cost,
-        f"{int(small.sum()):,} of {len(size):,} messages are smaller than {least >> 20} MiB and "
-        f"stand alone {percent(case.share(alone))} of the time; large ones move at {rate:.1f} GB/s",
-        advice="send more at once: larger buckets, one flat buffer, fewer and later reductions",
+        f"{int(small.sum()):,} of {len(size):,} messages are smaller than {least >> 20} "
+        f"MiB and exposed for {percent(case.share(alone))} of the time; large ones reach "
+        f"{rate:.1f} GB/s",
+        advice="send larger messages: larger buckets, one flat buffer, fewer reductions",
         sure="likely",
         figures={
             "small": int(small.sum()),
@@ -177,7 +182,7 @@ def small_buckets(case: Case) -> Iterator[Finding]:
 
 
 def _by_sdma(case: Case) -> bool:
-    """Tell whether SDMA moves data between devices; else RDMA or a GPU's links do."""
+    """Return True if SDMA transfers between devices; otherwise RDMA or GPU links do."""
     found = case.recording.source.integers(
         "COMMUNICATION_TASK_INFO", {"transport": "transportType", "link": "linkType"}
     )
@@ -214,18 +219,18 @@ UNALIGNED_MESSAGES = "unaligned_messages"
 LINK_CONTENTION = "link_contention"
 RETRANSMISSION = "retransmission"
 
+# SDMA transfers whole blocks of this size.
 ALIGNED_BYTES = 512
-"""SDMA moves whole blocks of this size."""
+# Minimum share of SDMA time (MindStudio advisor's lowest level).
 AFFECTED_SHARE = 0.2
-"""Of the time of SDMA; the advisor's lowest degree."""
+# Maximum rate during matrix kernels, as a share of the rate without them.
 SLOW_SHARE = 0.8
-"""Of the rate that transfers have while no matrix product runs."""
+# Smaller transfers are not used to determine a rate.
 LARGE_BYTES = 1 << 20
-"""Smaller transfers tell no rate."""
+# RDMA retransmits a message that is not acknowledged within 4 s (MindStudio advisor's threshold).
 RETRIED_NS = 4 * NS_PER_S
-"""RDMA repeats a message that is not acknowledged after four seconds; the advisor's."""
+# Minimum number of transfers on each side of a comparison.
 FEW = 5
-"""Transfers on either side of a comparison."""
 _SDMA, _RDMA, _ON_CHIP = 0, 1, 0
 
 
@@ -248,12 +253,12 @@ class _Transfers:
 
     @property
     def rate(self) -> float:
-        """Median bytes a nanosecond."""
+        """Return the median rate in bytes per ns."""
         return float(np.median(self.size_bytes / np.maximum(self.length_ns, 1)))
 
 
 def _transfers(case: Case) -> _Transfers:
-    """Return the tasks of collectives in the judged time that moved bytes."""
+    """Return the tasks of collectives that transferred bytes within the analyzed steps."""
     tasks = case.recording.tasks
     found = case.recording.source.integers(
         "COMMUNICATION_TASK_INFO",
@@ -280,13 +285,13 @@ def _transfers(case: Case) -> _Transfers:
 
 
 def _exposed(case: Case, chosen: _Transfers) -> int:
-    """Return how long transfers stand alone."""
+    """Return the exposed time of transfers."""
     own = case.within(chosen.start_ns, chosen.end_ns)
     return intervals.subtract(own, case.compute).total_ns
 
 
 def unaligned_messages(case: Case) -> Iterator[Finding]:
-    """Transfers by SDMA whose sizes are no multiple of what it moves at once."""
+    """Find SDMA transfers whose sizes are not a multiple of the SDMA block size."""
     moved = _transfers(case)
     sdma = moved.take((moved.transport == _SDMA) & (moved.link != _ON_CHIP))
     odd = (sdma.size_bytes > ALIGNED_BYTES) & (sdma.size_bytes % ALIGNED_BYTES != 0)
@@ -302,8 +307,9 @@ def unaligned_messages(case: Case) -> Iterator[Finding]:
     yield case.finding(
         UNALIGNED_MESSAGES,
         cost,
-        f"{len(unaligned.op):,} transfers, {percent(share)} of the time of SDMA, have sizes that "
-        f"are no multiple of 512 bytes: {unaligned.rate:.1f} GB/s against {aligned.rate:.1f}",
+        f"{len(unaligned.op):,} transfers ({percent(share)} of SDMA time) have sizes that "
+        f"are not a multiple of 512 bytes: {unaligned.rate:.1f} GB/s, aligned ones "
+        f"{aligned.rate:.1f} GB/s",
         advice="pad buckets and shards to a multiple of 512 bytes",
         sure="likely",
         figures={
@@ -316,7 +322,7 @@ def unaligned_messages(case: Case) -> Iterator[Finding]:
 
 
 def link_contention(case: Case) -> Iterator[Finding]:
-    """Transfers by SDMA that are slower while matrix products run than else."""
+    """Find SDMA transfers that are slower while matrix kernels run."""
     moved = _transfers(case)
     sdma = moved.take(
         (moved.transport == _SDMA) & (moved.link != _ON_CHIP) & (moved.size_bytes >= LARGE_BYTES)
@@ -341,9 +347,9 @@ def link_contention(case: Case) -> Iterator[Finding]:
     yield case.finding(
         LINK_CONTENTION,
         cost,
-        f"{len(beside.op):,} transfers beside matrix products move {beside.rate:.1f} GB/s, without "
-        f"them {alone.rate:.1f}: both want the same memory",
-        advice="compare with overlap switched off for these layers, or start them later",
+        f"{len(beside.op):,} transfers overlap with matrix kernels at {beside.rate:.1f} "
+        f"GB/s, others reach {alone.rate:.1f} GB/s: they compete for memory bandwidth",
+        advice="compare with overlap disabled for these layers, or start the transfers later",
         sure="possible",
         figures={
             "transfers": len(beside.op),
@@ -354,7 +360,7 @@ def link_contention(case: Case) -> Iterator[Finding]:
 
 
 def retransmission(case: Case) -> Iterator[Finding]:
-    """A collective of four seconds and more that spends them moving bytes by RDMA."""
+    """Find collectives of 4 s or more that spend this time in RDMA transfers."""
     moved = _transfers(case)
     rdma = moved.take(moved.transport == _RDMA)
     slow = rdma.take(rdma.length_ns > RETRIED_NS)
@@ -367,8 +373,8 @@ def retransmission(case: Case) -> Iterator[Finding]:
     yield case.finding(
         RETRANSMISSION,
         cost,
-        f"{len(slow.op):,} transfers by RDMA take more than four seconds: messages were sent again",
-        advice="look at the switch (PFC, lost packets), HCCL_RDMA_TC and HCCL_RDMA_SL, and the "
+        f"{len(slow.op):,} RDMA transfers take more than 4 s: messages were retransmitted",
+        advice="check the switch (PFC, packet loss), HCCL_RDMA_TC and HCCL_RDMA_SL, and the "
         "counters of the network cards",
         sure="likely",
         figures={"transfers": len(slow.op), "longest_ns": int(slow.length_ns.max())},

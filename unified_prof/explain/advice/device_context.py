@@ -1,4 +1,4 @@
-"""One device of a recording as rules see it: the steps that count, its work and its idle time."""
+"""Inputs shared by the advice rules for one device: analyzed steps, device tasks, idle time."""
 
 from __future__ import annotations
 
@@ -38,44 +38,44 @@ Flags = NDArray[np.bool_]
 
 _MS = 1e6
 
+# Device tasks processed at a time.
 WINDOW = 2 * BLOCK
-"""Pieces of work that are looked at together."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """The device's work that began in the judged steps, in order of its starts."""
+    """Device tasks that started in the analyzed steps, by start time."""
 
+    # Row of each task in `Recording.work`.
     row: NDArray[np.int32]
-    """Which of all work (`Recording.work`) each piece is."""
     start_ns: Ints
+    # Duration of each task, in the narrowest type.
     lasted_ns: NDArray[np.integer]
-    """Length of each piece, in as few bytes as it needs."""
     kind: NDArray[np.int8]
+    # Stream of each task, in the narrowest type.
     on_stream: NDArray[np.integer]
-    """Stream of each piece, likewise."""
 
     def __len__(self) -> int:
         return len(self.row)
 
     @property
     def length_ns(self) -> Ints:
-        """Length of each piece."""
+        """Duration of each task."""
         return self.lasted_ns.astype(np.int64)
 
     @property
     def stream(self) -> Ints:
-        """Stream of each piece."""
+        """Stream of each task."""
         return self.on_stream.astype(np.int64)
 
     @property
     def end_ns(self) -> Ints:
-        """End of each piece."""
+        """End of each task."""
         return self.start_ns + self.lasted_ns
 
 
 class Case:
-    """All there is to judge of one device; None: the host alone, of whose work no device knows."""
+    """Inputs of the advice rules for one device (device=None: host-only recording)."""
 
     def __init__(self, recording: Recording, device: str | None) -> None:
         self.recording = recording
@@ -85,7 +85,7 @@ class Case:
 
     @cached_property
     def steps(self) -> tuple[int, ...]:
-        """The judged steps by their numbers; empty: there are none, all time is one."""
+        """Numbers of the analyzed steps; empty if no steps were recorded."""
         names = [self.recording.steps[at][0] for at in self._chosen]
         return tuple(
             int(name) if name.isdecimal() else at
@@ -94,7 +94,7 @@ class Case:
 
     @cached_property
     def windows(self) -> IntervalSet:
-        """The time of each judged step (they may touch), or the whole window."""
+        """Interval of each analyzed step (they may touch), or the whole window."""
         recording = self.recording
         if self._chosen:
             if self.device is not None:
@@ -113,10 +113,10 @@ class Case:
 
     @cached_property
     def pauses(self) -> IntervalSet:
-        """Long stretches in which nobody meant the device to work, where no step is known.
+        """Long gaps in a recording without steps in which the device was not meant to work.
 
-        Loading, compiling and what lies between phases look like a host that is far too slow.
-        Waits for input are no pauses, nor is work that begins late.
+        Loading, compiling and pauses between phases look like a very slow host. Input waits and
+        late kernels are not pauses.
         """
         if self._chosen or self.device is None:
             return intervals.EMPTY
@@ -134,29 +134,29 @@ class Case:
 
     @cached_property
     def window(self) -> IntervalSet:
-        """The judged time, united."""
+        """Union of the analyzed intervals."""
         return intervals.merge(self.windows.start_ns, self.windows.end_ns)
 
     @cached_property
     def whole_ns(self) -> int:
-        """Length of the judged time."""
+        """Length of the analyzed time."""
         return self.window.total_ns
 
     @property
     def step_count(self) -> int:
-        """Steps that costs are divided by."""
+        """Number of steps by which costs are divided."""
         return max(len(self._chosen), 1)
 
     def share(self, time_ns: float) -> float:
-        """Return what part of the judged time a time is."""
+        """Return a time as a share of the analyzed time."""
         return time_ns / self.whole_ns if self.whole_ns else 0.0
 
     def within(self, start_ns: Ints, end_ns: Ints) -> IntervalSet:
-        """Return the union of intervals within the judged time."""
+        """Return the union of intervals within the analyzed time."""
         return intervals.intersect(intervals.merge(start_ns, end_ns), self.window)
 
     def inside(self, at_ns: Ints) -> Flags:
-        """Tell which moments lie in the judged time."""
+        """Return a mask of the timestamps within the analyzed time."""
         last = np.searchsorted(self.window.start_ns, at_ns, side="right") - 1
         ends = np.append(self.window.end_ns, 0)
         found: Flags = (last >= 0) & (at_ns < ends[last])
@@ -164,13 +164,13 @@ class Case:
 
     @cached_property
     def compute(self) -> IntervalSet:
-        """When kernels ran in the judged time."""
+        """Intervals in which kernels ran, within the analyzed time."""
         assert self.device is not None
         return intervals.intersect(self.recording.devices[self.device].compute, self.window)
 
     @cached_property
     def compute_ns(self) -> int:
-        """How long kernels ran in the judged time."""
+        """Time in which kernels ran, within the analyzed time."""
         return sum(
             intervals.intersect(one.compute, self._judged_in(one)).total_ns
             for one in self._stretches()
@@ -178,11 +178,11 @@ class Case:
 
     @cached_property
     def idle_ns(self) -> int:
-        """How long the device was idle in the judged time; without a device, all of it."""
+        """Idle time of the device within the analyzed time; without a device, all of it."""
         return self.idle_in(self.window)
 
     def idle_in(self, some: IntervalSet) -> int:
-        """Return how long the device was idle in a part of the judged time."""
+        """Return the idle time of the device in a part of the analyzed time."""
         if self.device is None:
             return some.total_ns
         return some.total_ns - sum(
@@ -198,9 +198,9 @@ class Case:
         return intervals.part(self.window, one.begin_ns, one.until_ns)
 
     def idle_windows(self) -> Iterator[Idle]:
-        """Yield the idle time by reason, some of it at a time; at least once.
+        """Yield the idle time by reason in windows, at least one.
 
-        What one piece ended comes together.
+        All segments of one gap are in the same window.
         """
         assert self.device is not None
         held = NO_IDLE
@@ -219,20 +219,20 @@ class Case:
 
     @cached_property
     def synchronised(self) -> Idle:
-        """Idle time that is due to synchronising calls."""
+        """Idle time caused by synchronizations."""
         return self.idle_where(lambda one: one.reason == SYNCHRONISING)
 
     def starved_windows(self) -> Iterator[tuple[Idle, Flags]]:
-        """Yield `idle_windows`, and which of the time a host that launched earlier would fill.
+        """Yield `idle_windows`, each with a mask of the time that earlier launches would fill.
 
-        That is until the launch of what comes next, and then what the launch takes to reach a
-        device that has nothing else to do: a host that is ahead by one launch hides both.
+        That is the time until the launch of the next task, plus the latency of a launch to an idle
+        device: a host that is one launch ahead hides both.
         """
         yield from zip(self.idle_windows(), self._starved, strict=True)
 
     @cached_property
     def _starved(self) -> list[Flags]:
-        """Of each of `idle_windows`, which time that is."""
+        """Return this mask for each of `idle_windows`."""
         return list(starved(self.recording, self.idle_windows, self._starts))
 
     def _starts(self) -> Iterator[Ints]:
@@ -240,7 +240,7 @@ class Case:
             yield one.start_ns[self.inside(one.start_ns)]
 
     def starved_ns(self, before: Flags | None = None) -> int:
-        """Return how long that is in all, or before some pieces of all work."""
+        """Return this time in total, or before given tasks."""
         found = 0
         for one, filled in self.starved_windows():
             chosen = filled if before is None else filled & before[one.piece]
@@ -248,21 +248,21 @@ class Case:
         return found
 
     def idle_where(self, chosen: Callable[[Idle], Flags]) -> Idle:
-        """Return some of the idle time, as it is told of windows of it."""
+        """Return the idle segments that a condition on windows selects."""
         return joined(one.at(chosen(one)) for one in self.idle_windows())
 
     @cached_property
     def idle(self) -> Idle:
-        """Idle time by reason: of a long recording it is large, unlike `idle_windows`."""
+        """Idle time by reason in one piece; large for long recordings, unlike `idle_windows`."""
         return self.idle_where(lambda one: np.ones(len(one.reason), bool))
 
     def at_most(self, reason: int) -> int:
-        """Return a bound of the idle time for a reason, at less cost than `idle`."""
+        """Return an upper bound of the idle time for a reason, cheaper than `idle`."""
         return int(self._idle_ns[reason])
 
     @cached_property
     def _idle_ns(self) -> Ints:
-        """Idle time by reason, whether it is judged or not."""
+        """Idle time by reason, analyzed or not."""
         assert self.device is not None
         sums = np.zeros(len(REASONS), np.int64)
         for segments in self.recording.idle_time.parts(self.device):
@@ -271,7 +271,7 @@ class Case:
 
     @cached_property
     def pieces(self) -> Pieces:
-        """The device's work."""
+        """Device tasks within the analyzed steps."""
         work = self.recording.work
         found: dict[str, list[NDArray[Any]]] = {
             "row": [np.zeros(0, np.int32)],
@@ -299,11 +299,11 @@ class Case:
 
     @cached_property
     def awaited(self) -> IntervalSet:
-        """When somebody waited for the device: shorter work then means a shorter step.
+        """Intervals in which the host waits for the device, so that shorter tasks shorten the step.
 
-        What runs before a gap in which the device waits for the host or for input does not count:
-        the host, which knows nothing of it, comes no earlier. Before a synchronising call it does,
-        and while it stands in the call that launched what runs, as of memory that is not pinned.
+        Tasks before a gap caused by the host or by input do not count, because the host would not
+        be earlier. Tasks before a synchronization do, as do tasks whose launch call blocks, such as
+        copies from pageable memory.
         """
         borders = self._borders()
         if borders is None:
@@ -315,7 +315,7 @@ class Case:
 
     @cached_property
     def _blocking(self) -> IntervalSet:
-        """When copies ran of which the host stood in the launching call for most of their time."""
+        """Intervals of copies whose launch call blocked for most of their time."""
         calls, pieces = self.recording.host_calls, self.pieces
         copies = np.flatnonzero(pieces.kind == COPY)
         if not len(calls) or not len(copies):
@@ -328,12 +328,12 @@ class Case:
         return intervals.merge(start[blocks], end[blocks])
 
     def _borders(self) -> tuple[Ints, Ints, Flags] | None:
-        """Return the gaps that the host or a synchronising call had a part in.
+        """Return the gaps in which the host or a synchronization was involved.
 
-        That is when each begins and ends, and which are due to such a call; None: the device was
-        never idle.
+        Returns begins, ends and a mask of gaps caused by a synchronization; None if there is no
+        gap.
         """
-        # It goes on where the next one touches it.
+        # Adjacent segments are one gap.
         open_gap: tuple[int, int, bool, bool] | None = None
         found: list[tuple[Ints, Ints, Flags, Flags]] = []
         for idle, filled in self.starved_windows():
@@ -369,7 +369,7 @@ class Case:
         )
 
     def gain(self, chosen: Flags) -> int:
-        """Return what the judged time would lose without some pieces: nothing that others hide."""
+        """Return the time saved without given tasks, except time that other tasks hide."""
         pieces = self.pieces
         own = intervals.merge(pieces.start_ns[chosen], pieces.end_ns[chosen])
         others = intervals.merge(pieces.start_ns[~chosen], pieces.end_ns[~chosen])
@@ -377,13 +377,13 @@ class Case:
         return intervals.intersect(alone, self.awaited).total_ns
 
     def gains(self, chosen: Ints, saved_ns: NDArray[Any]) -> int:
-        """Return what the judged time would lose if pieces took so much less time each."""
+        """Return the time saved if tasks took given times less."""
         counted = np.minimum(saved_ns, self._bare_ns[chosen])
         return int(np.maximum(counted, 0).sum())
 
     @cached_property
     def _bare_ns(self) -> Ints:
-        """Time of each piece in which nothing else ran and somebody waited for the device."""
+        """Time of each task in which nothing else ran and the host waited for the device."""
         pieces = self.pieces
         bare = intervals.intersect(self._alone, self.awaited)
         result = np.zeros(len(pieces), np.int64)
@@ -397,7 +397,7 @@ class Case:
 
     @property
     def _alone(self) -> IntervalSet:
-        """When one piece ran and no other."""
+        """Intervals in which exactly one task ran."""
         pieces = self.pieces
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         open_start, open_end = begins[0], ends[0]
@@ -406,7 +406,7 @@ class Case:
             own = pieces.start_ns[low:high]
             start = np.concatenate((open_start, own))
             end = np.concatenate((open_end, own + pieces.lasted_ns[low:high]))
-            # What is still running goes on in the next window, which begins with its first piece.
+            # A task that is still running continues in the next window.
             until = int(pieces.start_ns[high]) if high < len(pieces) else FOREVER
             edges = np.concatenate((start, np.minimum(end, until)))
             order = np.argsort(edges, kind="stable")
@@ -422,7 +422,7 @@ class Case:
 
     @staticmethod
     def covered(of: IntervalSet, at_ns: Ints) -> Ints:
-        """Return how much of a set (not an empty one) lies before each moment."""
+        """Return the time covered by a non-empty set before each timestamp."""
         before = np.append(0, np.cumsum(of.end_ns - of.start_ns))
         which = np.searchsorted(of.start_ns, at_ns, side="right")
         last = np.maximum(which - 1, 0)
@@ -432,12 +432,12 @@ class Case:
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
-        """Name of each piece's kernel, as number in `Recording.work.labels`."""
+        """Kernel name of each task, as index into `Recording.work.labels`."""
         return self._of_pieces(self.recording.work.kernel)
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
-        """Operator type of each piece, as number in `Recording.work.labels`."""
+        """Operator type of each task, as index into `Recording.work.labels`."""
         return self._of_pieces(self.recording.work.operator)
 
     def _of_pieces(self, column: OfPieces) -> NDArray[np.int32]:
@@ -448,7 +448,7 @@ class Case:
         return result
 
     def named(self, column: NDArray[np.integer], names: Any) -> Flags:
-        """Tell which pieces have a name that a pattern finds."""
+        """Return a mask of the tasks whose name matches a pattern."""
         texts = self.recording.work.labels.texts
         wanted = np.zeros(len(texts), bool)
         used = np.unique(column)
@@ -458,9 +458,9 @@ class Case:
 
     @cached_property
     def operations(self) -> tuple[list[str], NDArray[np.int32]]:
-        """The innermost operation that launched each piece: distinct names, and which is whose.
+        """Innermost operation that launched each task: distinct names, and the index per task.
 
-        Its last name is empty: no operation is known.
+        The last name is empty and means unknown.
         """
         framework = self.recording.framework
         if framework is None:
@@ -475,7 +475,7 @@ class Case:
         return [*names, ""], result
 
     def rows(self, chosen: Ints, time_ns: Ints | None = None) -> tuple[Evidence, ...]:
-        """Return the heaviest kernels among pieces as evidence, each with who launched it."""
+        """Return the longest kernels among tasks as evidence, with their launching operation."""
         if not len(chosen):
             return ()
         time = self.pieces.length_ns[chosen] if time_ns is None else time_ns
@@ -517,7 +517,7 @@ class Case:
         evidence: Iterable[Evidence] = (),
         steps: Sequence[int] | None = None,
     ) -> Finding:
-        """Return a finding of this device; the text gets its cost."""
+        """Return a finding of this device; its cost is appended to the text."""
         rank = self._facts.get("rank", "")
         per_step = cost_ns / self.step_count
         return Finding(
@@ -535,12 +535,12 @@ class Case:
         )
 
     def _costs(self, cost_ns: float) -> str:
-        what = "every step" if self._chosen else "the recorded time"
-        return f"up to {duration(cost_ns)} of {what}"
+        what = "per step" if self._chosen else "of the recorded time"
+        return f"saves up to {duration(cost_ns)} {what}"
 
 
 def chosen_steps(steps: Sequence[tuple[str, int, int]]) -> list[int]:
-    """Return which steps are judged: not the first of several, nor one that is far too long."""
+    """Return the analyzed steps: without the first of several, and without extremely long ones."""
     length = np.array([end - start for _, start, end in steps], np.int64)
     kept = np.ones(len(steps), bool)
     if len(steps) >= STEPS_TO_LEAVE_ONE:

@@ -1,9 +1,4 @@
-"""An optimizer that updates one parameter after the other.
-
-Sequences that come again and again in a row of things: of kernels, what could be one.
-
-Sequences of short kernels that come again and again: each could be one kernel.
-"""
+"""Advice rules about kernels that could be fused: optimizers and repeated sequences."""
 
 from __future__ import annotations
 
@@ -30,19 +25,19 @@ from unified_prof.recording.model import Evidence, Finding
 
 UNFUSED_OPTIMIZER = "unfused_optimizer"
 
+# Minimum share of the time, kernels and idle time between them included.
 OPTIMIZER_SHARE = 0.05
-"""Of the time: its kernels and what the device waits for between them."""
+# Minimum kernels (or operations) per step; foreach and fused optimizers need a few dozen.
 MANY = 100
-"""Kernels (or operations) of one step: foreach and fused optimizers need a few dozen."""
+# Share of multi-tensor kernels from which an optimizer counts as fused.
 TOGETHER = 0.5
-"""Share of kernels that update many parameters at once, from which it is fused enough."""
 
 _TOGETHER = re.compile(r"multi_tensor|fused|foreach|apply_?(?:adam|momentum)", re.IGNORECASE)
 _STEP = re.compile(r"^Optimizer\.step")
 
 
 def unfused_optimizer(case: Case) -> Iterator[Finding]:
-    """Many small kernels below an optimizer's step, and a device that waits for each."""
+    """Find many small kernels of an optimizer with idle time between them."""
     if case.device is None:
         yield from _on_host(case)
         return
@@ -64,9 +59,11 @@ def unfused_optimizer(case: Case) -> Iterator[Finding]:
     yield case.finding(
         UNFUSED_OPTIMIZER,
         cost,
-        f"the optimizer takes {percent(share)} of the time in {count // case.step_count:,} kernels "
-        f"a step, and the device waits for the host between them",
-        advice="fused=True or foreach=True of the optimizer (torch_npu: NpuFusedAdamW and others)",
+        f"unfused optimizer: {percent(share)} of the time, {count // case.step_count:,} "
+        "kernels per step with host-bound idle time between them",
+        advice=(
+            "use fused=True or foreach=True of the optimizer (torch_npu: NpuFusedAdamW and others)"
+        ),
         sure="certain",
         figures={"kernels": count, "busy_ns": busy, "idle_ns": cost, "share": round(share, 4)},
         evidence=case.rows(np.flatnonzero(mine)),
@@ -96,9 +93,10 @@ def _on_host(case: Case) -> Iterator[Finding]:
     yield case.finding(
         UNFUSED_OPTIMIZER,
         cost,
-        f"the optimizer takes {percent(share)} of the time in {len(calls) // case.step_count:,} "
-        "operations a step; between them only Python runs",
-        advice="fused=True or foreach=True of the optimizer",
+        f"unfused optimizer: {percent(share)} of the time, "
+        f"{len(calls) // case.step_count:,} operations per step with only Python between "
+        "them",
+        advice="use fused=True or foreach=True of the optimizer",
         sure="certain",
         figures={"operations": len(calls), "between_ns": cost, "share": round(share, 4)},
     )
@@ -107,18 +105,18 @@ def _on_host(case: Case) -> Iterator[Finding]:
 def repeated(
     token: Ints, segment: Ints, *, shortest: int, longest: int, more_than: int
 ) -> Iterator[tuple[int, Ints, Ints]]:
-    """Find the sequences of some lengths that occur more often than a number of times.
+    """Find sequences of tokens that occur more often than a given number of times.
 
     Args:
-        token: what each thing of the row is.
-        segment: the part of the row that each is in, in rising order; no sequence leaves its part.
-        shortest: things in a sequence, at least.
-        longest: at most.
-        more_than: how often a sequence occurs at least, and once more.
+        token: Token at each position.
+        segment: Ascending segment number of each position; no sequence crosses segments.
+        shortest: Minimum length of a sequence.
+        longest: Maximum length.
+        more_than: A sequence must occur more often than this.
 
     Yields:
-        The length, and where sequences of that length begin, and which of them each is. They may
-        overlap.
+        Length, start positions of sequences of that length, and the sequence number of each. They
+        may overlap.
     """
     if not len(token):
         return
@@ -134,7 +132,7 @@ def repeated(
             number = np.unique(longer, return_inverse=True)[1].astype(np.int64)
         if not len(place):
             return
-        # A sequence that is rare makes no longer one that is not.
+        # A rare sequence is no prefix of a frequent one.
         often = np.bincount(number)[number] > more_than
         place, number = place[often], number[often]
         if length >= shortest and len(place):
@@ -142,19 +140,19 @@ def repeated(
 
 
 def period(sequence: Sequence[int]) -> int:
-    """Return after how many things a sequence begins anew; its length if it does not."""
+    """Return the period of a sequence; its length if it has none."""
     size = len(sequence)
     return next((one for one in range(1, size) if sequence[one:] == sequence[: size - one]), size)
 
 
 def first_rotation(sequence: Sequence[int]) -> tuple[int, ...]:
-    """Return the rotation of a sequence that all its rotations have in common."""
+    """Return the canonical rotation of a sequence."""
     turned = [(*sequence[at:], *sequence[:at]) for at in range(len(sequence))]
     return min(turned)
 
 
 def apart(begins: Ints, length: int) -> Ints:
-    """Return which of some sequences (numbers in rising `begins`) overlap none chosen before."""
+    """Return a mask of sequences (ascending `begins`) that overlap no selected earlier one."""
     if not len(begins) or int(np.diff(begins).min(initial=length)) >= length:
         return np.arange(len(begins))
     chosen, free = [], 0
@@ -167,26 +165,27 @@ def apart(begins: Ints, length: int) -> Ints:
 
 FUSIBLE_SEQUENCES = "fusible_sequences"
 
+# Length of a sequence in kernels (MindStudio advisor's range).
 SHORTEST, LONGEST = 3, 10
-"""Kernels of a sequence; MindStudio's advisor looks for as many."""
+# A sequence must occur more often than this (MindStudio advisor's threshold).
 OFTEN = 5
-"""A sequence comes more often than so; the advisor's."""
+# Below this busy share, a sequence is launch-bound (MindStudio advisor's threshold).
 BUSY_SHARE = 0.4
-"""A sequence that runs for less of its time waits for its launches; the advisor's."""
+# Share of time spent moving data from which a sequence is memory-bound (MindStudio advisor's
+# threshold).
 MOVING = 0.8
-"""Part of its time that a sequence moves data, from which it is bound by that; the advisor's."""
+# If more than this share of occurrences overlap the next, they are iterations of a loop.
 MOST = 0.5
-"""Of the places of a sequence: if so many overlap the next one, they are turns of a loop."""
+# A gap of this many median gaps and kernels is not a launch gap and splits sequences.
 PAUSE = 10.0
-"""A gap of so many usual ones, and kernels, is no launch: no sequence goes beyond it."""
+# Maximum number of candidates to evaluate, most promising first.
 _TRIED = 200
-"""Sequences that are looked at, the most promising first."""
 
 _MOVES = re.compile(r"^(?:ai[cv]_)?mte[23]_ratio\w*$")
 
 
 def fusible_sequences(case: Case) -> Iterator[Finding]:
-    """Kernels that follow one another in the same order more than five times."""
+    """Find kernels that follow one another in the same order more than five times."""
     row = _Row(case)
     found = list(_chosen(row))
     cost = sum(one.lost_ns for one in found)
@@ -199,17 +198,17 @@ def fusible_sequences(case: Case) -> Iterator[Finding]:
     share = percent(sum(one.busy_ns for one in found) / elapsed if elapsed else 1.0)
     many = "a sequence" if len(found) == 1 else f"{len(found)} sequences"
     come = "comes" if len(found) == 1 else "come"
-    where = "" if row.has_modules else "; which module launched them was not recorded"
+    where = "" if row.has_modules else "; their module was not recorded"
     moving = sum(one.moves for one in found)
-    said = f"; {moving} of them bound by moving data" if moving else ""
+    said = f"; {moving} memory-bound" if moving else ""
     yield case.finding(
         FUSIBLE_SEQUENCES,
         cost,
-        f"{many} of {kernels} kernels {come} again and again, {count:,} times in all, and "
-        f"{'runs' if len(found) == 1 else 'run'} for {share} of the time from first to last: each "
-        f"could be one kernel{said}{where}",
-        advice="torch.compile of the module that they are in, or a fused operation in place of "
-        "them (torch_npu: npu_rms_norm, npu_swiglu, npu_rotary_mul and their like)",
+        f"{many} of {kernels} kernels {come} repeatedly ({count:,} times in total) and "
+        f"{'takes' if len(found) == 1 else 'take'} {share} of the time from first to last "
+        f"kernel: candidates for fusion{said}{where}",
+        advice="use torch.compile on the module, or a fused operation (torch_npu: npu_rms_norm, "
+        "npu_swiglu, npu_rotary_mul and others)",
         sure="possible",
         figures={
             "sequences": [one.figures(row) for one in found],
@@ -221,7 +220,7 @@ def fusible_sequences(case: Case) -> Iterator[Finding]:
 
 
 class _Row:
-    """The kernels of a device, stream by stream in order of their starts."""
+    """Kernels of a device, by stream and start time."""
 
     def __init__(self, case: Case) -> None:
         self.case = case
@@ -230,7 +229,7 @@ class _Row:
         ordered = np.lexsort((pieces.start_ns, pieces.stream))
         usable = (pieces.kind == KERNEL) & ~on_ai_cpu(case) & (self._module >= 0)
         if case.recording.framework is not None:
-            # Those of an optimizer have a rule of their own.
+            # Optimizer kernels have their own rule.
             usable &= case.recording.work.launches[1][pieces.row] != OTHER_PASS
         cut = ~usable[ordered]
         cut[1:] |= np.diff(pieces.stream[ordered]) != 0
@@ -238,8 +237,8 @@ class _Row:
         cut |= _pauses(pieces.start_ns[ordered], pieces.end_ns[ordered])
         part = np.cumsum(cut)
         kept = usable[ordered]
+        # Index of each kernel among the device tasks.
         self.at: Ints = ordered[kept].astype(np.int64)
-        """Which of the device's pieces each kernel is."""
         self.part: Ints = part[kept].astype(np.int64)
         self.token: Ints = case.operator[self.at].astype(np.int64)
         self.start_ns, self.end_ns = pieces.start_ns[self.at], pieces.end_ns[self.at]
@@ -247,19 +246,19 @@ class _Row:
 
     @cached_property
     def heavy(self) -> Flags:
-        """Products and their like: two of them make no kernel."""
+        """Mask of matrix kernels and similar, two of which cannot be fused."""
         return computing(self.case)[self.at]
 
     @cached_property
     def moving(self) -> NDArray[np.float64]:
-        """Part of its time that each kernel moves data; NaN where no counter tells."""
+        """Share of its time that each kernel moves data; NaN without counters."""
         if "TASK_PMU_INFO" not in self.case.recording.source.tables:
             return np.full(len(self.at), np.nan)
         return highest_ratio(self.case, _MOVES)[self.at]
 
     @cached_property
     def _own(self) -> dict[int, intervals.IntervalSet]:
-        """Return when nothing but a stream's own kernels and launches took time, by stream."""
+        """Return the intervals in which only a stream's own kernels and launches took time."""
         pieces, idle = self.case.pieces, self.case.idle
         other_reason = ~np.isin(idle.reason, (HOST, LAUNCHED, NOT_KNOWN))
         waits = intervals.merge(idle.start_ns[other_reason], idle.end_ns[other_reason])
@@ -288,16 +287,16 @@ class _Row:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sums:
+    # Time from the first kernel's start to the last one's end, without unrelated tasks.
     elapsed_ns: Ints
-    """From the first kernel to the end of the last, without what else took time meanwhile."""
     busy_ns: Ints
     longest_ns: Ints
 
     @property
     def lost_ns(self) -> Ints:
-        """What one kernel as long as the longest would save, each time.
+        """Time saved per occurrence by one kernel as long as the longest.
 
-        Where it takes far longer than usual, something else does.
+        Occurrences that take much longer than usual have another cause and are limited.
         """
         lost = np.maximum(self.elapsed_ns - self.longest_ns, 0)
         usual: Ints = np.minimum(lost, int(WARMING_UP * np.median(lost)))
@@ -306,7 +305,7 @@ class _Sums:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Sequence:
-    """A sequence and where it comes."""
+    """A repeated sequence and its occurrences."""
 
     length: int
     begins: Ints
@@ -325,7 +324,7 @@ class _Sequence:
         return in_words(texts[one] for one in row.token[first : first + self.length].tolist())
 
     def figures(self, row: _Row) -> dict[str, Any]:
-        """Return what is told of it to programs."""
+        """Return the figures of the sequence as plain data."""
         return {
             "sequence": self._kernels(row),
             "kernels": self.length,
@@ -337,7 +336,7 @@ class _Sequence:
         }
 
     def evidence(self, row: _Row) -> Evidence:
-        """Return its line of evidence."""
+        """Return the sequence as a row of evidence."""
         _, line = self._place(row)
         told = {
             "name": self._kernels(row),
@@ -349,7 +348,7 @@ class _Sequence:
 
 
 def _modules(case: Case) -> tuple[Ints, bool]:
-    """Return a number for the module of each piece (-1: not known), and whether any is known."""
+    """Return the module index of each task (-1 if unknown), and whether any is known."""
     framework, pieces = case.recording.framework, case.pieces
     nowhere = np.zeros(len(pieces), np.int64)
     if framework is None:
@@ -362,7 +361,7 @@ def _modules(case: Case) -> tuple[Ints, bool]:
 
 
 def _pauses(start_ns: Ints, end_ns: Ints) -> Flags:
-    """Tell before which pieces of work there is so much time that launching explains none of it."""
+    """Return a mask of tasks after gaps that launching does not explain."""
     if not len(start_ns):
         return np.zeros(0, np.bool_)
     gap = np.append(0, np.maximum(start_ns[1:] - end_ns[:-1], 0))
@@ -372,7 +371,7 @@ def _pauses(start_ns: Ints, end_ns: Ints) -> Flags:
 
 
 def _chosen(row: _Row) -> Iterator[_Sequence]:
-    """Yield the sequences that cost most, none of which has a kernel of another one."""
+    """Yield the most expensive sequences without common kernels."""
     claimed = np.zeros(len(row.at), bool)
     waiting = [(-one.lost_ns, one.length, int(one.begins[0]), one) for one in _candidates(row)]
     heapq.heapify(waiting)
@@ -398,7 +397,7 @@ def _chosen(row: _Row) -> Iterator[_Sequence]:
 
 
 def _candidates(row: _Row) -> Iterator[_Sequence]:
-    """Yield sequences that could be one kernel; of rotations of one loop only the tightest."""
+    """Yield candidate sequences; of rotations of one loop only the one with the smallest gaps."""
     tightest: dict[tuple[int, ...], tuple[float, int, Ints]] = {}
     for length, place, number in repeated(
         row.token, row.part, shortest=SHORTEST, longest=LONGEST, more_than=OFTEN
@@ -425,7 +424,7 @@ def _candidates(row: _Row) -> Iterator[_Sequence]:
 
 
 def _judged(row: _Row, length: int, begins: Ints) -> _Sequence | None:
-    """Return a sequence if it comes often enough, and something is to be had."""
+    """Return a sequence if it occurs often enough and fusing it saves time."""
     if len(begins) <= OFTEN:
         return None
     sums = row.of(begins, length)

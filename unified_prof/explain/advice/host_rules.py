@@ -1,9 +1,4 @@
-"""The device runs dry because the host launches too slowly; and kernels too short to be fed.
-
-The device, or the program without one, waits for the next batch.
-
-Work that begins long after its launch, though the device has nothing else to do.
-"""
+"""Advice rules about the host: host-bound idle time, short kernels, input waits, late kernels."""
 
 from __future__ import annotations
 
@@ -23,20 +18,20 @@ from unified_prof.recording.model import Evidence, Finding
 HOST_BOUND = "host_bound"
 SMALL_KERNELS = "small_kernels"
 
+# Minimum idle share (also MindStudio advisor's threshold).
 IDLE_SHARE = 0.10
-"""A device that idles for less of a step is well fed: MindStudio's advisor warns from here, too."""
+# A launch takes 5 to 10 µs on the host: shorter kernels cannot keep the host ahead.
 SMALL_NS = 10_000
-"""Launching takes a host 5 to 10 µs: kernels that are shorter on average cannot keep it ahead."""
+# Longer gaps are not caused by launching: the host does something else.
 LONG_NS = 1_000_000
-"""No launch takes so long: in a gap like this the host does something else."""
+# Minimum share of launch latency in this idle time to be mentioned.
 TOLD_SHARE = 0.05
-"""Of that idle time: so much of it on the way from launch to device is said."""
+# Minimum number of launches per step for the rule to apply.
 MANY_LAUNCHES = 100
-"""Of a step: fewer launches are no matter of their number."""
 
 
 def host_bound(case: Case) -> Iterator[Finding]:
-    """Idle time before work that the host had not launched yet."""
+    """Find idle time before tasks that the host had not launched yet."""
     if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
     cost = gaps = reaching_ns = long = long_ns = longest = 0
@@ -52,24 +47,21 @@ def host_bound(case: Case) -> Iterator[Finding]:
         return
     elsewhere = 2 * long_ns > cost
     most = (
-        f"; {percent(long_ns / cost)} of that in {long:,} gaps of 1 ms and more, in "
-        "which it does something else than launching"
+        f"; {percent(long_ns / cost)} of it in {long:,} gaps of 1 ms or more, in which the "
+        "host does other work than launching"
     )
-    reaching = (
-        f"; {percent(reaching_ns / cost)} of that is what launches take to reach a device that has "
-        "nothing else to do"
-    )
+    reaching = f"; {percent(reaching_ns / cost)} of it is the latency of launches to an idle device"
     yield case.finding(
         HOST_BOUND,
         cost,
-        f"the device is idle {percent(case.share(cost))} of the time because the host has not "
-        f"launched its next work yet ({gaps:,} gaps){most if elsewhere else ''}"
-        f"{reaching if reaching_ns >= TOLD_SHARE * cost else ''}",
-        advice="see what the program does before these operations: Python's own work, collecting "
-        "garbage, metrics, logging, checkpoints; do it less often, or beside the steps"
+        f"host-bound: the device is idle {percent(case.share(cost))} of the time because "
+        f"nothing is enqueued ({gaps:,} "
+        f"gaps){most if elsewhere else ''}{reaching if reaching_ns >= TOLD_SHARE * cost else ''}",
+        advice="check what the program does before these operations: Python code, garbage "
+        "collection, metrics, logging, checkpoints; do it less often or in another thread"
         if elsewhere
-        else "give each launch more work: a larger batch, torch.compile or fused operations; "
-        "CUDA graphs (ACL graphs) if shapes do not change",
+        else "reduce launch overhead: larger batch, torch.compile or fused operations, CUDA "
+        "graphs (ACL graphs) if shapes are static",
         sure="certain",
         figures={
             "idle_ns": cost,
@@ -85,13 +77,13 @@ def host_bound(case: Case) -> Iterator[Finding]:
 
 
 def _firsts(piece: NDArray[np.int32]) -> Flags:
-    """Tell which stretches are the first that a piece ends: those of one follow one another."""
+    """Return a mask of the first segment of each gap."""
     found: Flags = np.append(True, piece[1:] != piece[:-1])[: len(piece)]
     return found
 
 
 def _gaps(case: Case) -> Sequence[Evidence]:
-    """Return the operations that the device waited longest for, each at its line."""
+    """Return the operations with the longest idle time before them, with their lines."""
     work = case.recording.work
     operators, size = work.operator, len(work.labels.texts)
     total, count = np.zeros(size), np.zeros(size, np.int64)
@@ -102,16 +94,17 @@ def _gaps(case: Case) -> Sequence[Evidence]:
             continue
         operator, length = operators[own.piece], own.length_ns
         total += np.bincount(operator, length, minlength=size)
-        # One piece may end several stretches.
+        # One task may end several segments.
         count += np.bincount(operator[_firsts(own.piece)], minlength=size)
         most = longest.copy()
         np.maximum.at(most, operator, length)
-        # From the last to the first, so that of several the first one stays.
+        # From last to first, so that the first of several is kept.
         better = np.flatnonzero((length == most[operator]) & (length > longest[operator]))[::-1]
         at = operator[better]
         longest[at], piece[at], begin[at] = length[better], own.piece[better], own.start_ns[better]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
-    # What launched a kind of work is asked for once; kinds that one place launched are one row.
+    # The launching operation is looked up once per kind of task; kinds with the same one are
+    # merged.
     for number in np.argsort(-total, kind="stable")[: int((count > 0).sum())].tolist():
         name, line = work.place(int(piece[number]))
         row = rows.setdefault(
@@ -130,7 +123,7 @@ def _gaps(case: Case) -> Sequence[Evidence]:
 
 
 def small_kernels(case: Case) -> Iterator[Finding]:
-    """Kernels that take less time than their launches, in steps that wait for the host."""
+    """Find kernels that are shorter than their launches, in host-bound steps."""
     if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
     if case.share(case.starved_ns()) < IDLE_SHARE:
@@ -140,7 +133,7 @@ def small_kernels(case: Case) -> Iterator[Finding]:
     calls = case.recording.host_calls
     launch = calls.launching(case.recording.work.connection[pieces.row[kernels]])
     kernels, launch = kernels[launch >= 0], launch[launch >= 0]
-    # A graph launches many kernels with one call: those cost the host nothing each.
+    # A graph launches many kernels with one call, at no cost per kernel.
     _, number, times = np.unique(launch, return_inverse=True, return_counts=True)
     alone = times[number] == 1
     kernels, launch = kernels[alone], launch[alone]
@@ -159,10 +152,10 @@ def small_kernels(case: Case) -> Iterator[Finding]:
     yield case.finding(
         SMALL_KERNELS,
         cost,
-        f"{len(kernels) // case.step_count:,} kernels a step take {mean_us:.1f} µs each, launching "
-        f"one takes the host {each:.1f} µs",
-        advice="make fewer kernels of them: torch.compile, fused or foreach operations and "
-        "optimizers; CUDA graphs (ACL graphs) if every step launches the same",
+        f"{len(kernels) // case.step_count:,} kernels per step take {mean_us:.1f} µs each, "
+        f"but {each:.1f} µs to launch",
+        advice="launch fewer kernels: torch.compile, fused or foreach operations and optimizers; "
+        "CUDA graphs (ACL graphs) if all steps launch the same",
         sure="certain",
         figures={
             "kernels": len(kernels),
@@ -176,16 +169,16 @@ def small_kernels(case: Case) -> Iterator[Finding]:
 
 INPUT_WAIT = "input_wait"
 
+# Minimum share of a step (TraceML's threshold).
 WAIT_SHARE = 0.10
-"""TraceML warns from this part of a step on."""
+# A single wait of this length is reported (MindStudio advisor's threshold)...
 LONG_WAIT_NS = 10_000_000
-"""One wait of so long is told of whatever its share, as MindStudio's advisor does..."""
+# ...if waits take at least this share of the time.
 LEAST_SHARE = 0.03
-"""...where waits are this part of the time in all: else nobody would win by it."""
 
 
 def input_wait(case: Case) -> Iterator[Finding]:
-    """Time in which a batch was being fetched and nothing else ran."""
+    """Find time in which a batch was fetched and nothing else ran."""
     framework = case.recording.framework
     assert framework is not None
     fetching = framework.matching(is_input)
@@ -195,7 +188,7 @@ def input_wait(case: Case) -> Iterator[Finding]:
     else:
         if case.share(case.at_most(INPUT)) < LEAST_SHARE:
             return
-        # Behind the last work nobody waits for a batch: that is the end of an epoch.
+        # After the last task nothing waits for a batch: the end of an epoch.
         idle = case.idle_where(lambda one: (one.reason == INPUT) & (one.piece >= 0))
         waits = intervals.merge(idle.start_ns, idle.end_ns)
     cost = waits.total_ns
@@ -209,10 +202,10 @@ def input_wait(case: Case) -> Iterator[Finding]:
     yield case.finding(
         INPUT_WAIT,
         cost,
-        f"{who} waits for input {percent(share)} of the time, up to {duration(longest)} at "
-        "once, with nothing to do meanwhile",
-        advice="let more workers fetch (DataLoader num_workers, prefetch_factor, "
-        "persistent_workers), or make a batch cheaper: decode less, store it ready",
+        f"input wait: {who} waits for data {percent(share)} of the time, at most "
+        f"{duration(longest)} at once",
+        advice="use more workers (DataLoader num_workers, prefetch_factor, persistent_workers), "
+        "or make batches cheaper to load",
         sure="certain",
         figures={
             "wait_ns": cost,
@@ -250,14 +243,14 @@ def _ranges(case: Case, waits: intervals.IntervalSet) -> list[Evidence]:
 
 LATE_WORK = "late_work"
 
+# A launch latency above this has another cause.
 LATE_NS = 1_000_000
-"""A launch takes microseconds to reach a device; what takes longer has another reason."""
+# A host call that covers at least this share of a gap is named with it.
 MOST = 0.5
-"""Of a gap: a call of the host that covers as much of it goes with it."""
 
 
 def late_work(case: Case) -> Iterator[Finding]:
-    """Gaps of a millisecond and more between a launch and the beginning of what it launched."""
+    """Find launch latencies of a millisecond or more on an idle device."""
     if case.share(case.at_most(LAUNCHED)) < IDLE_SHARE:
         return
     idle = case.idle_where(
@@ -271,16 +264,15 @@ def late_work(case: Case) -> Iterator[Finding]:
     gaps = len(idle.start_ns)
     yield case.finding(
         LATE_WORK,
-        # Once is no loop: what a step would gain by it, nobody can tell then.
+        # A single occurrence has no cost per step.
         0 if again else lost,
-        f"the device idles {percent(case.share(lost))} of the time although work was launched for "
-        f"it ({times(gaps)}, {'for' if gaps == 1 else 'up to'} "
-        f"{duration(int(idle.length_ns[longest]))}"
-        f"{_meanwhile(case, idle, longest)}), and nothing that was recorded explains it{again}",
-        advice="see whether it comes back in a longer recording, with profiler.step() after each "
-        "iteration: work from before the recording, kernels that are loaded when they are first "
-        "used, graphs that are uploaded and the profiler itself do this once; work that was not "
-        "recorded, such as another program's on the same device, does it always",
+        f"late kernels: the device is idle {percent(case.share(lost))} of the time "
+        f"although tasks are enqueued ({times(gaps)}, {'for' if gaps == 1 else 'up to'} "
+        f"{duration(int(idle.length_ns[longest]))}){_meanwhile(case, idle, longest)}; no "
+        f"recorded event explains it{again}",
+        advice="record longer, with profiler.step() after each iteration: pending tasks, lazily "
+        "loaded kernels, graph uploads and the profiler itself cause this once, other "
+        "programs on the same device always",
         sure="possible",
         figures={
             "idle_ns": lost,
@@ -293,19 +285,19 @@ def late_work(case: Case) -> Iterator[Finding]:
 
 
 def _again(case: Case, idle: Idle) -> str:
-    """Say why nobody can tell whether it comes back; empty: it does, in several steps."""
+    """Return why it is unknown whether this repeats; empty if it occurs in several steps."""
     if not case.steps:
-        return "; no step is known: whether it comes back is not told"
+        return "; no steps recorded, so it may be a single event"
     begins = case.windows.start_ns
     step = np.searchsorted(begins, idle.start_ns, side="right")
     if len(np.unique(step)) > 1:
         return ""
     of = f"one of {len(case.steps)} steps only" if len(case.steps) > 1 else "the only step"
-    return f"; it is in {of}: whether it comes back is not told"
+    return f"; it occurs in {of}, so it may be a single event"
 
 
 def _meanwhile(case: Case, idle: Idle, gap: int) -> str:
-    """Say which call the launching thread is in for most of a gap."""
+    """Return the call that the launching thread is in for most of a gap."""
     calls, recording = case.recording.host_calls, case.recording
     if not len(calls):
         return ""
@@ -317,7 +309,7 @@ def _meanwhile(case: Case, idle: Idle, gap: int) -> str:
     if inside[longest] < MOST * idle.length_ns[gap]:
         return ""
     call = of_thread[longest : longest + 1]
-    said = f", in which the host is in {recording.strings.get(int(calls.name[call[0]]))}"
+    said = f", while the host is in {recording.strings.get(int(calls.name[call[0]]))}"
     framework = recording.framework
     if framework is None:
         return said
@@ -331,7 +323,7 @@ def _meanwhile(case: Case, idle: Idle, gap: int) -> str:
 
 
 def _rows(case: Case, idle: Idle) -> list[Evidence]:
-    """Return the longest gaps, each with the call that had launched what ended it."""
+    """Return the longest gaps, each with the call that launched the task after it."""
     work, calls = case.recording.work, case.recording.host_calls
     rows: list[Evidence] = []
     for at in np.argsort(-idle.length_ns, kind="stable")[:ROWS].tolist():

@@ -1,12 +1,4 @@
-"""Idle time of a device, by reason: columns of stretches.
-
-Limits and words that rules share, of recordings and of tracked workloads alike.
-
-Which idle time a host that launched earlier would fill.
-
-That is until the launch of what comes next, and then what the launch takes to reach a device that
-has nothing else to do: a host that is ahead by one launch hides both.
-"""
+"""Idle time of a device by reason, time that earlier launches would fill, and limits of rules."""
 
 from __future__ import annotations
 
@@ -28,22 +20,22 @@ Flags = NDArray[np.bool_]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Idle:
-    """Idle time of the device within the judged steps, by reason; as of `views.idle.Segments`."""
+    """Idle segments of a device within the analyzed steps, by reason; see `idle.Segments`."""
 
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
+    # Task that ended the gap, -1 if there is none.
     piece: NDArray[np.int32]
-    """The piece of all work that ended the gap, -1 where none came."""
     sync: NDArray[np.int32]
 
     @property
     def length_ns(self) -> Ints:
-        """Length of each stretch."""
+        """Length of each segment."""
         return self.end_ns - self.start_ns
 
     def at(self, rows: Flags | slice) -> Idle:
-        """Return some of it."""
+        """Return selected segments."""
         return Idle(*(getattr(self, one.name)[rows] for one in fields(self)))
 
 
@@ -52,7 +44,7 @@ NO_IDLE = Idle(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO_ROWS)
 
 
 def joined(parts: Iterable[Idle]) -> Idle:
-    """Return the stretches of all parts, of which there is at least one."""
+    """Concatenate the segments of at least one part."""
     every = list(parts)
     if len(every) == 1:
         return every[0]
@@ -60,65 +52,65 @@ def joined(parts: Iterable[Idle]) -> Idle:
     return Idle(*map(np.concatenate, columns))
 
 
+# Number of steps from which the first is excluded as warm-up.
 STEPS_TO_LEAVE_ONE = 3
-"""From so many steps on the first is left out, as one that warms up."""
+# Steps longer than this many medians are excluded (warm-up, checkpoint, evaluation).
 WARMING_UP = 3.0
-"""A step that is longer than so many medians warms up, or saves or evaluates: not judged."""
+# Default minimum share of a step that a finding must cost.
 WARN_SHARE = 0.03
-"""Share of a step from which a cost is worth a word where a rule has no limit of its own."""
+# Minimum saving as a share of the time, for rules with another limit on the cause or an uncertain
+# gain.
 LEAST_SHARE = 0.01
-"""Of the time: what would save less is not worth a word where the share of the cause is limited
-otherwise, or where nothing but the gain is uncertain."""
+# In a recording without steps, a gap above this share is a pause, not a slow host.
 PAUSE_SHARE = 0.10
-"""Of a recording without steps: a gap that is longer is a pause between phases, not a slow host."""
+# Rows of evidence per finding.
 ROWS = 5
-"""Rows of evidence that a finding shows."""
 
 
 def duration(time_ns: float) -> str:
-    """Return a time in words, as tables have it."""
+    """Format a duration."""
     return scaled(time_ns, TIMES)
 
 
 def times(count: int) -> str:
-    """Return how often, in words."""
+    """Format a number of occurrences."""
     return "once" if count == 1 else f"{count:,} times"
 
 
 def percent(share: float) -> str:
-    """Return a share in words."""
+    """Format a share."""
     return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
 
 
+# Launch latency of an idle device if the recording has no such launch...
 LATENCY_NS = 10_000
-"""What a launch takes to reach an idle device, where the recording has no such launch..."""
+# ...and the maximum that counts as launch latency.
 LONGEST_LATENCY_NS = 100_000
-"""...and the most that counts as that; of both, launches that take up to so many still do."""
 LATENCIES = 2.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Reaching:
-    """Idle time in which launches were under way and nobody waited for anything else."""
+    """Idle time in which launches were pending and nothing else was waited for."""
 
+    # Mask of idle segments before launches.
     before: Flags
-    """Which idle time lies before launches."""
+    # Indices of idle segments with a known launch.
     at: Ints
-    """Which idle time it is, those of known launches only."""
+    # Start of the task that ended the segment.
     start_ns: Ints
-    """When what ended it began."""
     launched_ns: Ints
 
 
 class _Earlier:
-    """The last start before moments, which are asked about in rising order."""
+    """Latest start before given timestamps, which must be ascending."""
 
     def __init__(self, starts: Iterator[Ints]) -> None:
         self._coming = starts
         self._known = np.zeros(0, np.int64)
 
     def before(self, at_ns: Ints) -> Ints:
-        """Return it for each moment, FOREVER where nothing began before."""
+        """Return it for each timestamp, FOREVER if there is none."""
         first, last = int(at_ns.min()), int(at_ns.max())
         while not len(self._known) or self._known[-1] < last:
             more = next(self._coming, None)
@@ -135,12 +127,12 @@ def starved(
     idle_windows: Callable[[], Iterable[Idle]],
     starts: Callable[[], Iterator[Ints]],
 ) -> Iterator[Flags]:
-    """Yield for each window of idle time which of it that is.
+    """Yield a mask of the time that earlier launches would fill, for each window of idle time.
 
     Args:
-        recording: whose calls and work are asked.
-        idle_windows: gives the idle time by reason; what one piece ended lies in one of them.
-        starts: gives when the work of the judged time began, in rising order.
+        recording: Source of calls and tasks.
+        idle_windows: Yields the idle time by reason; a gap is in one window.
+        starts: Yields ascending starts of the tasks within the analyzed steps.
     """
     usual_ns: float | None = None  # another way through all of it, which few recordings need
     earlier = _Earlier(starts())
@@ -150,7 +142,8 @@ def starved(
         if len(reaching.at):
             if usual_ns is None:
                 usual_ns = _usual_latency_ns(recording, idle_windows())
-            # The work before was running, or over, when this was launched: nothing else was queued.
+            # The previous task was running or finished when this one was launched: nothing else was
+            # queued.
             alone = earlier.before(reaching.start_ns) <= reaching.launched_ns
             took = reaching.start_ns - reaching.launched_ns
             result[reaching.at[alone & (took <= LATENCIES * usual_ns)]] = True
@@ -158,7 +151,7 @@ def starved(
 
 
 def _usual_latency_ns(recording: Recording, idle_windows: Iterable[Idle]) -> float:
-    """Return what a launch takes to reach a device that waits for it."""
+    """Return the median launch latency of an idle device."""
     took: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
     for one in idle_windows:
         reaching = _reaching(recording, one)
@@ -171,7 +164,7 @@ def _usual_latency_ns(recording: Recording, idle_windows: Iterable[Idle]) -> flo
 def _reaching(recording: Recording, idle: Idle) -> _Reaching:
     before: Flags = (idle.reason == HOST) & (idle.piece >= 0)
     at = np.flatnonzero((idle.reason == LAUNCHED) & (idle.piece >= 0))
-    # What somebody waited for besides is not the launch's.
+    # Time with another wait is not launch latency.
     waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
     at = at[~np.isin(idle.piece[at], idle.piece[waited])]
     if not len(at) or not len(recording.host_calls):

@@ -1,15 +1,7 @@
-"""Attention in pieces: scores written to memory between two matrix products.
+"""Advice rules about kernels: attention, casts and copies, roofline, precision, occupancy.
 
-Kernels that compute nothing: casts, copies on the device, changes of layout and of format.
-
-Operations that are far from what the device can do, or calculate in a type that is slow there.
-
-What operations take, and could take, is of `roofline`, over the whole recording; the judged steps
-have their part of it, as far as kernels run alone and somebody waits for them.
-
-Kernels whose grid leaves most of a GPU empty.
-
-What several rules ask of a device's work: where it ran, what bounds it.
+Roofline figures are for the whole recording; the analyzed steps get their share, as far as kernels
+run alone and the host waits for them.
 """
 
 from __future__ import annotations
@@ -37,29 +29,29 @@ from unified_prof.sqlite.integer_columns import MISSING
 
 UNFUSED_ATTENTION = "unfused_attention"
 
+# Minimum share of the time, matrix kernels included.
 PATTERN_SHARE = 0.05
-"""Of the time: the patterns with their matrix products."""
+# Maximum kernels (scale, mask, cast, dropout) between a matrix kernel and the softmax.
 NEAR = 5
-"""So many kernels (scale, mask, cast, dropout) may stand between a product and the softmax."""
 
 _PRODUCT = re.compile(r"bmm|matmul|batch_?mat|gemm|cijk_|nvjet", re.IGNORECASE)
 _SOFTMAX = re.compile("softmax", re.IGNORECASE)
-# A fused kernel of a loss has all that it does in its name, attention's online softmax too;
-# torch's kernel for short rows says by its fifth argument that it is a logarithm's.
+# A fused loss kernel lists all its parts in its name, as does the online softmax of attention; the
+# fifth template argument of torch's kernel for short rows marks log_softmax.
 _OF_LOSS = re.compile(
     r"log_?softmax|nll_?loss|cross_?entropy|softmax_warp_\w+<[^<>]*,\s*\d+,\s*(?:true|\(bool\)1)",
     re.IGNORECASE,
 )
+# Kernels on probabilities of classes, experts or tokens, which do not occur in attention.
 _NO_WEIGHTS = re.compile(
     rf"{_OF_LOSS.pattern}|top_?k|sort|gating|routing|multinomial|arg_?max|categorical",
     re.IGNORECASE,
 )
-"""What is done with probabilities of classes, experts or words, and never with weights."""
 _FUSED = re.compile(r"flash|fmha|efficient_attention|FlashAttention", re.IGNORECASE)
 
 
 def unfused_attention(case: Case) -> Iterator[Finding]:
-    """Product, softmax, product on one stream, and what stands between them."""
+    """Find matmul, softmax, matmul on one stream, with the kernels between them."""
     kernels = np.flatnonzero(case.pieces.kind == KERNEL)
     kernels = kernels[np.argsort(case.pieces.stream[kernels], kind="stable")]
     stream = case.pieces.stream[kernels]
@@ -90,10 +82,10 @@ def unfused_attention(case: Case) -> Iterator[Finding]:
     yield case.finding(
         UNFUSED_ATTENTION,
         cost,
-        f"attention runs in pieces {patterns:,} times ({percent(share)} of the time): scores are "
-        "written and read again between its two products",
-        advice="torch.nn.functional.scaled_dot_product_attention or flash attention "
-        "(torch_npu.npu_fusion_attention), if nothing else needs the weights",
+        f"unfused attention: {patterns:,} times ({percent(share)} of the time), scores go "
+        "through memory between two matmuls",
+        advice="use torch.nn.functional.scaled_dot_product_attention or flash attention "
+        "(torch_npu.npu_fusion_attention) if the attention weights are not needed",
         sure="likely",
         figures={"patterns": patterns, "share": round(share, 4)},
         evidence=case.rows(np.flatnonzero(between)),
@@ -112,8 +104,8 @@ def _nearest(product: Flags, stream: Ints, at: int, where: range) -> int | None:
 CASTS_AND_COPIES = "casts_and_copies"
 FORMAT_CONVERSIONS = "format_conversions"
 
+# Minimum share of kernel time (MindStudio advisor's threshold).
 COMPUTE_SHARE = 0.05
-"""Of the time of kernels; the advisor's alarm, and for formats its rule."""
 
 _OPERATIONS = re.compile(r"^aten::(?:to|_to_copy|copy_|contiguous|clone)$")
 _KERNELS = re.compile(
@@ -129,7 +121,7 @@ def _share(case: Case, chosen: Flags) -> float:
 
 
 def casts_and_copies(case: Case) -> Iterator[Finding]:
-    """Copies, casts and transpositions by kernels, apart from an optimizer's."""
+    """Find copy, cast and transpose kernels outside the optimizer."""
     chosen = (case.pieces.kind == KERNEL) & ~case.named(case.operator, _FORMATS)
     chosen &= case.named(case.operator, _OPERATIONS) | case.named(case.kernel, _KERNELS)
     if case.recording.framework is not None:
@@ -141,10 +133,9 @@ def casts_and_copies(case: Case) -> Iterator[Finding]:
     yield case.finding(
         CASTS_AND_COPIES,
         cost,
-        f"{int(chosen.sum()):,} kernels only copy, cast or transpose: {percent(share)} of the time "
-        "of all kernels",
-        advice="let the producer write what the consumer reads: one layout (channels_last) and one "
-        "type throughout, no .contiguous() or .to() inside the step",
+        f"copies and casts: {int(chosen.sum()):,} kernels, {percent(share)} of kernel time",
+        advice="use one layout (channels_last) and one dtype; avoid .contiguous() and .to() "
+        "inside the step",
         sure="likely",
         figures={"kernels": int(chosen.sum()), "share_of_compute": round(share, 4)},
         evidence=case.rows(np.flatnonzero(chosen)),
@@ -152,7 +143,7 @@ def casts_and_copies(case: Case) -> Iterator[Finding]:
 
 
 def format_conversions(case: Case) -> Iterator[Finding]:
-    """TransData, Cast and their like on an NPU."""
+    """Find TransData, Cast and similar kernels on an NPU."""
     chosen = (case.pieces.kind == KERNEL) & case.named(case.operator, _FORMATS)
     share = _share(case, chosen)
     cost = case.gain(chosen)
@@ -161,10 +152,10 @@ def format_conversions(case: Case) -> Iterator[Finding]:
     yield case.finding(
         FORMAT_CONVERSIONS,
         cost,
-        f"{int(chosen.sum()):,} conversions of format or type take {percent(share)} of the time of "
-        "all kernels",
-        advice="keep one format and type between operators: torch.npu.config.allow_internal_format "
-        "= False or weights converted once; cast once, before the loop",
+        f"format conversions: {int(chosen.sum()):,} kernels, {percent(share)} of kernel time",
+        advice="keep one format and dtype between operators: "
+        "torch.npu.config.allow_internal_format = False, convert weights once, cast "
+        "before the loop",
         sure="likely",
         figures={"kernels": int(chosen.sum()), "share_of_compute": round(share, 4)},
         evidence=case.rows(np.flatnonzero(chosen)),
@@ -174,22 +165,22 @@ def format_conversions(case: Case) -> Iterator[Finding]:
 INEFFICIENT_OPERATION = "inefficient_operation"
 FULL_PRECISION = "full_precision"
 
+# Minimum share of kernel time of an operation.
 OPERATION_SHARE = 0.05
-"""Of the time of kernels: an operation that has less is not worth its own look."""
+# Maximum roofline efficiency; a plain matmul of a thousand rows reaches more.
 EFFICIENCY = 0.4
-"""Of the bound: a plain product of a thousand rows reaches more."""
+# Shorter operations are dominated by launch and tail effects.
 LEAST_NS = 20_000
-"""An operation that is shorter is its launch and its tail, not its arithmetic."""
+# Minimum share of kernel time of fp32 matmuls, convolutions and attention.
 FULL_SHARE = 0.10
-"""Of the time of kernels: products, convolutions and attention in single precision."""
+# Alignment of inner dimensions for tensor cores, in elements.
 ALIGNED = {"fp16": 8, "bf16": 8, "fp8": 16, "int8": 16}
-"""Elements of an inner axis that tensor cores take at once."""
 
 _SHAPE = re.compile(r"\[([\d,]+)\]")
 
 
 def _part(case: Case) -> float:
-    """Return how much of the time of all kernels could be gained in the judged steps."""
+    """Return the share of kernel time that could be saved in the analyzed steps."""
     work = case.recording.work
     mine = work.kind == KERNEL
     if case.number is not None:
@@ -200,7 +191,7 @@ def _part(case: Case) -> float:
 
 
 def _rows(case: Case) -> tuple[list[Placed], int]:
-    """Return the operations of this device, and what they take in all."""
+    """Return the operations of this device and their total time."""
     found = breakdown.of(case.recording).rows
     rows = [one for one in found if one.kind in ("operation", "kernel")]
     if case.number is not None:
@@ -209,7 +200,7 @@ def _rows(case: Case) -> tuple[list[Placed], int]:
 
 
 def inefficient_operation(case: Case) -> Iterator[Finding]:
-    """Heavy operations that take more than twice as long as the device needs for them."""
+    """Find expensive operations that run far below the roofline."""
     rows, whole = _rows(case)
     slow = [
         one
@@ -233,12 +224,12 @@ def inefficient_operation(case: Case) -> Iterator[Finding]:
     yield case.finding(
         INEFFICIENT_OPERATION,
         cost,
-        f"{len(slow)} heavy operations are far from what the device can do: {worst.name} "
-        f"{worst.shapes} reaches {percent(worst.efficiency or 0.0)} of its {limit}",
-        advice="pad inner sizes to a multiple of 8 (16 in 8 bits): some are not"
+        f"{len(slow)} operations run far below the roofline: {worst.name} {worst.shapes} "
+        f"reaches {percent(worst.efficiency or 0.0)} of {limit}",
+        advice="pad inner dimensions to a multiple of 8 (16 for 8-bit types)"
         if odd
-        else "look at shapes, layout (channels_last) and type of these: larger batches, fused "
-        "neighbours, another kernel (torch.backends.cudnn.benchmark, max-autotune)",
+        else "check shapes, layout (channels_last) and dtype: larger batch, fusion, another "
+        "kernel (torch.backends.cudnn.benchmark, max-autotune)",
         sure="likely",
         figures={"operations": len(slow), "misaligned": len(odd), "part": round(part, 4)},
         evidence=_evidence(slow),
@@ -246,7 +237,7 @@ def inefficient_operation(case: Case) -> Iterator[Finding]:
 
 
 def misaligned(one: Placed) -> bool:
-    """Tell whether a product in a short type has an inner axis that tensor cores do not fit."""
+    """Return True if a low-precision matmul has an inner dimension that tensor cores cannot use."""
     if one.cost is None or one.cost.unit != "matrix" or one.cost.dtype not in ALIGNED:
         return False
     sizes = [
@@ -257,7 +248,7 @@ def misaligned(one: Placed) -> bool:
 
 
 def full_precision(case: Case) -> Iterator[Finding]:
-    """Matrix work in single precision on a device whose matrix units calculate in shorter types."""
+    """Find fp32 matrix kernels on a device with low-precision matrix units."""
     device = breakdown.of(case.recording).devices.get(case.device or "")
     if device is None:
         return
@@ -288,8 +279,8 @@ def full_precision(case: Case) -> Iterator[Finding]:
     yield case.finding(
         FULL_PRECISION,
         cost,
-        f"matrix work in single precision takes {percent(total / whole)} of the time of kernels, "
-        f"while the matrix units calculate {short.name} at {short.rate / 1e12:,.0f} TFLOP/s",
+        f"fp32 matrix kernels take {percent(total / whole)} of kernel time; the matrix "
+        f"units reach {short.rate / 1e12:,.0f} TFLOP/s in {short.name}",
         advice=_shorter(device),
         sure="likely",
         figures={"full_precision_ns": total, "operations": len(full), "type": short.name},
@@ -298,13 +289,13 @@ def full_precision(case: Case) -> Iterator[Finding]:
 
 
 def _shorter(device: Device) -> str:
-    """Return what to try on a device, by the types that its matrix units take."""
+    """Return what to try on a device, by the dtypes of its matrix units."""
     if device.cores is not None:
-        return "autocast with bfloat16 or float16, or HF32 (torch.npu.matmul.allow_hf32)"
+        return "use autocast with bfloat16 or float16, or HF32 (torch.npu.matmul.allow_hf32)"
     if device.matrix("bf16") is None:
-        return "torch.autocast with float16 and a GradScaler"
+        return "use torch.autocast with float16 and a GradScaler"
     tf32 = ", or TF32: torch.set_float32_matmul_precision('high')" if device.matrix("tf32") else ""
-    return f"torch.autocast with bfloat16{tf32}"
+    return f"use torch.autocast with bfloat16{tf32}"
 
 
 def _evidence(rows: list[Placed]) -> list[Evidence]:
@@ -322,19 +313,19 @@ def _evidence(rows: list[Placed]) -> list[Evidence]:
 
 
 def lacks_peaks(case: Case) -> str | None:
-    """Say that nobody knows what the device can do."""
+    """Return a reason if the peaks of the device are unknown."""
     if known_devices(case.recording).get(case.device or "") is None:
-        return f"{case.device}: its peaks are not known ([tool.uprof.devices] takes them)"
+        return f"peaks of {case.device} unknown, see [tool.uprof.devices]"
     return None
 
 
 LOW_OCCUPANCY = "low_occupancy"
 
+# Minimum share of the time of kernels with fewer blocks than multiprocessors.
 KERNELS_SHARE = 0.05
-"""Of the time: kernels that have less than one block for each processor of the GPU."""
 _PARTS = 1_000_000
 
-# Few blocks on purpose: matrix products, attention, collectives, kernels that stay.
+# These kernels have few blocks by design: matmul, attention, collectives, persistent kernels.
 _ON_PURPOSE = re.compile(
     r"gemm|cutlass|nvjet|cijk_|tensorop|splitk|matmul|conv|wgrad|dgrad|fprop|flash|fmha|attention"
     r"|nccl|rccl|persistent|cooperative",
@@ -343,7 +334,7 @@ _ON_PURPOSE = re.compile(
 
 
 def low_occupancy(case: Case) -> Iterator[Finding]:
-    """Kernels of which some processors of the GPU get no block at all."""
+    """Find kernels with fewer blocks than multiprocessors."""
     recording, pieces = case.recording, case.pieces
     found = recording.source.integers(
         "UPROF_GPU_TASKS",
@@ -363,10 +354,10 @@ def low_occupancy(case: Case) -> Iterator[Finding]:
     yield case.finding(
         LOW_OCCUPANCY,
         cost,
-        f"{len(rows):,} kernels have less than one block for each processor of the GPU; they take "
-        f"{percent(case.share(total))} of the time",
-        advice="give them more to do at once: a larger batch, fused neighbours, torch.compile, or "
-        "independent ones on several streams",
+        f"low occupancy: {len(rows):,} kernels have fewer blocks than multiprocessors and "
+        f"take {percent(case.share(total))} of the time",
+        advice="increase parallelism: larger batch, fusion, torch.compile, or independent "
+        "kernels on several streams",
         sure="possible",
         figures={"kernels": len(rows), "kernel_ns": total},
         evidence=case.rows(rows, lost.astype(np.int64)),
@@ -377,7 +368,7 @@ _AI_CPU = re.compile(r"ai_?cpu", re.IGNORECASE)
 
 
 def on_ai_cpu(case: Case) -> Flags:
-    """Tell which kernels ran on an AI CPU."""
+    """Return a mask of the kernels that ran on an AI CPU."""
     tasks, pieces = case.recording.tasks, case.pieces
     slow = np.array([bool(_AI_CPU.search(text or "")) for text in [*tasks.type_texts, ""]])
     task = case.recording.work.task[pieces.row]
@@ -386,7 +377,7 @@ def on_ai_cpu(case: Case) -> Flags:
 
 
 def computing(case: Case) -> Flags:
-    """Tell which kernels are bound by computation: products, convolutions and attention."""
+    """Return a mask of matmul, convolution and attention kernels."""
     texts = case.recording.work.labels.texts
     bound = (kernel_classes.MATMUL, kernel_classes.CONVOLUTION, kernel_classes.ATTENTION)
     pairs, number = np.unique(np.stack([case.kernel, case.operator]), axis=1, return_inverse=True)
@@ -400,8 +391,8 @@ def computing(case: Case) -> Flags:
 
 
 _kept: WeakKeyDictionary[Recording, dict[str, NDArray[np.int64]]] = WeakKeyDictionary()
+# Maximum number of rows to cache for the next rule; more are read again.
 _MOST_KEPT = 500_000
-"""Rows that are kept for the next rule: of more, reading them again costs less than their room."""
 
 
 def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
@@ -417,7 +408,7 @@ def _counters(recording: Recording) -> dict[str, NDArray[np.int64]]:
 
 
 def highest_ratio(case: Case, counters: re.Pattern[str]) -> NDArray[np.float64]:
-    """Return the highest of some ratios of pipes of each piece; NaN where none was recorded."""
+    """Return the maximum of given pipe ratios for each task; NaN if not recorded."""
     found = _counters(case.recording)
     ids = np.unique(found["name"])
     texts = case.recording.strings.texts(ids.tolist())

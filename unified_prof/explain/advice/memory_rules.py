@@ -1,7 +1,4 @@
-"""Memory of the device: near its limit, in pieces, or asked for again.
-
-Steps that are not alike: one that is far longer, or a trend.
-"""
+"""Advice rules about device memory, and about steps that differ or grow."""
 
 from __future__ import annotations
 
@@ -25,20 +22,20 @@ MEMORY_PRESSURE = "memory_pressure"
 MEMORY_FRAGMENTATION = "memory_fragmentation"
 ALLOCATION_RETRIES = "allocation_retries"
 
+# Minimum share of the device's memory (TraceML's threshold).
 PRESSURE = 0.92
-"""Of the device's memory; TraceML warns from here."""
+# Minimum variation; servers fill the memory on purpose, with a constant amount.
 VARIES_SHARE = 0.05
-"""A server fills the memory on purpose, and then nothing of it varies."""
+# TraceML's thresholds: reserved is twice the allocated memory, and 30 % of the device.
 TIMES_ALLOCATED, RESERVED_SHARE = 2.0, 0.30
-"""TraceML: twice what is in use is held, and that is 30 % of the device's memory."""
+# Lines are named if this many hold this share of the peak.
 FEW_LINES, MOST_OF_PEAK = 3, 0.5
-"""So few lines with so much of the peak are where to begin."""
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Memory:
-    """States of torch's allocator on one device, in order of time."""
+    """States of torch's allocator on one device, by time."""
 
     at_ns: Ints
     allocated: Ints
@@ -69,7 +66,7 @@ def _memory(case: Case) -> _Memory:
 
 
 def _whole(case: Case) -> int | None:
-    """Return the memory of the device in bytes, None if nobody recorded it."""
+    """Return the memory of the device in bytes, or None if not recorded."""
     if "UPROF_GPU_DEVICES" not in case.recording.source.tables:
         return None
     told = "CASE name WHEN 'totalGlobalMem' THEN CAST(value AS INTEGER) ELSE 0 END"
@@ -84,7 +81,7 @@ def _whole(case: Case) -> int | None:
 
 
 def memory_pressure(case: Case) -> Iterator[Finding]:
-    """A device whose memory is nearly full, and the lines that hold most of it then."""
+    """Find a device whose memory is nearly full, and the lines that hold most of it."""
     memory, whole = _memory(case), _whole(case)
     assert whole is not None
     if not len(memory.at_ns):
@@ -101,9 +98,10 @@ def memory_pressure(case: Case) -> Iterator[Finding]:
     yield case.finding(
         MEMORY_PRESSURE,
         0,
-        f"torch holds {peak / _GIB:.1f} of {whole / _GIB:.1f} GiB of the device at its peak{where}",
-        advice="a smaller batch, activation checkpointing around these lines, or a lower "
-        "precision: a little more, and allocations are retried or fail",
+        f"memory nearly full: torch reserves {peak / _GIB:.1f} of {whole / _GIB:.1f} GiB "
+        f"at the peak{where}",
+        advice="use a smaller batch, activation checkpointing around these lines, or lower "
+        "precision, before allocations are retried or fail",
         sure="certain",
         figures={"peak_bytes": peak, "memory_bytes": whole, "share": round(peak / whole, 4)},
         evidence=rows,
@@ -111,7 +109,7 @@ def memory_pressure(case: Case) -> Iterator[Finding]:
 
 
 def _lines(case: Case, at_ns: int) -> list[Evidence]:
-    """Return which lines had asked for the memory that was in use at a moment."""
+    """Return the lines that had allocated the memory in use at a time."""
     framework = case.recording.framework
     found = case.recording.source.integers(
         "OP_MEMORY",
@@ -139,7 +137,7 @@ def _lines(case: Case, at_ns: int) -> list[Evidence]:
 
 
 def memory_fragmentation(case: Case) -> Iterator[Finding]:
-    """Memory that the allocator holds and nobody uses."""
+    """Find memory that the allocator reserves but never uses."""
     memory, whole = _memory(case), _whole(case)
     assert whole is not None
     if not len(memory.at_ns) or not memory.allocated.any():
@@ -150,16 +148,17 @@ def memory_fragmentation(case: Case) -> Iterator[Finding]:
     yield case.finding(
         MEMORY_FRAGMENTATION,
         0,
-        f"torch holds {held / _GIB:.1f} GiB and never uses more than {used / _GIB:.1f} of them",
-        advice="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF), shapes "
-        "that do not change; the rest cannot be used by anybody else",
+        f"fragmentation: torch reserves {held / _GIB:.1f} GiB but allocates at most "
+        f"{used / _GIB:.1f} GiB",
+        advice="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF), "
+        "keep shapes static",
         sure="certain",
         figures={"reserved_bytes": held, "allocated_bytes": used, "memory_bytes": whole},
     )
 
 
 def allocation_retries(case: Case) -> Iterator[Finding]:
-    """Memory that was refused: what the cache holds is freed, and asked for again."""
+    """Find failed allocations after which the allocator empties its cache and retries."""
     calls = case.recording.host_calls
     ids, number = calls.names
     texts = [text or "" for text in case.recording.strings.texts(ids)]
@@ -180,7 +179,7 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
         elif kind[row] == _FREE:
             freed = asked is not None
         else:
-            # Whoever launches has got what it asked for: what is freed then is given back.
+            # A thread that launches has its memory: a free there is a normal one.
             asked, freed = None, False
     if not begins or not case.steps:
         return
@@ -189,9 +188,9 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
     yield case.finding(
         ALLOCATION_RETRIES,
         cost,
-        f"memory is refused {times(len(begins))} in the steps: the allocator gives its cache back "
-        "and asks again",
-        advice="leave some memory: a smaller batch, activation checkpointing, "
+        f"allocation retries: {times(len(begins))} in the steps, the allocator empties its "
+        "cache and allocates again",
+        advice="reduce memory use: smaller batch, activation checkpointing, "
         "expandable_segments:True",
         sure="likely",
         figures={"retries": len(begins), "idle_ns": cost},
@@ -208,22 +207,22 @@ def _retrying(name: str) -> int:
 
 
 def lacks_size(case: Case) -> str | None:
-    """Say that nobody knows how much memory the device has."""
-    return None if _whole(case) else "how much memory the device has was not recorded"
+    """Return a reason if the memory size of the device is unknown."""
+    return None if _whole(case) else "memory size of the device not recorded"
 
 
 SLOW_STEPS = "slow_steps"
 STEPS_GROW = "steps_grow"
 
+# A step is slow above this many medians.
 SLOW = 1.5
-"""A step that is longer than so many medians stands out."""
+# TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
-"""TraceML: 8 % from the first to the last quarter, over a hundred steps or more."""
 _ON_PURPOSE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
 
 
 def slow_steps(case: Case) -> Iterator[Finding]:
-    """Single steps that are far longer than the median one."""
+    """Find single steps that are much longer than the median."""
     begin, end = _windows(case)
     length = end - begin
     if len(length) < FEW_STEPS:
@@ -236,13 +235,13 @@ def slow_steps(case: Case) -> Iterator[Finding]:
     worst = int(slow[int(length[slow].argmax())])
     names = [name for name, _, _ in case.recording.steps][1:]
     grown, by = _grown(case, begin, end, worst, usual)
-    more = "" if len(slow) == 1 else f" ({len(slow)} steps are slow)"
+    more = "" if len(slow) == 1 else f" ({len(slow)} slow steps)"
     yield case.finding(
         SLOW_STEPS,
         cost * case.step_count / len(length),
-        f"step {names[worst]} takes {duration(int(length[worst]))} against "
-        f"{duration(usual)} as a rule{more}; {grown} grew most, by {duration(by)}",
-        advice="look at that step in `uprof trace`; follow what grew",
+        f"step {names[worst]} takes {duration(int(length[worst]))}, median "
+        f"{duration(usual)}{more}; {grown} grows most, by {duration(by)}",
+        advice="look at this step in `uprof trace`",
         sure="certain",
         figures={"slow": len(slow), "steps": len(length), "median_ns": round(usual), "grew": grown},
         evidence=[
@@ -254,7 +253,7 @@ def slow_steps(case: Case) -> Iterator[Finding]:
 
 
 def steps_grow(case: Case) -> Iterator[Finding]:
-    """Steps that get longer and longer."""
+    """Find steps that become longer over time."""
     begin, end = _windows(case)
     length = end - begin
     if len(length) < LONG_RUN:
@@ -267,17 +266,17 @@ def steps_grow(case: Case) -> Iterator[Finding]:
     yield case.finding(
         STEPS_GROW,
         cost,
-        f"steps get longer: {duration(first)} in the first quarter, {duration(last)} in "
-        f"the last, {percent(last / first - 1)} more",
-        advice="look for what accumulates: lists of tensors, graphs kept alive, longer inputs, "
-        "fragmented memory, a device that gets hot",
+        f"steps become longer: {duration(first)} in the first quarter, {duration(last)} in "
+        f"the last ({percent(last / first - 1)} more)",
+        advice="look for accumulation: lists of tensors, retained graphs, longer inputs, "
+        "fragmentation, thermal throttling",
         sure="certain",
         figures={"first_ns": round(first), "last_ns": round(last), "steps": len(length)},
     )
 
 
 def _windows(case: Case) -> tuple[Ints, Ints]:
-    """Return when each step begins and ends, all but the first."""
+    """Return begin and end of each step except the first."""
     if case.device is not None:
         windows = case.recording.step_windows[case.device]
         return windows.start_ns[1:], windows.end_ns[1:]
@@ -286,7 +285,7 @@ def _windows(case: Case) -> tuple[Ints, Ints]:
 
 
 def _on_purpose(case: Case, begin: Ints, end: Ints) -> Flags:
-    """Tell which steps hold an evaluation or a checkpoint, by what ranges are called."""
+    """Return a mask of steps with an evaluation or a checkpoint, by the names of their ranges."""
     framework = case.recording.framework
     result = np.zeros(len(begin), bool)
     if framework is not None:
@@ -297,9 +296,9 @@ def _on_purpose(case: Case, begin: Ints, end: Ints) -> Flags:
 
 
 def _grown(case: Case, begin: Ints, end: Ints, worst: int, usual: float) -> tuple[str, float]:
-    """Return which part of a step grew most against the median, and by how much."""
+    """Return the part of a step that grew most against the median, and by how much."""
     if case.device is None:
-        return "time on the host", float(end[worst] - begin[worst]) - usual
+        return "host time", float(end[worst] - begin[worst]) - usual
     steps = IntervalSet(begin, end)
     each = {
         name: np.zeros(len(begin), np.int64)

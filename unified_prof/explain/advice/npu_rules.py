@@ -1,4 +1,4 @@
-"""What only NPUs record: work on AI CPUs, clocks, cores and pipes."""
+"""Advice rules about what only NPUs record: AI CPUs, clocks, cores, pipes."""
 
 from __future__ import annotations
 
@@ -20,19 +20,19 @@ FREQUENCY_DROP = "frequency_drop"
 IDLE_CORES = "idle_cores"
 NO_PIPE_BUSY = "no_pipe_busy"
 
+# Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 LONG_NS = 20_000
-"""A task that is shorter is its launch, not its work; the advisor's."""
+# Minimum drop of the mean clock over tasks (MindStudio advisor's threshold).
 DROP_SHARE = 0.05
-"""Of the clock, on average over tasks; the advisor's."""
+# Below this share of its highest clock a chip is idle, not throttled (800 of 1800 MHz).
 IDLE_CLOCK = 0.5
-"""Below this part of its highest clock a chip is at rest, not throttled (800 of 1800 MHz)."""
+# Cores that are idle for less than this share of a task are the tail of many blocks.
 TAIL_SHARE = 0.05
-"""Cores that stand idle for less of a task are the tail of many blocks."""
+# A pipe that is less busy does not bound a task (MindStudio advisor's threshold).
 BUSY_PIPE = 0.8
-"""A pipe that is busy for less of a task does not bound it; the advisor's."""
 
+# Name of two chip generations, which only differ in their clock.
 _OF_TWO = "Ascend910B"
-"""A name of two generations, which only a clock tells apart."""
 _NAMED = re.compile(r"\((.*)\)$")
 _VECTOR = re.compile(r"vector|aiv", re.IGNORECASE)
 _RATIO = re.compile(
@@ -41,7 +41,7 @@ _RATIO = re.compile(
 
 
 def ai_cpu(case: Case) -> Iterator[Finding]:
-    """Operators that ran on an AI CPU, for want of a kernel for their type or shape."""
+    """Find operators that ran on an AI CPU because no AI core kernel supports them."""
     pieces, chosen = case.pieces, on_ai_cpu(case)
     cost = case.gain(chosen)
     if case.share(cost) < WARN_SHARE or int(pieces.length_ns[chosen].max()) < LONG_NS:
@@ -49,10 +49,10 @@ def ai_cpu(case: Case) -> Iterator[Finding]:
     yield case.finding(
         AI_CPU,
         cost,
-        f"{int(chosen.sum()):,} operators run on AI CPUs instead of AI cores, "
-        f"{percent(case.share(cost))} of the time, with nothing beside them",
-        advice="change the type (no float64, int64 or complex where float32 or int32 do) or the "
-        "form (index, nonzero, unique) of these operators",
+        f"AI CPU: {int(chosen.sum()):,} operators run on AI CPUs instead of AI cores, "
+        f"{percent(case.share(cost))} of the time without overlap",
+        advice="change the dtype (avoid float64, int64, complex) or the form (index, nonzero, "
+        "unique) of these operators",
         sure="likely",
         figures={"tasks": int(chosen.sum()), "alone_ns": cost},
         evidence=case.rows(np.flatnonzero(chosen)),
@@ -60,7 +60,7 @@ def ai_cpu(case: Case) -> Iterator[Finding]:
 
 
 def frequency_drop(case: Case) -> Iterator[Finding]:
-    """AI cores that run below the highest clock of their chip while they compute."""
+    """Find AI cores that compute below the highest clock of their chip."""
     found = case.recording.source.integers(
         "AICORE_FREQ", {"device": "deviceId", "at": "timestampNs", "mhz": "CAST(freq AS INTEGER)"}
     )
@@ -87,12 +87,13 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
     if mean < DROP_SHARE or not cost:
         return
     usual = float((during * length).sum() / length.sum())
-    known = "the highest of this chip" if own else "the highest of this recording"
+    known = "the maximum of this chip" if own else "the maximum of this recording"
     yield case.finding(
         FREQUENCY_DROP,
         cost,
-        f"the AI cores compute at {usual:,.0f} MHz on average, {highest:,} MHz is {known}",
-        advice="look at temperature, power limit and neighbours of this device (npu-smi info)",
+        f"clock drop: the AI cores compute at a mean of {usual:,.0f} MHz, {highest:,} MHz "
+        f"is {known}",
+        advice="check temperature, power limit and neighbors of this device (npu-smi info)",
         sure="certain" if own else "likely",
         figures={"mean_mhz": round(usual), "highest_mhz": highest, "lost_share": round(mean, 4)},
         evidence=case.rows(rows, (lost * length).astype(np.int64)),
@@ -100,7 +101,7 @@ def frequency_drop(case: Case) -> Iterator[Finding]:
 
 
 def _info(case: Case) -> tuple[Ints, Ints]:
-    """Return the kernels that are long enough to judge, and their rows of COMPUTE_TASK_INFO."""
+    """Return the kernels that are long enough, and their rows of COMPUTE_TASK_INFO."""
     tasks, pieces = case.recording.tasks, case.pieces
     task = case.recording.work.task[pieces.row]
     info = np.where(task >= 0, np.append(tasks.info, -1)[task], -1)
@@ -109,7 +110,7 @@ def _info(case: Case) -> tuple[Ints, Ints]:
 
 
 def idle_cores(case: Case) -> Iterator[Finding]:
-    """Kernels whose blocks do not fill the cores: some of them have nothing to do."""
+    """Find kernels whose blocks do not use all cores."""
     cubes, vectors = _cores(case)
     rows, info = _info(case)
     columns = case.recording.source.integers(
@@ -131,9 +132,12 @@ def idle_cores(case: Case) -> Iterator[Finding]:
     yield case.finding(
         IDLE_CORES,
         cost,
-        f"{len(rows):,} kernels leave cores idle: their blocks do not fill {cubes} cube and "
+        f"idle cores: {len(rows):,} kernels have blocks that do not fill {cubes} cube and "
         f"{vectors} vector cores",
-        advice="choose sizes (batch, heads, hidden) that divide among the cores, or tune tilings",
+        advice=(
+            "choose sizes (batch, heads, hidden) that divide evenly among the cores, or tune "
+            "the tiling"
+        ),
         sure="possible",
         figures={"kernels": len(rows), "cubes": cubes, "vectors": vectors},
         evidence=case.rows(rows, lost.astype(np.int64)),
@@ -141,7 +145,7 @@ def idle_cores(case: Case) -> Iterator[Finding]:
 
 
 def no_pipe_busy(case: Case) -> Iterator[Finding]:
-    """Kernels of which no pipe is busy: neither computing nor moving data bounds them."""
+    """Find kernels without a busy pipe, bound neither by compute nor by memory."""
     rows, _ = _info(case)
     ratio = highest_ratio(case, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
@@ -153,11 +157,12 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
     yield case.finding(
         NO_PIPE_BUSY,
         cost,
-        f"no pipe of the cores is busy for {percent(BUSY_PIPE)} of {len(rows):,} long kernels "
-        f"({duration(int(case.pieces.length_ns[rows].sum()))}): neither computing nor moving "
-        "data bounds them",
-        advice="larger or aligned shapes (inner axes in multiples of 256), fused operators, tuned "
-        "tiling",
+        f"no busy pipe: {len(rows):,} long kernels "
+        f"({duration(int(case.pieces.length_ns[rows].sum()))}) "
+        f"keep no pipe busy for {percent(BUSY_PIPE)}; they are bound neither by compute "
+        "nor by memory",
+        advice="use larger or aligned shapes (inner dimensions in multiples of 256), fused "
+        "operators, a tuned tiling",
         sure="possible",
         figures={"kernels": len(rows), "lost_ns": int(lost.sum())},
         evidence=case.rows(rows, lost.astype(np.int64)),
@@ -165,7 +170,7 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
 
 
 def _chip_of(case: Case) -> Device | None:
-    """Return what the table of devices says of this one, not what was recorded of it."""
+    """Return the row of this chip in the table of devices."""
     named = _NAMED.search(case.device or "")
     if named is None or known_devices(case.recording)[case.device or ""] is None:
         return None  # its clock is of another chip than its name
@@ -175,7 +180,7 @@ def _chip_of(case: Case) -> Device | None:
 
 
 def _cores(case: Case) -> tuple[int, int]:
-    """Return how many cube and vector cores a chip has, 0 where that is not known."""
+    """Return the number of cube and vector cores of a chip, 0 if unknown."""
     chip = _chip_of(case)
     if chip is None or chip.cores is None:
         return 0, 0
@@ -183,6 +188,6 @@ def _cores(case: Case) -> tuple[int, int]:
 
 
 def lacks_cores(case: Case) -> str | None:
-    """Say that nobody knows how many cores the device has."""
-    named = "how many cores it has is not known (its name in NPU_INFO)"
+    """Return a reason if the number of cores is unknown."""
+    named = "number of cores unknown for this name in NPU_INFO"
     return None if _cores(case)[0] else f"{case.device}: {named}"

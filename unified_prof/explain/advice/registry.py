@@ -1,13 +1,6 @@
-"""What rules need of a recording, told of it before a rule is imported.
+"""The advice rules, the inputs that they require, and their evaluation.
 
-A condition returns what is missing, in words; None: nothing is.
-
-A rule: what it looks for, what it needs, and where it is judged.
-
-Which rules there are, and all of them asked about a recording.
-
-A rule is a function in a module of `rules`, and its entry here, which says what it needs: of a
-recording that lacks it, the module is not imported.
+A requirement returns what is missing as text, or None.
 """
 
 from __future__ import annotations
@@ -22,89 +15,89 @@ from unified_prof.explain.roofline import peaks
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.recording import Recording
 
+# Requirement of a rule: returns what a recording lacks, or None.
 Lacks = Callable[[Case], str | None]
-"""Returns what a recording lacks to be judged; None: nothing."""
 
+# Fewer tasks without a step are not a loop, so idle time may be intended.
 FEW_TASKS = 50
-"""Fewer of them without a step are no loop: nobody can tell what waits there on purpose."""
+# Minimum steps after the first for a meaningful median.
 FEW_STEPS = 4
-"""Steps behind the first one: of fewer none is usual."""
 
 
 def device(case: Case) -> str | None:
-    """Say that no device is known."""
+    """Require device tasks."""
     return "no device work was recorded" if case.device is None else None
 
 
 def host(case: Case) -> str | None:
-    """Say that device or host is not known."""
+    """Require device tasks and host calls."""
     if (lacking := device(case)) is not None:
         return lacking
     if _has_no_host(case):
-        return "nothing of the host was recorded (its calls tell what the device waited for)"
+        return "no host calls recorded, so idle reasons are unknown"
     return None
 
 
 def loop(case: Case) -> str | None:
-    """Say that host or device is not known, or that there is too little to tell how they work."""
+    """Require device tasks, host calls, and steps or enough tasks."""
     if (lacking := host(case)) is not None:
         return lacking
     if not case.recording.steps and len(case.recording.tasks) < FEW_TASKS:
-        return f"no step is known, and fewer than {FEW_TASKS} tasks are no loop"
+        return f"no steps and fewer than {FEW_TASKS} tasks recorded"
     return None
 
 
 def launches(case: Case) -> str | None:
-    """Say that no call of the runtime is known."""
+    """Require runtime calls."""
     if not len(case.recording.host_calls):
-        return "no call of the runtime was recorded (table CANN_API)"
+        return "no runtime calls recorded (table CANN_API)"
     return None
 
 
 def framework(case: Case) -> str | None:
-    """Say that the operations of the framework are not known."""
+    """Require framework operations."""
     if case.recording.framework is None:
-        return "no framework operation was recorded (table PYTORCH_API)"
+        return "no framework operations recorded (table PYTORCH_API)"
     return None
 
 
 def steps(case: Case) -> str | None:
-    """Say that there are too few steps to tell what is usual."""
+    """Require enough steps for a meaningful median."""
     if len(case.recording.steps) > FEW_STEPS:
         return None
-    return f"it has no more than {FEW_STEPS} steps"
+    return f"no more than {FEW_STEPS} steps recorded"
 
 
 def host_in_steps(case: Case) -> str | None:
-    """Say that nothing of the host is known, or no step."""
+    """Require host data and steps."""
     if _has_no_host(case):
         return "nothing of the host was recorded"
-    return None if case.steps else "no step is known, so neither is what only warms up"
+    return None if case.steps else "no steps recorded, so warm-up cannot be distinguished"
 
 
 def collections(case: Case) -> str | None:
-    """Say that no garbage collection is known."""
+    """Require garbage collections."""
     if "GC_RECORD" not in case.recording.source.tables:
-        return "no garbage collection was recorded (table GC_RECORD)"
+        return "no garbage collections recorded (table GC_RECORD)"
     return None
 
 
 def memory(case: Case) -> str | None:
-    """Say that no use of memory is known."""
+    """Require memory use."""
     if "MEMORY_RECORD" not in case.recording.source.tables:
-        return "no memory use was recorded (torch.profiler needs profile_memory)"
+        return "memory use not recorded (torch.profiler: profile_memory=True)"
     return None
 
 
 def shapes(case: Case) -> str | None:
-    """Say that the shapes of what a device ran are not known."""
+    """Require operation shapes."""
     if not peaks.offered(case.recording):
-        return "shapes of operations were not recorded (torch.profiler needs record_shapes)"
+        return "operation shapes not recorded (torch.profiler: record_shapes=True)"
     return None
 
 
 def npu(why: str) -> Lacks:
-    """Return what says that a device is a GPU, and why that matters, or that there is none."""
+    """Return a requirement of an NPU recording; `why` is the reason on GPUs."""
 
     def lacks(case: Case) -> str | None:
         if "UPROF_GPU_TASKS" in case.recording.source.tables:
@@ -115,7 +108,7 @@ def npu(why: str) -> Lacks:
 
 
 def tables(*names: str, why: str) -> Lacks:
-    """Return what says that a device or none of some tables is there."""
+    """Return a requirement of a device and at least one of some tables."""
 
     def lacks(case: Case) -> str | None:
         if (lacking := device(case)) is not None:
@@ -127,7 +120,7 @@ def tables(*names: str, why: str) -> Lacks:
 
 
 def both(*all_of: Lacks) -> Lacks:
-    """Return what says which of several things is missing first; the later need the earlier."""
+    """Return a requirement that combines several; the first missing one is reported."""
 
     def lacks(case: Case) -> str | None:
         return next((why for one in all_of if (why := one(case)) is not None), None)
@@ -136,7 +129,7 @@ def both(*all_of: Lacks) -> Lacks:
 
 
 def told_by(name: str) -> Lacks:
-    """Return the condition `module.function` of `rules`, for what only a rule's module can tell."""
+    """Return the requirement `module.function` of this package."""
 
     def lacks(case: Case) -> str | None:
         found: str | None = of_rules(name)(case)
@@ -146,7 +139,7 @@ def told_by(name: str) -> Lacks:
 
 
 def of_rules(name: str) -> Callable[[Case], Any]:
-    """Return the function `module.function` of `rules`; the module is imported now."""
+    """Import and return the function `module.function` of this package."""
     module, _, function = name.partition(".")
     found: Callable[[Case], Any] = getattr(
         import_module(f"unified_prof.explain.advice.{module}"), function
@@ -160,34 +153,35 @@ def _has_no_host(case: Case) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """One cause to look for."""
+    """An advice rule."""
 
+    # Slug of its findings.
     kind: str
-    """Kind of its findings."""
+    # Generator of findings as `module.function`, imported if the requirements are met.
     name: str
-    """What judges, `module.function` of `rules`: imported where a recording has what it needs."""
     lacks: Lacks = device
+    # True if it only uses data that every report reads.
     cheap: bool = False
-    """Whether it asks only for what a report joins anyway."""
 
     def judge(self, case: Case) -> Iterator[Finding]:
-        """Yield what it finds; the case lacks nothing."""
+        """Yield the findings of a device that meets the requirements."""
         found: Iterator[Finding] = of_rules(self.name)(case)
         yield from found
 
 
 _LAUNCHES = both(loop, launches)
-_COLLECTIVES = tables("COMMUNICATION_OP", why="no collective was recorded")
-_MESSAGES = tables("COMMUNICATION_TASK_INFO", why="no part of a collective was recorded")
-_ORIGINS = tables("UPROF_GPU_TASKS", why="which memory copies came from was not recorded")
-_GRIDS = tables("UPROF_GPU_TASKS", why="no grid of kernels was recorded")
-_CLOCKS = tables("AICORE_FREQ", why="no clock of AI cores was recorded")
-_COUNTERS = tables("TASK_PMU_INFO", why="no counter of the cores was recorded")
-_NPU = npu("AI CPUs, cores and pipes are an NPU's")
-_SHORT = npu("what it loses between short kernels is host_bound and small_kernels")
+_COLLECTIVES = tables("COMMUNICATION_OP", why="no collectives recorded")
+_MESSAGES = tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded")
+_ORIGINS = tables("UPROF_GPU_TASKS", why="memory kind of copies not recorded")
+_GRIDS = tables("UPROF_GPU_TASKS", why="grid sizes not recorded")
+_CLOCKS = tables("AICORE_FREQ", why="AI core clocks not recorded")
+_COUNTERS = tables("TASK_PMU_INFO", why="core counters not recorded")
+_NPU = npu("only NPUs have AI CPUs, cores and pipes")
+_SHORT = npu("host_bound and small_kernels cover short kernels there")
 _MEMORY = both(device, memory, told_by("memory_rules.lacks_size"))
 _PEAKS = both(device, shapes, told_by("kernel_rules.lacks_peaks"))
 
+# In the order in which skipped rules are listed.
 RULES: tuple[Rule, ...] = (
     Rule("host_bound", "host_rules.host_bound", _LAUNCHES, cheap=True),
     Rule("small_kernels", "host_rules.small_kernels", _LAUNCHES),
@@ -233,19 +227,18 @@ RULES: tuple[Rule, ...] = (
     Rule("inefficient_operation", "kernel_rules.inefficient_operation", _PEAKS),
     Rule("full_precision", "kernel_rules.full_precision", _PEAKS),
 )
-"""In the order in which what cannot be judged is told."""
 
 
+# Up to this many tasks, all rules together take a tenth of a report's time.
 QUICK_TASKS = 200_000
-"""Up to so many tasks all rules together take a tenth of what a report of them takes."""
 
 
 def advise(recording: Recording, *, quick: bool = False) -> Advice:
-    """Ask the rules what could be better, the costliest first.
+    """Evaluate the rules and return the findings, most expensive first.
 
     Args:
-        recording: what to judge.
-        quick: whether to ask of a large recording only the rules that are cheap.
+        recording: Recording to analyze.
+        quick: If True, evaluate only cheap rules for a large recording.
     """
     only_cheap = quick and len(recording.tasks) > QUICK_TASKS
     cases = _cases(recording)
@@ -280,7 +273,7 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
 
 
 def ranked(found: list[Finding]) -> list[Finding]:
-    """Return findings, the costliest first."""
+    """Return findings, most expensive first."""
     return sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind, one.text))
 
 
@@ -291,7 +284,7 @@ def _cases(recording: Recording) -> list[Case]:
 
 
 def _merged(of_devices: list[list[Finding]]) -> list[Finding]:
-    """Return what one rule found; what several devices have in common is said once."""
+    """Merge the findings of one rule on several devices."""
     if len(of_devices) < 2:
         return [one for own in of_devices for one in own]
     by_kind: dict[str, list[Finding]] = {}

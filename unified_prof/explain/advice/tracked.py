@@ -1,4 +1,4 @@
-"""What could be better in a tracked workload (Skyline reports): waiting, gaps, memory by lines."""
+"""Advice rules for tracked workloads (Skyline reports): processor waits, gaps, memory by line."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ BETWEEN_OPERATIONS = "time_between_operations"
 ACTIVATION_HEAVY_LINES = "activation_heavy_lines"
 SLOW_ITERATIONS = "slow_iterations"
 
+# Minimum share of an iteration; an otherwise idle machine stays far below.
 WAITED_SHARE = 0.10
-"""Of an iteration; a machine with nobody else on it stays far below."""
+# Minimum share of an iteration between all operations, as for host-bound devices.
 GAPS_SHARE = 0.10
-"""Of an iteration, between all operations; the same as of a device that waits for its host."""
+# Three lines with half of the activations, if at least ten lines have some.
 HEAVY_LINES, HEAVY_SHARE, MANY_LINES = 3, 0.5, 10
-"""Half of the activations in three lines, where ten or more have some."""
+# Smaller amounts do not limit the batch size.
 HEAVY_BYTES = 256 << 20
-"""Less than that is nowhere what a batch fails for."""
+# Minimum share of the peak that activations take.
 OF_PEAK = 0.3
-"""Activations that are a smaller part of the peak are not what fills the memory."""
+# An iteration is slow above this many medians, with at least this many iterations.
 SLOW, FEW = 1.5, 5
-"""An iteration of more than so many medians stands out; of fewer iterations none is usual."""
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
 class Tracked:
-    """What the reports of one run say."""
+    """Data of the reports of one run."""
 
     steps: tuple[Step, ...]
     calls: Calls
@@ -45,12 +45,12 @@ class Tracked:
 
     @property
     def timed(self) -> list[Step]:
-        """The iterations that are averaged, with their times."""
+        """Averaged iterations with their times."""
         return [one for one in self.steps if one.matched and one.total_ns]
 
     @property
     def usual_ns(self) -> float:
-        """Length of the median iteration; 0: none was timed."""
+        """Length of the median iteration; 0 if none was timed."""
         return float(np.median([one.total_ns or 0 for one in self.timed])) if self.timed else 0.0
 
     def finding(
@@ -65,7 +65,7 @@ class Tracked:
         evidence: Sequence[Evidence],
         steps: tuple[int, ...] | None = None,
     ) -> Finding:
-        """Return a finding of this run; the text gets its cost."""
+        """Return a finding of this run; its cost is appended to the text."""
         own = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
         rank = self.facts.get("rank", "")
         return Finding(
@@ -75,7 +75,7 @@ class Tracked:
             links=(),
             steps=own if steps is None else steps,
             cost_ms_per_step=round(cost_ns / 1e6, 6),
-            text=f"{text}; up to {duration(cost_ns)} of every iteration" if cost_ns else text,
+            text=f"{text}; saves up to {duration(cost_ns)} per iteration" if cost_ns else text,
             figures=figures,
             advice=advice,
             sure=sure,
@@ -84,7 +84,7 @@ class Tracked:
 
 
 def waiting(run: Tracked) -> Iterator[Finding]:
-    """Time in which the program's thread wanted a processor and had none."""
+    """Find time in which the program waited for a processor."""
     waited = float(np.median([one.waited_ns for one in run.timed if one.waited_ns is not None]))
     share = waited / run.usual_ns
     if share < WAITED_SHARE:
@@ -92,9 +92,10 @@ def waiting(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         WAITING_FOR_PROCESSOR,
         waited,
-        f"the program waits for a processor {percent(share)} of an iteration: others use them",
-        advice="free the cores (other processes, workers of a DataLoader), or give each process "
-        "fewer threads (OMP_NUM_THREADS, torch.set_num_threads)",
+        f"processor wait: the program is ready but not running {percent(share)} of an "
+        "iteration, other processes use the cores",
+        advice="free the cores (other processes, DataLoader workers), or use fewer threads per "
+        "process (OMP_NUM_THREADS, torch.set_num_threads)",
         sure="certain",
         figures={"waited_ns": round(waited), "share": round(share, 4)},
         evidence=[],
@@ -102,7 +103,7 @@ def waiting(run: Tracked) -> Iterator[Finding]:
 
 
 def between_operations(run: Tracked) -> Iterator[Finding]:
-    """Time that belongs to no operation, by the lines that may have taken it."""
+    """Find time outside operations, by the lines around it."""
     assert run.gaps is not None
     sums: dict[str, NDArray[np.float64]] = {}
     for line, times in zip(run.gaps.lines, np.nan_to_num(run.gaps.gap_ns), strict=True):
@@ -119,9 +120,9 @@ def between_operations(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         BETWEEN_OPERATIONS,
         whole,
-        f"{percent(share)} of an iteration lies between operations, most around {heaviest[0]}",
-        advice="look at what these lines do beside calling torch: Python loops, logging, copies to "
-        "lists or NumPy, reading of data",
+        f"between operations: {percent(share)} of an iteration, mostly around {heaviest[0]}",
+        advice="check these lines for work outside torch: Python loops, logging, conversion to "
+        "lists or NumPy, reading data",
         sure="certain",
         figures={"between_ns": round(whole), "share": round(share, 4), "lines": len(medians)},
         evidence=[
@@ -132,7 +133,7 @@ def between_operations(run: Tracked) -> Iterator[Finding]:
 
 
 def heavy_lines(run: Tracked) -> Iterator[Finding]:
-    """A few lines that keep most of what the backward pass needs."""
+    """Find lines that save most of the activations."""
     calls = run.calls
     assert calls.activation_bytes is not None
     assert calls.line is not None
@@ -149,10 +150,11 @@ def heavy_lines(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         ACTIVATION_HEAVY_LINES,
         0,
-        f"{HEAVY_LINES} of {len(lines)} lines keep {percent(most)} of the activations "
-        f"({whole / _MIB:,.0f} MiB)",
-        advice="torch.utils.checkpoint around these lines, a fused operation that keeps less, or a "
-        "shorter type there: it leaves room for a larger batch",
+        f"{HEAVY_LINES} of {len(lines)} lines save {percent(most)} of the activations "
+        f"({whole / _MIB:,.0f} "
+        "MiB)",
+        advice="use torch.utils.checkpoint around these lines, a fused operation or a smaller "
+        "dtype, to make room for a larger batch",
         sure="certain",
         figures={"activation_bytes": whole, "share": round(most, 4), "lines": len(lines)},
         evidence=[
@@ -168,7 +170,7 @@ def heavy_lines(run: Tracked) -> Iterator[Finding]:
 
 
 def slow_iterations(run: Tracked) -> Iterator[Finding]:
-    """Single iterations that are far longer, and not because others had the processors."""
+    """Find single slow iterations that did not wait for a processor."""
     timed, usual = run.timed[1:], run.usual_ns
     slow = [one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW * usual]
     cost = sum((one.total_ns or 0) - usual for one in slow) / max(len(timed), 1)
@@ -178,9 +180,8 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
     yield run.finding(
         SLOW_ITERATIONS,
         cost,
-        f"iteration {worst.name} takes {duration(worst.total_ns or 0)} against "
-        f"{duration(usual)} as a rule",
-        advice="look at what this iteration did besides: logging, saving, evaluation, other shapes",
+        f"iteration {worst.name} takes {duration(worst.total_ns or 0)}, median {duration(usual)}",
+        advice="check what else this iteration did: logging, checkpoint, evaluation, other shapes",
         sure="certain",
         figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(usual)},
         evidence=[
@@ -193,38 +194,38 @@ def slow_iterations(run: Tracked) -> Iterator[Finding]:
 def _waits(run: Tracked) -> str | None:
     if any(one.waited_ns is not None for one in run.timed):
         return None
-    return "waiting for a processor was not measured"
+    return "processor wait not measured"
 
 
 def _gaps(run: Tracked) -> str | None:
     if run.gaps is not None and run.usual_ns:
         return None
-    return "the time between operations was not recorded (table UPROF_GAPS)"
+    return "time between operations not recorded (table UPROF_GAPS)"
 
 
 def _lines(run: Tracked) -> str | None:
     if run.calls.activation_bytes is not None and run.calls.line is not None:
         return None
-    return "activations by line were not recorded (the memory report)"
+    return "activations by line not recorded (memory report)"
 
 
 def _several(run: Tracked) -> str | None:
-    return None if len(run.timed) > FEW else f"it has no more than {FEW} iterations"
+    return None if len(run.timed) > FEW else f"no more than {FEW} iterations recorded"
 
 
 Rule = tuple[str, Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], str | None]]
 
+# (slug, rule, requirement).
 RULES: tuple[Rule, ...] = (
     (WAITING_FOR_PROCESSOR, waiting, _waits),
     (BETWEEN_OPERATIONS, between_operations, _gaps),
     (ACTIVATION_HEAVY_LINES, heavy_lines, _lines),
     (SLOW_ITERATIONS, slow_iterations, _several),
 )
-"""Kind of the findings, what judges, and what says why it cannot."""
 
 
 def advise(run: Tracked) -> Advice:
-    """Ask the rules what could be better, the costliest first."""
+    """Evaluate the rules and return the findings, most expensive first."""
     found: list[Finding] = []
     missing: list[NotJudged] = []
     silent: list[str] = []

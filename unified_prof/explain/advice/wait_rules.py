@@ -1,9 +1,4 @@
-"""Copies between host and device: with nothing beside them, or from memory that is not pinned.
-
-The host stops to collect garbage, to allocate memory or to compile, and the device waits.
-
-Calls that wait for the device until it runs dry; and a mode in which every launch waits.
-"""
+"""Advice rules about stalls: copies, garbage collection, allocation, compilation, syncs."""
 
 from __future__ import annotations
 
@@ -34,12 +29,13 @@ from unified_prof.sqlite.integer_columns import MISSING
 EXPOSED_COPIES = "exposed_copies"
 PAGEABLE_COPIES = "pageable_copies"
 
+# If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
+# loading.
 SET_UP_SHARE, SET_UP_NS, SET_UP_PART = 0.8, 2_000_000_000, 0.2
-"""Most bytes in the first two seconds (a fifth of a short recording): the model is loaded."""
+# Smaller pageable copies cost their call, not their bytes.
 LARGE_BYTES = 1 << 20
-"""A pageable copy that is smaller costs its call, not its bytes."""
+# Rate of pinned copies over PCIe 4.0 x16, if the run has none to compare with.
 PINNED_GB_PER_S = 20.0
-"""What pinned copies reach over PCIe 4.0 x16, where the run itself has none to compare with."""
 
 _WITH_HOST = re.compile(r"host to device|device to host|h2d|d2h|htod|dtoh", re.IGNORECASE)
 _TO_DEVICE = re.compile(r"host to device|h2d|htod", re.IGNORECASE)
@@ -48,7 +44,7 @@ _PINNED = re.compile(r"pinned", re.IGNORECASE)
 
 
 def _sizes(case: Case) -> Ints:
-    """Return the bytes of each piece that is a copy, 0 of all else."""
+    """Return the bytes of each task that is a copy, 0 for others."""
     recording = case.recording
     found = recording.source.integers("MEMCPY_INFO", {"id": "globalTaskId", "size": "size"})
     task = recording.work.task[case.pieces.row]
@@ -58,7 +54,7 @@ def _sizes(case: Case) -> Ints:
 
 
 def _of_loop(case: Case, chosen: Flags, size: Ints) -> Flags:
-    """Return the copies without those of setting up."""
+    """Return the copies without those of model loading."""
     if case.steps or not chosen.any():
         return chosen
     start = case.pieces.start_ns
@@ -70,7 +66,7 @@ def _of_loop(case: Case, chosen: Flags, size: Ints) -> Flags:
 
 
 def exposed_copies(case: Case) -> Iterator[Finding]:
-    """Copies between host and device that run alone."""
+    """Find copies between host and device without overlap."""
     pieces = case.pieces
     size = _sizes(case)
     chosen = (pieces.kind == COPY) & case.named(case.operator, _WITH_HOST)
@@ -84,10 +80,10 @@ def exposed_copies(case: Case) -> Iterator[Finding]:
     yield case.finding(
         EXPOSED_COPIES,
         cost,
-        f"{int(chosen.sum()):,} copies between host and device run alone "
-        f"{percent(case.share(cost))} of the time",
-        advice="copy ahead, beside the computation: pin_memory=True, non_blocking=True, a stream "
-        "of its own; or keep the data on the device",
+        f"exposed copies: {int(chosen.sum()):,} copies between host and device, "
+        f"{percent(case.share(cost))} of the time without overlap",
+        advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
+        "keep the data on the device",
         sure="certain",
         figures={
             "exposed_ns": cost,
@@ -100,7 +96,7 @@ def exposed_copies(case: Case) -> Iterator[Finding]:
 
 
 def pageable_copies(case: Case) -> Iterator[Finding]:
-    """Large copies to the device from memory that is not pinned."""
+    """Find large copies to the device from pageable memory."""
     recording, pieces = case.recording, case.pieces
     found = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
     task = recording.work.task[pieces.row]
@@ -126,12 +122,12 @@ def pageable_copies(case: Case) -> Iterator[Finding]:
         return
     moved = int(size[chosen].sum())
     own = moved / int(length[chosen].sum())
-    than = "pinned ones of this run" if measured else "PCIe 4.0 gives pinned ones"
+    than = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
     yield case.finding(
         PAGEABLE_COPIES,
         cost,
-        f"{len(chosen):,} large copies to the device come from memory that is not pinned, at "
-        f"{own:.1f} GB/s against {rate:.1f} ({than})",
+        f"pageable copies: {len(chosen):,} large copies to the device reach {own:.1f} "
+        f"GB/s, {than} {rate:.1f} GB/s",
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",
         sure="likely" if measured else "possible",
@@ -149,10 +145,10 @@ GARBAGE_COLLECTION = "garbage_collection"
 ALLOCATION_STALLS = "allocation_stalls"
 COMPILE_STALLS = "compile_stalls"
 
+# Minimum length of one collection (MindStudio advisor's threshold).
 LONG_PAUSE_NS = 1_000_000
-"""One collection; the advisor's."""
+# Minimum total time (MindStudio advisor's threshold).
 ALLOCATING_NS = 10_000_000
-"""In all; the advisor's."""
 
 _ALLOCATES = re.compile(
     r"^(?:cuda|hip)(?:Malloc|Free)(?:Host|Managed|3D|Pitch|Array)?$|^(?:cuda|hip)Host(?:Alloc|Free)$"
@@ -167,7 +163,7 @@ _COMPILES = re.compile(
 
 
 def garbage_collection(case: Case) -> Iterator[Finding]:
-    """Collections of a millisecond or more in which the device had nothing to do."""
+    """Find garbage collections of a millisecond or more during idle time."""
     found = case.recording.source.integers(
         "GC_RECORD", {"start": "startNs", "duration": "endNs - startNs"}
     )
@@ -183,42 +179,42 @@ def garbage_collection(case: Case) -> Iterator[Finding]:
     yield case.finding(
         GARBAGE_COLLECTION,
         cost,
-        f"Python collects garbage {times(len(pauses))}, up to {duration(longest)} at once, "
-        f"while nothing else runs {percent(case.share(cost))} of the time",
-        advice="gc.freeze() after the first steps and a higher gc.set_threshold(), or gc.disable() "
-        "and gc.collect() every n steps, on all ranks together",
+        f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
+        f"device is idle meanwhile for {percent(case.share(cost))} of the time",
+        advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
+        "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
         figures={"pauses": len(pauses), "longest_ns": longest, "idle_ns": cost},
     )
 
 
 def allocation_stalls(case: Case) -> Iterator[Finding]:
-    """Memory asked of, or given back to, the device's driver while the device has no work."""
+    """Find device memory allocations and frees through the driver during idle time."""
     yield from _stalls(
         case,
         ALLOCATION_STALLS,
         _ALLOCATES,
         least_ns=ALLOCATING_NS,
         share=LEAST_SHARE,
-        text="the program allocates or frees memory of the device {often}, and nothing runs "
-        "meanwhile {share} of the time",
+        text="driver allocations: device memory is allocated or freed {often}; the device is "
+        "idle meanwhile for {share} of the time",
         advice="keep the allocator's cache: no empty_cache() in the loop, "
-        "expandable_segments:True, shapes that do not change, a batch that leaves some memory",
+        "expandable_segments:True, static shapes, a smaller batch",
     )
 
 
 def compile_stalls(case: Case) -> Iterator[Finding]:
-    """Kernels or graphs compiled or loaded in steps that are no warm-up."""
+    """Find compilation or loading of kernels and graphs after warm-up."""
     yield from _stalls(
         case,
         COMPILE_STALLS,
         _COMPILES,
         least_ns=0,
         share=WARN_SHARE,
-        text="code is compiled or loaded {often} after the first steps, and nothing runs meanwhile "
-        "{share} of the time",
-        advice="keep shapes static or in buckets (torch.compile(dynamic=True), mark_dynamic), look "
-        "for recompilations with TORCH_LOGS=recompiles, ship operators compiled",
+        text="compilation: code is compiled or loaded {often} after the first steps; the "
+        "device is idle meanwhile for {share} of the time",
+        advice="use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
+        "TORCH_LOGS=recompiles, precompile operators",
     )
 
 
@@ -237,7 +233,7 @@ def _stalls(
     if case.share(stalls.total_ns) < share:
         return
     cost = case.idle_in(stalls)
-    # Without steps nobody knows what is warm-up: what the program begins with is.
+    # Without steps, the beginning of the program counts as warm-up.
     if not case.steps or stalls.total_ns < least_ns or not cost or case.share(cost) < share:
         return
     inside = np.flatnonzero(case.inside(start))
@@ -253,7 +249,7 @@ def _stalls(
 
 
 def _called(case: Case, names: re.Pattern[str]) -> tuple[Ints, Ints, Ints, list[str]]:
-    """Return the calls of the runtime and ranges of the framework that a pattern names."""
+    """Return the runtime calls and framework ranges that match a pattern."""
     calls = case.recording.host_calls
     ids, number = calls.names
     said = [text or "" for text in case.recording.strings.texts(ids)]
@@ -290,16 +286,17 @@ def _evidence(texts: list[str], number: Ints, length: Ints, start: Ints) -> list
 SYNCHRONISING_CALLS = "synchronising_calls"
 BLOCKING_LAUNCHES = "blocking_launches"
 
+# Severe above these shares of the time and of the idle time (nsys-ai's thresholds).
 STRONG_SHARE, STRONG_OF_IDLE = 0.15, 0.5
-"""Of all time, or of the idle time: nsys-ai calls that severe."""
+# Share of launches followed by a synchronization from which the mode is blocking (MindStudio
+# advisor's threshold).
 BLOCKING_SHARE = 0.5
-"""Of launches that a synchronising call follows at once: the advisor's sign of a blocking mode."""
+# Minimum number of launches to detect the mode.
 FEW_LAUNCHES = 20
-"""Fewer launches tell no mode."""
 
 
 def synchronising_calls(case: Case) -> Iterator[Finding]:
-    """Idle time from the return of a synchronising call to the next work."""
+    """Find idle time between the return of a synchronization and the next task."""
     if not case.at_most(SYNCHRONISING):
         return
     idle = case.synchronised
@@ -321,10 +318,10 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
     yield case.finding(
         SYNCHRONISING_CALLS,
         cost,
-        f"the host waits for the device {times(len(mine))}, which then idles {percent(share)} of "
-        f"the time{where}",
-        advice="keep values on the device (no .item(), .cpu(), nonzero or boolean indexing in the "
-        "step), or read them once every n steps",
+        f"synchronization: the host waits for the device {times(len(mine))}, after which "
+        f"the device is idle for {percent(share)} of the time{where}",
+        advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
+        "the step), or read them every n steps",
         sure="certain",
         figures={
             "idle_ns": cost,
@@ -338,20 +335,20 @@ def synchronising_calls(case: Case) -> Iterator[Finding]:
 
 
 def _lost(case: Case, mine: Ints) -> tuple[Ints, Ints]:
-    """Return the first stretch of each gap of some, and its time from the call's return on."""
+    """Return the first segment of each gap, and its time after the return of the call."""
     idle, host = case.synchronised, case.recording.idle_time.host
     begins = case.recording.work.start_ns[idle.piece[mine]]
     returned = np.maximum(host.sync.end_ns[idle.sync[mine]], idle.start_ns[mine])
     lost = np.maximum(begins - returned, 0)
-    # A gap may have several stretches due to the same calls: it is lost once.
+    # A gap with several segments of the same calls counts once.
     _, first = np.unique(idle.piece[mine], return_index=True)
     return mine[first], lost[first]
 
 
 def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
-    """Tell which gaps follow the one call that ends or begins a step, as profilers and timers do.
+    """Return a mask of gaps after the call that ends or begins a step, as profilers and timers do.
 
-    Nothing is launched in the step behind it, or nothing was before it.
+    Nothing is launched in the step after it, or before it.
     """
     idle, steps = case.synchronised, case.recording.steps
     result = np.zeros(len(mine), bool)
@@ -392,7 +389,7 @@ def _calls(case: Case, sync: NDArray[np.integer], lost: Ints) -> list[Evidence]:
 
 
 def blocking_launches(case: Case) -> Iterator[Finding]:
-    """A program in which a synchronising call follows most launches: a mode for finding errors."""
+    """Find programs in which a synchronization follows most launches: a debugging mode."""
     calls = case.recording.host_calls
     launching = np.zeros(len(calls), bool)
     row = calls.launching(case.recording.work.connection[case.pieces.row])
@@ -416,10 +413,10 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
     yield case.finding(
         BLOCKING_LAUNCHES,
         cost,
-        f"a synchronising call follows {percent(share)} of the launches: the program runs in a "
-        "blocking mode, host and device never work side by side",
-        advice="unset CUDA_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING and the like, or take the "
-        "synchronize() out of the loop",
+        f"blocking launches: {percent(share)} of the launches are followed by a "
+        "synchronization, so host and device never overlap",
+        advice="unset CUDA_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING and similar, or remove "
+        "synchronize() from the loop",
         sure="likely",
         figures={"launches": int(launching.sum()), "followed": followed, "idle_ns": cost},
         evidence=_calls(case, idle.sync[mine], lost),
