@@ -43,11 +43,11 @@ def test_a_build_without_cuda_is_told_from_a_machine_without_a_card(
 
     monkeypatch.setattr(torch.cuda, "init", no_driver)
     assert CudaBackend().unavailable_reason() == (
-        "no CUDA device answers (Found no NVIDIA driver on your system.)"
+        "no CUDA device responds (Found no NVIDIA driver on your system.)"
     )
 
 
-@pytest.mark.parametrize(("in_library", "reason"), [(1, None), (-1, None), (0, "shows no CUDA")])
+@pytest.mark.parametrize(("in_library", "reason"), [(1, None), (-1, None), (0, "reports no CUDA")])
 def test_asking_for_devices_leaves_the_runtime_alone(
     monkeypatch: pytest.MonkeyPatch, in_library: int, reason: str | None
 ) -> None:

@@ -126,7 +126,7 @@ def test_a_failing_workload_gives_its_code_although_msprof_exits_0(
 ) -> None:
     capture = run(tmp_path, INIT + "raise ValueError('mine')")
     assert capture.exit_code == 1
-    assert capture.failure == "the workload ended with exit code 1"
+    assert capture.failure == "the workload exited with code 1"
     assert len(capture.recordings) == 1
     err = capfd.readouterr().err
     assert "ValueError: mine" in err
@@ -251,7 +251,7 @@ def test_nothing_recorded_is_said_in_plain_words(tmp_path: Path) -> None:
     capture = run(tmp_path, "print('no NPU here')")
     assert capture.exit_code == 0
     assert capture.recordings == ()
-    assert "never initialised an NPU (no aclInit)" in str(capture.failure)
+    assert "never initialized an NPU (no aclInit)" in str(capture.failure)
 
 
 @pytest.mark.slow
@@ -316,7 +316,7 @@ def test_spaces_in_paths_and_arguments_do_no_harm(tmp_path: Path) -> None:
 
 
 def test_a_path_that_msprof_refuses_is_refused_before_anything_starts(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="characters that msprof refuses: '&'"):
+    with pytest.raises(UsageError, match="characters that msprof rejects: '&'"):
         run(tmp_path, INIT, output_dir=tmp_path / "this & that")
 
 
@@ -363,11 +363,11 @@ def test_signals_reach_the_workload_and_what_was_recorded_is_kept(
     ("options", "message"),
     [
         ({"task_time": "foo"}, "--task-time"),
-        ({"exporter": "vendor"}, "no exporter 'vendor'"),
+        ({"exporter": "vendor"}, "unknown exporter 'vendor'"),
         ({"schema": "0.0.0"}, "no revision '0.0.0'"),
-        ({"pid": "0"}, "the id of a process expected"),
-        ({"pid": "99999999"}, "there is no such process"),
-        ({"pid": str(os.getpid()), "delay": "3"}, "not with --pid"),
+        ({"pid": "0"}, "expected a process id"),
+        ({"pid": "99999999"}, "no such process"),
+        ({"pid": str(os.getpid()), "delay": "3"}, "cannot be combined with --pid"),
     ],
 )
 def test_options_are_checked_before_anything_starts(
@@ -525,5 +525,5 @@ def test_a_program_that_is_no_python_cannot_be_tracked(tmp_path: Path) -> None:
     program = tmp_path / "program"
     program.write_text("#!/bin/sh\n")
     program.chmod(0o755)
-    with pytest.raises(UsageError, match="no Python script"):
+    with pytest.raises(UsageError, match="not a Python script"):
         run(tmp_path, "", target=str(program), reports=(RUN_TIME,))

@@ -92,7 +92,7 @@ def test_what_a_killed_workload_had_measured_is_brought_back(tmp_path: Path, spe
     leave(tmp_path, npu_launcher.PARTIAL_FILE, tracked_run(complete=False))
     found = progress.completed(Result())
     assert found.tracked == tracked_run(complete=False)
-    assert found.failure == "the workload ended before all was measured"
+    assert found.failure == "the workload ended before the measurement was complete"
     assert progress.completed(Result(exit_code=1)).tracked is None  # it said that there is nothing
 
 
@@ -154,7 +154,7 @@ def test_a_workload_killed_before_that_leaves_its_complete_iterations(
     assert capture.tracked is not None
     assert not capture.tracked.complete
     assert capture.tracked.iterations
-    assert "ended before all was measured" in str(capture.failure)
+    assert "ended before the measurement was complete" in str(capture.failure)
 
 
 @pytest.mark.slow

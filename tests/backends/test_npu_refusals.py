@@ -52,7 +52,7 @@ def test_full_on_a_chip_that_msprof_tells_of_starts_it_once(
     assert (capture.exit_code, capture.failure) == (0, None)
     assert len(stand_in_msprof.starts(log)) == 1
     assert (tmp_path / "runs").read_text() == "x"
-    words = f"uprof: --preset full without --{refused}: msprof does not take it here"
+    words = f"uprof: --preset full without --{refused}: not supported by msprof here"
     assert said[0] == words
     assert capture.facts["msprof_left_out"] == f"--{refused}"
 
@@ -126,11 +126,11 @@ def test_the_chip_that_the_user_names_is_not_asked_for(
     command, left_out, _ = NpuBackend().describe(spec)
     assert "--sys-io-profiling" not in command
     assert left_out == (
-        "# --preset full without --sys-io-profiling: msprof does not take it on a 310P"
+        "# --preset full without --sys-io-profiling: not supported by msprof on a 310P"
     )
-    with pytest.raises(UsageError, match=r"(?m)--l2: msprof does not take it on a 310$"):
+    with pytest.raises(UsageError, match=r"(?m)--l2: not supported by msprof on a 310$"):
         run(tmp_path, "", options={"l2": "on", "npu_chip": "310"})
-    with pytest.raises(UsageError, match="'L2Cache' found, one of ArithmeticUtilization"):
+    with pytest.raises(UsageError, match="expected one of ArithmeticUtilization"):
         run(tmp_path, "", options={"aic_metrics": "L2Cache", "npu_chip": "310P"})
     with pytest.raises(UsageError, match="cannot attach to a process on a 310"):
         run(tmp_path, "", target="", options={"pid": str(os.getpid()), "npu_chip": "310"})

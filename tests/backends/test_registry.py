@@ -25,9 +25,9 @@ def test_a_built_in_name_cannot_be_taken_over(monkeypatch: pytest.MonkeyPatch) -
 @pytest.mark.parametrize(
     ("name", "message", "hint"),
     [
-        ("tpu", "no backend named 'tpu'", "known: auto, npu, cuda, cpu, broken, lonely, shy"),
-        ("lonely", "backend 'lonely' needs a_package_nobody_has", "installed"),
-        ("shy", "backend 'shy' cannot run here: it would rather not", "uprof doctor"),
+        ("tpu", "unknown backend 'tpu'", "known: auto, npu, cuda, cpu, broken, lonely, shy"),
+        ("lonely", "backend 'lonely' requires a_package_nobody_has", "installation"),
+        ("shy", "backend 'shy' is not available: it would rather not", "uprof doctor"),
         ("broken", "backend 'broken' is broken: .*NoSuchClass", None),
     ],
 )
@@ -125,6 +125,6 @@ def test_a_broken_backend_does_not_stop_the_survey(monkeypatch: pytest.MonkeyPat
         monkeypatch, broken="a_package_nobody_has:Backend", shy="tests.backends.toy:ShyBackend"
     )
     answered = {answer.name: answer.reason for answer in registry.survey()}
-    assert answered["broken"] == "backend 'broken' needs a_package_nobody_has"
+    assert answered["broken"] == "backend 'broken' requires a_package_nobody_has"
     assert answered["shy"] == "it would rather not"
     assert answered["cpu"] is None

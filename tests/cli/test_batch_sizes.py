@@ -109,7 +109,7 @@ def test_a_size_that_fails_ends_the_series_and_is_told_of(
         main(words.split())
     assert ended.value.code == 1
     told = capfd.readouterr().err
-    assert "batch 4: the workload ended with exit code 1" in told
+    assert "batch 4: the workload exited with code 1" in told
     assert not Path("out/batch-8").exists()
 
 

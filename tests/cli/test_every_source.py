@@ -92,7 +92,7 @@ def test_a_comparison_shows_the_names_that_the_user_knows(tmp_path: Path) -> Non
     assert f"{traces[0]} -> {traces[1]}" in text
     both = uprof("gate", traces[0].parent, tmp_path / "runs", "--convert")
     assert both.returncode == 2
-    assert "holds 2 recordings" in both.stderr
+    assert "has 2 recordings" in both.stderr
 
 
 def test_a_baseline_of_a_recording(tmp_path: Path) -> None:
@@ -148,4 +148,4 @@ def test_profiles_of_jax_are_named(command: tuple[str, ...], tmp_path: Path) -> 
     for more in ((), ("--convert",)):
         done = uprof(command[0], profile, *command[1:], *more)
         assert done.returncode == 7
-        assert "it is a profile of JAX or TensorFlow (XPlane)" in done.stderr
+        assert "it is a JAX or TensorFlow profile (XPlane)" in done.stderr

@@ -64,7 +64,7 @@ def test_nsight_recordings_are_named_as_what_they_are(
     raw = tmp_path / "run.nsys-rep"
     raw.write_bytes(b"\x00\x01\x02 something")
     said = uprof(*given(command, raw)).stderr
-    assert "it is a recording of Nsight Systems" in said
+    assert "it is an Nsight Systems recording" in said
     assert f"nsys export --type sqlite -o {tmp_path / 'run.sqlite'} {raw}" in said
 
 

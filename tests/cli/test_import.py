@@ -52,7 +52,7 @@ def test_a_report_named_after_the_trace_in_this_folder(
     told = capsys.readouterr()
     assert told.out == ""
     assert "rank0.db" in told.err
-    assert "1 device tasks, 1 joined to their launch" in told.err
+    assert "1 device tasks, 1 matched to their launch" in told.err
 
 
 def test_provenance_says_that_the_device_is_a_gpu(trace: Path, tmp_path: Path) -> None:
@@ -202,7 +202,7 @@ def test_names_of_any_bytes(trace: Path, tmp_path: Path, capfd: pytest.CaptureFi
     (tmp_path / "in").mkdir()
     for name in (b"a\xe9\x1b]0;x\x07.trace.json", b"b\xe9\nuprof: done.trace.json"):
         shutil.copy(trace, tmp_path / "in" / os.fsdecode(name))
-    for told in ("joined to their launch", ": already converted"):
+    for told in ("matched to their launch", ": already converted"):
         assert uprof("import", tmp_path / "in", "-o", tmp_path / "out") == 0
         err = capfd.readouterr().err
         assert err.count(told) == 2

@@ -113,7 +113,7 @@ def test_an_option_the_chip_has_not_is_wrong_use(
     monkeypatch.setenv("STAND_IN_PLATFORM", "4")
     done = uprof(place, "open('started', 'w')", "--sys-io-profiling", "on")
     assert done.returncode == 2
-    assert "--sys-io-profiling: msprof does not take it here" in done.stderr
+    assert "--sys-io-profiling: not supported by msprof here" in done.stderr
     assert not (place / "started").exists()
     assert not (place / "out").exists()
 
@@ -157,7 +157,7 @@ def test_a_failing_export_is_said_where_it_was_asked_for(
 def test_nothing_recorded(place: Path) -> None:
     done = uprof(place, "print('no NPU here')")
     assert done.returncode == 5
-    assert "never initialised an NPU (no aclInit)" in done.stderr
+    assert "never initialized an NPU (no aclInit)" in done.stderr
     assert done.stdout == ""
     assert not (place / "out").exists()
 

@@ -111,7 +111,7 @@ def test_the_gate_says_its_verdict_in_every_format(tmp_path: Path) -> None:
     found = json.loads(uprof(*both, "--json").stdout)
     assert (found["outcome"], found["checks"][0]["unit"]) == ("regression", "x")
     assert "<failure" in uprof(*both, "--format", "junit").stdout
-    refused(uprof(*both, "--metric", "total"), 2, "no metric 'total'", "slowest-rank")
+    refused(uprof(*both, "--metric", "total"), 2, "unknown metric 'total'", "slowest-rank")
 
 
 def test_imbalance_is_told_within_a_stage(tmp_path: Path) -> None:

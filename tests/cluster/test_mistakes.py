@@ -47,7 +47,7 @@ def trace_of_nobody(path: Path) -> Path:
 def test_a_trace_of_nobody_is_named_by_its_own_path(tmp_path: Path) -> None:
     trace = trace_of_nobody(tmp_path / "t.json")
     done = uprof("cluster", "build", trace, "-o", tmp_path / "r")
-    refused(done, 7, f"{trace}: its file does not say which rank it is of", "RANK=FILE")
+    refused(done, 7, f"{trace}: the rank of its file is unknown", "RANK=FILE")
     assert "rank.db" not in done.stderr
 
 
@@ -55,7 +55,7 @@ def test_a_trace_of_nobody_beside_others_says_what_to_do(databases: Path, tmp_pa
     trace = trace_of_nobody(tmp_path / "t.json")
     done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
     assert done.returncode == 0, done.stderr
-    assert f"{trace}: its file does not say" in done.stderr
+    assert f"{trace}: the rank of its file is unknown" in done.stderr
     assert "RANK=FILE" in done.stderr
 
 
@@ -99,11 +99,13 @@ def test_halves_of_two_runs_are_refused_by_name(tmp_path: Path) -> None:
         file = simulated.database(recorded, rank, folder / f"rank{rank}.db")
         put_off(file, rank // 2 * 3600 * 1_000_000_000)
     done = uprof("cluster", "build", folder, "-o", tmp_path / "r")
-    refused(done, 2, "recordings of 2 runs", "rank0.db (rank 0 on host0, ", "rank2.db (rank 2")
+    refused(
+        done, 2, "recordings are from 2 runs", "rank0.db (rank 0 on host0, ", "rank2.db (rank 2"
+    )
     assert not (tmp_path / "r" / "cluster.sqlite").exists()
     done = uprof("report", folder)
     assert done.returncode == 0
-    assert "is not a multi-rank run: these are recordings of 2 runs" in done.stderr
+    assert "is not a multi-rank run: these recordings are from 2 runs" in done.stderr
 
 
 def test_of_a_damaged_rank_the_damage_is_why_it_has_no_steps(
@@ -130,10 +132,10 @@ def test_a_run_that_was_not_completed_says_how_it_goes_on(databases: Path, tmp_p
     assert uprof("cluster", "build", databases, "-o", run).returncode == 0
     (run / "cluster.sqlite").unlink()
     goes_on = f"uprof cluster build RECORDINGS -o {run}"
-    refused(uprof("report", run), 7, "not completed", goes_on)
-    refused(uprof("cluster", "report", run), 7, "not completed", goes_on)
+    refused(uprof("report", run), 7, "incomplete run", goes_on)
+    refused(uprof("cluster", "report", run), 7, "incomplete run", goes_on)
     done = uprof("trace", run, "--ranks", "0", "-o", tmp_path / "t.json")
-    refused(done, 2, "not completed", goes_on)
+    refused(done, 2, "incomplete run", goes_on)
 
 
 def test_traces_are_no_run_until_one_is_made_of_them(tmp_path: Path) -> None:
@@ -148,7 +150,7 @@ def test_several_recordings_cannot_be_of_the_one_that_was_named(
     databases: Path, tmp_path: Path
 ) -> None:
     done = uprof("cluster", "build", f"7={databases}", "-o", tmp_path / "r")
-    refused(done, 2, "holds 3 recordings, which rank 7 has not", "leave RANK= out")
+    refused(done, 2, "has 3 recordings, expected one for rank 7", "omit RANK=")
 
 
 def test_a_summary_of_a_newer_uprof_is_replaced_only_by_force(
@@ -160,7 +162,7 @@ def test_a_summary_of_a_newer_uprof_is_replaced_only_by_force(
         db.execute("PRAGMA user_version = 99")
     before = (run / "cluster.sqlite").read_bytes()
     done = uprof("cluster", "build", databases, "-o", run)
-    refused(done, 8, "no known schema revision", "user_version is 99", "--force")
+    refused(done, 8, "unknown schema revision", "user_version is 99", "--force")
     assert (run / "cluster.sqlite").read_bytes() == before
     assert uprof("cluster", "build", databases, "-o", run, "--force").returncode == 0
 
@@ -174,7 +176,7 @@ def test_a_database_of_somebody_else_is_never_replaced_unasked(
         db.execute("CREATE TABLE mine (x)")
     before = (run / "cluster.sqlite").read_bytes()
     done = uprof("cluster", "build", databases, "-o", run)
-    refused(done, 9, "no summary of uprof's", "--force")
+    refused(done, 9, "not a summary written by uprof", "--force")
     assert (run / "cluster.sqlite").read_bytes() == before
     assert not (run / "partials").exists()
 
@@ -234,8 +236,8 @@ def test_a_rank_that_was_recorded_at_another_time_is_told_of(
     databases: Path, tmp_path: Path
 ) -> None:
     folder = shutil.copytree(databases, tmp_path / "in")
-    assert "it may be of another run" not in uprof("report", folder).stdout
+    assert "possibly from another run" not in uprof("report", folder).stdout
     put_off(folder / "rank2.db", 3600 * 1_000_000_000)
     told = uprof("report", folder).stdout
     assert "warning: rank 2 was recorded 3,6" in told or "warning: rank 2 was recorded 3,5" in told
-    assert "it may be of another run" in told
+    assert "possibly from another run" in told

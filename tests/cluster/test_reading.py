@@ -142,7 +142,7 @@ def test_markdown_shows_names_as_they_are(run: Path) -> None:
 def test_a_missing_rank_is_told_of_and_costs_nothing_but_with_strict(tmp_path: Path) -> None:
     run = make(tmp_path / "run.cluster", Made(absent=[2], failed=[5]))
     done = uprof("cluster", "report", run)
-    told = "6 of 8 ranks; absent: 2; rank 5: rank.db is cut off"
+    told = "6 of 8 ranks; missing: 2; rank 5: rank.db is cut off"
     assert done.returncode == 0
     assert told in done.stdout
     assert told in done.stderr
@@ -161,7 +161,7 @@ def test_a_thousand_ranks_fit_one_screen(tmp_path: Path) -> None:
 
 
 def test_what_is_no_run_is_refused(tmp_path: Path, run: Path) -> None:
-    refused(uprof("cluster", "report", tmp_path), 7, "holds no cluster.sqlite", "cluster build")
+    refused(uprof("cluster", "report", tmp_path), 7, "has no cluster.sqlite", "cluster build")
     refused(uprof("cluster", "report", tmp_path / "none"), 7, "none")
     (tmp_path / "text.db").write_text("no database")
     refused(uprof("cluster", "report", tmp_path / "text.db"), 7, "text.db")

@@ -64,8 +64,8 @@ def test_ranks_of_another_run_are_ranks_that_could_not_be_read(
     assert summary.ranks_read == 16 - len(others)
     for one in summary.unread:
         assert one.file == f"run/rank{one.rank}.db"
-        assert "it is of another run than rank 0 and" in one.why
-        assert f"it was recorded {later / 1e9:,.0f} s after that" in one.why
+        assert "belongs to another run than rank 0 and" in one.why
+        assert f"recorded {later / 1e9:,.0f} s after that" in one.why
     assert summary.findings == []
 
 
@@ -73,7 +73,7 @@ def test_of_two_halves_neither_is_the_run() -> None:
     with pytest.raises(UsageError) as caught:
         told(mixed(run(1), run(2, HOUR, slow=A_LITTLE_SLOWER), set(range(8, 16))))
     text = str(caught.value)
-    assert "recordings of 2 runs: run/rank0.db (rank 0 on host0, 2025-11-20 " in text
+    assert "recordings are from 2 runs: run/rank0.db (rank 0 on host0, 2025-11-20 " in text
     assert "and 7 more; run/rank8.db (rank 8 on host2, 2025-11-20 " in text
 
 

@@ -51,7 +51,7 @@ def test_each_rank_has_a_row_and_those_that_lack_a_reason(file: Path, summary: R
     found = rows(file, "SELECT rank, status, why, file FROM RANK ORDER BY rank")
     assert [row[0] for row in found] == list(range(16))
     assert found[7][1:] == ("failed", "it is cut off", "node/rank7.db")
-    assert found[11][1:] == ("absent", "its recording is not there", None)
+    assert found[11][1:] == ("absent", "recording missing", None)
     assert {row[1] for row in found if row[0] not in (7, 11)} == {"read"}
     assert (summary.world_size, summary.ranks_read, summary.absent) == (16, 14, (11,))
 
@@ -83,7 +83,9 @@ def test_of_those_who_come_late_the_one_with_slow_kernels_is_to_blame(file: Path
     assert ratio == pytest.approx(1.3, rel=0.02)
     ((place, text, cost),) = rows(file, "SELECT place, text, cost_ms_per_step FROM FINDING")
     assert place == 1
-    assert re.match(r"rank 5 on host1: its kernels take 1\.(29|30)\d times as long", str(text))
+    assert re.match(
+        r"slow kernels: rank 5 on host1: its kernels take 1\.(29|30)\d times as long", str(text)
+    )
     assert saved == pytest.approx(float(str(cost)) * 1e6)
 
 
@@ -122,7 +124,7 @@ def test_a_rank_of_another_run_is_put_aside() -> None:
     odd = replace(found[2], facts=replace(found[2].facts, world_size=64))
     told = summarize_run([*found[:2], odd, *found[3:]])
     assert [(one.rank, one.why) for one in told.unread] == [
-        (2, "it is of a run of 64 ranks, the others of one of 16")
+        (2, "from a run of 64 ranks, the others from one of 16")
     ]
 
 

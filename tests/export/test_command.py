@@ -32,7 +32,7 @@ def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_p
     assert {"deliverable", "what", "why"} == set(record["left_out"][0])
     assert "left out of task_time: kernel_name of the launch" in done.stderr
     assert uprof("export", small, "-o", tmp_path / "quiet", "-q").stderr == ""
-    refused(uprof("export", small, "-o", small), 9, "not a folder")
+    refused(uprof("export", small, "-o", small), 9, "not a directory")
 
 
 def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:

@@ -29,7 +29,7 @@ def step(tmp_path: Path) -> Path:
 def test_collapsed_stacks_are_frames_and_a_number(step: Path, tmp_path: Path) -> None:
     done = uprof("export", step, "-o", tmp_path / "step.collapsed")
     assert done.returncode == 0
-    assert "step.collapsed: device: 7 stacks, 640 ns in all" in done.stderr
+    assert "step.collapsed: device: 7 stacks, total 640 ns" in done.stderr
     lines = (tmp_path / "step.collapsed").read_text().splitlines()
     assert "Net_0;aten::relu;relu_kernel 50" in lines
     assert sum(int(line.rpartition(" ")[2]) for line in lines) == 640
@@ -211,7 +211,7 @@ def test_what_was_not_recorded_is_refused(step: Path, tmp_path: Path) -> None:
     out = tmp_path / "x.collapsed"
     refused(
         uprof("export", step, "-o", out, "--measure", "memory"), 2, "no stacks of memory",
-        "it has: device, host",
+        "available: device, host",
     )  # fmt: skip
     report = run_time_report(tmp_path / "r.sqlite")
     refused(uprof("export", report, "-o", out, "--by", "module"), 2, "no stacks by module", "line")
@@ -231,7 +231,7 @@ def test_the_ending_selects_the_layout_and_contradictions_are_told(
         "selects pprof, but collapsed is asked for",
     )
     refused(
-        uprof("export", step, "-o", tmp_path / "files", "--measure", "host"), 2, "are of stacks"
+        uprof("export", step, "-o", tmp_path / "files", "--measure", "host"), 2, "apply to stacks"
     )
 
 

@@ -121,10 +121,10 @@ def test_what_goes_wrong_with_the_measurement_is_a_warning(when: str, recorder: 
 
 def test_wrong_options_do_not_end_a_training_either() -> None:
     measured = Measurement(reports=("speed",))
-    with pytest.warns(RuntimeWarning, match="no report 'speed'"):
+    with pytest.warns(RuntimeWarning, match="unknown report 'speed'"):
         measured.begin()
     assert not measured.is_under_way
-    assert measured.failure == "no report 'speed'"
+    assert measured.failure == "unknown report 'speed'"
 
 
 def test_hints_are_those_of_a_program(tmp_path: Path) -> None:

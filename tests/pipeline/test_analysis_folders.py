@@ -96,7 +96,7 @@ def test_a_torch_npu_folder_is_laid_out_as_torch_npu_does(
         *(["ASCEND_PROFILER_OUTPUT/analysis.db"] if there else []),
     }
     again = list(convert_all([folder], tmp_path / "out"))
-    assert "there already" in str(again[0].error)
+    assert "exists already" in str(again[0].error)
 
 
 def torch_npu_folder(path: Path) -> Path:

@@ -128,7 +128,7 @@ def test_one_bad_recording_is_told_and_stops_no_other(tmp_path: Path) -> None:
     assert str(bad) in missing.why
     with pytest.raises(RawFormatError, match="traceEvents"):
         cache.reports_of(bad)
-    with pytest.raises(UsageError, match="holds 3 recordings"):
+    with pytest.raises(UsageError, match="has 3 recordings"):
         cache.reports_of(tmp_path / "run", several=False)
 
 

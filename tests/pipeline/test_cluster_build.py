@@ -263,9 +263,9 @@ BAD: dict[str, tuple[Callable[[Path], object], str]] = {
     "damaged": (damage, r"rank 2: .*(damaged|malformed|no .*database)"),
     "text": (lambda path: path.write_text("no database"), r"rank 2: its file is not a report"),
     "of another schema": (of_another_schema, r"rank 2: its file is not a report"),
-    "of another family": (of_another_family, r"absent: 2"),
-    "of another run": (of_another_run, r"rank 2: it is of a run of 8 ranks, the others of one of"),
-    "absent": (Path.unlink, r"absent: 2"),
+    "of another family": (of_another_family, r"missing: 2"),
+    "of another run": (of_another_run, r"rank 2: from a run of 8 ranks, the others from one of"),
+    "absent": (Path.unlink, r"missing: 2"),
 }  # fmt: skip
 
 
@@ -281,7 +281,7 @@ def test_one_bad_rank_never_spoils_the_answer(how: str, run: Path, target: str) 
     connection = sqlite3.connect(Path(target) / "cluster.sqlite")
     status = dict(connection.execute("SELECT rank, status FROM RANK"))
     connection.close()
-    assert status[2] == ("absent" if words == "absent: 2" else "failed")
+    assert status[2] == ("absent" if words == "missing: 2" else "failed")
     assert {status[rank] for rank in (0, 1, 3)} == {"read"}
     again = build([str(run)], target)
     assert again == type(again)(**{**fields(outcome), "new": 0, "already": True})
@@ -351,9 +351,9 @@ def test_nothing_can_be_read(tmp_path: Path, target: str) -> None:
 
 
 def test_a_folder_of_something_else_is_not_written_into(run: Path) -> None:
-    with pytest.raises(OutputError, match=r"rank0\.db and is no run of uprof's"):
+    with pytest.raises(OutputError, match=r"rank0\.db and is not a run written by uprof"):
         build([str(run)], str(run))
-    with pytest.raises(OutputError, match="is a file, expected a folder"):
+    with pytest.raises(OutputError, match="is a file, expected a directory"):
         build([str(run)], str(run / "rank0.db"))
 
 
@@ -383,7 +383,7 @@ def test_without_parquet_a_summary_is_made_in_memory(
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(UsageError, match="needs pyarrow") as raised:
         build([str(run)], target)
-    assert raised.value.hint == "pip install 'unified-prof[cluster]'"
+    assert raised.value.hint == "run `pip install 'unified-prof[cluster]'`"
     summary = summary_of([str(run)])
     assert (summary.ranks_read, summary.findings[0].ranks) == (4, (2,))
 
@@ -408,7 +408,7 @@ def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
 
 
 def test_a_wrong_scheduler_is_said_before_anything_is_read(run: Path, target: str) -> None:
-    with pytest.raises(UsageError, match="is no scheduler"):
+    with pytest.raises(UsageError, match="is not a scheduler"):
         build([str(run)], target, scheduler="tcp:/x")
     assert not Path(target).exists()
 

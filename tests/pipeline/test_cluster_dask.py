@@ -117,7 +117,7 @@ def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
     done = uprof("cluster", "build", good, "-o", target)
     assert done.returncode == 0, done.stderr
     assert f"{WORLD - 1 - kept:,} read now" in done.stderr
-    assert "absent: 2" in done.stderr
+    assert "missing: 2" in done.stderr
 
 
 def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:

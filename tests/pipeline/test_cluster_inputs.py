@@ -78,7 +78,7 @@ def test_ranks_that_the_user_says(tmp_path: Path) -> None:
     assert [(i.rank, i.location) for i in inputs] == [(3, str(one)), (12, str(other))]
     assert not errors
     inputs, errors = inputs_of([f"3={tmp_path}"])
-    assert "holds 2 recordings, which rank 3 has not" in str(errors[0][1])
+    assert "has 2 recordings, expected one for rank 3" in str(errors[0][1])
     odd = database(tmp_path / "1=c.db")
     os.chdir(tmp_path)
     assert [(i.rank, i.location) for i in inputs_of([odd.name])[0]] == [(None, str(odd))]
@@ -97,7 +97,7 @@ def test_patterns_repetitions_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     inputs, errors = inputs_of([str(tmp_path / "none"), str(tmp_path / "empty"), str(paths[0])])
     assert [one.location for one in inputs] == [str(paths[0])]
-    assert "holds no database or recording of a rank" in str(errors[1][1])
+    assert "has no database or recording of a rank" in str(errors[1][1])
     assert [given for given, _ in errors] == [str(tmp_path / "none"), str(tmp_path / "empty")]
 
 

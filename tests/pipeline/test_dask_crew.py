@@ -97,12 +97,14 @@ def test_no_worker_is_said_before_long(threads: Any, monkeypatch: pytest.MonkeyP
         opened = dask_crew.of_scheduler(none.scheduler_address, told.append, patience_s=1.5)
         with pytest.raises(EngineError, match=r"has no worker|had no worker"), opened:
             pass
-    assert "has no worker yet; waiting up to" in told[0]
+    assert "has no workers yet; waiting up to" in told[0]
 
 
 def test_nobody_answers() -> None:
     opened = dask_crew.of_scheduler("tcp://127.0.0.1:1", print, connect_s=1)
-    with pytest.raises(EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not answer"):
+    with pytest.raises(
+        EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not respond"
+    ):
         opened.__enter__()
 
 
@@ -163,7 +165,7 @@ def test_without_dask_the_command_that_installs_it_is_named(
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(EngineError, match="distributed is not installed") as raised:
         dask_crew.on_this_machine(2).__enter__()
-    assert raised.value.hint == "pip install 'unified-prof[cluster]'"
+    assert raised.value.hint == "run `pip install 'unified-prof[cluster]'`"
     assert raised.value.exit_code == 10
 
 
@@ -280,7 +282,7 @@ def test_a_scheduler_that_is_lost_ends_the_command_in_words(
     begun = time.monotonic()
     with (
         by_command_line(tmp_path) as (file, processes),
-        pytest.raises(EngineError, match=r"was lost|does not answer") as raised,
+        pytest.raises(EngineError, match=r"was lost|does not respond") as raised,
     ):
         work(file, processes[0].pid)
     assert time.monotonic() - begun < 90

@@ -174,7 +174,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(processes, "_started", refuse)
     with (
         open_executor(jobs=2) as crew,
-        pytest.raises(EngineError, match="no process can be started: Resource temporarily"),
+        pytest.raises(EngineError, match="cannot start a process: Resource temporarily"),
     ):
         list(each(crew, double, range(10)))
 
@@ -186,7 +186,7 @@ def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
         raise AttributeError("module '__main__' has no attribute '__spec__'")
 
     monkeypatch.setattr(processes, "_started", broken)
-    with open_executor(jobs=2) as crew, pytest.raises(EngineError, match="no process can be"):
+    with open_executor(jobs=2) as crew, pytest.raises(EngineError, match="cannot start a process"):
         list(each(crew, double, range(9)))
 
 
@@ -208,9 +208,9 @@ def test_a_notebook_after_a_reset_may_start_processes(monkeypatch: pytest.Monkey
 
 def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     for wish, words in {
-        "local:0": "is no scheduler",
-        "localhost:8786": "is no scheduler",
-        "tcp://host": "is no scheduler",
+        "local:0": "is not a scheduler",
+        "localhost:8786": "is not a scheduler",
+        "tcp://host": "is not a scheduler",
         str(tmp_path / "none.json"): "no such file",
     }.items():
         with pytest.raises(UsageError, match=words), open_executor(wish):

@@ -91,7 +91,7 @@ def test_reports_of_an_earlier_run_are_kept(tmp_path: Path) -> None:
 
 def test_a_report_that_does_not_exist_is_refused() -> None:
     with (
-        pytest.raises(UsageError, match="no report 'timeline'"),
+        pytest.raises(UsageError, match="unknown report 'timeline'"),
         unified_prof.profile(reports=["timeline"]),
     ):
         pytest.fail("the block ran")
@@ -129,7 +129,7 @@ def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) 
     )
     with pytest.raises(DeviceUnavailableError, match="PyTorch is not installed") as caught:
         live.LiveTracking("cpu", spec)
-    assert caught.value.hint == "pip install 'unified-prof[torch]'"
+    assert caught.value.hint == "run `pip install 'unified-prof[torch]'`"
 
 
 FORKS = """

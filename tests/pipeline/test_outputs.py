@@ -66,7 +66,7 @@ def test_a_folder_that_was_there_or_was_used_stays(tmp_path: Path) -> None:
 def test_a_file_in_the_way_is_said(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with (
-        pytest.raises(OutputError, match="is not a folder"),
+        pytest.raises(OutputError, match="is not a directory"),
         outputs.output_directory(tmp_path / place),
     ):
         pass

@@ -166,5 +166,5 @@ def test_all_is_all() -> None:
 
 @pytest.mark.parametrize("text", ["", "0,", "8-3", "-1", "every:0", "every:x", "1.5", "٣"])
 def test_what_is_no_list_of_ranks_is_wrong_use(text: str) -> None:
-    with pytest.raises(UsageError, match="no rank and no range"):
+    with pytest.raises(UsageError, match="is not a rank or a range"):
         chosen_ranks(text)

@@ -171,7 +171,9 @@ def test_where_the_export_fails_our_database_says_what_it_lacks(
     paths, notes = databases([Recording("prof", raw, export=exporter)])
     assert paths == (raw / NATIVE,)
     assert (raw / NATIVE).read_text().startswith("ours")
-    assert notes == ["uprof cannot decode dvpp data, which the database lacks: no python3"]
+    assert notes == [
+        "uprof cannot decode dvpp data, which the database therefore lacks: no python3"
+    ]
     assert exporter.asked == 1
 
 
@@ -191,5 +193,7 @@ def test_the_vendor_s_is_made_where_it_is_asked_for(raw: Path) -> None:
     recording = Recording("prof", raw, export=exporter)
     assert databases([recording], exporter="native") == ((raw / NATIVE,), [])
     exporter.fails = "no python3"
-    with pytest.raises(CaptureError, match=r"left no database of .*: no python3 \(`uprof build`"):
+    with pytest.raises(
+        CaptureError, match=r"wrote no database of .*: no python3 \(use `uprof build`"
+    ):
         databases([recording], exporter="native")

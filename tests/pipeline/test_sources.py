@@ -183,12 +183,12 @@ def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
         deep = deep / "x"
     kineto(deep)
     (tmp_path / "loop").symlink_to(tmp_path)
-    assert "none inside" in str(refused(tmp_path))
+    assert "contains none" in str(refused(tmp_path))
     kineto(near)
     failed, notes = notes_on(tmp_path)
     assert failed == []
     (note,) = notes
-    assert f"more than {discovery.DEEPEST} below {tmp_path} are not looked into" in note
+    assert f"more than {discovery.DEEPEST} levels below {tmp_path} are not searched" in note
     assert str(deep.parent.parent) in note
 
 
@@ -204,7 +204,7 @@ def test_links_to_folders_elsewhere_are_said_not_followed(tmp_path: Path) -> Non
     failed, notes = notes_on(tmp_path / "in")
     assert failed == []
     assert notes == [
-        f"links to folders elsewhere are not followed: {tmp_path / 'in' / 'a'} and 2 more"
+        f"links outside the directory are not followed: {tmp_path / 'in' / 'a'} and 2 more"
     ]
 
 
@@ -250,8 +250,8 @@ def test_a_huge_tree_is_given_up_with_a_word(
         (tmp_path / f"b{number:02}").write_text("")
     assert found_in(tmp_path) == [trace]
     (failed,) = [one for one in discovery.find([tmp_path]) if not isinstance(one, Found)]
-    assert f"{tmp_path} holds more than 20 files and folders" in str(failed[1])
-    assert "was not looked at" in str(failed[1])
+    assert f"{tmp_path} has more than 20 files and directories" in str(failed[1])
+    assert "everything after it was skipped" in str(failed[1])
 
 
 def test_only_what_is_surely_a_recording_is_taken_from_a_folder(tmp_path: Path) -> None:
@@ -363,22 +363,22 @@ def test_a_folder_that_holds_a_finished_database_alone_is_named_as_one(tmp_path:
     error = refused(folder)
     assert isinstance(error, UsageError)
     assert "only the finished database" in str(error)
-    assert str(error.hint) == f"`uprof report '{database}'` shows what is in it"
+    assert str(error.hint) == f"show it with `uprof report '{database}'`"
 
 
 def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     raw = tmp_path / "my run.nsys-rep"
     raw.write_bytes(b"x")
     error = refused(raw)
-    assert f"{raw} is a recording of Nsight Systems, which uprof cannot convert" in str(error)
+    assert f"{raw} is an Nsight Systems recording, which uprof cannot convert" in str(error)
     export = tmp_path / "my run.sqlite"
     assert f"nsys export --type sqlite -o '{export}' '{raw}'" in str(error.hint)
     write_export(export, small_export())
-    assert f"its export lies beside it: uprof import '{export}'" in str(refused(raw).hint)
+    assert f"import its export: uprof import '{export}'" in str(refused(raw).hint)
     assert found_in(tmp_path) == [export]
     profile = tmp_path / "host.xplane.pb"
     profile.write_bytes(b"\x0a")
-    assert "a profile of JAX or TensorFlow (XPlane)" in str(refused(profile))
+    assert "a JAX or TensorFlow profile (XPlane)" in str(refused(profile))
     assert refused(profile).exit_code == RawFormatError.exit_code
 
 
@@ -386,7 +386,7 @@ def test_packed_recordings_are_named_with_how_to_have_them(tmp_path: Path) -> No
     packed = tmp_path / "my run.sqlite.xz"
     packed.write_bytes(lzma.compress(nsys(tmp_path / "in").read_bytes()))
     error = refused(packed)
-    assert f"{packed} is a packed file, which uprof cannot convert" in str(error)
+    assert f"{packed} is a compressed file, which uprof cannot convert" in str(error)
     assert f"xz -dc '{packed}' | uprof import - -o 'my run.db'" in str(error.hint)
     archive = tmp_path / "level1.tar.xz"
     archive.write_bytes(lzma.compress(b"host"))
@@ -414,7 +414,7 @@ def database(path: Path, *tables: str) -> None:
 
 @pytest.mark.parametrize(
     ("content", "told"),
-    [(b"", "is empty"), (b"hello", "nothing that uprof can convert")],
+    [(b"", "is empty"), (b"hello", "not a format that uprof can convert")],
 )
 def test_other_files_are_refused_with_what_is_taken(
     content: bytes, told: str, tmp_path: Path
@@ -433,5 +433,5 @@ def test_a_pipe_is_not_waited_for(tmp_path: Path) -> None:
 
 def test_a_folder_without_any_is_refused(tmp_path: Path) -> None:
     shutil.copy(__file__, tmp_path)
-    assert "no recording" in str(refused(tmp_path))
+    assert "not a recording" in str(refused(tmp_path))
     assert "no such file" in str(refused(tmp_path / "nowhere"))

@@ -93,8 +93,8 @@ def test_it_goes_in_beside_files_and_is_named_like_one(
     ("content", "told"),
     [
         (b"", "standard input is empty"),
-        (b"hello", "standard input is nothing that uprof can convert"),
-        (b"\x1f\x8b\x08\0nothing of the kind", "standard input is packed, and damaged"),
+        (b"hello", "standard input is not a format that uprof can convert"),
+        (b"\x1f\x8b\x08\0nothing of the kind", "standard input is compressed and damaged"),
         (gzip.compress(b""), "standard input is empty"),
         (b"SQLite format 3\0" + bytes(90), "standard input"),
     ],
@@ -164,7 +164,7 @@ def test_no_room_for_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     give(monkeypatch, b"x")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     told = refusal(lambda: kept(b"x", monkeypatch), OutputError)
-    assert "cannot keep standard input in a temporary file" in told
+    assert "cannot store standard input in a temporary file" in told
 
 
 @pytest.mark.slow

@@ -121,7 +121,7 @@ def test_details_can_be_left_out(spec: RunSpec) -> None:
 
 
 def test_an_unknown_detail_is_wrong_use(spec: RunSpec) -> None:
-    with pytest.raises(UsageError, match="no timeline detail 'colour'"):
+    with pytest.raises(UsageError, match="unknown timeline detail 'colour'"):
         run(CpuBackend(), replace(spec, options={"timeline_detail": ("colour",)}))
     assert not spec.output_dir.exists()
 
@@ -133,7 +133,7 @@ def test_an_option_of_the_timeline_without_one_names_the_report_to_ask_for(
 ) -> None:
     with pytest.raises(UsageError) as caught:
         run(CpuBackend(), replace(spec, reports=(RUN_TIME,), options={option: "latest"}))
-    assert str(caught.value).startswith(f"--{flag} only applies to a timeline")
+    assert str(caught.value).startswith(f"--{flag} applies to timelines")
     assert caught.value.hint == "add --report timeline"
 
 

@@ -126,7 +126,7 @@ def named(text: str) -> Chip | None:
         return found
     known = ", ".join([*(chip.name for chip in CHIPS), UNKNOWN])
     raise UsageError(
-        f"--npu-chip: {text!r} found, one of {known} expected", slug="wrong-npu-option"
+        f"--npu-chip: expected one of {known}, found {text!r}", slug="wrong-npu-option"
     )
 
 

@@ -38,8 +38,8 @@ def check_path(path: Path, what: str) -> None:
     """Raise UsageError when msprof would refuse `path`."""
     if bad := sorted({*str(path)} & FORBIDDEN_IN_PATHS):
         raise UsageError(
-            f"{what} {path} has characters that msprof refuses: {' '.join(map(repr, bad))}",
-            hint="choose a folder without them",
+            f"{what} {path} has characters that msprof rejects: {' '.join(map(repr, bad))}",
+            hint="choose a directory without them",
             slug="msprof-refuses-path",
         )
 
@@ -77,9 +77,7 @@ def application(folder: Path) -> list[str]:
     """Return the words that start the script in `folder`, a folder of `harmless_folder`."""
     shell = next((name for name in ("bash", "sh") if shutil.which(name)), None)
     if shell is None:
-        raise DeviceUnavailableError(
-            "neither bash nor sh is on PATH, msprof needs one of them", slug="no-shell"
-        )
+        raise DeviceUnavailableError("msprof needs bash or sh, neither is on PATH", slug="no-shell")
     return [shell, str(folder / _SCRIPT_NAME)]
 
 
@@ -98,8 +96,8 @@ def harmless_folder() -> Path:
         except OSError:
             continue
     raise OutputError(
-        "no folder for temporary files can be written to",
-        hint="set TMPDIR to one without spaces",
+        "no writable directory for temporary files",
+        hint="set TMPDIR to a directory without spaces",
         slug="no-temporary-space",
     )
 
@@ -130,8 +128,8 @@ def recording_place(output: Path) -> Iterator[Path]:
                 shutil.move(recorded, output / recorded.name)
             except OSError as err:
                 raise OutputError(
-                    f"{recorded} cannot be moved to {output}: {err.strerror or err}",
-                    hint="it is kept where it is; `uprof build` makes a database of it",
+                    f"cannot move {recorded} to {output}: {err.strerror or err}",
+                    hint="the recording stays where it is; convert it with `uprof build`",
                     slug="cannot-move",
                 ) from err
         shutil.rmtree(folder, ignore_errors=True)

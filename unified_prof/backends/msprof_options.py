@@ -33,12 +33,12 @@ WORK = "Tasks, calls and marks"
 COUNTERS = "Counters of the AI cores"
 HARDWARE = "Caches, memory, ports and links"
 CPUS = "CPUs of device and host"
-LIMITS = "When and how much"
+LIMITS = "Time and amount"
 GROUPS = (WORK, COUNTERS, HARDWARE, CPUS, LIMITS)
 """Headings of the help, in its order."""
 
 
-_FILES_ONLY = "no table; msprof's CSV files"
+_FILES_ONLY = "CSV files of msprof only"
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,9 +67,9 @@ class MsprofOption:
 OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption(
         "task-time",
-        "How much of every task: l0 its times (TASK), l1 what it computes and communicates too"
-        " (COMPUTE_TASK_INFO, COMMUNICATION_OP, COMMUNICATION_TASK_INFO), l2 attributes as well"
-        " (COMPUTE_TASK_INFO.attrInfo); on is l1, l3 depends on the chip.",
+        "Level of detail of tasks: l0 times (TASK); l1 also operators and communication "
+        "(COMPUTE_TASK_INFO, COMMUNICATION_OP, COMMUNICATION_TASK_INFO); l2 also "
+        "attributes (COMPUTE_TASK_INFO.attrInfo); on is l1; l3 depends on the chip.",
         values=("on", "off", "l0", "l1", "l2", "l3"),
     ),
     MsprofOption("ascendcl", "AscendCL calls (CANN_API, level acl).", values=ON_OFF),
@@ -83,12 +83,12 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption("msproftx", "Marks made with mstx (MSTX_EVENTS).", values=ON_OFF),
     MsprofOption("mstx-domain-include", "Only marks of these domains (MSTX_EVENTS)."),
-    MsprofOption("mstx-domain-exclude", "No marks of these domains (MSTX_EVENTS)."),
+    MsprofOption("mstx-domain-exclude", "Exclude marks of these domains (MSTX_EVENTS)."),
     MsprofOption("task-memory", "Memory of operators (NPU_OP_MEM).", values=ON_OFF),
     MsprofOption("aicpu", f"Operators on AI CPUs ({_FILES_ONLY}).", values=ON_OFF),
     MsprofOption(
         "task-block",
-        f"Blocks of tasks, on chips that have them; on is for the 950 ({_FILES_ONLY}).",
+        f"Blocks of tasks, on chips that support it; on is for the 950 ({_FILES_ONLY}).",
         values=("all", "on", "off"),
     ),
     MsprofOption(
@@ -106,14 +106,14 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "aic-metrics",
-        f"Which counters (TASK_PMU_INFO): of {', '.join(AIC_METRICS)} those that the chip has,"
-        f" or Custom: and up to {MAX_CUSTOM_EVENTS} event numbers.",
+        f"Counter set (TASK_PMU_INFO): those of {', '.join(AIC_METRICS)} that the chip "
+        f"has, or Custom: and up to {MAX_CUSTOM_EVENTS} event numbers.",
         group=COUNTERS,
         of="ai_core",
     ),
     MsprofOption(
         "aic-freq",
-        "Samples a second of sample-based counters (SAMPLE_PMU_*).",
+        "Samples per second of sample-based counters (SAMPLE_PMU_*).",
         range=(1, 100),
         group=COUNTERS,
         of="ai_core",
@@ -133,15 +133,15 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-hardware-mem-freq",
-        "Samples a second of memory and caches (HBM, DDR, LLC, NPU_MEM, QOS ...);"
-        " up to 10000 on the 950.",
+        "Samples per second of memory and caches (HBM, DDR, LLC, NPU_MEM, QOS ...); up to "
+        "10000 on the 950.",
         range=(1, 100),
         group=HARDWARE,
         of="sys_hardware_mem",
     ),
     MsprofOption(
         "llc-profiling",
-        "Which cache events (LLC); capacity or bandwidth on the 310.",
+        "Cache events (LLC); capacity or bandwidth on the 310.",
         values=("read", "write"),
         group=HARDWARE,
         of="sys_hardware_mem",
@@ -149,8 +149,8 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption("l2", f"L2 cache of tasks ({_FILES_ONLY}).", values=ON_OFF, group=HARDWARE),
     MsprofOption(
         "npu-events",
-        f"Events of the SoC in place of those of --l2 ({_FILES_ONLY}), such as 0x9c,0x9d or"
-        " HA:0x9c;SMMU:0x2.",
+        f"SoC events instead of those of --l2 ({_FILES_ONLY}), for example 0x9c,0x9d or "
+        "HA:0x9c;SMMU:0x2.",
         group=HARDWARE,
     ),
     MsprofOption(
@@ -161,7 +161,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-io-sampling-freq",
-        "Samples a second of network ports (NIC, ROCE, NETDEV_STATS).",
+        "Samples per second of network ports (NIC, ROCE, NETDEV_STATS).",
         range=(1, 100),
         group=HARDWARE,
         of="sys_io_profiling",
@@ -174,7 +174,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-interconnection-freq",
-        "Samples a second of links between chips and host (HCCS, PCIE).",
+        "Samples per second of links between chips and host (HCCS, PCIE).",
         range=(1, 50),
         group=HARDWARE,
         of="sys_interconnection_profiling",
@@ -187,7 +187,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-cpu-freq",
-        f"Samples a second of those ({_FILES_ONLY}).",
+        f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 50),
         group=CPUS,
         of="sys_cpu_profiling",
@@ -200,7 +200,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-sampling-freq",
-        f"Samples a second of those ({_FILES_ONLY}).",
+        f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
         of="sys_profiling",
@@ -213,31 +213,31 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "sys-pid-sampling-freq",
-        f"Samples a second of those ({_FILES_ONLY}).",
+        f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
         of="sys_pid_profiling",
     ),
     MsprofOption(
         "host-sys",
-        "What the workload does on the host: cpu (CPU_USAGE), mem (HOST_MEM_USAGE), disk"
-        " (HOST_DISK_USAGE, needs iotop), network (HOST_NETWORK_USAGE), osrt (OSRT_API, needs perf"
-        " and ltrace), numa.",
+        "Workload on the host: cpu (CPU_USAGE), mem (HOST_MEM_USAGE), disk "
+        "(HOST_DISK_USAGE, needs iotop), network (HOST_NETWORK_USAGE), osrt (OSRT_API, "
+        "needs perf and ltrace), numa.",
         values=HOST_SYSTEMS,
         many=True,
         group=CPUS,
     ),
     MsprofOption(
         "host-sys-usage",
-        f"The whole host: cpu, mem ({_FILES_ONLY}); some releases of msprof do not record it"
-        " beside a workload, and say so.",
+        f"The whole host: cpu, mem ({_FILES_ONLY}); some releases of msprof do not record "
+        "it with a workload, and say so.",
         values=("cpu", "mem"),
         many=True,
         group=CPUS,
     ),
     MsprofOption(
         "host-sys-usage-freq",
-        f"Samples a second of those ({_FILES_ONLY}).",
+        f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 50),
         group=CPUS,
         of="host_sys_usage",
@@ -251,8 +251,8 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption("duration", "Seconds to record (all tables).", range=(1, U32_MAX), group=LIMITS),
     MsprofOption(
         "storage-limit",
-        f"Keep no more than this much raw data, such as {MIN_STORAGE_MB}MB; the oldest goes"
-        " first (all tables).",
+        f"Limit of raw data, for example {MIN_STORAGE_MB}MB; the oldest is deleted first "
+        "(all tables).",
         group=LIMITS,
     ),
 )

@@ -130,13 +130,13 @@ def what_went_wrong(
     if ended.interrupted_by is not None:
         parts.append("the run was interrupted")
     if exit_code and ended.interrupted_by is None:
-        parts.append(f"the workload ended with exit code {exit_code}")
+        parts.append(f"the workload exited with code {exit_code}")
     if _disk_is_full(ended.lines, folder):
-        parts.append(f"the disk of {folder} is full, so the recording is cut short or missing")
+        parts.append(f"the disk of {folder} is full, so the recording is incomplete or missing")
     if not directories:
         parts.append(_why_nothing(ended))
     parts += [
-        f"{directory.path} has no device data: nothing ran on an NPU while it was recorded"
+        f"{directory.path} has no device data: nothing ran on an NPU during the recording"
         for directory in directories
         if not directory.has_device_data
     ]
@@ -155,14 +155,14 @@ def _why_nothing(ended: Ended) -> str:
         return f"msprof was killed by signal {-ended.status} and recorded nothing"
     if any("aclInit" in error or "profiling data" in error for error in errors):
         return (
-            "msprof recorded nothing: the workload never initialised an NPU (no aclInit), "
-            "so it ran on another device or ended before"
+            "msprof recorded nothing: the workload never initialized an NPU (no aclInit), "
+            "so it ran on another device or ended earlier"
         )
     if errors:
         return f"msprof recorded nothing: {errors[0]}"
     if ended.status == _REFUSED:
         return "msprof recorded nothing and gives no reason"
-    return f"msprof ended with {ended.status} and recorded nothing"
+    return f"msprof exited with {ended.status} and recorded nothing"
 
 
 def why_not_exported(ended: Ended) -> str | None:
@@ -258,7 +258,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     """
     msprof = cann.find_msprof()
     if msprof is None:
-        raise CaptureError("msprof, which could export it, was not found", slug="export-failed")
+        raise CaptureError("msprof, needed to export it, was not found", slug="export-failed")
     before = _contents(prof)
     watch = _Limit(limit_s)
     try:
@@ -283,7 +283,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     if not why and (made is None or made in before):
         why = why_no_database(ended)
     if not why and made is not None and not _is_database(made):
-        why = "msprof's export left a file that is no database"
+        why = "msprof's export wrote a file that is not a database"
     if not why and made is not None:
         return made
     _remove_new(prof, before)

@@ -203,13 +203,15 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
     preset = given.pop("preset", DEFAULT_PRESET)
     if preset not in PRESETS:
         raise UsageError(
-            f"no preset {preset!r}", hint=f"known: {', '.join(PRESETS)}", slug="wrong-npu-option"
+            f"unknown preset {preset!r}",
+            hint=f"known: {', '.join(PRESETS)}",
+            slug="wrong-npu-option",
         )
     for name, text in given.items():
         option = BY_NAME[name]
         if not offer.takes(option.flag):
             raise UsageError(
-                f"--{option.flag}: msprof does not take it {offer.place}", slug="wrong-npu-option"
+                f"--{option.flag}: not supported by msprof {offer.place}", slug="wrong-npu-option"
             )
         _check(option, text, offer)
     given = _with_switches(given)
@@ -219,7 +221,7 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
     left_out = [o for o in OPTIONS if o.name in chosen and not offer.takes(o.flag)]
     if asked := [option for option in left_out if option.name in given]:
         raise UsageError(
-            f"--{asked[0].flag}: msprof does not take it {offer.place}", slug="wrong-npu-option"
+            f"--{asked[0].flag}: not supported by msprof {offer.place}", slug="wrong-npu-option"
         )
     arguments = [
         f"--{o.flag}={chosen[o.name]}" for o in OPTIONS if o.name in chosen and o not in left_out
@@ -258,14 +260,14 @@ def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
         switch = BY_NAME[option.of]
         if given.get(switch.name) == "off":
             raise UsageError(
-                f"--{option.flag} needs --{switch.flag}, which is turned off",
-                hint=f"leave out one of them, or give --{switch.flag} on",
+                f"--{option.flag} requires --{switch.flag}, which is off",
+                hint=f"omit one of them, or use --{switch.flag} on",
                 slug="wrong-npu-option",
             )
         if switch.values == ON_OFF:
             result.setdefault(switch.name, "on")
         elif switch.name not in given:
-            raise UsageError(f"--{option.flag} needs --{switch.flag}", slug="wrong-npu-option")
+            raise UsageError(f"--{option.flag} requires --{switch.flag}", slug="wrong-npu-option")
     return result
 
 
@@ -332,18 +334,18 @@ def _check_together(chosen: Mapping[str, str], given: Mapping[str, str]) -> None
     domains = [name for name in ("mstx_domain_include", "mstx_domain_exclude") if name in given]
     if len(domains) == 2:
         raise UsageError(
-            "--mstx-domain-include and --mstx-domain-exclude exclude each other",
+            "--mstx-domain-include and --mstx-domain-exclude cannot be combined",
             slug="wrong-npu-option",
         )
     if domains and chosen.get("msproftx") != "on":
         raise UsageError(
-            f"--{domains[0].replace('_', '-')} needs --msproftx on", slug="wrong-npu-option"
+            f"--{domains[0].replace('_', '-')} requires --msproftx on", slug="wrong-npu-option"
         )
     if "aic_freq" in given and chosen.get("aic_mode") != "sample-based":
-        raise UsageError("--aic-freq needs --aic-mode sample-based", slug="wrong-npu-option")
+        raise UsageError("--aic-freq requires --aic-mode sample-based", slug="wrong-npu-option")
     if "npu_events" in given and given.get("l2") == "on":
         raise UsageError(
-            "--npu-events and --l2 exclude each other: msprof would record only l2",
+            "--npu-events and --l2 cannot be combined: msprof would record only l2",
             slug="wrong-npu-option",
         )
 
@@ -352,18 +354,18 @@ def _checked_raw(argument: str) -> str:
     name = argument.partition("=")[0]
     if not re.fullmatch(r"--[a-z0-9-]+", name, re.ASCII):
         raise UsageError(
-            f"--msprof-arg {argument!r} is no option of msprof",
+            f"--msprof-arg {argument!r} is not an option of msprof",
             hint="write --msprof-arg=--name=value",
             slug="wrong-npu-option",
         )
     if name[2:] in _NOT_TO_BE_PASSED:
-        raise UsageError(f"--msprof-arg: {name} is decided by uprof", slug="wrong-npu-option")
+        raise UsageError(f"--msprof-arg: {name} is set by uprof", slug="wrong-npu-option")
     if name[2:] in {option.flag for option in OPTIONS}:
-        raise UsageError(f"--msprof-arg: give {name} to uprof itself", slug="wrong-npu-option")
+        raise UsageError(f"--msprof-arg: use the option {name} of uprof", slug="wrong-npu-option")
     return argument
 
 
 def _bad_value(option: MsprofOption, found: str, expected: str) -> UsageError:
     return UsageError(
-        f"--{option.flag}: {found!r} found, {expected} expected", slug="wrong-npu-option"
+        f"--{option.flag}: expected {expected}, found {found!r}", slug="wrong-npu-option"
     )

@@ -89,7 +89,7 @@ def run_group(
             )
         except OSError as err:
             raise DeviceUnavailableError(
-                f"{command[0]} cannot be started: {err.strerror or err}", slug="cannot-start"
+                f"cannot start {command[0]}: {err.strerror or err}", slug="cannot-start"
             ) from err
         signals.process = process
         kept: list[str] = []

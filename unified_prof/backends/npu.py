@@ -67,14 +67,15 @@ class NpuBackend:
         """Return why msprof cannot be run, or None when it can."""
         if cann.find_msprof() is None:
             return (
-                "msprof was not found on PATH, in ASCEND_TOOLKIT_HOME, in ASCEND_HOME_PATH or in "
-                "the usual folders (is CANN installed, and its set_env.sh sourced?)"
+                "msprof was not found on PATH, in ASCEND_TOOLKIT_HOME, in "
+                "ASCEND_HOME_PATH or in the default directories (install CANN and source "
+                "its set_env.sh)"
             )
         return None
 
     def doubt(self) -> str | None:
         """Return why `auto` should not take it: no device of its kind is to be seen."""
-        return None if cann.device_files() else "no NPU is visible here (no /dev/davinci0 ...)"
+        return None if cann.device_files() else "no NPU is visible (no /dev/davinci0 ...)"
 
     def describe(self, spec: RunSpec) -> list[str]:
         """Return the lines of `--dry-run`: the command, and what its script would become."""
@@ -228,12 +229,12 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
         raise UsageError(
-            f"no exporter {exporter!r}",
+            f"unknown exporter {exporter!r}",
             hint=f"known: {', '.join(EXPORTERS)}",
             slug="wrong-npu-option",
         )
     resolve(MSPROF, str(spec.options.get("schema") or "documented"))
-    msprof_command.check_path(spec.output_dir.resolve(), "the output folder")
+    msprof_command.check_path(spec.output_dir.resolve(), "the output directory")
     if pid := spec.options.get("pid"):
         _check_pid(pid, spec.options)
     else:
@@ -260,10 +261,9 @@ def _plan(spec: RunSpec, offer: Offer) -> Plan:
 
 
 def _without(plan: Plan, offer: Offer) -> str:
-    """Say what of the preset is left out."""
-    them = "it" if len(plan.shortened) == 1 else "them"
+    """Return a note about the options of the preset that are left out."""
     what = ", ".join(plan.shortened)
-    return f"--preset {plan.preset} without {what}: msprof does not take {them} {offer.place}"
+    return f"--preset {plan.preset} without {what}: not supported by msprof {offer.place}"
 
 
 def _recordings(
@@ -290,14 +290,12 @@ def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None
 def _check_pid(pid: object, options: Mapping[str, object]) -> None:
     text = str(pid)
     if not (text.isascii() and text.isdecimal() and int(text) > 0):
-        raise UsageError(
-            f"--pid: {text!r} found, the id of a process expected", slug="cannot-attach"
-        )
+        raise UsageError(f"--pid: expected a process id, found {text!r}", slug="cannot-attach")
     if not Path(f"/proc/{text}").is_dir() and Path("/proc").is_dir():
-        raise UsageError(f"--pid {text}: there is no such process", slug="cannot-attach")
+        raise UsageError(f"--pid {text}: no such process", slug="cannot-attach")
     if "delay" in options:
         raise UsageError(
-            "--delay is for a workload that uprof starts, not with --pid",
+            "--delay cannot be combined with --pid",
             slug="option-without-effect",
         )
 
@@ -307,14 +305,14 @@ def _check_target(spec: RunSpec) -> None:
         return
     path = Path(spec.target)
     if not path.is_file():
-        found = "is a folder" if path.is_dir() else "does not exist"
-        raise UsageError(f"{spec.target} {found}, a script to run is expected", slug="no-script")
+        found = "is a directory" if path.is_dir() else "does not exist"
+        raise UsageError(f"{spec.target} {found}, expected a script", slug="no-script")
     if not os.access(path, os.R_OK):
-        raise UsageError(f"{spec.target} cannot be read by this user", slug="no-script")
+        raise UsageError(f"no permission to read {spec.target}", slug="no-script")
     if spec.asks_for_operations and msprof_command.is_program(spec):
         raise UsageError(
-            f"{spec.target} is no Python script, its operations cannot be tracked",
-            hint="leave out --report",
+            f"{spec.target} is not a Python script, its operations cannot be tracked",
+            hint="omit --report",
             slug="not-a-python-script",
         )
 

@@ -164,7 +164,7 @@ class MarkIterations:
             except (ImportError, AttributeError):
                 continue
             return
-        self.missing = "CANN's Python package mstx is not here, so iterations are not marked"
+        self.missing = "iterations are not marked: CANN's Python package mstx is not installed"
 
     def begin_iteration(self, index: int) -> None:
         """Open the range of iteration `index`."""
@@ -247,7 +247,7 @@ class MeasuredSoFar:
         if self._measured is not None:
             return replace(result, tracked=self._measured.tracked, unmarked=self._measured.unmarked)
         if result.exit_code is None and (found := _read(self._folder / PARTIAL_FILE)) is not None:
-            failure = "the workload ended before all was measured"
+            failure = "the workload ended before the measurement was complete"
             return replace(result, tracked=found.tracked, failure=failure)
         return result
 

@@ -66,11 +66,11 @@ class Backend(Protocol):
 ENTRY_POINT_GROUP = "unified_prof.backends"
 AUTO = "auto"
 
-_INSTALL_TORCH = "pip install 'unified-prof[torch]'"
+_INSTALL_TORCH = "run `pip install 'unified-prof[torch]'`"
 
 # Name -> (module:class, how to install what it needs), in the order in which `auto` asks.
 _BUILTIN: dict[str, tuple[str, str]] = {
-    "npu": ("unified_prof.backends.npu:NpuBackend", "pip install 'unified-prof[npu]'"),
+    "npu": ("unified_prof.backends.npu:NpuBackend", "run `pip install 'unified-prof[npu]'`"),
     "cuda": ("unified_prof.backends.torch_device:CudaBackend", _INSTALL_TORCH),
     "cpu": ("unified_prof.backends.torch_device:CpuBackend", _INSTALL_TORCH),
 }
@@ -102,8 +102,8 @@ def load(name: str) -> Backend:
     backend = make(name)
     if reason := backend.unavailable_reason():
         raise DeviceUnavailableError(
-            f"backend {name!r} cannot run here: {reason}",
-            hint="`uprof doctor` shows what can run here",
+            f"backend {name!r} is not available: {reason}",
+            hint="see `uprof doctor` for available backends",
             slug="backend-unavailable",
         )
     return backend
@@ -123,7 +123,7 @@ def choose() -> Backend:
             return backend
         refusals.append(f"{name}: {reason}")
     raise DeviceUnavailableError(
-        f"no backend can run here ({'; '.join(refusals)})",
+        f"no backend is available ({'; '.join(refusals)})",
         hint=_INSTALL_TORCH,
         slug="backend-unavailable",
     )
@@ -161,10 +161,10 @@ def make(name: str) -> Backend:
         target, install = _BUILTIN[name]
     elif entry := _third_party().get(name):
         package = entry.dist.name if entry.dist else entry.module
-        target, install = entry.value, f"see what {package} asks to be installed"
+        target, install = entry.value, f"see the installation instructions of {package}"
     else:
         raise DeviceUnavailableError(
-            f"no backend named {name!r}",
+            f"unknown backend {name!r}",
             hint=f"known: {AUTO}, {', '.join(names())}",
             slug="unknown-backend",
         )
@@ -174,7 +174,7 @@ def make(name: str) -> Backend:
     except ImportError as err:
         needed = err.name or str(err)
         raise DeviceUnavailableError(
-            f"backend {name!r} needs {needed}", hint=install, slug="backend-not-installed"
+            f"backend {name!r} requires {needed}", hint=install, slug="backend-not-installed"
         ) from err
     except AttributeError as err:
         raise DeviceUnavailableError(

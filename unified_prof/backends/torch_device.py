@@ -45,7 +45,7 @@ def torch_missing_reason() -> str | None:
     except ModuleNotFoundError as err:
         if err.name == "torch":
             return "PyTorch is not installed"
-        return f"PyTorch is installed but needs {err.name}"
+        return f"PyTorch is installed but requires {err.name}"
     except Exception as err:  # a broken installation can raise anything
         return f"PyTorch is installed but cannot be imported ({err})"
     return None
@@ -102,8 +102,7 @@ class TorchBackend(ABC):
         unused = [name for name in _TIMELINE_OPTIONS if name in spec.options]
         if unused and TIMELINE not in spec.reports:
             raise UsageError(
-                f"--{unused[0].replace('_', '-')} only applies to a timeline, which is not asked "
-                "for",
+                f"--{unused[0].replace('_', '-')} applies to timelines, but none is requested",
                 hint="add --report timeline",
                 slug="option-without-effect",
             )
@@ -159,7 +158,7 @@ class TorchBackend(ABC):
         names = details if isinstance(details, tuple) else (str(details),)
         if unknown := [name for name in names if name not in DETAILS]:
             raise UsageError(
-                f"no timeline detail {unknown[0]!r}",
+                f"unknown timeline detail {unknown[0]!r}",
                 hint=f"known: {', '.join(DETAILS)}",
                 slug="wrong-option-value",
             )
@@ -191,7 +190,7 @@ class CpuBackend(TorchBackend):
         return None
 
 
-_NONE_SHOWN = "the driver shows no CUDA device"
+_NONE_SHOWN = "the driver reports no CUDA device"
 
 
 class CudaBackend(TorchBackend):
@@ -243,4 +242,4 @@ def _runtime_reason() -> str:
         torch.cuda.init()
         return "" if torch.cuda.device_count() > 0 else _NONE_SHOWN
     except Exception as err:  # whatever the driver complains of
-        return f"no CUDA device answers ({str(err).splitlines()[0]})"
+        return f"no CUDA device responds ({str(err).splitlines()[0]})"

@@ -23,7 +23,7 @@ def pyarrow() -> Any:
     except ImportError as err:
         raise UsageError(
             "Parquet and Arrow files need pyarrow",
-            hint="pip install 'unified-prof[parquet]'",
+            hint="run `pip install 'unified-prof[parquet]'`",
             slug="missing-package",
         ) from err
     return pyarrow

@@ -249,7 +249,7 @@ def engine_for(store: str) -> tuple[Engine, str]:
     except ModuleNotFoundError as err:
         raise StoreError(
             f"the store {place} needs the Python package {err.name}",
-            hint="pip install 'unified-prof[postgres]'",
+            hint="run `pip install 'unified-prof[postgres]'`",
             slug="missing-package",
         ) from err
     except (NoSuchModuleError, ArgumentError) as err:

@@ -90,15 +90,14 @@ def _late(
     stops = walk.longest_idle(one, idle_ns)
     cost = replay_cost(case, ReplayChange(stretch_ns=stops), steps, late_ns)
     where = _place(case, max(stops, key=lambda at: stops[at])) if stops else None
-    why = "nothing in its recording says why"
+    why = "cause unknown from its recording"
     if not case.matched.facts[one].loader_recorded:
-        why = "no loader of input is recorded, so it may be that; nothing else says why"
+        why = "possibly late input (no data loader was recorded), otherwise cause unknown"
     text = (
-        f"{case.named(one)}: its device stands idle {late_ns / NS_PER_MS:.2f} ms longer than "
-        "others'"
-        f"{steps_suffix(case, steps) or ' in every step'}"
-        f"{f', mostly {where}' if where else ''}, and "
-        f"others wait for it; {why}; {cost.words}"
+        f"straggler: {case.named(one)}: its device is idle {late_ns / NS_PER_MS:.2f} ms "
+        f"longer than others{steps_suffix(case, steps) or ' in every step'}"
+        f"{f', mostly {where}' if where else ''}, "
+        f"and other ranks wait for it; {why}; {cost.words}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
     return make_finding(case, LATE_RANK, [one], steps, cost, text, figures)
@@ -119,10 +118,10 @@ def _place(case: RuleContext, stop: tuple[int, int]) -> str:
     if busy and between > max(lead, tail):
         return f"between kernels{f' before its {following}' if following else ''}"
     if int(marks["what"][mark]) == MARK_STEP and (lead >= tail or not busy):
-        return "at the begin of the step"
+        return "at the start of the step"
     if following and (tail > lead or not busy):
         return f"before its {following}"
-    return f"behind its {_name_ranks(case, rank, int(marks['op'][mark]))}"
+    return f"after its {_name_ranks(case, rank, int(marks['op'][mark]))}"
 
 
 def _name_ranks(case: RuleContext, rank: int, op: int) -> str:
@@ -276,7 +275,7 @@ def _slow(
     ranks = list(factors)
     worst = max(ranks, key=lambda one: factors[one])
     factor = factors[worst]
-    peers = "pipeline stage" if case.roles.by_stage else "kind of work"
+    peers = "pipeline stage" if case.roles.by_stage else "role"
     if where:
         places = [evidence.steps.index(step) for step in steps]
         work = float(np.mean(evidence.work_at[worst, places]))
@@ -292,13 +291,13 @@ def _slow(
     }
     if host is None:
         text = (
-            f"{case.named(worst)}:{where} its kernels take {factor:.3f} times as long as those of "
-            f"the other ranks with its {peers}; {cost.words}"
+            f"slow kernels: {case.named(worst)}:{where} its kernels take {factor:.3f} "
+            f"times as long as those of the other ranks with its {peers}; {cost.words}"
         )
         return make_finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
     text = (
-        f"host {host}:{where} kernels of {len(ranks)} of its ranks take up to {factor:.2f} times "
-        f"as long as those of other hosts' ranks with the same {peers}; {cost.words}"
+        f"slow host {host}:{where} kernels of {len(ranks)} of its ranks take up to "
+        f"{factor:.2f} times as long as on other hosts with the same {peers}; {cost.words}"
     )
     return make_finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
 
@@ -329,14 +328,15 @@ def idle_between_kernels(case: RuleContext) -> Iterator[Finding]:
             "usual_gap_us": round(usual / 1e3, 2),
             "idle_ms_per_step": round(float(np.median(per_step[ranks])) / NS_PER_MS, 4),
         }
-        idle_words = (
-            f"idle {gap / 1e3:.1f} µs behind each kernel against {usual / 1e3:.1f} µs elsewhere"
-        )
+        idle_words = f"idle {gap / 1e3:.1f} µs after each kernel, {usual / 1e3:.1f} µs elsewhere"
         if host is None:
-            text = f"{case.named(ranks[0])}: its device is {idle_words}; {cost.words}"
+            text = f"host-bound: {case.named(ranks[0])}: its device is {idle_words}; {cost.words}"
             yield make_finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
         else:
-            text = f"host {host}: the devices of {_count(ranks)} are {idle_words}; {cost.words}"
+            text = (
+                f"host-bound: host {host}: the devices of {_count(ranks)} are {idle_words}; "
+                f"{cost.words}"
+            )
             yield make_finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
     if not hosts:
         yield from _all_idle(case)
@@ -357,8 +357,9 @@ def _all_idle(case: RuleContext) -> Iterator[Finding]:
     hosts = case.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
-        f"{where}: the devices of all {_count(ranks)} stand idle {gap / 1e3:.1f} µs behind each "
-        f"kernel, one like the other; beside {_USUAL_GAP_NS / 1e3:.0f} µs that {cost.words}"
+        f"host-bound: {where}: the devices of all {_count(ranks)} are equally idle, "
+        f"{gap / 1e3:.1f} µs after each kernel; compared with {_USUAL_GAP_NS / 1e3:.0f} µs "
+        f"this {cost.words}"
     )
     figures = {
         "gap_us": round(gap / 1e3, 2),
@@ -391,8 +392,9 @@ def late_input(case: RuleContext) -> Iterator[Finding]:
         numbers = tuple(evidence.steps[at] for at in steps)
         cost = replay_cost(case, ReplayChange(input_ns=cut), numbers, late_ns)
         text = (
-            f"{case.named(one)}: its device waits for input {late_ms:.2f} ms longer than others'"
-            f"{steps_suffix(case, numbers) or ' in every step'}; {cost.words}"
+            f"late input: {case.named(one)}: its device waits for input {late_ms:.2f} ms "
+            f"longer than others{steps_suffix(case, numbers) or ' in every step'}; "
+            f"{cost.words}"
         )
         figures = {"late_ms": round(late_ms, 4), "input_ms": _median_ms(evidence.input_at[one])}
         yield make_finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
@@ -414,9 +416,8 @@ def _all_late(case: RuleContext) -> Iterator[Finding]:
     }
     cost = replay_cost(case, ReplayChange(input_ns=cut), case.steps)
     text = (
-        f"all ranks: their devices wait for input "
-        f"{float(np.median(at[known])) / NS_PER_MS:.2f} ms in "
-        f"every step; {cost.words}"
+        "late input: all ranks: their devices wait for input "
+        f"{float(np.median(at[known])) / NS_PER_MS:.2f} ms in every step; {cost.words}"
     )
     figures = {"input_ms": round(float(np.median(at[known])) / NS_PER_MS, 4)}
     yield make_finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
@@ -437,7 +438,7 @@ def slow_links(case: RuleContext) -> Iterator[Finding]:
         if cost.each_ns is not None and cost.each_ns < MIN_STEP_SHARE * case.step_ns:
             continue
         ranks = case.global_ranks(slow.ranks)
-        rates = f"{slow.gb_per_s:.1f} GB/s against {slow.like_gb_per_s:.1f} on links like it"
+        rates = f"{slow.gb_per_s:.1f} GB/s, similar links {slow.like_gb_per_s:.1f} GB/s"
         figures: dict[str, Any] = {
             "factor": round(slow.ratio, 4),
             "gb_per_s": round(slow.gb_per_s, 3),
@@ -447,15 +448,15 @@ def slow_links(case: RuleContext) -> Iterator[Finding]:
         where = steps_suffix(case, steps)
         if slow.pair:
             ends = f"ranks {ranks[0]} and {ranks[1]}{_on(case, slow)}"
-            text = f"the link between {ends} is{where} {slow.ratio:.2f} times slower: {rates}"
+            text = f"slow link: between {ends}{where} {slow.ratio:.2f} times slower: {rates}"
             ways = [(ranks[0], ranks[1])]
         else:
             kind = case.matched.groups[slow.group].kind
             text = (
-                f"a link within the {kind} group of ranks "
-                f"{list_first(ranks)}{_on(case, slow)}: its "
-                f"collectives move data{where} {slow.ratio:.2f} times more slowly than those of "
-                f"groups like it, which of its links cannot be told"
+                f"slow link: within the {kind} group of ranks "
+                f"{list_first(ranks)}{_on(case, slow)}: "
+                f"its collectives transfer data{where} {slow.ratio:.2f} times slower than "
+                "those of similar groups; the link cannot be determined"
             )
             order = [rank for rank in case.matched.groups[slow.group].ranks if rank in ranks]
             ways = [*zip(order, [*order[1:], order[0]], strict=True)]

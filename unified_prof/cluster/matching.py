@@ -194,9 +194,7 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     second = np.where(transfer, 0, columns["kind"])
     usable = np.where(transfer, known, True)
     lost = int((transfer & (columns["peer"] < 0)).sum())
-    left_out.add(
-        "transfer_without_peer", f"{lost} sends or receives do not say to or from whom", lost
-    )
+    left_out.add("transfer_without_peer", f"{lost} sends or receives without a peer rank", lost)
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
     seq = columns.pop("seq") + shift

@@ -85,18 +85,17 @@ def expert_imbalance(case: RuleContext) -> Iterator[Finding]:
     ranks = [load.rank for load in loads]
     first = loads[0]
     numbers = case.global_ranks(ranks)
-    what = "as many tokens" if first.by_bytes else "as much work (messages are equally long)"
+    what = "as many tokens" if first.by_bytes else "as much work (messages have equal sizes)"
     if len(loads) == 1:
         members = case.global_ranks(next(iter(concerned)).members)
         text = (
-            f"{case.named(first.rank)}: its experts get {first.ratio:.2f} times {what} as those "
-            f"of ranks {list_first(members)} do on average"
+            f"expert imbalance: {case.named(first.rank)}: its experts get "
+            f"{first.ratio:.2f} times {what} as the mean of ranks {list_first(members)}"
         )
     else:
         text = (
-            f"experts of {len(loads)} ranks ({list_first(numbers)}) get up to "
-            f"{first.ratio:.2f} times "
-            f"{what} as those of their group do on average"
+            f"expert imbalance: experts of {len(loads)} ranks ({list_first(numbers)}) get "
+            f"up to {first.ratio:.2f} times {what} as the mean of their group"
         )
     figures = {
         "load": round(first.ratio, 4),
@@ -105,7 +104,7 @@ def expert_imbalance(case: RuleContext) -> Iterator[Finding]:
             str(number): round(load.ratio, 4) for number, load in zip(numbers, loads, strict=True)
         },
     }
-    text = f"{text}, step for step; {cost.words}"
+    text = f"{text}, in every step; {cost.words}"
     yield make_finding(case, EXPERT_IMBALANCE, ranks, case.steps, cost, text, figures)
 
 

@@ -207,7 +207,7 @@ class Overview:
         last = max((one.rank for one in self.run.ranks), default=None)
         raise UsageError(
             f"{self.run.path} has no rank {number}",
-            hint="it has no rank at all" if last is None else f"its ranks are 0 to {last}",
+            hint="it has no ranks" if last is None else f"its ranks are 0 to {last}",
             slug="no-such-rank",
         )
 
@@ -252,7 +252,7 @@ class Overview:
         text = f"{len(run.read):,} of {run.world_size:,} ranks"
         absent = [one.rank for one in run.ranks if one.status == "absent"]
         if absent:
-            text += f"; absent: {format_ranges(absent)}"
+            text += f"; missing: {format_ranges(absent)}"
         failed = [one for one in self.missing if one.status != "absent"]
         return "; ".join([text, *(f"rank {one.rank}: {one.why or one.status}" for one in failed)])
 

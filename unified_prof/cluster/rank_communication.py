@@ -355,7 +355,7 @@ class RankCommunication:
             valid &= (columns["device"] == device) | (columns["device"] < 0)
         self._database.findings.add(
             "impossible_communication_time",
-            f"{len(valid) - int(valid.sum())} operators are left out",
+            f"{len(valid) - int(valid.sum())} operators ignored",
             int(len(valid) - valid.sum()) if only else 0,
         )
         order = np.flatnonzero(valid)

@@ -72,8 +72,8 @@ class RankIdentity:
         if (rank := self._own_rank()) is not None:
             return [(rank, device)]
         raise StoreError(
-            f"{self._report.path} does not say which rank it is of",
-            hint="name it: RANK=FILE, or put it into a folder or file named rankN",
+            f"the rank of {self._report.path} is unknown",
+            hint="write RANK=FILE, or put the file into a directory or file named rankN",
             slug="rank-unknown",
         )
 
@@ -251,7 +251,7 @@ def _partial(
     loader = loader_intervals(database.report)
     notes = [f"{name}: {detail}" for name, (_, detail) in database.findings.items()]
     if not recorded:
-        notes.append("no steps are recorded: the whole recording counts as one")
+        notes.append("no steps recorded: the whole recording counts as one step")
     operations["step"] = columns_of.step_at(operations["start"], steps)
     covered = kernels.within(operations["start"], operations["end"])
     operations["covered"] = covered

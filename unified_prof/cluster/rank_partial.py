@@ -223,7 +223,7 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
         about = json.loads((metadata.metadata or {})[b"uprof"])
         if about["version"] != PARTIAL_VERSION:
             raise StoreError(
-                f"{name} is a partial of version {about['version']}, not {PARTIAL_VERSION}",
+                f"{name} is a partial of version {about['version']}, expected {PARTIAL_VERSION}",
                 slug="other-version",
             )
         if metadata.num_row_groups == 1:
@@ -235,7 +235,7 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
         )
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
         raise StoreError(
-            f"{name} is no partial of a rank, or damaged: {err}", slug="damaged-file"
+            f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
         ) from err
 
 
@@ -251,7 +251,7 @@ def read_communication(data: bytes, name: str) -> Columns:
         return _parts(file, ["communication"])["communication"]
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
         raise StoreError(
-            f"{name} is no partial of a rank, or damaged: {err}", slug="damaged-file"
+            f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
         ) from err
 
 
@@ -329,8 +329,8 @@ def _pyarrow() -> tuple[Any, Any]:
         return import_module("pyarrow"), import_module("pyarrow.parquet")
     except ImportError as err:
         raise UsageError(
-            "partials are Parquet files, which needs pyarrow",
-            hint="run: pip install 'unified-prof[cluster]'",
+            "partials are Parquet files, which need pyarrow",
+            hint="run `pip install 'unified-prof[cluster]'`",
             slug="missing-package",
         ) from err
 
@@ -375,7 +375,4 @@ def completion_hint(path: Path) -> str | None:
         or next(partials.glob("*.parquet"), None) is None
     ):
         return None
-    return (
-        f"{path} is a run that was not completed; what made it goes on: "
-        f"`uprof cluster build RECORDINGS -o {path}`"
-    )
+    return f"{path} is an incomplete run; continue with `uprof cluster build RECORDINGS -o {path}`"

@@ -512,11 +512,13 @@ class Cost:
         """The end of a sentence."""
         ns = self.ns if self.each_ns is None else self.each_ns
         if ns < 500:
-            return f"at present that costs {'a step' if self.each_ns is None else 'these'} nothing"
+            return (
+                f"currently costs {'the step' if self.each_ns is None else 'these steps'} nothing"
+            )
         most = "at most " if self.at_most else ""
         if self.each_ns is None:
             return f"costs every step {most}{_ms(ns)}"
-        return f"costs each of these {most}{_ms(ns)}, {_ms(self.ns)} a step on average"
+        return f"costs each of these {most}{_ms(ns)}, {_ms(self.ns)} per step on average"
 
     @property
     def figures(self) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def gate_cluster_run(
     """
     unknown = [one for one in metrics if one not in GATE_METRICS]
     if unknown or not metrics:
-        said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
+        said = f"unknown metric {unknown[0]!r}" if unknown else "no metric given"
         raise UsageError(said, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:

@@ -336,15 +336,15 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
     if path.is_dir() and not file.exists():
         begun = completion_hint(path)
         raise StoreError(
-            f"{path} holds no {SUMMARY_FILE_NAME}",
-            hint=begun or f"make one: uprof cluster build {path} -o RUN",
+            f"{path} has no {SUMMARY_FILE_NAME}",
+            hint=begun or f"build a run: `uprof cluster build {path} -o RUN`",
             slug="no-cluster-run",
         )
     with open_report(file) as report:
         if report.family != CLUSTER:
             raise StoreError(
-                f"{file} is a report of one process ({report.family}), not of many ranks",
-                hint=f"uprof report {file}",
+                f"{file} is a report of one process ({report.family}), not a multi-rank run",
+                hint=f"use `uprof report {file}`",
                 slug="wrong-kind-of-report",
             )
         yield StoredRun(path, report)

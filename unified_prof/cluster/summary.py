@@ -67,17 +67,18 @@ def recordings_of_other_runs(
     first, second = runs[0], runs[1]
     if 2 * len(first) <= len(matched.ranks):
         raise UsageError(
-            f"these are recordings of {len(runs)} runs: {_words(matched, where, first)}; "
+            f"these recordings are from {len(runs)} runs: {_words(matched, where, first)}; "
             f"{_words(matched, where, second)}",
-            hint="name the recordings of one",
+            hint="give the recordings of one run",
             slug="several-runs",
         )
     usual = matched.ranks[first[0]]
     return [
         UnreadableRecording(
             _file(matched, where, index),
-            f"it is of another run than rank {usual} and {len(first) - 1:,} more "
-            f"({_file(matched, where, first[0])}): {_why(matched, first, index)}",
+            f"belongs to another run than rank {usual} and {len(first) - 1:,} more "
+            f"({_file(matched, where, first[0])}): "
+            f"{_why(matched, first, index)}",
             matched.ranks[index],
         )
         for members in runs[1:]
@@ -220,9 +221,7 @@ def _why(matched: MatchedCollectives, first: Sequence[int], index: int) -> str:
     apart = abs(own - begin) / 1e9
     if apart >= 1:
         word = "after" if own > begin else "before"
-        return (
-            f"it was recorded {apart:,.0f} s {word} that, and their collectives do not end together"
-        )
+        return f"recorded {apart:,.0f} s {word} that, and their collectives do not end together"
     return "their collectives do not end together"
 
 
@@ -362,7 +361,7 @@ def _one_run(
             kept.append(one)
         else:
             file = where.get(one.facts.rank, PartialSource()).file or f"rank {one.facts.rank}"
-            words = f"it is of a run of {size} ranks, the others of one of {usual}"
+            words = f"from a run of {size} ranks, the others from one of {usual}"
             others.append(UnreadableRecording(file, words, one.facts.rank))
     return kept, others
 
@@ -383,7 +382,7 @@ def _tell_of_other_times(matched: MatchedCollectives) -> None:
             words = (
                 f"rank {rank} was recorded {(begin - until) / 1e9:,.0f} s after others had ended"
             )
-            matched.left_out.add("ranks_recorded_apart", f"{words}: it may be of another run")
+            matched.left_out.add("ranks_recorded_apart", f"{words}: possibly from another run")
         until = max(until, end)
 
 

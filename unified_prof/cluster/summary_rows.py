@@ -96,7 +96,7 @@ def rank_rows(
         for one in unread
         if one.rank is not None
     ]
-    words = "its recording is not there"
+    words = "recording missing"
     rows += [
         (rank, None, None, None, None, None, None, "absent", words, *nothing) for rank in absent
     ]
@@ -108,9 +108,9 @@ def _lacks(matched: MatchedCollectives, index: int) -> list[str]:
     lacks = list(one.facts.notes)
     others = any(len(other.communication["start"]) for other in matched.partials)
     if others and not len(one.communication["start"]):
-        lacks.append("no communication is recorded")
+        lacks.append("no communication recorded")
     if not len(one.kernels["n"]):
-        lacks.append("no kernels are recorded")
+        lacks.append("no kernels recorded")
     return lacks
 
 

@@ -164,7 +164,7 @@ def _profile_class() -> Any:
     except ImportError as err:
         raise UsageError(
             "a pprof profile needs the protobuf package",
-            hint="pip install 'unified-prof[pprof]'",
+            hint="run `pip install 'unified-prof[pprof]'`",
             slug="missing-package",
         ) from err
 

@@ -25,7 +25,7 @@ def _package() -> Any:
     if all(importlib.util.find_spec(one) is None for one in (old, "lightning")):
         raise ModuleNotFoundError(
             "neither lightning nor pytorch_lightning is installed: "
-            "pip install 'unified-prof[lightning]'",
+            "run `pip install 'unified-prof[lightning]'`",
             name="lightning",
         )
     if importlib.util.find_spec("lightning") is None or (
@@ -44,7 +44,7 @@ def _imported(name: str) -> Any:
         package = name.partition(".")[0]
         raise ModuleNotFoundError(
             f"there is no {name}: the {package} that is installed is too old, or not the trainer: "
-            "pip install 'unified-prof[lightning]'",
+            "run `pip install 'unified-prof[lightning]'`",
             name=name,
         ) from None
 

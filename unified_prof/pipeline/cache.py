@@ -97,8 +97,8 @@ def reports_of(
     if len(found) > 1 and not several:
         names = ", ".join(str(one.path) for one in found[:3])
         raise UsageError(
-            f"{path} holds {len(found)} recordings",
-            hint=f"name one of: {names}",
+            f"{path} has {len(found)} recordings",
+            hint=f"choose one of: {names}",
             slug="several-recordings",
         )
     made: list[tuple[Found, Path]] = []
@@ -127,7 +127,7 @@ def root() -> Path:
             base = Path.home() / ".cache"
         except RuntimeError as err:
             raise OutputError(
-                "there is no home folder to keep reports in",
+                "no home directory for cached reports",
                 hint="set XDG_CACHE_HOME",
                 slug="no-home-folder",
             ) from err

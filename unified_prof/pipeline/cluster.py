@@ -73,12 +73,12 @@ class ClusterOutcome:
         """How many of the ranks were read, and why the others were not."""
         parts = [f"{self.ranks_read:,} of {self.world_size:,} ranks"]
         if self.absent:
-            parts.append(f"absent: {_few(map(str, self.absent))}")
+            parts.append(f"missing: {_few(map(str, self.absent))}")
         for one in self.unread[:_FEW]:
             who = f"rank {one.rank}" if one.rank is not None else one.file
             parts.append(f"{who}: {one.why}")
         if len(self.unread) > _FEW:
-            parts.append(f"and {len(self.unread) - _FEW:,} more that could not be read")
+            parts.append(f"and {len(self.unread) - _FEW:,} more unreadable")
         return "; ".join(parts)
 
 
@@ -124,7 +124,7 @@ def build(
         made_of = _made_of(found, lost)
         if not force and (before := _before(run, made_of)) is not None:
             return before
-        progress("putting ranks together")
+        progress("combining ranks")
         found, summary = put_together(inputs, found, folder, crew, lost, progress)
     _write(run, summary, made_of)
     _remove_older(folder, found)
@@ -204,7 +204,7 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
     path = local_path(run.location)
     if path.exists() and not path.is_dir():
         raise OutputError(
-            f"{path} is a file, expected a folder for the run", slug="wrong-output-place"
+            f"{path} is a file, expected a directory for the run", slug="wrong-output-place"
         )
     if force or not path.is_dir():
         return
@@ -212,11 +212,11 @@ def _refuse_others(run: Folder, *, force: bool) -> None:
     try:
         others = sorted(entry.name for entry in path.iterdir() if not entry.name.startswith("."))
     except OSError as err:
-        raise OutputError(f"{path} cannot be listed: {err.strerror}", slug="cannot-read") from err
+        raise OutputError(f"cannot list {path}: {err.strerror}", slug="cannot-read") from err
     if others and not ours & set(others):
         raise OutputError(
-            f"{path} holds {others[0]} and is no run of uprof's",
-            hint="name another folder, or give --force to write into this one",
+            f"{path} contains {others[0]} and is not a run written by uprof",
+            hint="choose another directory, or use --force to write into this one",
             slug="foreign-output",
         )
     if SUMMARY_FILE_NAME in others:
@@ -231,15 +231,15 @@ def _refuse_foreign(file: Path) -> None:
         return
     if found.family != CLUSTER:
         raise OutputError(
-            f"{file} is {found.description}, no summary of uprof's",
-            hint="name another folder, or give --force to replace it",
+            f"{file} is {found.description}, not a summary written by uprof",
+            hint="choose another directory, or use --force to overwrite it",
             slug="foreign-output",
         )
     if found.revision is None:
         raise SchemaVersionError(
-            f"{file} is at no known schema revision: {found.description}",
-            hint="build with the uprof that made it, name another folder, or give --force to "
-            "replace it",
+            f"{file} has an unknown schema revision: {found.description}",
+            hint="use the version of uprof that wrote it, choose another directory, or use "
+            "--force to overwrite it",
             slug="unknown-schema",
         )
 

@@ -89,8 +89,8 @@ def inputs_of(
             )
             if rank is not None and len(every) > 1:
                 raise UsageError(
-                    f"{location} holds {len(every)} recordings, which rank {rank} has not",
-                    hint="RANK=FILE takes one recording; of a folder of ranks leave RANK= out",
+                    f"{location} has {len(every)} recordings, expected one for rank {rank}",
+                    hint="RANK=FILE takes one recording; omit RANK= for a directory of ranks",
                     slug="several-recordings",
                 )
             for found in every:
@@ -154,8 +154,8 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
             yield Input(os.path.abspath(local.path), _stamp(local))  # noqa: PTH100 (links stay)
     if not count:
         raise RawFormatError(
-            f"{given} holds no database or recording of a rank",
-            hint="expected msprof databases, PROF_* and *_ascend_pt folders, traces",
+            f"{given} has no database or recording of a rank",
+            hint="expected msprof databases, PROF_* and *_ascend_pt directories, traces",
             slug="not-a-recording",
         )
 
@@ -192,7 +192,7 @@ def _found(
     if not depth:
         return
     if asked:
-        progress(f"looking into {path}")
+        progress(f"searching {path}")
     try:
         with os.scandir(path) as entries:
             children = sorted(entries, key=lambda entry: entry.name)

@@ -213,7 +213,7 @@ def _refuse_without_parquet() -> None:
     if find_spec("pyarrow") is None:
         raise UsageError(
             "partials of a cluster's run are Parquet files, which needs pyarrow",
-            hint="pip install 'unified-prof[cluster]'",
+            hint="run `pip install 'unified-prof[cluster]'`",
             slug="missing-package",
         )
 

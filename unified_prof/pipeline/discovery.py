@@ -91,18 +91,18 @@ def refusal(path: Path) -> UprofError:
             return UsageError(
                 f"{path} holds no raw data, only the finished database of a recording:"
                 " there is nothing to convert",
-                hint=f"`uprof report {shlex.quote(str(reports[0]))}` shows what is in it",
+                hint=f"show it with `uprof report {shlex.quote(str(reports[0]))}`",
                 slug="already-a-report",
             )
         return RawFormatError(
-            f"{path} is no recording and has none inside",
-            hint=f"expected {takes}; links to folders are not followed",
+            f"{path} is not a recording and contains none",
+            hint=f"expected {takes}; links to directories are not followed",
             slug="not-a-recording",
         )
     if not stat.S_ISREG(mode):
         return RawFormatError(
             f"{path} is not a regular file",
-            hint="write what it gives into a file first",
+            hint="write its content to a file first",
             slug="not-a-regular-file",
         )
     return _refused_file(path, takes)
@@ -119,10 +119,10 @@ def _refused_file(path: Path, takes: str) -> UprofError:
         with path.open("rb") as file:
             head = file.read(64)
     except OSError as err:
-        return RawFormatError(f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read")
+        return RawFormatError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read")
     if head.startswith(_SQLITE):
         return _refused_database(path, takes)
-    what = "is empty" if not head else "is nothing that uprof can convert"
+    what = "is empty" if not head else "is not a format that uprof can convert"
     return RawFormatError(
         f"{path} {what}", hint=f"expected {takes}", slug="not-a-recording" if head else "empty-file"
     )
@@ -137,8 +137,8 @@ def _refused_database(path: Path, takes: str) -> UprofError:
         return err
     if found.family is not None:
         return UsageError(
-            f"{path} is a finished report, there is nothing to convert",
-            hint=f"`uprof report {path}` shows what is in it",
+            f"{path} is a finished report, nothing to convert",
+            hint=f"show it with `uprof report {path}`",
             slug="already-a-report",
         )
     return RawFormatError(
@@ -230,9 +230,9 @@ class _Search:
     def passed_over(self) -> Iterator[str]:
         """Say what was not looked into, though nothing is wrong with it."""
         for what, paths in (
-            ("links to folders elsewhere are not followed", self._links),
+            ("links outside the directory are not followed", self._links),
             (
-                f"folders more than {DEEPEST} below {self._folder} are not looked into",
+                f"directories more than {DEEPEST} levels below {self._folder} are not searched",
                 self._too_deep,
             ),
         ):
@@ -243,7 +243,7 @@ class _Search:
 
     def _children(self, folder: Path) -> list[os.DirEntry[str]]:
         """Return what a folder holds that can be a recording or hold one, by name."""
-        self._progress(f"looking into {folder}")
+        self._progress(f"searching {folder}")
         try:
             with os.scandir(folder) as entries:
                 found = list(islice(entries, 4 * MOST_ENTRIES))  # some are of no use
@@ -273,9 +273,9 @@ class _Search:
 
     def _too_many(self, child: os.DirEntry[str]) -> RawFormatError:
         return RawFormatError(
-            f"{self._folder} holds more than {MOST_ENTRIES:,} files and folders: {child.path} and"
-            " what comes after it was not looked at",
-            hint="name the folders in which the recordings lie",
+            f"{self._folder} has more than {MOST_ENTRIES:,} files and directories: "
+            f"{child.path} and everything after it was skipped",
+            hint="give the directories of the recordings",
             slug="input-too-long",
         )
 
@@ -311,8 +311,8 @@ def as_file(progress: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
             _keep(stream, path)
         except OSError as err:
             raise OutputError(
-                f"cannot keep standard input in a temporary file: {err.strerror or err}",
-                hint="TMPDIR names another folder",
+                f"cannot store standard input in a temporary file: {err.strerror or err}",
+                hint="set TMPDIR to another directory",
                 slug="no-temporary-space",
             ) from err
         yield path
@@ -323,17 +323,17 @@ def _stream() -> IO[bytes]:
     try:
         if stream is None or stream.closed:
             raise UsageError(
-                "standard input is closed, there is nothing to convert", slug="no-standard-input"
+                "standard input is closed, nothing to convert", slug="no-standard-input"
             )
         if stream.isatty():
             raise UsageError(
                 "standard input is a terminal",
-                hint="pipe a recording in: `... | uprof import -`",
+                hint="pipe a recording: `... | uprof import -`",
                 slug="no-standard-input",
             )
     except ValueError:  # raised by isatty() of a stream that was closed underneath
         raise UsageError(
-            "standard input is closed, there is nothing to convert", slug="no-standard-input"
+            "standard input is closed, nothing to convert", slug="no-standard-input"
         ) from None
     return stream
 
@@ -346,7 +346,7 @@ def _keep(stream: IO[bytes], path: Path) -> None:
             if kept > MOST_BYTES:
                 raise RawFormatError(
                     f"standard input is longer than {MOST_BYTES:,} bytes",
-                    hint="write it to a file and name that",
+                    hint="write it to a file instead",
                     slug="input-too-long",
                 )
             file.write(chunk)
@@ -374,7 +374,7 @@ def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
         return  # whoever reads it finds it cut off
     except _DAMAGED as err:
         raise RawFormatError(
-            f"standard input is packed, and damaged: {err}", slug="damaged-recording"
+            f"standard input is compressed and damaged: {err}", slug="damaged-recording"
         ) from err
 
 

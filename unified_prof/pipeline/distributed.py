@@ -248,8 +248,8 @@ def chosen_ranks(text: str) -> Chosen:
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
         if not found or int(found[2] or found[1]) < int(found[1]):
             raise UsageError(
-                f"--ranks: {part.strip()!r} is no rank and no range of ranks",
-                hint="such as 0,8-15 or every:8",
+                f"--ranks: {part.strip()!r} is not a rank or a range of ranks",
+                hint="for example 0,8-15 or every:8",
                 slug="wrong-ranks",
             )
         ranges.append((int(found[1]), int(found[2] or found[1])))

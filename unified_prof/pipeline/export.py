@@ -84,7 +84,7 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
             yield target
     except OSError as err:
         raise OutputError(
-            f"cannot make a temporary database: {err.strerror or err}", slug="no-temporary-space"
+            f"cannot create a temporary database: {err.strerror or err}", slug="no-temporary-space"
         ) from err
 
 
@@ -100,16 +100,16 @@ def _beside(path: Path, source: Source | None) -> Path:
     if source is not None:
         raise UsageError(
             f"{path} is {source.what}, expected an msprof database or a PROF_* directory",
-            hint=f"run `uprof {source.command} {path}` first, or give --convert",
+            hint=f"run `uprof {source.command} {path}` first, or use --convert",
             slug="not-converted",
         )
     if found:
         what = f"{len(found)} databases"
-        hint = f"name one of them: {', '.join(one.name for one in found[:3])}"
+        hint = f"choose one of them: {', '.join(one.name for one in found[:3])}"
     else:
         what = "neither a recording nor a database msprof_*.db"
-        hint = f"name {below[0]}" if below else "name a PROF_* directory or a database"
-    raise StoreError(f"{path} holds {what}, expected one to export", hint=hint, slug="no-report")
+        hint = f"use {below[0]}" if below else "use a PROF_* directory or a database"
+    raise StoreError(f"{path} has {what}, expected one to export", hint=hint, slug="no-report")
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,8 +164,8 @@ def export_stacks(
     if not names:
         have = dict.fromkeys(one for analysis in opened.analyses for one in analysis.measures)
         raise UsageError(
-            f"{opened.path} has no stacks of {measure or 'anything'}: that was not measured",
-            hint=f"it has: {', '.join(have)}" if have else "see `uprof report`",
+            f"{opened.path} has no stacks of {measure or 'any measure'}: not measured",
+            hint=f"available: {', '.join(have)}" if have else "see `uprof report`",
             slug="no-stacks",
         )
     if not layout.several:
@@ -210,8 +210,8 @@ def export_tables(
     """
     if path.is_dir():
         raise UsageError(
-            f"{path} is a folder, and tables are of one report",
-            hint="name one of the reports in it",
+            f"{path} is a directory, but tables are exported from one report",
+            hint="choose one of its reports",
             slug="several-reports",
         )
     with open_report(path, any_revision=True) as report, outputs.output_directory(directory):

@@ -96,7 +96,7 @@ class Profile:
         from unified_prof.report import terminal
 
         if self.failure is not None:
-            printer.text(f"not complete: {self.failure}\n")
+            printer.text(f"incomplete: {self.failure}\n")
         printer.text(
             terminal.run_footer({kind: [path] for kind, path in self.files.items()}).rstrip()
         )
@@ -147,7 +147,9 @@ def profile(
     """
     if unknown := [report for report in reports if report not in (RUN_TIME, MEMORY)]:
         raise UsageError(
-            f"no report {unknown[0]!r}", hint=f"known: {RUN_TIME}, {MEMORY}", slug="unknown-report"
+            f"unknown report {unknown[0]!r}",
+            hint=f"known: {RUN_TIME}, {MEMORY}",
+            slug="unknown-report",
         )
     target, arguments = _program()
     if command is None:

@@ -129,8 +129,8 @@ def choose(
     for found in recordings:
         if layout not in found.source.layouts:
             raise UsageError(
-                f"{found.path} is {found.source.what}, which has no layout {layout}",
-                hint=f"leave --layout out, or convert it without the others: {PLAIN}",
+                f"{found.path} is {found.source.what}, which does not support layout {layout}",
+                hint=f"omit --layout, or convert it separately with layout {PLAIN}",
                 slug="wrong-layout",
             )
     ranked = layout == PLAIN and (output is not None or len(recordings) > 1)
@@ -148,10 +148,10 @@ def is_file(output: Path) -> bool:
 def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
     """Raise UsageError if one file cannot hold what is asked for."""
     if recordings > 1 or layout != PLAIN:
-        what = "several recordings" if recordings > 1 else f"the layout {layout}"
+        what = "several recordings" if recordings > 1 else f"layout {layout}"
         raise UsageError(
-            f"{what} cannot go into one file {output}",
-            hint="-o names a folder then",
+            f"{what} cannot be written to one file {output}",
+            hint="use a directory with -o",
             slug="one-output-for-many",
         )
 
@@ -168,7 +168,7 @@ def _place(found: Found, output: Path | None, name: str, layout: str) -> Place |
         return as_it_is_now(found, Place(target, folder, layout))
     except OSError as err:
         return OutputError(
-            f"cannot look for reports of {found.path}: {err.strerror or err}", slug="cannot-read"
+            f"cannot search for reports of {found.path}: {err.strerror or err}", slug="cannot-read"
         )
 
 
@@ -210,7 +210,7 @@ def refuse_existing(place: Place) -> None:
     """Raise OutputError if a report stands where another one is to go."""
     if place.existing:
         raise OutputError(
-            f"{place.existing[-1]} is there already",
-            hint="give --force to replace it, or -o to write elsewhere",
+            f"{place.existing[-1]} exists already",
+            hint="use --force to overwrite it, or -o to write elsewhere",
             slug="already-exists",
         )

@@ -92,12 +92,12 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise OutputError(
-            f"{path} is not a folder, reports are to be written there", slug="wrong-output-place"
+            f"{path} is not a directory, reports cannot be written there", slug="wrong-output-place"
         ) from None
     except OSError as err:
         raise OutputError(
-            f"cannot make the folder {path}: {err.strerror or err}",
-            hint="choose another place",
+            f"cannot create the directory {path}: {err.strerror or err}",
+            hint="choose another directory",
             slug="cannot-write",
         ) from err
 
@@ -139,4 +139,4 @@ def in_words(error: Exception) -> str:
     """Return what an error has to say to the user, be it one of ours or a bug's."""
     if isinstance(error, UprofError):
         return str(error)
-    return f"this should not have happened: {type(error).__name__}: {error}"
+    return f"internal error: {type(error).__name__}: {error}"

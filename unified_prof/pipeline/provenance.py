@@ -160,8 +160,8 @@ def _kept(recording: Recording) -> tuple[Path | None, str | None]:
     native, why_not = _vendors(recording)
     if native:
         return native, None
-    left_none = f"the vendor's exporter left no database of {recording.path}"
-    return None, f"{_because(left_none, why_not)} (`uprof build` can make one)"
+    left_none = f"the vendor's exporter wrote no database of {recording.path}"
+    return None, f"{_because(left_none, why_not)} (use `uprof build`)"
 
 
 def _converted(
@@ -184,7 +184,7 @@ def _converted(
             if native:
                 return native, _fallen_back(cannot)
             if why_not:
-                note = f"{cannot}, which the database lacks: {why_not}"
+                note = f"{cannot}, which the database therefore lacks: {why_not}"
         with _set_aside(recording.native):
             made = convert.convert(
                 recording.path,

@@ -54,8 +54,8 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovered]:
     """
     if not folder.is_dir():
         raise UsageError(
-            f"{folder} is not an existing folder",
-            hint="name the one that `uprof run` wrote into",
+            f"{folder} is not an existing directory",
+            hint="give the output directory of `uprof run`",
             slug="no-folder",
         )
     taken: set[Path] = set()
@@ -113,7 +113,7 @@ def _write(path: Path, names: Mapping[str, Path], content: Spooled, *, force: bo
             _WRITERS[kind](one, run, facts, overwrite=force)
         except (ValueError, OverflowError, sqlite3.Error) as err:
             raise RawFormatError(
-                f"{path}: holds records that no report can: {err}", slug="damaged-spool"
+                f"{path}: unexpected records: {err}", slug="damaged-spool"
             ) from err
 
 
@@ -121,14 +121,13 @@ def failure_of(content: Spooled) -> str:
     """Return what the reports say of how the run ended, as far as it is known."""
     run = content.run
     if "first_iteration_reported" in run.anomalies:
-        what = "its first iteration, with the set-up,"
+        what = "its first iteration, including setup,"
     elif run.operations:
         what = f"{len(run.iterations)} of {content.iterations} iterations"
     else:
-        what = "what a complete iteration gave"
+        what = "a complete iteration"
     return (
-        f"the process ended before it had written its reports: {what} had been saved at "
-        f"{content.saved}"
+        f"the process ended before it wrote its reports: {what} had been saved at {content.saved}"
     )
 
 
@@ -137,8 +136,8 @@ def _remark(path: Path, content: Spooled) -> str | None:
         return None
     host = content.facts.get("host") or "another host"
     return (
-        f"whether process {spool.process_of(path)} of {host} still runs cannot be seen from here; "
-        "if so, its own reports will get other names"
+        f"process {spool.process_of(path)} of {host} may still be running; if so, its own "
+        "reports get other names"
     )
 
 
@@ -168,9 +167,7 @@ def _tell_others(folder: Path, names: Mapping[str, Path], content: Spooled) -> N
     try:
         known = run_folder.read(folder)
     except StoreError as err:
-        raise OutputError(
-            f"the list of ranks is not brought up to date: {err}", slug="cannot-write"
-        ) from err
+        raise OutputError(f"the list of ranks was not updated: {err}", slug="cannot-write") from err
     entry = None if known is None else known.ranks.get(content.rank)
     if entry is not None:
         files = {kind: [str(one.relative_to(folder))] for kind, one in names.items()}

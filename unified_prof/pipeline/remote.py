@@ -30,8 +30,8 @@ from unified_prof.sqlite.atomic import (
 )
 
 _CREDENTIALS = (
-    "credentials come from the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_PROFILE, "
-    "AWS_ENDPOINT_URL) or the files of the service's own tools"
+    "set credentials in the environment (AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, "
+    "AWS_PROFILE, AWS_ENDPOINT_URL) or in the files of the service's own tools"
 )
 
 
@@ -59,18 +59,20 @@ def _words(err: Exception) -> tuple[str, str | None]:
     kinds = {kind.__name__ for cause in _causes(err) for kind in type(cause).__mro__}
     text = " ".join(str(err).split())
     if kinds & _UNKNOWN_USER:
-        return "there are no credentials for it", _CREDENTIALS
+        return "credentials missing", _CREDENTIALS
     if "FileNotFoundError" in kinds:
         if "bucket does not exist" in text.lower() or "nosuchbucket" in text.lower():
-            return "there is no such bucket", None
+            return "no such bucket", None
         return "no such file", None
     if "PermissionError" in kinds:
-        return "access is denied", _CREDENTIALS
+        return "access denied", _CREDENTIALS
     if kinds & _SILENT:
-        return "its service does not answer", "AWS_ENDPOINT_URL names another one than Amazon's"
+        return "the service does not respond", (
+            "set AWS_ENDPOINT_URL for a service other than Amazon's"
+        )
     if isinstance(err, OSError):
         if err.errno == errno.ENOSPC:
-            return "no space left for a copy", "TMPDIR names another folder for temporary files"
+            return "no space left for a copy", "set TMPDIR to another directory for temporary files"
         return err.strerror or text, None
     return f"{type(err).__name__}: {text}", None
 
@@ -186,8 +188,10 @@ def found(url: str) -> list[Remote]:
         result = _recordings(system, infos, set(asked))
     if not result:
         raise RawFormatError(
-            f"{url} has no recording inside",
-            hint=f"expected PROF_* and *_ascend_pt folders, or files named *{', *'.join(_FILES)}",
+            f"{url} contains no recording",
+            hint=(
+                f"expected PROF_* and *_ascend_pt directories, or files named *{', *'.join(_FILES)}"
+            ),
             slug="not-a-recording",
         )
     return result
@@ -210,7 +214,8 @@ def fetched(location: str | Remote) -> Iterator[Path]:
             folder = resources.enter_context(temporary_folder())
         except OSError as err:
             raise OutputError(
-                f"no temporary folder can be made: {err.strerror or err}", slug="no-temporary-space"
+                f"cannot create a temporary directory: {err.strerror or err}",
+                slug="no-temporary-space",
             ) from err
         with in_words(url, RawFormatError):
             system, path = _opened(url)
@@ -219,7 +224,7 @@ def fetched(location: str | Remote) -> Iterator[Path]:
             for name in files:
                 if ".." in PurePosixPath(name).parts:  # a key may hold what no path should
                     raise RawFormatError(
-                        f"{joined(url, name)} is a name that leads elsewhere", slug="unsafe-name"
+                        f"{joined(url, name)}: unsafe file name", slug="unsafe-name"
                     )
                 into = target / name if name else target
                 into.parent.mkdir(parents=True, exist_ok=True)
@@ -420,7 +425,7 @@ def _opened(url: str) -> tuple[Any, str]:
     except ImportError as err:
         raise UsageError(
             f"{url}: reading URLs needs fsspec",
-            hint="pip install 'unified-prof[cluster]'",
+            hint="run `pip install 'unified-prof[cluster]'`",
             slug="missing-package",
         ) from err
     settings = _SETTINGS.get("s3" if scheme == "s3a" else scheme, {})
@@ -430,15 +435,15 @@ def _opened(url: str) -> tuple[Any, str]:
         package = _PACKAGES.get(scheme)
         raise UsageError(
             f"{url}: reading {scheme}:// needs {package or err.name or 'another package'}",
-            hint=f"pip install {package}" if package else str(err),
+            hint=f"run `pip install {package}`" if package else str(err),
             slug="missing-package",
         ) from err
     except ValueError as err:
         if "rotocol" not in str(err):
             raise
         raise UsageError(
-            f"{url}: nothing here opens {scheme}://",
-            hint="s3://, gs://, az:// and file:// are known",
+            f"{url}: {scheme}:// is not supported",
+            hint="supported: s3://, gs://, az:// and file://",
             slug="unknown-scheme",
         ) from None
     return system, system._strip_protocol(url)

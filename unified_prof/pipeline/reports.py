@@ -139,7 +139,7 @@ class Reports:
                 self._write(capture)
             except OutputError as err:
                 if self._spool.path.exists():
-                    then = f"`uprof recover {self.directory}` makes reports of what was saved"
+                    then = f"recover the saved measurements with `uprof recover {self.directory}`"
                     err.hint = "; then ".join(filter(None, (err.hint, then)))
                 raise
         if capture.tracked is not None:
@@ -222,7 +222,7 @@ class Reports:
             return names
         mark = f"{platform.node() or 'host'}_{os.getpid()}"
         taken = ", ".join(path.name for path in names.values())
-        self.notes.append(f"another process wrote {taken} meanwhile; these got names of their own")
+        self.notes.append(f"another process wrote {taken} meanwhile; these reports got other names")
         return {
             report: path.with_name(f"{path.stem}_{mark}{path.suffix}")
             for report, path in names.items()
@@ -251,7 +251,7 @@ class Reports:
             try:
                 complete_run(path, known)
             except UprofError as err:
-                self.notes.append(f"a report does not say how the workload ended: {err}")
+                self.notes.append(f"a report lacks the exit status of the workload: {err}")
 
     def _tell_others(
         self, state: str, exit_code: int | None = None, failure: str | None = None
@@ -281,7 +281,7 @@ class Reports:
         try:
             run_folder.note(self._absolute, entry)
         except (UprofError, OSError) as err:
-            note = f"the other ranks are not told: {err}"
+            note = f"the list of ranks was not updated: {err}"
             self.notes += [] if note in self.notes else [note]
 
     def _shown(self, path: Path) -> Path:

@@ -121,11 +121,11 @@ def _in_turn(
     for checkout in checkouts:
         if not checkout.is_dir():
             raise UsageError(
-                f"{checkout} is no folder: --until-sure takes two checkouts", slug="no-folder"
+                f"{checkout} is not a directory: --until-sure needs two checkouts", slug="no-folder"
             )
     if most < LEAST_ROUNDS:
         raise UsageError(
-            f"--rounds {most}: a verdict takes {LEAST_ROUNDS} rounds at least", slug="too-few-runs"
+            f"--rounds {most}: a verdict needs at least {LEAST_ROUNDS} rounds", slug="too-few-runs"
         )
     sides = tuple(zip(("base", "new"), checkouts, strict=True))
     for number in range(1, most + 1):
@@ -164,7 +164,7 @@ def several(
     """
     if rounds < LEAST_ROUNDS:
         raise UsageError(
-            f"--rounds {rounds}: to learn a machine takes {LEAST_ROUNDS} at least",
+            f"--rounds {rounds}: at least {LEAST_ROUNDS} needed",
             slug="too-few-runs",
         )
     with _reports(workload.keep) as folder:
@@ -207,7 +207,7 @@ def measure(
             ).returncode
         except OSError as err:
             raise CaptureError(
-                f"the interpreter {python} cannot be started: {err.strerror or err}",
+                f"cannot start the interpreter {python}: {err.strerror or err}",
                 slug="round-failed",
             ) from None
         if code:
@@ -216,14 +216,14 @@ def measure(
     if code:
         told = [line for line in text.splitlines() if line.strip()][-_TOLD_LINES:]
         raise CaptureError(
-            f"`uprof run {' '.join(command)}` in {folder} ended with exit code {code}"
+            f"`uprof run {' '.join(command)}` in {folder} exited with code {code}"
             + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
             slug="round-failed",
         )
     if not target.exists():
         raise CaptureError(
-            f"`uprof run {' '.join(command)}` in {folder} left no report: is {python} a Python"
-            " that has uprof?",
+            f"`uprof run {' '.join(command)}` in {folder} wrote no report: does {python} "
+            "have uprof installed?",
             slug="round-failed",
         )
 
@@ -239,12 +239,12 @@ def _reports(keep: Path | None) -> Iterator[Path]:
 
     if keep.exists() and not keep.is_dir():
         raise UsageError(
-            f"--keep {keep}: it is a file, expected a new folder", slug="already-exists"
+            f"--keep {keep} is a file, expected a new directory", slug="already-exists"
         )
     if keep.exists() and any(keep.iterdir()):
         raise UsageError(
-            f"--keep {keep}: the folder is not empty",
-            hint="name another one",
+            f"--keep {keep}: the directory is not empty",
+            hint="choose another one",
             slug="already-exists",
         )
     with output_directory(keep.absolute()) as made:

@@ -126,7 +126,7 @@ class Detection:
             )
         if self.revision is None:
             raise SchemaVersionError(
-                f"{self.path} is at no known schema revision: {self.description}",
+                f"{self.path} has an unknown schema revision: {self.description}",
                 hint=f"known: {', '.join(catalogue.REVISIONS[self.family])}",
                 slug="unknown-schema",
             )

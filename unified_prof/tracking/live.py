@@ -70,7 +70,7 @@ class LiveTracking:
         if find_spec("torch") is None:
             raise DeviceUnavailableError(
                 "PyTorch is not installed",
-                hint="pip install 'unified-prof[torch]'",
+                hint="run `pip install 'unified-prof[torch]'`",
                 slug="backend-unavailable",
             )
         from unified_prof.tracking.session import Session

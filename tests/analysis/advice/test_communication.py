@@ -59,7 +59,7 @@ def test_communication_alone_costs_all_but_the_last_message(tmp_path: Path) -> N
     assert cost_ns(said) == 200 * US
     # Two fifths of the time and a cost of one: the sentence says where the other one is.
     assert "40 % of the time is not overlapped with compute" in said.text
-    assert "20 % is the last of it, which nothing can hide; up to 200 µs of every step" in said.text
+    assert "which cannot be overlapped; saves up to 200 µs per step" in said.text
     assert said.sure == "likely"
     assert said.evidence[0]["name"] == "all_reduce of 8,388,608 bytes"
 

@@ -55,7 +55,7 @@ def test_a_rule_is_imported_where_a_recording_has_what_it_needs(
     said = {one.kind: one.why for one in advice(tmp_path / "a.db").not_judged}
     assert "communication_rules" not in asked
     assert said["slow_steps"] == "no more than 4 steps recorded"
-    assert said["inefficient_operation"].startswith("shapes of operations were not recorded")
+    assert said["inefficient_operation"].startswith("operation shapes not recorded")
     assert "input_wait" in said
     asked.clear()
     with Plant(tmp_path / "b.db") as plant:

@@ -58,15 +58,15 @@ def refuse_wrong(wish: str | None) -> None:
         return
     if not wish.endswith(".json"):
         raise UsageError(
-            f"{wish!r} is no scheduler",
-            hint="expected tcp://HOST:PORT, the FILE.json that `dask scheduler --scheduler-file` "
-            "writes, or local:N for N processes of Dask on this machine",
+            f"{wish!r} is not a scheduler",
+            hint="expected tcp://HOST:PORT, the FILE.json of `dask scheduler "
+            "--scheduler-file`, or local:N for N Dask processes on this machine",
             slug="wrong-scheduler",
         )
     if not Path(wish).is_file():
         raise UsageError(
             f"{wish}: no such file",
-            hint="`dask scheduler --scheduler-file FILE.json` writes it, for clients and workers",
+            hint="write it with `dask scheduler --scheduler-file FILE.json`",
             slug="no-such-file",
         )
 
@@ -226,7 +226,7 @@ def _answer(crew: Crew, future: Future[Any]) -> tuple[Any, float]:
     """
     if future.cancelled():
         crew.check()
-        raise EngineError("a task was cancelled by somebody else", slug="cancelled")
+        raise EngineError("a task was cancelled from outside", slug="cancelled")
     err = future.exception()
     if isinstance(err, WorkerDied):
         return err, 0.0

@@ -33,8 +33,8 @@ PATIENCE_S = 60.0
 
 _LOGGERS = ("distributed", "distributed.client", "distributed.nanny", "distributed.worker")
 _NANNY = "distributed.nanny.pre-spawn-environ"
-_INSTALL = "pip install 'unified-prof[cluster]'"
-_AGAIN = "what was finished is kept: run the command again to go on"
+_INSTALL = "run `pip install 'unified-prof[cluster]'`"
+_AGAIN = "finished ranks are kept: run the command again to continue"
 
 
 @contextmanager
@@ -76,7 +76,7 @@ def on_this_machine(
             )
         except (OSError, RuntimeError, TimeoutError) as err:
             raise EngineError(
-                f"Dask does not start on this machine: {err}", slug="no-worker"
+                f"cannot start Dask on this machine: {err}", slug="no-worker"
             ) from err
         ends.callback(_quietly, partial(cluster.close, timeout=10))
         name = "Dask on this machine"
@@ -144,8 +144,8 @@ class DaskCrew(Crew):
         self._alone_since = self._alone_since or now
         if now - self._alone_since > self._patience_s:
             raise EngineError(
-                f"{self._name} has had no worker for {self._patience_s:.0f} s",
-                hint=f"start workers with a nanny, as `dask worker` does unasked; {_AGAIN}",
+                f"{self._name} has had no workers for {self._patience_s:.0f} s",
+                hint=f"start workers with a nanny (the default of `dask worker`); {_AGAIN}",
                 slug="no-worker",
             )
 
@@ -156,11 +156,11 @@ class DaskCrew(Crew):
             if self._threads:
                 return
             if tries == 2:
-                tell(f"{self._name} has no worker yet; waiting up to {self._patience_s:.0f} s")
+                tell(f"{self._name} has no workers yet; waiting up to {self._patience_s:.0f} s")
             time.sleep(0.5)
         self.check()
         raise EngineError(
-            f"{self._name} has no worker",
+            f"{self._name} has no workers",
             hint="start workers: `dask worker tcp://HOST:PORT` on each machine",
             slug="no-worker",
         )
@@ -180,7 +180,7 @@ class DaskCrew(Crew):
             raise self._lost(err) from err
 
     def _lost(self, err: Exception | None = None) -> EngineError:
-        why = "does not answer" if isinstance(err, TimeoutError) else "was lost"
+        why = "does not respond" if isinstance(err, TimeoutError) else "was lost"
         return EngineError(f"{self._name} {why}", hint=_AGAIN, slug="scheduler-lost")
 
 
@@ -194,7 +194,7 @@ def refuse_others(client: Any, name: str) -> list[str]:
         found = _within(CONNECT_S, lambda: client.get_versions(packages=["unified_prof"]))
     except Exception as err:
         raise EngineError(
-            f"{name} does not tell which versions its workers have: {err}", slug="worker-version"
+            f"{name} does not report the versions of its workers: {err}", slug="worker-version"
         ) from err
     ours = _versions(found["client"])
     remarks: dict[str, list[str]] = {}
@@ -218,15 +218,15 @@ def _refuse_other(side: str, theirs: Mapping[str, str]) -> None:
     if (version := theirs.get("unified_prof")) != VERSION:
         has = f"has uprof {version}" if version else "has no uprof"
         raise EngineError(
-            f"{side} {has}, expected {VERSION} as here",
-            hint="install the same version in the environment of the workers, and start them anew",
+            f"{side} {has}, expected {VERSION} as on this machine",
+            hint="install the same version for the workers, and restart them",
             slug="worker-version",
         )
     here = platform.python_version()
     there = theirs.get("python", here)
     if there.split(".")[:2] != here.split(".")[:2]:
         raise EngineError(
-            f"{side} runs Python {there}, expected {here} as here",
+            f"{side} runs Python {there}, expected {here} as on this machine",
             hint="start workers with the same Python",
             slug="worker-version",
         )
@@ -251,10 +251,10 @@ def _connected(
     try:
         client = _within(connect_s + 5, connect)
     except (OSError, ValueError, TimeoutError) as err:
-        what = "does not answer" if isinstance(err, OSError | TimeoutError) else f"is none: {err}"
+        what = "does not respond" if isinstance(err, OSError | TimeoutError) else f"is none: {err}"
         raise EngineError(
             f"{name} {what}",
-            hint="is it running, and is its port open from this machine?",
+            hint="check that it is running and that its port is open for this machine",
             slug="scheduler-lost",
         ) from err
     try:
@@ -269,7 +269,7 @@ def _import(*, verbose: bool) -> Any:
         import distributed
     except ImportError as err:
         raise EngineError(
-            f"other machines are worked on by Dask, and {err.name} is not installed",
+            f"several machines need Dask, but {err.name} is not installed",
             hint=_INSTALL,
             slug="missing-package",
         ) from err
@@ -287,7 +287,8 @@ def _called(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any
     """Call `fn` on a worker, which may have come later than the others and be of another build."""
     if version != VERSION:
         raise EngineError(
-            f"a worker has uprof {VERSION}, expected {version} as here", slug="worker-version"
+            f"a worker has uprof {VERSION}, expected {version} as on this machine",
+            slug="worker-version",
         )
     return fn(*args, **kwargs)
 
@@ -305,7 +306,7 @@ def _hand_on(future: Future[Any], asked: Future[Any]) -> None:
         future.set_result(asked.result())
     elif type(err).__name__ == "KilledWorker":
         last = getattr(getattr(err, "last_worker", None), "address", None)
-        future.set_exception(WorkerDied("ended without an answer" + (f" ({last})" if last else "")))
+        future.set_exception(WorkerDied("ended without a result" + (f" ({last})" if last else "")))
     else:
         future.set_exception(err)
 
@@ -336,7 +337,7 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     if errors:
         raise errors[0]
     if not results:
-        raise TimeoutError(f"no answer in {seconds:.0f} s")
+        raise TimeoutError(f"no response within {seconds:.0f} s")
     return results[0]
 
 

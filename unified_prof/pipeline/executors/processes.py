@@ -144,7 +144,7 @@ class Processes(Crew):
             if self._broken is not None:
                 raise self._broken
             if self._closed:
-                raise RuntimeError("no task can be submitted after shutdown")
+                raise RuntimeError("cannot submit a task after shutdown")
             self._waiting.append(job)
             if self._thread is None:
                 self._thread = threading.Thread(target=self._work, name="uprof-crew", daemon=True)
@@ -202,7 +202,7 @@ class Processes(Crew):
                         _take(by_connection[ready], pool)  # type: ignore[index]
         except Exception as err:  # whatever it is, somebody waits for the tasks
             why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
-            self._broken = EngineError(f"no process can be started: {why}", slug="cannot-start")
+            self._broken = EngineError(f"cannot start a process: {why}", slug="cannot-start")
         finally:
             _end(pool, at_once=self._cancelled)
             for job in self._left(pool):
@@ -211,7 +211,7 @@ class Processes(Crew):
                 elif job.future.cancel():
                     job.future.set_running_or_notify_cancel()  # only that wakes who waits for it
                 else:
-                    job.future.set_exception(WorkerDied("was ended with all others"))
+                    job.future.set_exception(WorkerDied("was terminated with all others"))
             with self._lock:
                 self._closed = True
                 self._bell.close()
@@ -279,7 +279,7 @@ def _how_ended(exit_code: int | None) -> str:
             name = signal.Signals(-exit_code).name
         except ValueError:
             name = f"signal {-exit_code}"
-        return f"was ended by {name}"
+        return f"was terminated by {name}"
     return f"ended with exit code {exit_code}"
 
 

@@ -195,7 +195,7 @@ class AscendPt(Source):
     """Raw data of PyTorch and of Ascend devices, and torch_npu's databases made of them."""
 
     kind = "ascend_pt"
-    what = "a torch_npu *_ascend_pt folder"
+    what = "a torch_npu *_ascend_pt directory"
     command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
     inside = True
@@ -319,7 +319,7 @@ class AscendText(Source):
     """What torch_npu exports where its raw data are gone; those say more and go first."""
 
     kind = "ascend_text"
-    what = "an exported torch_npu trace_view.json, or its folder"
+    what = "an exported torch_npu trace_view.json, or its directory"
     command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 

@@ -47,7 +47,7 @@ def decoded(found: Found, tasks: str | None = None) -> Decoded:
     if "rank" in found.facts:  # not every kind of recording knows of ranks
         figures["rank"] = found.rank
     if tasks is None:
-        tasks = joined_tasks(found) if found.tasks else "no device task"
+        tasks = joined_tasks(found) if found.tasks else "no device tasks"
     return Decoded(
         facts=found.facts,
         figures=figures,
@@ -58,7 +58,7 @@ def decoded(found: Found, tasks: str | None = None) -> Decoded:
 
 def joined_tasks(found: Found) -> str:
     """Say how many tasks there are, and how many have their launch."""
-    return f"{found.tasks:,} device tasks, {found.tasks_joined:,} joined to their launch"
+    return f"{found.tasks:,} device tasks, {found.tasks_joined:,} matched to their launch"
 
 
 @contextmanager
@@ -331,7 +331,7 @@ class MemorySnapshot(Source):
         return Decoded(
             facts=decoded.facts,
             figures={"entries": decoded.entries, "blocks": decoded.blocks},
-            summary=f"{decoded.entries:,} actions of the allocator, {decoded.blocks:,} blocks",
+            summary=f"{decoded.entries:,} allocator actions, {decoded.blocks:,} blocks",
         )
 
     def identity(self, path: Path) -> Mapping[str, str]:
@@ -357,7 +357,7 @@ class Recognised:
 def _export_first(path: Path) -> str:
     exported = path.with_suffix(".sqlite")
     if exported.is_file():
-        return f"its export lies beside it: uprof import {shlex.quote(str(exported))}"
+        return f"import its export: uprof import {shlex.quote(str(exported))}"
     given, made = shlex.quote(str(path)), shlex.quote(str(exported))
     return f"export it first: nsys export --type sqlite -o {made} {given}; uprof import {made}"
 
@@ -366,25 +366,23 @@ def _pipe(path: Path) -> str:
     tool = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2"}[path.suffix.lower()]
     report = shlex.quote(f"{path.name.partition('.')[0] or 'run'}.db")
     unpacked = f"{tool} -dc {shlex.quote(str(path))}"
-    return f"if there is a recording in it: {unpacked} | uprof import - -o {report}"
+    return f"if it contains a recording: {unpacked} | uprof import - -o {report}"
 
 
 def _unpack(_: Path) -> str:
-    return "unpack it; folders of recordings can be named as a whole"
+    return "unpack it; directories of recordings are accepted"
 
 
 def _of_jax(_: Path) -> str:
-    return (
-        "no version of uprof reads profiles of JAX; TensorBoard's profile plugin (xprof) shows them"
-    )
+    return "JAX profiles are not supported; use TensorBoard's profile plugin (xprof)"
 
 
 _ENDS = ("gz", "xz", "bz2", "zst")
 KNOWN: tuple[Recognised, ...] = (
-    Recognised("a recording of Nsight Systems", (".nsys-rep", ".qdrep"), _export_first),
-    Recognised("a profile of JAX or TensorFlow (XPlane)", (".xplane.pb",), _of_jax),
+    Recognised("an Nsight Systems recording", (".nsys-rep", ".qdrep"), _export_first),
+    Recognised("a JAX or TensorFlow profile (XPlane)", (".xplane.pb",), _of_jax),
     Recognised("an archive", (".zip", ".tar", ".tgz", *(f".tar.{end}" for end in _ENDS)), _unpack),
-    Recognised("a packed file", tuple(f".{end}" for end in _ENDS[:3]), _pipe),
+    Recognised("a compressed file", tuple(f".{end}" for end in _ENDS[:3]), _pipe),
 )
 
 
