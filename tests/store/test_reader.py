@@ -227,7 +227,7 @@ def test_an_unknown_revision_is_refused_unless_any_is_asked_for(path: Path, dama
     with ReportWriter(path) as writer:
         writer.write("TASK", {"startNs": [1]})
     execute(path, damage)
-    with pytest.raises(SchemaVersionError, match=r"msprof\.db is at unknown schema revision"):
+    with pytest.raises(SchemaVersionError, match=r"msprof\.db has an unknown schema revision"):
         open_report(path)
     with open_report(path, any_revision=True) as report:
         assert (report.revision, report.rows("SELECT startNs FROM TASK")) == (None, [(1,)])
