@@ -24,9 +24,9 @@ def root(context: typer.Context) -> None:
 def gate(
     max_regress: str = typer.Option("5%"),
     metric: list[str] = typer.Option([]),  # noqa: B008 (Typer's own protocol)
-    color: bool = typer.Option(False, "--color/--no-color"),
+    strict: bool = typer.Option(False, "--strict/--no-strict"),
 ) -> None:
-    typer.echo(f"{max_regress} {','.join(metric)} {color}")
+    typer.echo(f"{max_regress} {','.join(metric)} {strict}")
 
 
 def run(*arguments: str) -> str:
@@ -47,12 +47,12 @@ def test_options_beat_variables_beat_the_file_beats_the_default(
 ) -> None:
     assert run("gate") == "5%  False"
     project.write_text(
-        "[tool.uprof.gate]\nmax-regress = '7%'\nmetric = ['total', 'forward']\ncolor = true\n"
+        "[tool.uprof.gate]\nmax-regress = '7%'\nmetric = ['total', 'forward']\nstrict = true\n"
     )
     assert run("gate") == "7% total,forward True"
     monkeypatch.setenv("UPROF_GATE_MAX_REGRESS", "9%")
     assert run("gate") == "9% total,forward True"
-    assert run("gate", "--max-regress", "1%", "--metric", "peak", "--no-color") == "1% peak False"
+    assert run("gate", "--max-regress", "1%", "--metric", "peak", "--no-strict") == "1% peak False"
 
 
 @pytest.mark.parametrize(
@@ -156,3 +156,16 @@ def test_no_setting_can_turn_every_command_into_one_that_does_nothing(
         project.write_text(f"[tool.uprof]\n{setting} = true\n")
         result = CliRunner().invoke(uprof, ["db", "history"])
         assert isinstance(result.exception, UsageError)
+
+
+@pytest.mark.parametrize("setting", ["output", "force", "store", "until-sure", "new-python"])
+def test_a_project_file_cannot_decide_what_is_written_run_or_connected_to(
+    setting: str, project: Path
+) -> None:
+    from unified_prof.cli.app import app as uprof
+
+    command = "report" if setting in ("output", "force") else "gate"
+    project.write_text(f"[tool.uprof.{command}]\n{setting} = '/tmp/x'\n")
+    with pytest.raises(UsageError, match="not accepted from pyproject") as refused:
+        config.defaults(project, typer.main.get_group(uprof))
+    assert refused.value.slug == "untrusted-setting"

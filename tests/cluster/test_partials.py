@@ -20,6 +20,8 @@ from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.rank_partial import PARTIAL_PARTS, Partial
 from unified_prof.cluster.summary import summarize_run
 from unified_prof.errors import StoreError
+from unified_prof.schema import catalogue
+from unified_prof.schema.catalogue import MSPROF
 
 PLAN = Plan(steps=2, setup_ns=500_000)
 
@@ -270,3 +272,33 @@ def test_of_many_modules_the_longest_are_listed_and_every_kernel_counts() -> Non
     assert sum(row[3] for row in rows) == count
     longest = max((row for row in rows if row[2]), key=lambda row: row[4])
     assert longest[:5] == (0, "B", "Net.Layer_999", 1, 1000)
+
+
+def test_a_loader_recorded_as_user_annotation_is_read_like_an_operator(folder: Path) -> None:
+    """torch writes `enumerate(DataLoader)` with category user_annotation, imported as a mark."""
+    made = make(replace(PLAN, late={0: 2_000_000}))
+    path = database(made, 0, folder / "loader.db")
+    (as_operator,) = read_partials(path)
+    with closing(sqlite3.connect(path)) as db, db:
+        db.executescript(catalogue.load(MSPROF, "latest").tables["MSTX_EVENTS"].create_sql)
+        db.execute(
+            "INSERT INTO MSTX_EVENTS (startNs, endNs, message)"
+            " SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER), name FROM PYTORCH_API"
+            " WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE '%DataLoader%')"
+        )
+        db.execute(
+            "DELETE FROM PYTORCH_API"
+            " WHERE name IN (SELECT id FROM STRING_IDS WHERE value LIKE '%DataLoader%')"
+        )
+    (as_mark,) = read_partials(path)
+    assert as_mark.facts.loader_recorded
+    assert_equal(as_mark, as_operator)
+
+
+def test_a_truncated_recording_is_not_a_complete_rank(folder: Path) -> None:
+    path = database(make(PLAN), 3, folder / "cut.db")
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE UPROF_ANOMALIES (name, count, detail)")
+        db.execute("INSERT INTO UPROF_ANOMALIES VALUES ('cut_off', 1, 'after 100 events')")
+    with pytest.raises(StoreError, match=r"the recording is truncated \(after 100 events\)"):
+        read_partials(path)

@@ -18,6 +18,26 @@ from unified_prof.errors import UsageError
 _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 
 
+# Options that a project's pyproject.toml may set. The file may come with a cloned repository, so it
+# cannot choose what is written, run, attached to or connected to: such options, and new ones until
+# they are listed here, are taken from the command line and UPROF_* variables only.
+PROJECT_SETTINGS = frozenset(
+    """
+    ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
+    batch-size batch-sizes by convert debug delay dry-run duration exporter family faster format
+    full-names ge-api host-sys host-sys-usage host-sys-usage-freq ids idle include iterations jobs
+    json l2 last layout llc-profiling max-regress measure memory metric min-abs msproftx
+    mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip npu-events
+    nts-metrics path perfetto port preset project-root quiet rank ranks report rounds runtime-api
+    schema scope sort stats step stop-after storage-limit strict sys-cpu-freq sys-cpu-profiling
+    sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq sys-interconnection-profiling
+    sys-io-profiling sys-io-sampling-freq sys-pid-profiling sys-pid-sampling-freq sys-profiling
+    sys-sampling-freq table task-block task-memory task-time timeline-detail to top verbose warmup
+    with without workload
+    """.split()
+)
+
+
 class Command(Protocol):
     """Interface of a Click command that is used here; Typer vendors its own Click."""
 
@@ -107,10 +127,17 @@ def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[
                 hint=f"write its options below a line {where.rpartition(': ')[2]}.{key}]",
                 slug="wrong-setting",
             )
+        elif key in options and key not in PROJECT_SETTINGS:
+            raise UsageError(
+                f"{where}] {key}: not accepted from pyproject.toml, because it decides what uprof"
+                " writes, runs or connects to",
+                hint=f"use --{key} on the command line, or its UPROF_ variable",
+                slug="untrusted-setting",
+            )
         elif (parameter := options.get(key)) is not None and parameter.name is not None:
             result[parameter.name] = _value(value, f"{where}] {key}")
         else:
-            known = ", ".join(sorted({*options, *subcommands}))
+            known = ", ".join(sorted({*(options.keys() & PROJECT_SETTINGS), *subcommands}))
             raise UsageError(
                 f"{where}] unknown setting {key!r}",
                 hint=(f"known settings: {known}"),

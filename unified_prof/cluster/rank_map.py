@@ -187,22 +187,31 @@ def _named_steps(report: Report) -> list[tuple[int, int, int]]:
 
 
 def loader_intervals(report: Report) -> IntervalSet | None:
-    """Return when the host waited for input; None where no loader was recorded."""
+    """Return when the host waited for input, or None if no data loader was recorded.
+
+    torch writes `enumerate(DataLoader)#...` as an operator until 2020, as a user annotation since,
+    which importers store in PYTORCH_API and MSTX_EVENTS.
+    """
     names = report.rows("SELECT id FROM STRING_IDS WHERE value LIKE ?", (_LOADER,))
     if not names:
         return None
     marks = ", ".join(str(int(name)) for (name,) in names)
-    rows = report.rows(
-        "SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER) FROM PYTORCH_API"
-        f" WHERE name IN ({marks})"
-    )
+    rows = [
+        row
+        for table, name in (("PYTORCH_API", "name"), ("MSTX_EVENTS", "message"))
+        for row in report.rows(
+            f"SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER) FROM {table}"
+            f" WHERE {name} IN ({marks})"
+        )
+    ]
     table = np.array(rows, np.int64).reshape(-1, 2)
     return intervals.merge(table[:, 0], table[:, 1]) if len(table) else None
 
 
 TABLES = frozenset(
     """META_DATA RANK_DEVICE_MAP NPU_INFO HOST_INFO UPROF_RUN UPROF_COLLECTIVES UPROF_GPU_TASKS
-    STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO TASK COMPUTE_TASK_INFO
+    UPROF_ANOMALIES STEP_TIME STRING_IDS COMMUNICATION_OP COMMUNICATION_TASK_INFO TASK
+    COMPUTE_TASK_INFO
     COMMUNICATION_SCHEDULE_TASK_INFO MEMCPY_INFO ENUM_MEMCPY_OPERATION
     PYTORCH_API MSTX_EVENTS PYTORCH_CALLCHAINS CONNECTION_IDS CANN_API""".split()
 )
@@ -216,7 +225,8 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
         rank: whose it is, where the user or a manifest says so.
 
     Raises:
-        StoreError: the file is damaged, no such database, or does not say whose it is.
+        StoreError: The file is damaged, not an msprof database, made from a truncated recording, or
+            its rank is unknown.
     """
     with open_report(path, any_revision=True, tables=TABLES) as report:
         if report.family != MSPROF:
@@ -224,11 +234,27 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
                 f"{path} is a {report.family} file, expected an msprof database",
                 slug="wrong-kind-of-report",
             )
+        _refuse_truncated(report)
         database = RankDatabase(report)
         identity = RankIdentity(database)
         owners = identity.owners(rank)
         only = len(owners) == 1
         return [_partial(database, identity, *owner, only=only) for owner in owners]
+
+
+def _refuse_truncated(report: Report) -> None:
+    """Raise StoreError for a recording that ends in the middle.
+
+    What ran after the cut is unknown, and would be shown as idle time.
+    """
+    if "UPROF_ANOMALIES" not in report.tables:
+        return
+    for (detail,) in report.rows("SELECT detail FROM UPROF_ANOMALIES WHERE name = 'cut_off'"):
+        raise StoreError(
+            f"{report.path}: the recording is truncated ({detail})",
+            hint="record this rank again, or copy its file again",
+            slug="damaged-recording",
+        )
 
 
 def _partial(

@@ -13,6 +13,7 @@ import glob
 import gzip
 import lzma
 import os
+import re
 import shlex
 import stat
 import sys
@@ -189,6 +190,13 @@ def _recordings(
         yield Found(path, source)
 
 
+# Names that only recordings have; other files of a directory are ignored if no source takes them.
+_NAMED_AS_RECORDING = re.compile(
+    r"trace(?!_view)[^/]*\.json$|\.json\.(?:gz|xz|bz2|zst|zip)$|rank[_-]?\d+[^/]*\.(?:json|pickle)$",
+    re.IGNORECASE,
+)
+
+
 class _Search:
     """Looks for recordings below a folder; nothing is looked for inside of one."""
 
@@ -218,6 +226,14 @@ class _Search:
             path = Path(child.path)
             if (source := sources.surely(path)) is not None:
                 yield Found(path, source)
+            elif _NAMED_AS_RECORDING.search(child.name) and child.is_file():
+                # Empty, cut or unreadable: to leave it out in silence would lose a rank.
+                source = sources.source_of(path)
+                error = refusal(path) if source is None else None
+                if source is not None:
+                    yield Found(path, source)
+                elif isinstance(error, RawFormatError):
+                    yield path, error
             elif child.is_dir(follow_symlinks=False):
                 if len(levels) > DEEPEST:
                     self._too_deep.append(path)

@@ -34,6 +34,24 @@ def test_copies_by_kernels_are_what_could_go(tmp_path: Path) -> None:
     assert said.evidence[0]["count"] == 50
 
 
+@pytest.mark.parametrize(
+    ("name", "only_moves_data"),
+    [
+        ("triton_poi_fused__to_copy_7", True),
+        ("triton_poi_fused_clone_transpose_view_3", True),
+        ("triton_poi_fused_transpose", True),
+        ("triton_red_fused_add_mean_mul_native_layer_norm_transpose_view_7", False),
+        ("triton_poi_fused__unsafe_view_addmm_cat_clone_gelu_transpose_view_34", False),
+        ("triton_red_fused_abs_amax_transpose_view_32", False),
+    ],
+)
+def test_a_generated_kernel_is_a_copy_if_all_its_operations_are(
+    name: str, only_moves_data: bool, tmp_path: Path
+) -> None:
+    path = mixed(tmp_path / "run.db", name=name, op_type="")
+    assert ("casts_and_copies" in found(path)) is only_moves_data
+
+
 def test_few_copies_are_no_finding(tmp_path: Path) -> None:
     path = mixed(tmp_path / "run.db", name=DIRECT_COPY, op_type="aten::copy_", copies=10)
     assert advice(path).findings == ()

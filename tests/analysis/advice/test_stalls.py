@@ -124,3 +124,9 @@ def test_steps_that_grow(tmp_path: Path) -> None:
 def test_steps_that_vary_a_little_do_not_grow(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", [100 + number % 5 for number in range(101)])
     assert advice(path).findings == ()
+
+
+def test_operators_with_codegen_in_their_name_are_not_compilation(tmp_path: Path) -> None:
+    """FBGEMM's embedding operators are called so in every step."""
+    name = "fbgemm::split_embedding_backward_codegen_rowwise_adagrad_cpu"
+    assert "compile_stalls" not in found(called(tmp_path / "run.db", name))

@@ -108,8 +108,15 @@ FORMAT_CONVERSIONS = "format_conversions"
 COMPUTE_SHARE = 0.05
 
 _OPERATIONS = re.compile(r"^aten::(?:to|_to_copy|copy_|contiguous|clone)$")
+# Operations of a fused Triton kernel that only move data; one other operation makes it compute.
+_LAYOUT_OPERATIONS = (
+    "unsafe_view|view|reshape|permute|transpose|t|unsqueeze|squeeze|expand|as_strided|slice|select"
+    "|split_with_sizes|split|unbind|clone|to_copy|copy|cat|stack|empty_like|constant_pad_nd|pad|flip"
+)
 _KERNELS = re.compile(
-    r"direct_copy_kernel|transpose_|nchwto|nhwcto|tonhwc|tonchw|convert_tensor", re.I
+    rf"^triton_\w+?_fused(?:_+(?:{_LAYOUT_OPERATIONS}))+(?:_\d+)?$"
+    r"|^(?!triton_).*(?:direct_copy_kernel|transpose_|nchwto|nhwcto|tonhwc|tonchw|convert_tensor)",
+    re.IGNORECASE,
 )
 _FORMATS = re.compile(r"^(?:TransData|Cast|Transpose|TransposeD|StridedSlice\w*)$")
 

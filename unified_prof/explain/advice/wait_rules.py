@@ -157,7 +157,9 @@ _ALLOCATES = re.compile(
 )
 _COMPILES = re.compile(
     r"opCompile$|aclopCompile$|^cu(?:Module|Library)Load|^hipModuleLoad|nvrtcCompile|hiprtcCompile"
-    r"|compile_inner|entire_frame_compile|inductor_compile|compile_fx|triton.*compile|codegen",
+    r"|compile_inner|entire_frame_compile|inductor_compile|compile_fx"
+    # Names of operators (`namespace::name`) may contain these words.
+    r"|^(?!.*::).*(?:triton.*compile|(?:GraphLowering|Scheduler|Kernel)\.codegen)",
     re.IGNORECASE,
 )
 
@@ -211,8 +213,9 @@ def compile_stalls(case: Case) -> Iterator[Finding]:
         _COMPILES,
         least_ns=0,
         share=WARN_SHARE,
-        text="compilation: code is compiled or loaded {often} after the first steps; the "
-        "device is idle meanwhile for {share} of the time",
+        text="compilation: code is compiled or loaded {often}"
+        + (" after the first step" if len(case.steps) > 1 else "")
+        + "; the device is idle meanwhile for {share} of the time",
         advice="use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
         "TORCH_LOGS=recompiles, precompile operators",
     )
