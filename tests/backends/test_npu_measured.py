@@ -214,7 +214,7 @@ def test_the_reports_lie_there_before_the_program_ends_and_know_its_end_afterwar
     )
     assert done.returncode == 3, done.stderr
     assert done.stdout.splitlines()[0] == "there"
-    assert "all is measured, the reports are in out; the workload runs on" in done.stderr
+    assert "measurement complete, reports in out (the script is still running)" in done.stderr
     with closing(sqlite3.connect("out/run_time.sqlite")) as db:
         facts = dict(db.execute("SELECT name, value FROM UPROF_RUN"))
     assert facts["exit_code"] == "3"

@@ -140,7 +140,7 @@ def test_a_closed_stdout_harms_no_file(place: Path) -> None:
         (r"uprof report $'--no-such\e[2J' x", 2, r"--no-such\x1b[2J"),
         (r"uprof report $'caf\xe9.db'", 7, r"caf\xe9.db"),
         (r"uprof report '[bold]absent[/bold].db'", 7, "[bold]absent[/bold].db"),
-        ("mkdir gone; cd gone; rmdir ../gone; uprof baseline list", 2, "current folder"),
+        ("mkdir gone; cd gone; rmdir ../gone; uprof baseline list", 2, "current directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_perhaps_a_hint(

@@ -96,8 +96,8 @@ def tag_of_the_dead() -> str:
 PRINT_TAG = f"""
 import sys
 sys.path.insert(0, {str(ROOT)!r})
-from unified_prof.sqlite import ownership
-print(ownership.tag())
+from unified_prof.sqlite import atomic
+print(atomic.tag())
 """
 
 
@@ -115,7 +115,7 @@ def test_a_run_that_is_killed_in_the_middle_can_be_recovered() -> None:
     assert files() == REPORTS
     found = facts("out/run_time.sqlite")
     assert found["complete"] == "false"
-    assert "the process ended before it had written its reports" in str(found["failure"])
+    assert "the process ended before it wrote its reports" in str(found["failure"])
     assert (found["exit_code"], found["finished"]) == (None, None)
     assert found["target"] == "train.py"
     shown = uprof("report", "out")
@@ -185,7 +185,7 @@ def test_what_belongs_to_a_process_that_runs_is_left_alone() -> None:
         assert len(before) == 1
         done = uprof("recover", "out", "--force")
         assert done.returncode == 1
-        assert "its process still runs" in done.stderr
+        assert "its process is still running" in done.stderr
         assert files() == before
         assert "recover" not in uprof("report", "out").stderr
     finally:
@@ -220,7 +220,7 @@ def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() 
         "run-time": ["run_time_rank1.sqlite"],
         "memory": ["memory_rank1.sqlite"],
     }
-    assert "the process ended before it had written its reports" in entry["failure"]
+    assert "the process ended before it wrote its reports" in entry["failure"]
     assert uprof("report", "out").returncode == 0
 
 

@@ -77,7 +77,7 @@ def test_a_program_that_leaves_by_os_exit_leaves_complete_reports() -> None:
     found = facts("out/run_time.sqlite")
     assert found["complete"] == "true"
     assert (found["exit_code"], found["finished"]) == (None, None), "not known yet"
-    assert "all is measured, the reports are in out" in err
+    assert "measurement complete, reports in out" in err
 
 
 @pytest.mark.slow

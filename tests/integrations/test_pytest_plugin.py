@@ -690,7 +690,7 @@ def test_a_run_that_fails_in_its_own_process_is_told(pytester: pytest.Pytester, 
     )
     result = real("--uprof-save=main")
     assert result.returncode == 1
-    assert "run 2 of 3, in a process of its own, exited with code 1" in result.stdout
+    assert "run 2 of 3, in a process of its own, ended with exit code 1" in result.stdout
     assert "only once" in result.stdout
 
 

@@ -111,7 +111,7 @@ def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
     assert time.monotonic() - begun < 90
     assert done.returncode == 10, done.stderr
     assert "was lost" in done.stderr
-    assert "run the command again to go on" in done.stderr
+    assert "run the command again to continue" in done.stderr
     kept = len(list(target.glob("partials/*")))
     assert 3 <= kept < WORLD - 1
     done = uprof("cluster", "build", good, "-o", target)
@@ -129,4 +129,4 @@ def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:
     assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in done.stderr
     assert len(Folder(f"{s3}/job.run/partials").names()) == WORLD
     again = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run")
-    assert "nothing new" in again.stderr
+    assert "none read again" in again.stderr

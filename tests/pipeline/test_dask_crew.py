@@ -180,7 +180,7 @@ def test_dask_on_this_machine_names_what_ends_its_processes_and_loses_nothing_el
         results = dict(each(crew, dies_at_7, range(30)))
     died = results.pop(7)
     assert isinstance(died, Failure)
-    assert str(died).startswith("ended without an answer (tcp://127.0.0.1:")
+    assert str(died).startswith("ended without a result (tcp://127.0.0.1:")
     assert results == {number: number for number in range(30) if number != 7}
     assert capfd.readouterr() == ("", ""), "Dask logs a lot unless it is told not to"
     assert not list(Path(importlib.import_module("tempfile").gettempdir()).glob("uprof-dask-*"))

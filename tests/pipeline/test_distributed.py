@@ -98,7 +98,7 @@ def test_each_rank_says_one_line_and_rank_0_the_figures() -> None:
         "uprof: rank 1 of 2",
     ]
     assert done.stderr.count("run-time report") == 1
-    assert done.stderr.count("all is measured") == 2
+    assert done.stderr.count("measurement complete") == 2
     document = json.loads(Path("out/run.json").read_text())
     assert document["expected_ranks"] == [0, 1]
     assert [document["ranks"][rank]["exit_code"] for rank in ("0", "1")] == [0, 0]

@@ -59,7 +59,7 @@ if rank == 1:
 """
 WRITING_RAISES = """\
 if rank == 1:
-    from unified_prof.sqlite import skyline
+    from unified_prof.sqlite import skyline_writer as skyline
     def fail(*_, **__):
         raise KeyError("of a bug")
     skyline.write_memory = fail
