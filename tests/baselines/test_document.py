@@ -153,12 +153,12 @@ def test_a_small_document_does_not_take_gigabytes(kind: str, tmp_path: Path) -> 
     program = """
 import resource, sys
 from pathlib import Path
-from unified_prof.baselines import document
+from unified_prof.baselines import api
 from unified_prof.errors import StoreError, UsageError
 data = Path(sys.argv[1]).read_bytes()
 before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
 try:
-    document.load(data, where="here")
+    api.load(data, where="here")
 except StoreError as err:
     print(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before, err)
 """

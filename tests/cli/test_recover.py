@@ -229,9 +229,9 @@ def test_other_commands_on_the_folder_name_the_way() -> None:
     left(tag=tag_of_the_dead())
     done = uprof("report", "out")
     assert done.returncode == 7
-    assert "`uprof recover out` makes reports of them" in done.stderr
+    assert "recover them with `uprof recover out`" in done.stderr
     process = start("train(5)\n")
-    assert "`uprof recover out` makes reports of them" in end(process)
+    assert "recover them with `uprof recover out`" in end(process)
     assert len(files()) == 3, "what is not recovered stays"
     process = start("train(5)\n", "--force")
     assert "recover" not in end(process)
@@ -299,7 +299,7 @@ def test_a_pipe_of_that_name_does_not_hang() -> None:
 def test_a_folder_that_is_none_is_wrong_use() -> None:
     done = uprof("recover", "nowhere")
     assert done.returncode == 2
-    assert "nowhere is not an existing folder" in done.stderr
+    assert "nowhere is not an existing directory" in done.stderr
 
 
 @pytest.mark.slow
