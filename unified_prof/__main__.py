@@ -7,7 +7,7 @@ def main() -> None:
     """Run the command line."""
     try:
         from unified_prof.cli.app import main as run
-        from unified_prof.cli.command import leave
+        from unified_prof.cli.command import skip_exit_collection
     except ImportError as err:
         # A broken installation; 1 would be the code of a gate that says no.
         import sys
@@ -23,7 +23,7 @@ def main() -> None:
     try:
         run()
     finally:
-        leave()
+        skip_exit_collection()
 
 
 if __name__ == "__main__":

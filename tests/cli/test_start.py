@@ -83,9 +83,9 @@ def test_a_program_that_uprof_runs_finds_the_process_as_it_is_by_itself(tmp_path
 
 def test_thresholds_are_ours_only_within_the_block() -> None:
     with thresholds((700, 10, 10)):
-        with thrift.seldom_collecting():
+        with thrift.reduced_garbage_collection():
             assert gc.get_threshold()[0] > 100_000
-            thrift.as_usual()
+            thrift.restore_garbage_collection()
             assert gc.get_threshold()[0] == 700
             gc.set_threshold(5)  # the program's own
         assert gc.get_threshold()[0] == 5
@@ -93,7 +93,7 @@ def test_thresholds_are_ours_only_within_the_block() -> None:
 
 def test_who_wants_no_looking_for_garbage_gets_none() -> None:
     with thresholds((0, 10, 10)):
-        with thrift.seldom_collecting():
+        with thrift.reduced_garbage_collection():
             assert gc.get_threshold()[0] == 0
         assert gc.get_threshold()[0] == 0
 
@@ -106,7 +106,7 @@ def test_blas_has_one_thread_unless_the_user_wishes_otherwise(
     monkeypatch.delenv(name, raising=False)
     if wish is not None:
         monkeypatch.setenv(name, wish)
-    with thrift.one_thread():
+    with thrift.limit_blas_threads():
         assert os.environ[name] == (wish or "1")
     assert os.environ.get(name) == wish
 
@@ -117,13 +117,13 @@ def test_only_where_no_program_ran_nothing_is_looked_through_at_the_end(
     frozen: list[bool] = []
     monkeypatch.setattr(gc, "freeze", lambda: frozen.append(True))
     with thresholds((700, 10, 10)):
-        with thrift.seldom_collecting():
-            thrift.as_usual()
-        thrift.leave()
+        with thrift.reduced_garbage_collection():
+            thrift.restore_garbage_collection()
+        thrift.skip_exit_collection()
         assert frozen == []
-        with thrift.seldom_collecting():
+        with thrift.reduced_garbage_collection():
             pass
-        thrift.leave()
+        thrift.skip_exit_collection()
         assert frozen == [True]
 
 

@@ -116,9 +116,9 @@ def test_paths_may_hold_colons(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.chdir(tmp_path)
     for name in ("a:b", "c", "a", "b:c", "only:one"):
         Path(name).mkdir()
-    assert workloads.parsed(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])
+    assert workloads.parse_workloads(["w=only:one:c"])["w"] == ([Path("only:one")], [Path("c")])
     with pytest.raises(UsageError, match="more than one pair"):
-        workloads.parsed(["w=a:b:c"])
+        workloads.parse_workloads(["w=a:b:c"])
 
 
 @pytest.mark.parametrize(

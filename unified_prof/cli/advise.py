@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 
 # Default number of findings in text and Markdown; JSON has all.
-_FOR_PEOPLE = 10
+_DEFAULT_FINDINGS = 10
 
 
 class AdviceFormat(str, Enum):
@@ -82,42 +82,48 @@ def advise(
     from unified_prof.report import advice as told
     from unified_prof.sqlite.atomic import refuse_existing
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, told.ADVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = shapes.choose_format(
+        context, told.ADVICE_SUFFIXES, asked=asked, as_json=json_, file=file
+    )
     if file is not None:
         refuse_existing(file, overwrite=force)
     of_run: tuple[Finding, ...] = ()
     with ExitStack() as stack:
         if rank is not None or (path.is_dir() and not convert):
             overview = stack.enter_context(
-                report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
+                report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
             )
             if overview is not None:
                 of_run = _findings(overview)
             if rank is not None:
-                path = report_ranks.file_of(overview, path, rank)
+                path = report_ranks.rank_report(overview, path, rank)
             elif overview is not None and overview.run.file.parent == path:
                 # A cluster summary may be read without its ranks' recordings.
-                text = _of_run_alone(of_run, shape, top, to_file=file is not None, full=full_names)
+                text = _cluster_findings_only(
+                    of_run, shape, top, to_file=file is not None, full=full_names
+                )
                 _show(text, shape, file, force=force)
                 if not quiet:
-                    printing.say("uprof: hint: use --rank N to analyze the recording of one rank")
+                    printing.print_message(
+                        "uprof: hint: use --rank N to analyze the recording of one rank"
+                    )
                 return
         ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
-        stack.enter_context(hints.for_reports(path))
+        stack.enter_context(hints.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         reports = told.gather_advice(opened)
         if shape == "json":
             text = told.advice_json(reports, opened, of_run, top=top)
         elif shape == "markdown":
-            text = told.advice_markdown(reports, of_run, top=top or _FOR_PEOPLE)
+            text = told.advice_markdown(reports, of_run, top=top or _DEFAULT_FINDINGS)
         else:
             width, color = _terminal(to_file=file is not None)
             text = told.advice_text(
                 reports,
                 of_run,
-                top=top or _FOR_PEOPLE,
+                top=top or _DEFAULT_FINDINGS,
                 width=width,
                 color=color,
                 full_names=full_names,
@@ -140,7 +146,7 @@ def _terminal(*, to_file: bool) -> tuple[int | None, bool]:
     return printing.terminal() if not to_file and sys.stdout.isatty() else (None, False)
 
 
-def _of_run_alone(
+def _cluster_findings_only(
     of_run: tuple[Finding, ...], shape: str, top: int | None, *, to_file: bool, full: bool
 ) -> str:
     """Render the findings of a multi-rank run without those of single ranks."""
@@ -149,10 +155,16 @@ def _of_run_alone(
     if shape == "json":
         return told.advice_json([], None, of_run[:top], top=top)
     if shape == "markdown":
-        return told.advice_markdown([], of_run, top=top or _FOR_PEOPLE)
+        return told.advice_markdown([], of_run, top=top or _DEFAULT_FINDINGS)
     width, color = _terminal(to_file=to_file)
     return told.advice_text(
-        [], of_run, top=top or _FOR_PEOPLE, width=width, color=color, full_names=full, is_run=True
+        [],
+        of_run,
+        top=top or _DEFAULT_FINDINGS,
+        width=width,
+        color=color,
+        full_names=full,
+        is_run=True,
     )
 
 
@@ -252,17 +264,19 @@ def what_if(
     from unified_prof.sqlite.atomic import refuse_existing
 
     changes = [*map(_faster, faster or ()), *map(_without, without or ())]
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, told.WHAT_IF_SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = shapes.choose_format(
+        context, told.WHAT_IF_SUFFIXES, asked=asked, as_json=json_, file=file
+    )
     if file is not None:
         refuse_existing(file, overwrite=force)
     with ExitStack() as stack:
         if rank is not None:
-            overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet, needed=True))
-            path = report_ranks.file_of(overview, path, rank)
+            overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
+            path = report_ranks.rank_report(overview, path, rank)
         ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
-        stack.enter_context(hints.for_reports(path))
+        stack.enter_context(hints.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         reports = told.gather_what_if(opened, changes, top=top)
         if shape == "json":

@@ -32,10 +32,10 @@ INTERRUPTED = 130
 READER_LEFT = 141
 
 # Typer vendors Click since 0.26, so `isinstance` cannot be used; all Click errors have this method.
-_OF_CLICK = "format_message"
+_CLICK_ERRORS = "format_message"
 
 # Typer's wording of invalid values -> ours.
-_OF_PARSERS = (
+_TYPER_WORDING = (
     (r": Value error, ", ": "),
     (r": Input should be (.*?)(?:, unable to .*)?$", r": expected \1"),
     (r"expected (greater|less) than", r"expected a number \1 than"),
@@ -57,7 +57,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
         sys.stdout.flush()
         return code if isinstance(code, int) else 0
     except SystemExit as end:
-        return _of_system_exit(end)
+        return _system_exit_code(end)
     except (KeyboardInterrupt, typer.Abort):
         return INTERRUPTED
     except streams.ReaderLeft:
@@ -66,10 +66,10 @@ def exit_code_of(work: Callable[[], object]) -> int:
         put_error(err)
         return err.exit_code
     except Exception as err:
-        return _of_other(err)
+        return _unexpected_error_code(err)
 
 
-def _of_system_exit(end: SystemExit) -> int:
+def _system_exit_code(end: SystemExit) -> int:
     try:
         sys.stdout.flush()
     except streams.ReaderLeft:
@@ -83,9 +83,9 @@ def _of_system_exit(end: SystemExit) -> int:
     return 1
 
 
-def _of_other(error: Exception) -> int:
-    if hasattr(error, _OF_CLICK):
-        return _of_click(error)
+def _unexpected_error_code(error: Exception) -> int:
+    if hasattr(error, _CLICK_ERRORS):
+        return _click_error_code(error)
     if isinstance(error, FileNotFoundError) and not _folder_exists():
         put_error(
             UsageError(
@@ -95,11 +95,11 @@ def _of_other(error: Exception) -> int:
             )
         )
         return UsageError.exit_code
-    _put_bug(error)
+    _report_bug(error)
     return BUG_EXIT_CODE
 
 
-def _of_click(error: Any) -> int:
+def _click_error_code(error: Any) -> int:
     context = getattr(error, "ctx", None)
     if type(error).__name__ in ("NoArgsIsHelpError",):
         streams.tell(error.format_message())
@@ -111,7 +111,7 @@ def _of_click(error: Any) -> int:
 
 def _sentence(message: str) -> str:
     """Return a Click message in our form: lower case at the start, no full stop."""
-    for words, ours in _OF_PARSERS:
+    for words, ours in _TYPER_WORDING:
         message = re.sub(words, ours, message)
     message = message.strip().removesuffix(".")
     return message[:1].lower() + message[1:]
@@ -125,7 +125,7 @@ def _folder_exists() -> bool:
     return True
 
 
-def _put_bug(error: Exception) -> None:
+def _report_bug(error: Exception) -> None:
     """Report an unexpected exception in one line and write its details to a file."""
     from unified_prof.base.redaction import redact
 
@@ -272,9 +272,9 @@ def _root(
     ),
 ) -> None:
     if context.invoked_subcommand in _RUN_PROGRAMS:
-        thrift.as_usual()
+        thrift.restore_garbage_collection()
     else:
-        context.with_resource(thrift.one_thread())
+        context.with_resource(thrift.limit_blas_threads())
     if context.invoked_subcommand != "run":
         # `run` handles signals itself because the workload's handlers must stay in place.
         context.with_resource(signals.ended_by_signals())
@@ -288,7 +288,7 @@ def main(argv: list[str] | None = None) -> None:
     Raises:
         SystemExit: Always, with an exit code of `unified_prof.errors`.
     """
-    with streams.guarded(), thrift.seldom_collecting():
+    with streams.guarded(), thrift.reduced_garbage_collection():
         code = exit_code_of(lambda: _run(argv))
     sys.exit(code)
 

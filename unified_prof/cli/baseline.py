@@ -81,7 +81,7 @@ def save(
     if json_:
         printing.put_json(_document(entry))
     elif not quiet:
-        printing.say(f"saved {entry.name}@{entry.version}: {_samples(entry)}")
+        printing.print_message(f"saved {entry.name}@{entry.version}: {_samples(entry)}")
 
 
 def list_(store: StoreOption = None, json_: AsJson = False) -> None:
@@ -135,9 +135,9 @@ def history(
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = shapes.choose_format(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
     limits = allowed.limits()
     series = []
     for name in dict.fromkeys(names):
@@ -161,7 +161,7 @@ def history(
         return
     printing.write(file, text, force=force)
     if not quiet:
-        printing.say(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
+        printing.print_message(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
 
 
 def _put(entries: list[Entry], as_json: bool) -> None:
@@ -175,7 +175,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
     width, color = printing.terminal()
     page = TerminalPage(width=width, color=color)
     if not entries:
-        printing.say("no baselines; save one with `uprof baseline save NAME FILE`")
+        printing.print_message("no baselines; save one with `uprof baseline save NAME FILE`")
         return
     page.table(
         [

@@ -21,14 +21,14 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BatchSizes:
     """Batch sizes to run, in ascending order, and the memory limit."""
 
     specs: tuple[RunSpec, ...]
     memory_bytes: int | None
 
     @classmethod
-    def of(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> Wanted:
+    def of(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> BatchSizes:
         """Parse `8,16,32` and `24GiB`.
 
         Raises:
@@ -71,7 +71,7 @@ class Wanted:
         )
 
 
-def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> int:
+def run(wanted: BatchSizes, run_one: Callable[[RunSpec], int], *, as_json: bool) -> int:
     """Run each size, print the result, and return the first exit code other than 0.
 
     If a size fails, for example for lack of memory, larger sizes are not tried.
@@ -88,7 +88,7 @@ def run(wanted: Wanted, run_one: Callable[[RunSpec], int], *, as_json: bool) -> 
     return exit_code
 
 
-def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Measured], int]:
+def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list[Measured], int]:
     """Return the measurement of each size, and the exit code of the last run."""
     from unified_prof.explain.api import Measured
 
@@ -106,12 +106,12 @@ def _series(wanted: Wanted, run_one: Callable[[RunSpec], int]) -> tuple[list[Mea
             why = f"the workload exited with code {exit_code}"
             measured.append(Measured(spec.batch_size, None, None, why))
             return measured, exit_code
-        measured.append(_measured(spec))
+        measured.append(_measure_size(spec))
         gc.collect()  # the model of one size is not to stand in the memory of the next
     return measured, 0
 
 
-def _measured(spec: RunSpec) -> Measured:
+def _measure_size(spec: RunSpec) -> Measured:
     from unified_prof.explain.api import Measured
     from unified_prof.pipeline.run import summarize
 

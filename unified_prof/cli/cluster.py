@@ -91,35 +91,35 @@ def build(
             force=force,
             verbose=verbose,
             progress=progress,
-            note=lambda text: None if quiet else printing.say(f"uprof: note: {text}"),
+            note=lambda text: None if quiet else printing.print_message(f"uprof: note: {text}"),
         )
     if not quiet:
-        _tell(outcome)
+        _print_summary(outcome)
     if json_:
         printing.put_json(_record(outcome))
     if strict and not outcome.whole:
         raise typer.Exit(StoreError.exit_code)
 
 
-def _tell(outcome: ClusterOutcome) -> None:
+def _print_summary(outcome: ClusterOutcome) -> None:
     if not outcome.whole:
-        printing.say(f"uprof: warning: {outcome.coverage}")
+        printing.print_message(f"uprof: warning: {outcome.coverage}")
         hints = [one.hint for one in outcome.unread if one.rank is None and one.hint is not None]
         for hint in dict.fromkeys(hints):
-            printing.say(f"uprof: hint: {hint}")
+            printing.print_message(f"uprof: hint: {hint}")
     steps = f"{len(outcome.steps)} step{'s' if len(outcome.steps) != 1 else ''}"
     what = "none read again" if outcome.already else f"{outcome.new:,} read now"
     ranks = f"{outcome.ranks_read:,} rank{'s' if outcome.ranks_read != 1 else ''}"
-    printing.say(f"{outcome.target}: {ranks}, {steps}; {what}")
-    for text in outcome.findings[:_FEW]:
-        printing.say(f"  {text}")
-    if len(outcome.findings) > _FEW:
-        printing.say(f"  and {len(outcome.findings) - _FEW} more findings")
+    printing.print_message(f"{outcome.target}: {ranks}, {steps}; {what}")
+    for text in outcome.findings[:_MAX_LISTED]:
+        printing.print_message(f"  {text}")
+    if len(outcome.findings) > _MAX_LISTED:
+        printing.print_message(f"  and {len(outcome.findings) - _MAX_LISTED} more findings")
     elif not outcome.findings:
-        printing.say("  no findings")
+        printing.print_message("  no findings")
 
 
-_FEW = 3
+_MAX_LISTED = 3
 
 
 def _record(outcome: ClusterOutcome) -> dict[str, Any]:

@@ -70,7 +70,7 @@ class RoleOption(str, Enum):
 
 
 @contextmanager
-def opened(path: Path) -> Iterator[Overview]:
+def open_run(path: Path) -> Iterator[Overview]:
     """Open a cluster run.
 
     Raises:
@@ -120,10 +120,10 @@ def report(
     quiet: Quiet = False,
 ) -> None:
     """Show where a multi-rank run loses time: ranks, hosts, links, steps."""
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
     shape = formats.find_format(
-        shapes.chosen(context, CLUSTER_SUFFIXES, asked=asked, as_json=json_, file=file)
+        shapes.choose_format(context, CLUSTER_SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     width, color = printing.terminal() if file is None and shape.for_people else (None, False)
     request = ClusterRequest(
@@ -135,11 +135,11 @@ def report(
         width=width,
         color=color,
     )
-    with opened(run) as overview:
+    with open_run(run) as overview:
         show(overview, shape, request, file, force=force, quiet=quiet)
         missing = overview.coverage if overview.missing else ""
     if missing and not quiet:
-        printing.say(f"uprof: warning: {missing}")
+        printing.print_message(f"uprof: warning: {missing}")
     if missing and strict:
         raise typer.Exit(StoreError.exit_code)
 
@@ -178,7 +178,7 @@ def show(
         return
     printing.write(file, text, force=force)
     if not quiet:
-        printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
+        printing.print_message(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
 
 
 def diff(
@@ -210,11 +210,11 @@ def diff(
     from unified_prof.cluster import run_comparison
     from unified_prof.report import cluster_comparison
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
-    shape = shapes.chosen(context, _DIFF_SUFFIXES, asked=asked, as_json=json_, file=file)
+    shape = shapes.choose_format(context, _DIFF_SUFFIXES, asked=asked, as_json=json_, file=file)
     with ExitStack() as stack:
-        before, after = (stack.enter_context(opened(path)) for path in (base, new))
+        before, after = (stack.enter_context(open_run(path)) for path in (base, new))
         _warn(before, after, quiet=quiet)
         found = run_comparison.compare_cluster_runs(before, after, by=by.value)
         if shape == "json":
@@ -272,14 +272,14 @@ def gate(
     """Fail if the steps of a multi-rank run are slower than those of its baseline."""
     from unified_prof.cluster import run_comparison
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
     shape = FormatOption(
-        shapes.chosen(context, GATE_SUFFIXES, asked=asked, as_json=json_, file=file)
+        shapes.choose_format(context, GATE_SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     limits = Allowed(max_regress=max_regress, min_abs=min_abs).limits()
     with ExitStack() as stack:
-        before, after = (stack.enter_context(opened(path)) for path in (base, new))
+        before, after = (stack.enter_context(open_run(path)) for path in (base, new))
         verdict = run_comparison.gate_cluster_run(before, after, metric or ["step"], limits)
         _warn(before, after, quiet=quiet)
     labels = (str(base), str(new))
@@ -295,7 +295,7 @@ def _warn(*sides: Overview, quiet: bool) -> None:
     """Warn about missing ranks."""
     for one in sides:
         if one.missing and not quiet:
-            printing.say(f"uprof: warning: {one.run.path}: {one.coverage}")
+            printing.print_message(f"uprof: warning: {one.run.path}: {one.coverage}")
 
 
 def register(app: Any) -> None:
@@ -316,11 +316,11 @@ def register(app: Any) -> None:
 
 _RANGE = re.compile(r"(\d+)(?:-(\d+))?")
 # Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
-_MOST = 256
+_MAX_RANKS = 256
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class RankSelection:
     """Selection of ranks and of a step."""
 
     # None selects the most informative ranks of the step.
@@ -328,7 +328,7 @@ class Wanted:
     step: int | None
 
     @classmethod
-    def of(cls, ranks: str | None, step: int | None) -> Wanted:
+    def of(cls, ranks: str | None, step: int | None) -> RankSelection:
         """Parse `0,8-11`.
 
         Raises:
@@ -346,9 +346,9 @@ class Wanted:
                     hint="select ranks",
                     slug="wrong-ranks",
                 )
-            if high - low >= _MOST or len(found) + high - low >= _MOST:
+            if high - low >= _MAX_RANKS or len(found) + high - low >= _MAX_RANKS:
                 raise UsageError(
-                    f"--ranks {ranks!r}: a trace can have at most {_MOST} ranks",
+                    f"--ranks {ranks!r}: a trace can have at most {_MAX_RANKS} ranks",
                     slug="wrong-ranks",
                 )
             found |= dict.fromkeys(range(low, high + 1))
@@ -356,7 +356,7 @@ class Wanted:
 
 
 @dataclass(frozen=True, slots=True)
-class Together:
+class RankTimelines:
     """Timelines of several ranks on a common clock."""
 
     # (prefix of its track names, timeline) of each rank.
@@ -368,8 +368,8 @@ class Together:
 
 @contextmanager
 def timelines(
-    path: Path, wanted: Wanted, *, convert: bool, quiet: bool, output: Path | None = None
-) -> Iterator[Together]:
+    path: Path, wanted: RankSelection, *, convert: bool, quiet: bool, output: Path | None = None
+) -> Iterator[RankTimelines]:
     """Open the recordings of selected ranks, shifted to the common clock.
 
     Raises:
@@ -385,9 +385,9 @@ def timelines(
     from unified_prof.explain.api import open_reports
 
     with ExitStack() as stack:
-        overview = stack.enter_context(report_ranks.of_run(path, quiet=quiet, needed=True))
+        overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
         if overview is None:
-            raise report_ranks.no_run(
+            raise report_ranks.not_a_run_error(
                 path, ("leave out --ranks and --step, which apply to cluster runs")
             )
         numbers = wanted.ranks if wanted.ranks is not None else ranks_of_interest(overview)
@@ -407,11 +407,11 @@ def timelines(
             ]
         together = ranks_by_clock(chosen)
         if not quiet and (len(together) > 1 or None in together):
-            printing.say(
+            printing.print_message(
                 "uprof: warning: clocks cannot be aligned, no common event between ranks: "
                 + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
             )
-        yield Together(found, [one.rank for one in chosen], [*together.values()])
+        yield RankTimelines(found, [one.rank for one in chosen], [*together.values()])
 
 
 def recording_of(overview: Overview, rank: RankRecord) -> Path:

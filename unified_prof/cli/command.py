@@ -118,7 +118,7 @@ _UNCHECKED = {
 }
 
 
-class _Odd(Exception):  # noqa: N818 (none that anybody sees)
+class _NotPlain(Exception):  # noqa: N818 (none that anybody sees)
     """A value that Typer has to convert."""
 
 
@@ -139,7 +139,7 @@ class _Plain:
         """Convert a value."""
         try:
             return _plain(value, param)
-        except _Odd:
+        except _NotPlain:
             pass
         self._param._runtime_param = None  # it makes its own
         return self._param.get_runtime_param().coerce(value, param=param, ctx=ctx)
@@ -156,16 +156,16 @@ def _plain(value: Any, param: Any) -> Any:
         return () if several else None
     about, kind = param.type_descriptor.parameter_info, param.type_descriptor.annotation
     if any(getattr(about, name, usual) not in (usual, None) for name, usual in _UNCHECKED.items()):
-        raise _Odd
+        raise _NotPlain
     if several and get_origin(kind) is list and isinstance(value, tuple | list):
         (kind,) = get_args(kind)
-        return [_one(each, kind, about) for each in value]
-    return _one(value, kind, about)
+        return [_convert_one(each, kind, about) for each in value]
+    return _convert_one(value, kind, about)
 
 
-def _one(value: Any, kind: Any, about: Any) -> Any:
+def _convert_one(value: Any, kind: Any, about: Any) -> Any:
     if not isinstance(kind, type):
-        raise _Odd
+        raise _NotPlain
     if issubclass(kind, Enum):
         return _choice(value, kind)
     if kind is int:
@@ -175,18 +175,18 @@ def _one(value: Any, kind: Any, about: Any) -> Any:
     if kind is Path and isinstance(value, str | Path):
         # An existing path without read permission is an error that Typer reports.
         if not os.fspath(value) or (os.path.exists(value) and not os.access(value, os.R_OK)):  # noqa: PTH110
-            raise _Odd
+            raise _NotPlain
         return Path(_text(value)) if isinstance(value, str) else value
     if kind is str:
         return _text(value)
-    raise _Odd
+    raise _NotPlain
 
 
 def _choice(value: Any, kind: type[Enum]) -> Enum:
     for one in kind:
         if value is one or (type(value) is str and value == one.value):
             return one
-    raise _Odd
+    raise _NotPlain
 
 
 def _integer(value: Any) -> int:
@@ -194,35 +194,35 @@ def _integer(value: Any) -> int:
         return value
     if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < _DIGITS:
         return int(value)
-    raise _Odd
+    raise _NotPlain
 
 
 def _within(number: _Number, about: Any) -> _Number:
     if (about.min is not None and number < about.min) or (
         about.max is not None and number > about.max
     ):
-        raise _Odd
+        raise _NotPlain
     return number
 
 
 def _text(value: Any) -> str:
     if not isinstance(value, str):
-        raise _Odd
+        raise _NotPlain
     try:
         value.encode()
     except UnicodeEncodeError:  # bytes that are no text
-        raise _Odd from None
+        raise _NotPlain from None
     return value
 
 
-_Function = TypeVar("_Function", bound=Callable[..., Any])
+_CommandFunction = TypeVar("_CommandFunction", bound=Callable[..., Any])
 
 OUTPUT = "Output"
 _OUTPUT_OPTIONS = frozenset(
     "--output --force --format --json --quiet --verbose --dry-run --no-backup".split()
 )
 # Commands with fewer options have one section only.
-_ENOUGH_FOR_SECTIONS = 9
+_MIN_OPTIONS_FOR_SECTIONS = 9
 
 _METAVARS = (
     (r"<int( range)?>", "N"),
@@ -231,7 +231,7 @@ _METAVARS = (
     (r"<path>", "PATH"),
     (r"<([^>]*)>", r"\1"),
 )
-_EXTRA = re.compile(r"\s*\[((?:default|required|env var|x[<>]|[0-9]+<)[^\[\]]*)\]$")
+_EXTRA_SECTIONS = re.compile(r"\s*\[((?:default|required|env var|x[<>]|[0-9]+<)[^\[\]]*)\]$")
 
 
 class Application(typer.Typer):
@@ -248,12 +248,14 @@ class Application(typer.Typer):
             }
         )
 
-    def command(self, name: str | None = None, **settings: Any) -> Callable[[_Function], _Function]:
+    def command(
+        self, name: str | None = None, **settings: Any
+    ) -> Callable[[_CommandFunction], _CommandFunction]:
         """Return a decorator that adds a command."""
         return super().command(name, **{"cls": Command, **settings})
 
 
-class _Shown:
+class _HelpFormatting:
     """Behavior that commands and groups share."""
 
     # Sections that --help hides -> option that shows them.
@@ -326,7 +328,7 @@ class _Shown:
         """Return the options by section title, in display order."""
         options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]  # type: ignore[attr-defined]
         options = [param for param in options if not param.hidden]
-        several = len(options) >= _ENOUGH_FOR_SECTIONS
+        several = len(options) >= _MIN_OPTIONS_FOR_SECTIONS
         sections: dict[str, list[Any]] = {"Options": []}
         for option in options:
             title = getattr(option, "rich_help_panel", None)
@@ -342,11 +344,11 @@ class _Shown:
         return {title: found for title, found in sections.items() if found}
 
 
-class Command(_Shown, TyperCommand):
+class Command(_HelpFormatting, TyperCommand):
     """A command of uprof."""
 
 
-class Group(_Shown, TyperGroup):
+class Group(_HelpFormatting, TyperGroup):
     """A group of commands."""
 
     # Commands in display order; others follow.
@@ -407,7 +409,7 @@ def _record(option: Any, ctx: Any) -> tuple[str, str]:
     for pattern, metavar in _METAVARS:
         names = re.sub(pattern, metavar, names)
     names = names.replace(" / ", ", ")
-    extra = _EXTRA.search(text)
+    extra = _EXTRA_SECTIONS.search(text)
     if extra is None:
         return names, text
     text = text[: extra.start()]
@@ -426,7 +428,7 @@ def _in_columns(examples: tuple[tuple[str, str], ...]) -> Iterator[str]:
 
 
 # New objects between two garbage collections; at most a few dozen MB of garbage.
-_SELDOM = 200_000
+_GC_THRESHOLD = 200_000
 _THREADS = "OPENBLAS_NUM_THREADS"
 
 # M_TRIM_THRESHOLD and M_MMAP_THRESHOLD of malloc.h, and the maximum of the former.
@@ -434,41 +436,41 @@ _TRIM_THRESHOLD, _MMAP_THRESHOLD = -1, -3
 _LARGEST_KEPT, _MOST_KEPT = 32 << 20, 256 << 20
 
 # Python's own thresholds while ours are active.
-_usual: tuple[int, int, int] | None = None
+_default_thresholds: tuple[int, int, int] | None = None
 # True if no user program has run in this process.
-_is_ours_alone = False
+_is_only_uprof = False
 
 
 @contextmanager
-def seldom_collecting() -> Iterator[None]:
-    """Collect garbage rarely within the block, or until `as_usual` is called."""
-    global _usual, _is_ours_alone
-    if _usual is None and gc.get_threshold()[0]:  # 0: somebody wants no looking at all
-        _usual, _is_ours_alone = gc.get_threshold(), True
-        gc.set_threshold(_SELDOM, *_usual[1:])
+def reduced_garbage_collection() -> Iterator[None]:
+    """Collect garbage rarely within the block, or until `restore_garbage_collection` is called."""
+    global _default_thresholds, _is_only_uprof
+    if _default_thresholds is None and gc.get_threshold()[0]:  # 0: collection is disabled
+        _default_thresholds, _is_only_uprof = gc.get_threshold(), True
+        gc.set_threshold(_GC_THRESHOLD, *_default_thresholds[1:])
     try:
         yield
     finally:
         _restore()
 
 
-def as_usual() -> None:
+def restore_garbage_collection() -> None:
     """Restore Python's garbage collection before a user's program runs."""
-    global _is_ours_alone
-    _is_ours_alone = False
+    global _is_only_uprof
+    _is_only_uprof = False
     _restore()
 
 
 def _restore() -> None:
-    global _usual
-    if _usual is not None:
-        gc.set_threshold(*_usual)
-        _usual = None
+    global _default_thresholds
+    if _default_thresholds is not None:
+        gc.set_threshold(*_default_thresholds)
+        _default_thresholds = None
 
 
-def leave() -> None:
+def skip_exit_collection() -> None:
     """Skip the garbage collection at process exit; must be the last call."""
-    if _is_ours_alone:
+    if _is_only_uprof:
         gc.freeze()
 
 
@@ -489,7 +491,7 @@ def keep_memory() -> None:
 
 
 @contextmanager
-def one_thread() -> Iterator[None]:
+def limit_blas_threads() -> Iterator[None]:
     """Keep NumPy from starting BLAS threads on import; a number set by the user is kept."""
     if _THREADS in os.environ:
         yield

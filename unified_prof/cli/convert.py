@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from unified_prof.report.formats import Format, ReportRequest
 
 
-_TAKES = "; ".join(source.what for source in SOURCES)
+_INPUT_HELP = "; ".join(source.what for source in SOURCES)
 _HELP = {
     "build": (
         "Convert Ascend PROF_* directories to databases, without CANN or an NPU. "
@@ -68,7 +68,7 @@ def convert(
         typer.Argument(
             metavar="RECORDING...",
             help="Recordings, directories of them at any depth, patterns, or - for standard "
-            f"input (compressed or not). Formats: {_TAKES}.",
+            f"input (compressed or not). Formats: {_INPUT_HELP}.",
         ),
     ],
     output: Annotated[
@@ -119,32 +119,34 @@ def convert(
             force=force,
             jobs=jobs,
             progress=progress,
-            note=lambda sentence: printing.say(f"uprof: note: {sentence}"),
+            note=lambda sentence: printing.print_message(f"uprof: note: {sentence}"),
         ):
             outcomes.append(outcome)
-            _tell(outcome, quiet=quiet)
+            _print_written(outcome, quiet=quiet)
     outcomes.sort(key=lambda outcome: outcome.number)
     if len(outcomes) > 1 and not quiet:
-        printing.say(_together(outcomes))
+        printing.print_message(_combined_record(outcomes))
     if json_:
         printing.put_json([_record(outcome) for outcome in outcomes])
     if code := worst_exit_code(outcomes):
         raise typer.Exit(code)
 
 
-def _tell(outcome: Outcome, *, quiet: bool) -> None:
+def _print_written(outcome: Outcome, *, quiet: bool) -> None:
     if outcome.error is not None:
         printing.put_error(outcome.error)
     elif quiet:
         return
     elif outcome.already is not None:
-        printing.say(f"{_named(outcome.recording)} -> {outcome.already}: already converted")
+        printing.print_message(
+            f"{_display_name(outcome.recording)} -> {outcome.already}: already converted"
+        )
     elif outcome.converted is not None:
         for line in _summary(outcome):
-            printing.say(line)
+            printing.print_message(line)
 
 
-def _together(outcomes: Sequence[Outcome]) -> str:
+def _combined_record(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes of several recordings in one line."""
     counts = {
         "converted": sum(one.converted is not None for one in outcomes),
@@ -159,7 +161,7 @@ def _summary(outcome: Outcome) -> Iterator[str]:
     converted, source = outcome.converted, outcome.source
     assert converted is not None
     assert source is not None
-    yield f"{_named(converted.recording)} -> {converted.database}"
+    yield f"{_display_name(converted.recording)} -> {converted.database}"
     if converted.decoded.summary is not None:
         yield f"  {source.title.partition(' ')[2]}: {converted.decoded.summary}"
     else:
@@ -175,7 +177,7 @@ def _summary(outcome: Outcome) -> Iterator[str]:
     yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
 
 
-def _named(recording: Path) -> str:
+def _display_name(recording: Path) -> str:
     from unified_prof.pipeline.convert import STANDARD_INPUT
 
     return "standard input" if recording == STANDARD_INPUT else str(recording)
@@ -241,7 +243,7 @@ class Side:
         """
         from unified_prof.compare import runs
 
-        with hints.for_reports(*self.given):
+        with hints.with_convert_hint(*self.given):
             run = runs.load(self.reports)
         return replace(run, label=self.label) if self.made else run
 
@@ -275,7 +277,7 @@ def reports_of(
 
     def note(sentence: str) -> None:
         if not quiet:
-            printing.say(f"uprof: note: {sentence}")
+            printing.print_message(f"uprof: note: {sentence}")
 
     with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         ready = cache.reports_of(path, several=several, progress=progress, note=note)
@@ -331,7 +333,7 @@ def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | 
 
 
 @dataclass(frozen=True, slots=True)
-class Produced:
+class RenderedReport:
     """A run rendered in one format."""
 
     content: str | bytes
@@ -341,7 +343,7 @@ class Produced:
     has_ranks_alone: bool
 
 
-def produced(
+def render_reports(
     path: Path,
     shape: Format,
     request: ReportRequest,
@@ -351,7 +353,7 @@ def produced(
     convert: bool = False,
     quiet: bool = False,
     output: Path | None = None,
-) -> Produced:
+) -> RenderedReport:
     """Render a report, a directory of reports or a multi-rank run.
 
     Args:
@@ -372,36 +374,36 @@ def produced(
         together = request.by is None and not convert and capture is None and shape.is_text
         if rank is not None or together:
             overview = stack.enter_context(
-                report_ranks.of_run(path, quiet=quiet, needed=rank is not None)
+                report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
             )
         if rank is not None:
-            path = report_ranks.file_of(overview, path, rank)
+            path = report_ranks.rank_report(overview, path, rank)
             overview = None
         reports = None
-        if overview is None or len(overview.run.read) <= report_ranks.SHOWN_EACH:
+        if overview is None or len(overview.run.read) <= report_ranks.MAX_RANK_REPORTS:
             reports = stack.enter_context(
-                _opened(path, overview, capture, convert=convert, quiet=quiet, output=output)
+                _open_report(path, overview, capture, convert=convert, quiet=quiet, output=output)
             )
         if overview is None:
             assert reports is not None
-            return Produced(shape.produce(reports, request), reports.coverage.sentence, False)
-        return Produced(
+            return RenderedReport(shape.produce(reports, request), reports.coverage.sentence, False)
+        return RenderedReport(
             report_ranks.produce(overview, shape, request, reports),
             overview.coverage if overview.missing else "",
             reports is None,
         )
 
 
-def say_hints(path: Path, made: Produced) -> None:
+def say_hints(path: Path, made: RenderedReport) -> None:
     """Print hints: other views of the run, and results of killed runs."""
     if made.has_ranks_alone:
-        printing.say("uprof: hint: use --rank N to show the report of one rank")
-    if path.is_dir() and (hint := hints.unrecovered(path)) is not None:
-        printing.say(f"uprof: hint: {hint}")
+        printing.print_message("uprof: hint: use --rank N to show the report of one rank")
+    if path.is_dir() and (hint := hints.recovery_hint(path)) is not None:
+        printing.print_message(f"uprof: hint: {hint}")
 
 
 @contextmanager
-def _opened(
+def _open_report(
     path: Path,
     overview: Overview | None,
     capture: Path | None,
@@ -421,7 +423,7 @@ def _opened(
         made = reports_of(capture, convert=convert, quiet=quiet, several=False, output=output)
         capture = made.path
     with (
-        hints.for_reports(path),
+        hints.with_convert_hint(path),
         open_reports(ready.path, ready.missing, capture=capture) as opened,
     ):
         yield opened

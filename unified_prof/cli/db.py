@@ -10,7 +10,7 @@ import typer
 
 from unified_prof.base.text import printable
 from unified_prof.cli.command import Application, AsJson, Force, Quiet, Schema
-from unified_prof.cli.output import error_record, put, put_error, put_json, say
+from unified_prof.cli.output import error_record, print_message, put, put_error, put_json
 from unified_prof.errors import UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -49,7 +49,7 @@ def current(files: Files, as_json: AsJson = False) -> None:
             found.require()
         return found
 
-    _each(files, look, _detection_data, _print_detection, as_json=as_json)
+    _for_each_file(files, look, _detection_data, _print_detection, as_json=as_json)
 
 
 @db.command()
@@ -74,8 +74,8 @@ def history(family: Family = "msprof", as_json: AsJson = False) -> None:
         return
     for entry in revisions:
         alias = f"  ({entry['alias']})" if entry["alias"] else ""
-        _line(f"{entry['revision']}{alias}")
-        _line(f"    {entry['summary']}")
+        _status_line(f"{entry['revision']}{alias}")
+        _status_line(f"    {entry['summary']}")
 
 
 @db.command()
@@ -89,7 +89,9 @@ def check(files: Files, quiet: Quiet = False, as_json: AsJson = False) -> None:
     def verdict(found: Check) -> int:
         return 0 if found.sound else 1
 
-    _each(files, look, _check_data, _print_check, as_json=as_json, quiet=quiet, code=verdict)
+    _for_each_file(
+        files, look, _check_data, _print_check, as_json=as_json, quiet=quiet, code=verdict
+    )
 
 
 @db.command()
@@ -133,7 +135,7 @@ def upgrade(
         target = output / path.name if output is not None and into_folder else output
         return bring_up(path, to or schema, output=target, backup=not no_backup, overwrite=force)
 
-    _each(files, work, _upgrade_data, _print_upgrade, as_json=as_json, quiet=quiet)
+    _for_each_file(files, work, _upgrade_data, _print_upgrade, as_json=as_json, quiet=quiet)
 
 
 @db.command()
@@ -152,10 +154,10 @@ def create(
     if as_json:
         put_json({"file": str(file), "family": family, "revision": revision})
     elif not quiet:
-        _line(f"{file}: created, {family} {revision}")
+        _status_line(f"{file}: created, {family} {revision}")
 
 
-def _each(
+def _for_each_file(
     files: list[Path],
     work: Callable[[Path], Result],
     data: Callable[[Result], dict[str, Any]],
@@ -186,7 +188,7 @@ def _each(
         raise typer.Exit(failed[0])
 
 
-def _line(text: str) -> None:
+def _status_line(text: str) -> None:
     """Print one line with control characters made harmless."""
     put(printable(text) + "\n")
 
@@ -211,7 +213,7 @@ def _detection_data(found: Detection) -> dict[str, Any]:
 def _print_detection(found: Detection) -> None:
     revision = found.revision or "unknown revision"
     also = f" (same as {', '.join(found.equivalent)} for this file)" if found.equivalent else ""
-    _line(f"{found.path}: {found.family} {revision}{also}")
+    _status_line(f"{found.path}: {found.family} {revision}{also}")
     rows = {
         "why": found.description if found.revision is None else "; ".join(found.recognised_by),
         "producer": found.producer,
@@ -221,10 +223,10 @@ def _print_detection(found: Detection) -> None:
     }
     for name, value in rows.items():
         if value:
-            _line(f"  {name + ':':15}{value}")
+            _status_line(f"  {name + ':':15}{value}")
     not_tables = [f"{name} is not a table and is ignored" for name in found.not_tables]
     for words in (*found.notes, *not_tables):
-        _line(f"  {'note:':15}{words}")
+        _status_line(f"  {'note:':15}{words}")
 
 
 def _check_data(found: Check) -> dict[str, Any]:
@@ -247,11 +249,11 @@ def _check_data(found: Check) -> dict[str, Any]:
 def _print_check(found: Check) -> None:
     where = found.detection
     verdict = "sound" if found.sound else "problems found"
-    _line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
+    _status_line(f"{where.path}: {where.family} {where.revision or 'unknown revision'}: {verdict}")
     for finding in found.findings:
         severity = "problem" if finding.is_problem else "note"
         many = f" ({finding.count} rows)" if finding.count > 1 else ""
-        _line(f"  {severity}: {finding.kind}: {finding.message}{many}")
+        _status_line(f"  {severity}: {finding.kind}: {finding.message}{many}")
 
 
 def _upgrade_data(done: Upgrade) -> dict[str, Any]:
@@ -269,9 +271,9 @@ def _upgrade_data(done: Upgrade) -> dict[str, Any]:
 
 def _print_upgrade(done: Upgrade) -> None:
     if done.before == done.after:
-        _line(f"{done.output}: already at {done.after}")
+        _status_line(f"{done.output}: already at {done.after}")
     else:
         saved = f", original kept as {done.backup.name}" if done.backup else ""
-        _line(f"{done.output}: {done.before} -> {done.after}{saved}")
+        _status_line(f"{done.output}: {done.before} -> {done.after}{saved}")
     for anomaly in done.anomalies:
-        say(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}")
+        print_message(f"  note: {anomaly.name} ({anomaly.count}): {anomaly.detail}")

@@ -60,7 +60,7 @@ class FormatOption(str, Enum):
 
 
 # Formats that only comparisons of device recordings have.
-_OF_DEVICES = (FormatOption.CSV, FormatOption.HTML)
+_DEVICE_OPTIONS = (FormatOption.CSV, FormatOption.HTML)
 
 
 def register(app: typer.Typer) -> None:
@@ -150,10 +150,10 @@ def diff(
     """
     from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
     shape = FormatOption(
-        shapes.chosen(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
+        shapes.choose_format(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     if file is None and sys.stdout.isatty() and not DEVICE_FORMATS[shape.value].for_terminal:
         raise UsageError(
@@ -169,7 +169,7 @@ def diff(
             hint="use --base-with and --new-with for one of them",
             slug="contradicting-options",
         )
-    reading = _Reading(
+    reading = _SideReader(
         convert=convert,
         quiet=quiet or shape is not FormatOption.TEXT,
         output=file,
@@ -195,9 +195,9 @@ def diff(
                 hint="use --workload NAME=BASE:NEW for each workload",
                 slug="contradicting-options",
             )
-        if shape in _OF_DEVICES:
-            raise _refused(shape, "not available for several workloads")
-        text, warnings = _each(workloads.parsed(workload), reading, how)
+        if shape in _DEVICE_OPTIONS:
+            raise _check_options(shape, "not available for several workloads")
+        text, warnings = _compare_each(workloads.parse_workloads(workload), reading, how)
     elif base is None or new is None:
         raise UsageError(
             "diff needs two reports, BASE and NEW", hint="uprof diff base new", slug="wrong-inputs"
@@ -212,7 +212,7 @@ def diff(
         printing.write(file, text, force=force)
     if shape is not FormatOption.TEXT and not quiet:
         for warning in warnings:
-            printing.say(f"uprof: warning: {warning}")
+            printing.print_message(f"uprof: warning: {warning}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -230,7 +230,7 @@ class _Shown:
 
 
 @dataclass(frozen=True, slots=True)
-class _Reading:
+class _SideReader:
     """How the reports of each side are read."""
 
     convert: bool
@@ -255,7 +255,7 @@ class _Reading:
 
 
 @dataclass(frozen=True, slots=True)
-class _Found:
+class _Comparison:
     """A comparison and its presentation."""
 
     shape: FormatOption
@@ -269,7 +269,9 @@ class _Found:
         return self.words()
 
 
-def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, Sequence[str]]:
+def _compare_each(
+    given: workloads.WorkloadPairs, reading: _SideReader, how: _Shown
+) -> tuple[str, Sequence[str]]:
     """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
     from unified_prof.compare.gate import compare_each
@@ -290,19 +292,21 @@ def _each(given: workloads.Given, reading: _Reading, how: _Shown) -> tuple[str, 
     if how.shape is FormatOption.JSON:
         documents = {name: one.document() for name, one in found.items()}
         return printing.json_text(shown.diff_document(documents, together)), warnings
-    return shown.diff_words(
+    return shown.diffs_text(
         {name: one.words() for name, one in found.items()},
         together,
         as_markdown=how.shape is FormatOption.MARKDOWN,
     ), warnings
 
 
-def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how: _Shown) -> _Found:
+def _compared(
+    base: Sequence[Path], new: Sequence[Path], reading: _SideReader, how: _Shown
+) -> _Comparison:
     """Compare two sides of any kind."""
     from unified_prof.compare import device_diff
 
     before, after = reading.side(base), reading.side(new)
-    with hints.for_reports(*before.given, *after.given):
+    with hints.with_convert_hint(*before.given, *after.given):
         of_devices = device_diff.of_devices(
             before.reports,
             after.reports,
@@ -317,7 +321,7 @@ def _compared(base: Sequence[Path], new: Sequence[Path], reading: _Reading, how:
     return _samples(before, after, how)
 
 
-def _devices(found: DeviceDifference, how: _Shown) -> _Found:
+def _devices(found: DeviceDifference, how: _Shown) -> _Comparison:
     """Compare device recordings."""
     if how.by is ByOption.ANNOTATION:
         raise UsageError(
@@ -341,10 +345,10 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Found:
     def words() -> str:
         return DEVICE_FORMATS[how.shape.value].produce(found, shown)
 
-    return _Found(how.shape, lambda: device_document(found), words, found.warnings)
+    return _Comparison(how.shape, lambda: device_document(found), words, found.warnings)
 
 
-def _refused(shape: FormatOption, why: str) -> UsageError:
+def _check_options(shape: FormatOption, why: str) -> UsageError:
     return UsageError(
         f"--format {shape.value} needs two recordings of device work: {why}",
         hint="use --format text, json or markdown",
@@ -352,13 +356,15 @@ def _refused(shape: FormatOption, why: str) -> UsageError:
     )
 
 
-def _samples(before: Side, after: Side, how: _Shown) -> _Found:
+def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     """Compare tracked workloads."""
     from unified_prof.compare import diff as analysis
     from unified_prof.report import comparison, operation_difference
 
-    if how.shape in _OF_DEVICES:
-        raise _refused(how.shape, "these reports are of tracked workloads, or of the host only")
+    if how.shape in _DEVICE_OPTIONS:
+        raise _check_options(
+            how.shape, "these reports are of tracked workloads, or of the host only"
+        )
     by = _BY_SAMPLES.get(how.by)
     if by is None:
         raise UsageError(
@@ -382,6 +388,6 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Found:
             return comparison.diff_markdown(found, **shown)
         return comparison.diff_text(found, width=how.width, color=how.color, **shown)
 
-    return _Found(
+    return _Comparison(
         how.shape, lambda: operation_difference.difference_document(found), words, found.warnings
     )

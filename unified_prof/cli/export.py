@@ -32,7 +32,7 @@ else:
 
 
 @dataclass(frozen=True)
-class OfStacks:
+class StackOptions:
     """Options of stack exports."""
 
     measure: Annotated[
@@ -50,7 +50,7 @@ class OfStacks:
 
 
 @dataclass(frozen=True)
-class OfTables:
+class TableOptions:
     """Options of table exports."""
 
     table: Annotated[
@@ -66,7 +66,7 @@ class OfTables:
 
 
 @dataclass(frozen=True)
-class Usual:
+class CommonOptions:
     """Options that most commands have."""
 
     convert: Convert = False
@@ -113,13 +113,13 @@ def export(
         ),
     ] = None,
     *,
-    stacks: OfStacks,
-    tables: OfTables,
-    usual: Usual,
+    stacks: StackOptions,
+    tables: TableOptions,
+    usual: CommonOptions,
 ) -> None:
     """Export a report: flame graphs, pprof, Parquet, or the text files of msprof."""
     chosen = layouts.chosen(output, layout and layout.value)
-    if tables != OfTables() and chosen.makes != "tables":
+    if tables != TableOptions() and chosen.makes != "tables":
         raise UsageError(
             "--table and --ids apply to tables",
             hint="use --layout parquet or arrow",
@@ -128,7 +128,7 @@ def export(
     if chosen.makes == "stacks":
         _stacks(path, output, chosen, stacks, usual)
         return
-    if stacks != OfStacks():
+    if stacks != StackOptions():
         raise UsageError(
             "--measure and --by apply to stacks",
             hint="use --layout collapsed, speedscope or pprof",
@@ -144,16 +144,16 @@ def export(
     # The conversion on the way produces more rows than a report shows.
     convert = usual.convert and not job.is_built_on_the_way(path)
     ready = converting.reports_of(path, convert=convert, quiet=quiet, several=False)
-    with hints.for_reports(path), printing.progress_line(enabled=enabled) as progress:
+    with hints.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
         exported = job.export(ready.path, output, force=usual.force, progress=progress)
     if usual.json_:
         printing.put_json(_record(output, chosen, exported))
     if not quiet:
-        _tell(output, exported)
+        _print_written(output, exported)
 
 
 def _stacks(
-    path: Path, output: Path, layout: layouts.Layout, stacks: OfStacks, usual: Usual
+    path: Path, output: Path, layout: layouts.Layout, stacks: StackOptions, usual: CommonOptions
 ) -> None:
     from unified_prof.explain.api import open_reports
     from unified_prof.pipeline.export import export_stacks
@@ -161,7 +161,7 @@ def _stacks(
     from unified_prof.report.figures import coverage_fields
 
     ready = converting.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
-    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
+    with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         parts = export_stacks(
             opened,
             output,
@@ -178,22 +178,22 @@ def _stacks(
     elif not usual.quiet:
         for part in parts:
             show = names.format_size if part.unit == "bytes" else names.format_duration
-            printing.say(
+            printing.print_message(
                 f"{output}: {part.measure}: {part.stacks:,} stacks, total {show(part.total)}"
             )
     if coverage.missing:
-        printing.say(f"uprof: error: {coverage.sentence}")
+        printing.print_message(f"uprof: error: {coverage.sentence}")
         raise typer.Exit(StoreError.exit_code)
 
 
 def _tables(
-    path: Path, output: Path, layout: layouts.Layout, tables: OfTables, usual: Usual
+    path: Path, output: Path, layout: layouts.Layout, tables: TableOptions, usual: CommonOptions
 ) -> None:
     from unified_prof.pipeline.export import export_tables
 
     quiet = usual.quiet
     ready = converting.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
-    with hints.for_reports(path):
+    with hints.with_convert_hint(path):
         exported = export_tables(
             ready.path,
             output,
@@ -208,23 +208,23 @@ def _tables(
         printing.put_json(record | {"left_out": [asdict(one) for one in exported.left_out]})
     if quiet:
         return
-    printing.say(f"{output}: {len(exported.files)} files")
+    printing.print_message(f"{output}: {len(exported.files)} files")
     for file in exported.files:
-        printing.say(f"  {file.name}  {file.entries:,} rows")
+        printing.print_message(f"  {file.name}  {file.entries:,} rows")
     for one in exported.left_out:
-        printing.say(f"  null in {one.table}.{one.column}: {one.count:,}, {one.why}")
+        printing.print_message(f"  null in {one.table}.{one.column}: {one.count:,}, {one.why}")
 
 
-def _tell(directory: Path, exported: Exported) -> None:
-    printing.say(f"{directory}: {len(exported.files)} files")
+def _print_written(directory: Path, exported: Exported) -> None:
+    printing.print_message(f"{directory}: {len(exported.files)} files")
     for file in exported.files:
         what = "rows" if file.name.endswith(".csv") else "events"
-        printing.say(f"  {file.name}  {file.entries:,} {what}")
+        printing.print_message(f"  {file.name}  {file.entries:,} {what}")
     for one in exported.left_out:
-        printing.say(f"  left out of {one.deliverable}: {one.what} ({one.why})")
+        printing.print_message(f"  left out of {one.deliverable}: {one.what} ({one.why})")
     for anomaly in exported.anomalies:
         detail = f" ({anomaly.detail})" if anomaly.detail else ""
-        printing.say(f"  anomaly {anomaly.name}: {anomaly.count:,}{detail}")
+        printing.print_message(f"  anomaly {anomaly.name}: {anomaly.count:,}{detail}")
 
 
 def _record(directory: Path, layout: layouts.Layout, exported: Exported) -> dict[str, object]:

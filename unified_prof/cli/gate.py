@@ -260,9 +260,11 @@ def gate(
     from unified_prof.compare import gate as analysis
     from unified_prof.compare.diff import doubts
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
-    shape = FormatOption(shapes.chosen(context, SUFFIXES, asked=asked, as_json=json_, file=file))
+    shape = FormatOption(
+        shapes.choose_format(context, SUFFIXES, asked=asked, as_json=json_, file=file)
+    )
     limits = allowed.limits()
     analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
@@ -279,9 +281,9 @@ def gate(
             slug="contradicting-options",
         )
     if rounds.self_test is not None:
-        _say_learned(rounds, limits, shape, quiet=quiet)
+        _print_learned_noise(rounds, limits, shape, quiet=quiet)
         return
-    several = _several(sides, allowed, rounds, limits, quiet=quiet, output=file)
+    several = _gate_several(sides, allowed, rounds, limits, quiet=quiet, output=file)
     if several is not None:
         verdicts, pairs = several
         exit_code = verdicts.exit_code
@@ -289,7 +291,7 @@ def gate(
         def text(shape: FormatOption, to_file: bool = False) -> str:
             return verdicts_text(verdicts, pairs, shape, to_file=to_file)
     else:
-        verdict, base, new = _one(sides, allowed, rounds, limits, quiet=quiet, output=file)
+        verdict, base, new = _gate_one(sides, allowed, rounds, limits, quiet=quiet, output=file)
         pairs, exit_code = {"": (base, new)}, verdict.exit_code
         labels = (base.label, new.label)
 
@@ -299,7 +301,7 @@ def gate(
     if not quiet:
         for name, pair in pairs.items():
             for doubt in doubts(*pair):
-                printing.say(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
+                printing.print_message(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
     if file is not None:
         printing.write(file, text(shape, to_file=True), force=force)
     elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
@@ -308,7 +310,7 @@ def gate(
     raise typer.Exit(exit_code)
 
 
-def _one(
+def _gate_one(
     sides: Sides,
     allowed: Allowed,
     rounds: Rounds,
@@ -330,7 +332,7 @@ def _one(
     return analysis.gate(base, new, allowed.metrics, limits, noise), base, new
 
 
-def _several(
+def _gate_several(
     sides: Sides,
     allowed: Allowed,
     rounds: Rounds,
@@ -352,7 +354,9 @@ def _several(
     return rounds.judged_each(base, new, allowed.metrics, limits, noise=allowed.told(), quiet=quiet)
 
 
-def _say_learned(rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool) -> None:
+def _print_learned_noise(
+    rounds: Rounds, limits: Limits, shape: FormatOption, *, quiet: bool
+) -> None:
     """Measure the run-to-run variation and print the detectable changes."""
     run, noise, seen, file = rounds.learned(limits, quiet=quiet)
     if shape is FormatOption.JSON:

@@ -77,7 +77,7 @@ class Sides:
 
     def pairs(self, *, quiet: bool, output: Path | None = None) -> Pairs:
         """Return the runs of each workload; see `load`."""
-        given = workloads.parsed(self.workload or [])
+        given = workloads.parse_workloads(self.workload or [])
         return workloads.load(given, convert=self.convert, quiet=quiet, output=output)
 
     def load(self, *, quiet: bool, output: Path | None = None) -> tuple[Run, Run]:

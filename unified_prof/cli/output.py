@@ -52,16 +52,16 @@ def put(content: str | bytes, *, for_people: bool = True) -> None:
         sys.stdout.flush()
 
 
-def say(text: str) -> None:
+def print_message(text: str) -> None:
     """Print a message to stderr; ignored if stderr cannot be written."""
     streams.tell(f"{WIPE if _Progress.stands else ''}{printable(text)}")
 
 
 def put_error(error: UprofError) -> None:
     """Print an error and its hint to stderr."""
-    say(f"uprof: error: {error.told}")
+    print_message(f"uprof: error: {error.told}")
     if error.hint:
-        say(f"uprof: hint: {error.hint}")
+        print_message(f"uprof: hint: {error.hint}")
 
 
 def error_record(error: UprofError) -> dict[str, Any]:
@@ -148,12 +148,12 @@ class Context(Protocol):
         """Return the source of a parameter's value."""
 
 
-def file_of(output: Path | None) -> Path | None:
+def output_file(output: Path | None) -> Path | None:
     """Return the file of -o, or None if the result goes to stdout (no -o, or `-o -`)."""
     return None if output == STDOUT else output
 
 
-def chosen(
+def choose_format(
     context: Context, suffixes: Suffixes, *, asked: str | None, as_json: bool, file: Path | None
 ) -> str:
     """Return the output format; the command line takes precedence over settings.
@@ -178,17 +178,18 @@ def chosen(
     if file is None:
         return asked or TEXT
     if asked is None or (file.suffix and not typed_format):
-        return _of_file(file, suffixes)
+        return _format_of_file(file, suffixes)
     if typed_format and _contradicts(file, asked, suffixes):
         raise UsageError(
-            f"{file}: the extension selects {_of_file(file, suffixes)}, but the format is {asked}",
+            f"{file}: the extension selects {_format_of_file(file, suffixes)}, "
+            f"but the format is {asked}",
             hint="omit --format, or change the extension",
             slug="contradicting-options",
         )
     return asked
 
 
-def _of_file(file: Path, suffixes: Suffixes) -> str:
+def _format_of_file(file: Path, suffixes: Suffixes) -> str:
     """Return the format of a file's extension; text if there is no extension."""
     suffix = file.suffix.lower()
     for name, known in suffixes.items():
@@ -217,7 +218,7 @@ def _is_typed(context: Context, parameter: str) -> bool:
 
 
 @contextmanager
-def for_reports(*paths: Path) -> Iterator[None]:
+def with_convert_hint(*paths: Path) -> Iterator[None]:
     """If a path is not a report, add the command that converts it to the error's hint."""
     try:
         yield
@@ -229,7 +230,7 @@ def for_reports(*paths: Path) -> Iterator[None]:
         raise
 
 
-def unrecovered(folder: Path) -> str | None:
+def recovery_hint(folder: Path) -> str | None:
     """Return a hint about measurements of killed processes in `folder`, or None."""
     from unified_prof.sqlite import spool
 
@@ -250,7 +251,7 @@ def _hint(path: Path, message: str) -> str | None:
         )
     if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
         return hint
-    if path.is_dir() and (hint := unrecovered(path)) is not None:
+    if path.is_dir() and (hint := recovery_hint(path)) is not None:
         return hint
     # A damaged database can be of any kind; only certain recordings get the hint.
     of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of

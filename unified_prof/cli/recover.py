@@ -47,28 +47,28 @@ def recover(
     outcomes = []
     for outcome in pipeline.recover(folder, force=force):
         outcomes.append(outcome)
-        _tell(outcome, quiet=quiet)
+        _print_outcome(outcome, quiet=quiet)
     if not outcomes and not quiet:
-        output.say(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
+        output.print_message(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
     if json_:
         output.put_json([_record(outcome) for outcome in outcomes])
     if code := _exit_code(outcomes):
         raise typer.Exit(code)
 
 
-def _tell(outcome: Recovered, *, quiet: bool) -> None:
+def _print_outcome(outcome: Recovered, *, quiet: bool) -> None:
     if outcome.error is not None:
         output.put_error(outcome.error)
     elif quiet:
         return
     elif outcome.runs:
-        output.say(f"uprof: {outcome.spool}: skipped, its process is still running")
+        output.print_message(f"uprof: {outcome.spool}: skipped, its process is still running")
     else:
         files = ", ".join(str(path) for path in outcome.files.values())
         count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
-        output.say(f"uprof: {files}: {count}")
+        output.print_message(f"uprof: {files}: {count}")
         if outcome.remark:
-            output.say(f"uprof: {outcome.remark}")
+            output.print_message(f"uprof: {outcome.remark}")
 
 
 def _exit_code(outcomes: list[Recovered]) -> int:

@@ -119,10 +119,12 @@ def report(
     """
     from unified_prof.sqlite.atomic import refuse_existing
 
-    file = shapes.file_of(output)
+    file = shapes.output_file(output)
     asked = format_ and format_.value
     shape = formats.find_format(
-        shapes.chosen(context, formats.FORMAT_SUFFIXES, asked=asked, as_json=json_, file=file)
+        shapes.choose_format(
+            context, formats.FORMAT_SUFFIXES, asked=asked, as_json=json_, file=file
+        )
     )
     to_terminal = file is None and sys.stdout.isatty()
     if embed_source and not shape.embeds_source:
@@ -154,7 +156,7 @@ def report(
         width=width,
         color=color,
     )
-    made = producing.produced(
+    made = producing.render_reports(
         path,
         shape,
         request,
@@ -169,7 +171,7 @@ def report(
     else:
         printing.write(file, made.content, force=force)
         if not quiet:
-            printing.say(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
+            printing.print_message(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
     if rank is None and not quiet:
         producing.say_hints(path, made)
     if made.missing:

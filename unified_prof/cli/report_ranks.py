@@ -20,11 +20,11 @@ if TYPE_CHECKING:
     from unified_prof.report.formats import Format, ReportRequest
 
 # Maximum number of ranks whose own reports follow the summary of the run.
-SHOWN_EACH = 4
+MAX_RANK_REPORTS = 4
 
 
 @contextmanager
-def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overview | None]:
+def open_ranks(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overview | None]:
     """Yield the ranks of a directory as one run, or None if it does not hold a multi-rank run.
 
     A run written by `uprof cluster build` is read as it is; a directory of databases is combined in
@@ -70,7 +70,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
             if needed:
                 raise UsageError(text, hint=why.hint, slug="not-several-ranks") from why
             if not quiet:
-                output.say(f"uprof: hint: {text}")
+                output.print_message(f"uprof: hint: {text}")
         yield None
         return
     if summary.ranks_read < 2 or not summary.tables["GROUP"]:
@@ -83,7 +83,7 @@ def of_run(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Overvie
             yield _overview(StoredRun(path, report))
 
 
-def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
+def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     """Return the report of one rank.
 
     Raises:
@@ -91,13 +91,13 @@ def file_of(overview: Overview | None, path: Path, rank: int) -> Path:
         UsageError: There is no such rank, or no run.
     """
     if overview is None:
-        raise no_run(path, "omit --rank")
+        raise not_a_run_error(path, "omit --rank")
     from unified_prof.cli.cluster_report import recording_of
 
     return recording_of(overview, overview.rank(rank).rank)
 
 
-def no_run(path: Path, otherwise: str) -> UsageError:
+def not_a_run_error(path: Path, otherwise: str) -> UsageError:
     """Return the error for a path that is not a run, with a hint or `otherwise`."""
     from unified_prof.cluster.rank_partial import completion_hint
 

@@ -19,12 +19,12 @@ from unified_prof.cli import output as printing
 from unified_prof.cli.command import Force, with_groups
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
-    WhatToMeasure,
-    WhatToRun,
-    WhatToSay,
+    MeasurementOptions,
+    OutputOptions,
     WorkloadCommand,
+    WorkloadOptions,
+    exec_unprofiled,
     is_measured,
-    run_untouched,
     with_npu_options,
 )
 from unified_prof.errors import UsageError
@@ -135,7 +135,7 @@ def register(app: typer.Typer) -> None:
 
 def run(
     *,
-    what: WhatToRun,
+    what: WorkloadOptions,
     backend: Annotated[
         str,
         typer.Option(
@@ -153,7 +153,7 @@ def run(
             show_default="uprof_SCRIPT_TIME",
         ),
     ] = None,
-    measured: WhatToMeasure,
+    measured: MeasurementOptions,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the command that would run, and exit.")
     ] = False,
@@ -188,7 +188,7 @@ def run(
         ),
     ] = False,
     force: Force = False,
-    said: WhatToSay,
+    said: OutputOptions,
     npu_options: Mapping[str, object],
 ) -> None:
     """Profile a PyTorch workload: any training script, or a script with providers.
@@ -199,21 +199,21 @@ def run(
     chosen_ranks = chosen_ranks_of(ranks)
     workload = what.workload(attach="pid" in npu_options)
     if not dry_run and not is_measured(rank_of(), chosen_ranks):
-        run_untouched(workload)
-    say = _silent if said.quiet else streams.tell
+        exec_unprofiled(workload)
+    say = _suppress_messages if said.quiet else streams.tell
     chosen = _backend(backend, say, dry_run=dry_run)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     spec = measured.spec(workload, chosen, folder, npu_options)
     if dry_run:
         _show_command(chosen, spec)
         return
-    if not force and (hint := hints.unrecovered(spec.output_dir)) is not None:
+    if not force and (hint := hints.recovery_hint(spec.output_dir)) is not None:
         say(f"uprof: hint: {printable(hint)}")
     spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)
     if batch_sizes is not None or memory is not None:
         from unified_prof.cli import batch_sizes as several
 
-        wanted = several.Wanted.of(batch_sizes, memory, spec)
+        wanted = several.BatchSizes.of(batch_sizes, memory, spec)
         raise typer.Exit(
             several.run(
                 wanted,
@@ -240,10 +240,10 @@ def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet
     Raises:
         UprofError: As `uprof run`.
     """
-    say = _silent if quiet else streams.tell
+    say = _suppress_messages if quiet else streams.tell
     chosen = _backend(backend, say, dry_run=False)
-    workload = WhatToRun([script]).workload(attach=False)
-    spec = WhatToMeasure(report=report).spec(workload, chosen, folder, {})
+    workload = WorkloadOptions([script]).workload(attach=False)
+    spec = MeasurementOptions(report=report).spec(workload, chosen, folder, {})
     spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
     shown = RunEnd(quiet=quiet, json=False, top=10)
     every_rank = chosen_ranks_of("all")
@@ -316,5 +316,5 @@ def _say_all_but_info(line: str) -> None:
         streams.tell(line)
 
 
-def _silent(_: str) -> None:
+def _suppress_messages(_: str) -> None:
     pass

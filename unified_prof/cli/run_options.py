@@ -69,7 +69,7 @@ def with_npu_options(run: _Run) -> _Run:
 def _general() -> list[inspect.Parameter]:
     presets = ", ".join(PRESETS)
     return [
-        _made(
+        _build_option(
             "preset",
             str | None,
             metavar="NAME",
@@ -77,7 +77,7 @@ def _general() -> list[inspect.Parameter]:
             "msprof does not support on this chip is left out.",
             show_default=DEFAULT_PRESET,
         ),
-        _made(
+        _build_option(
             "npu_chip",
             str | None,
             metavar="NAME",
@@ -85,14 +85,14 @@ def _general() -> list[inspect.Parameter]:
             "chip, leave out what msprof rejects.",
             show_default="detected by msprof and npu-smi",
         ),
-        _made(
+        _build_option(
             "exporter",
             str | None,
             metavar="uprof|native",
             help="Who builds the database; msprof exports what uprof cannot decode.",
             show_default="uprof",
         ),
-        _made(
+        _build_option(
             "schema",
             str | None,
             metavar="REVISION",
@@ -100,14 +100,14 @@ def _general() -> list[inspect.Parameter]:
             show_default="documented",
             section=None,
         ),
-        _made(
+        _build_option(
             "pid",
             int | None,
             metavar="PID",
             help="Record a running process (started with PROFILING_MODE=dynamic) for --duration"
             " seconds, or until Ctrl-C, instead of starting a workload.",
         ),
-        _made(
+        _build_option(
             "msprof_arg",
             list[str] | None,
             metavar="--NAME=VALUE",
@@ -123,7 +123,7 @@ def _parameter(option: MsprofOption) -> inspect.Parameter:
         metavar = (",".join if option.many else "|".join)(option.values)
     else:
         metavar = "TEXT"
-    return _made(option.name, str | None, metavar=metavar, help=option.help)
+    return _build_option(option.name, str | None, metavar=metavar, help=option.help)
 
 
 def _help() -> inspect.Parameter:
@@ -169,7 +169,7 @@ def _group_of(name: str) -> str:
     return BY_NAME[name].group if name in BY_NAME else _FIRST_GROUP
 
 
-def _made(
+def _build_option(
     name: str, kind: Any, *, section: str | None = SECTION, **settings: Any
 ) -> inspect.Parameter:
     flag = f"--{name.replace('_', '-')}"
@@ -209,7 +209,7 @@ def is_measured(rank: Rank, chosen: Chosen) -> bool:
     return (rank.number or 0) in chosen
 
 
-def run_untouched(workload: Workload) -> NoReturn:
+def exec_unprofiled(workload: Workload) -> NoReturn:
     """Replace this process with the workload; does not return.
 
     Raises:
@@ -251,7 +251,7 @@ class Scope(str, Enum):
 
 
 @dataclass(frozen=True, slots=True)
-class WhatToRun:
+class WorkloadOptions:
     """The workload, as on a `python` command line."""
 
     command: Annotated[
@@ -292,7 +292,7 @@ class WhatToRun:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatToMeasure:
+class MeasurementOptions:
     """Reports and iterations to measure, and which operations to keep."""
 
     report: Annotated[
@@ -381,7 +381,7 @@ class WhatToMeasure:
 
 
 @dataclass(frozen=True, slots=True)
-class WhatToSay:
+class OutputOptions:
     """Options of the output."""
 
     quiet: Quiet = False

@@ -47,7 +47,7 @@ def time(
 
     `uprof run` has more options and writes both reports at once.
     """
-    _one(RUN_TIME, entry_point, output, backend, force=force, quiet=quiet)
+    _write_report(RUN_TIME, entry_point, output, backend, force=force, quiet=quiet)
 
 
 def memory(
@@ -63,10 +63,10 @@ def memory(
 
     `uprof run` has more options and writes both reports at once.
     """
-    _one(MEMORY, entry_point, output, backend, force=force, quiet=quiet)
+    _write_report(MEMORY, entry_point, output, backend, force=force, quiet=quiet)
 
 
-def _one(
+def _write_report(
     report: str, entry_point: str, output: Path, backend: str, *, force: bool, quiet: bool
 ) -> None:
     from unified_prof.sqlite.atomic import output_error, refuse_existing

@@ -12,7 +12,7 @@ from unified_prof.cli import cluster_report
 from unified_prof.cli import convert as converting
 from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
-from unified_prof.cli.cluster_report import Wanted
+from unified_prof.cli.cluster_report import RankSelection
 from unified_prof.cli.command import AsJson, Force, Quiet
 from unified_prof.cli.convert import Convert
 from unified_prof.errors import StoreError, UsageError
@@ -88,7 +88,7 @@ def trace(
                 slug="contradicting-options",
             )
         told = write_ranks(
-            path, output, Wanted.of(ranks, step), convert=convert, force=force, quiet=quiet
+            path, output, RankSelection.of(ranks, step), convert=convert, force=force, quiet=quiet
         )
         if json_:
             printing.put_json(
@@ -96,7 +96,7 @@ def trace(
                 | {"clock_islands": told.islands}
             )
         elif not quiet:
-            printing.say(sentence(output, told.written))
+            printing.print_message(trace_summary(output, told.written))
         return
     written, coverage = write_reports(
         path, output, with_path=with_path, convert=convert, force=force, quiet=quiet
@@ -106,14 +106,14 @@ def trace(
             {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
         )
     elif not quiet:
-        printing.say(sentence(output, written))
+        printing.print_message(trace_summary(output, written))
     if coverage.missing:
         printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
         raise typer.Exit(StoreError.exit_code)
 
 
 @dataclass(frozen=True, slots=True)
-class OfRanks:
+class RankTrace:
     """Content of a trace of several ranks."""
 
     written: TraceContents
@@ -123,8 +123,8 @@ class OfRanks:
 
 
 def write_ranks(
-    path: Path, output: Path, wanted: Wanted, *, convert: bool, force: bool, quiet: bool
-) -> OfRanks:
+    path: Path, output: Path, wanted: RankSelection, *, convert: bool, force: bool, quiet: bool
+) -> RankTrace:
     """Write the timelines of ranks of a run.
 
     Raises:
@@ -134,7 +134,7 @@ def write_ranks(
         path, wanted, convert=convert, quiet=quiet, output=output
     ) as found:
         written = _write(output, found.named, None, force=force)
-        return OfRanks(written, found.ranks, found.islands)
+        return RankTrace(written, found.ranks, found.islands)
 
 
 def write_reports(
@@ -150,8 +150,8 @@ def write_reports(
     from unified_prof.explain.api import open_reports
 
     ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
-    with hints.for_reports(path), open_reports(ready.path, ready.missing) as opened:
-        named = _with_times(opened, with_path=with_path)
+    with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
+        named = _timed_reports(opened, with_path=with_path)
 
         def lose(lost: OverTime, error: StoreError) -> None:
             (analysis,) = (one for one in opened.analyses if one.path == lost.path)
@@ -173,7 +173,7 @@ def _write(
         return write(partial, named, lose)
 
 
-def sentence(output: Path, written: TraceContents) -> str:
+def trace_summary(output: Path, written: TraceContents) -> str:
     """Summarize the content of a trace."""
     return (
         f"{output}: {written.slices:,} slices on {written.tracks:,} tracks, "
@@ -181,7 +181,7 @@ def sentence(output: Path, written: TraceContents) -> str:
     )
 
 
-def _with_times(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
+def _timed_reports(opened: Opened, *, with_path: bool) -> list[tuple[str, OverTime]]:
     """Return the reports with timestamps, each with a prefix for its track names."""
     from unified_prof.report.figures import readable_answers
     from unified_prof.report.viewer_traces import WithCriticalPath

@@ -93,7 +93,7 @@ def view(
                 output.put(f"{served.url}\n")
             opened = not no_open and _open_browser(served.url)
             if not quiet:
-                _say_how(served.port, opened=opened)
+                _print_address(served.port, opened=opened)
             with suppress(KeyboardInterrupt):
                 served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
     if missing:
@@ -108,7 +108,7 @@ def _page(
     from unified_prof.base.loopback import Item
     from unified_prof.report import formats
 
-    made = producing.produced(
+    made = producing.render_reports(
         path,
         formats.find_format("html"),
         formats.ReportRequest(),
@@ -128,7 +128,7 @@ def _timeline(
     """Return the page that opens a timeline in Perfetto, the timeline, and what it lacks."""
     from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
-    from unified_prof.cli.cluster_report import Wanted
+    from unified_prof.cli.cluster_report import RankSelection
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.report import html_page as opener
 
@@ -138,7 +138,7 @@ def _timeline(
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
     missing = ""
     if rank is not None or is_run_directory(path):
-        wanted = Wanted(None if rank is None else (rank,), None)
+        wanted = RankSelection(None if rank is None else (rank,), None)
         ranks = trace.write_ranks(path, file, wanted, convert=convert, force=False, quiet=quiet)
         written = ranks.written
     else:
@@ -147,7 +147,7 @@ def _timeline(
         )
         missing = coverage.sentence if coverage.missing else ""
     if not quiet:
-        output.say(trace.sentence(Path(file.name), written))
+        output.print_message(trace.trace_summary(Path(file.name), written))
     page = opener.perfetto_opener_page(title, file.name, file.stat().st_size)
     return [
         Item("", _HTML, page.encode()),
@@ -174,11 +174,11 @@ def _open_browser(url: str) -> bool:
         return False
 
 
-def _say_how(port: int, *, opened: bool) -> None:
+def _print_address(port: int, *, opened: bool) -> None:
     where = "opened in the browser" if opened else "open the address in a browser on this machine"
-    output.say(f"uprof: note: {where}; press Ctrl-C to stop")
+    output.print_message(f"uprof: note: {where}; press Ctrl-C to stop")
     if not opened or "SSH_CONNECTION" in os.environ:
-        output.say(
+        output.print_message(
             f"uprof: hint: from another machine, run `ssh -N -L {port}:127.0.0.1:{port} "
             f"{socket.gethostname()}` and open the same address there"
         )

@@ -44,16 +44,16 @@ _NAME = r"[A-Za-z0-9_][\w.+-]*"
 _HINT = "for example --workload bert=base/bert:new/bert"
 
 # Workload -> reports of the baseline and of the candidate.
-Given = dict[str, tuple[list[Path], list[Path]]]
+WorkloadPairs = dict[str, tuple[list[Path], list[Path]]]
 
 
-def parsed(texts: Sequence[str]) -> Given:
+def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:
     """Return the reports by workload.
 
     Raises:
         UsageError: A text is not NAME=BASE:NEW, or is ambiguous.
     """
-    found: Given = {}
+    found: WorkloadPairs = {}
     for text in texts:
         match = re.fullmatch(rf"({_NAME})=(.+)", text)
         if match is None or ":" not in match[2]:
@@ -84,7 +84,7 @@ def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
     return chosen[0]
 
 
-def load(given: Given, *, convert: bool, quiet: bool, output: Path | None) -> Pairs:
+def load(given: WorkloadPairs, *, convert: bool, quiet: bool, output: Path | None) -> Pairs:
     """Return the runs of each workload.
 
     Raises:

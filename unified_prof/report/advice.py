@@ -23,7 +23,7 @@ FORMAT_VERSION = 1
 
 ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 # Number of rules to name if many are skipped for the same reason.
-_KINDS_SHOWN = 4
+_MAX_RULES_PER_REASON = 4
 _HEALTHY = "no findings"
 
 
@@ -106,7 +106,7 @@ def advice_text(
 
 def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
     """Add the findings of one report to a page."""
-    page.fact("judged", _judged(advice))
+    page.fact("analyzed", _analyzed_part(advice))
     for place, found in enumerate(advice.findings[:top], start=1):
         page.heading(f"{place}. {_heading(found, advice)}")
         page.plain(f"   {words.neutral(found.text)}")
@@ -115,10 +115,10 @@ def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
         if found.evidence:
             page.table(_evidence(found))
     if not advice.findings:
-        page.fact("found", _HEALTHY)
+        page.fact("findings", _HEALTHY)
     elif top is not None and len(advice.findings) > top:
         page.left_out(len(advice.findings) - top)
-    for line in _not_judged(advice):
+    for line in _skipped_by_reason(advice):
         page.note(line)
 
 
@@ -134,7 +134,7 @@ def advice_markdown(
         lines = [
             f"## {renderers.escape_markdown(one.title)}",
             "",
-            renderers.escape_markdown(_judged(one.advice)),
+            renderers.escape_markdown(_analyzed_part(one.advice)),
             "",
         ]
         for place, found in enumerate(one.advice.findings[:top], start=1):
@@ -146,7 +146,7 @@ def advice_markdown(
                 lines += [*renderers.markdown_table(_evidence(found)), ""]
         if not one.advice.findings:
             lines += [renderers.escape_markdown(_HEALTHY), ""]
-        lines += [f"- {renderers.escape_markdown(line)}" for line in _not_judged(one.advice)]
+        lines += [f"- {renderers.escape_markdown(line)}" for line in _skipped_by_reason(one.advice)]
         parts.append("\n".join(lines).rstrip())
     return "\n\n".join(parts or [renderers.escape_markdown(_HEALTHY)]) + "\n"
 
@@ -155,17 +155,17 @@ def _first(advice: Advice, top: int | None) -> Advice:
     return replace(advice, findings=advice.findings[:top])
 
 
-def _judged(advice: Advice) -> str:
+def _analyzed_part(advice: Advice) -> str:
     if advice.step_ms is None:
         return "no times recorded"
     length = words.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
-        return f"{length}, no steps recorded{_paused(advice)}"
+        return f"{length}, no steps recorded{_excluded_part(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
     return f"{many} of {length}" + (" on average" if advice.steps > 1 else "")
 
 
-def _paused(advice: Advice) -> str:
+def _excluded_part(advice: Advice) -> str:
     """Describe the part of a recording without steps that was excluded from the analysis."""
     if not advice.pauses:
         return ""
@@ -186,35 +186,41 @@ def _heading(found: Finding, advice: Advice) -> str:
     return f"{found.kind}: {cost}{found.sure}"
 
 
-def _not_judged(advice: Advice) -> list[str]:
+def _skipped_by_reason(advice: Advice) -> list[str]:
     """Return the skipped rules, grouped by reason."""
     by_reason: dict[str, list[str]] = {}
     for one in advice.not_judged:
         by_reason.setdefault(one.why, []).append(one.kind)
-    return [f"skipped: {_some(kinds)} ({why})" for why, kinds in by_reason.items()]
+    return [f"skipped: {_join_rule_names(kinds)} ({why})" for why, kinds in by_reason.items()]
 
 
-def _some(kinds: Sequence[str]) -> str:
+def _join_rule_names(kinds: Sequence[str]) -> str:
     """Join rule names; of many only the first."""
-    if len(kinds) <= _KINDS_SHOWN + 1:
+    if len(kinds) <= _MAX_RULES_PER_REASON + 1:
         return ", ".join(kinds)
-    return f"{', '.join(kinds[:_KINDS_SHOWN])} and {len(kinds) - _KINDS_SHOWN} more (--json)"
+    first, more = kinds[:_MAX_RULES_PER_REASON], len(kinds) - _MAX_RULES_PER_REASON
+    return f"{', '.join(first)} and {more} more (--json)"
 
 
-_SHOWN = (("count", "count"), ("total_ns", "total"), ("operation", "operation"), ("line", "line"))
+_EVIDENCE_ROWS = (
+    ("count", "count"),
+    ("total_ns", "total"),
+    ("operation", "operation"),
+    ("line", "line"),
+)
 
 
 def _evidence(found: Finding) -> list[Column]:
     rows = found.evidence
-    columns = [Column("evidence", tuple(_named(str(row["name"])) for row in rows), True)]
-    for key, column_title in _SHOWN:
+    columns = [Column("evidence", tuple(_evidence_name(str(row["name"])) for row in rows), True)]
+    for key, column_title in _EVIDENCE_ROWS:
         if any(key in row for row in rows):
             cells = tuple(_cell(key, row.get(key)) for row in rows)
             columns.append(Column(column_title, cells, is_name=key in ("operation", "line")))
     return columns
 
 
-def _named(name: str) -> str:
+def _evidence_name(name: str) -> str:
     """Return the display name of an evidence row."""
     before = "before "
     if name.startswith(before):
@@ -232,7 +238,7 @@ def _cell(key: str, value: Any) -> str:
 
 WHAT_IF_SUFFIXES = {"text": (".txt",), "json": (".json",)}
 
-_STEPS_SHOWN = 10
+_MAX_STEPS = 10
 
 
 @dataclass(frozen=True, slots=True)
@@ -324,11 +330,11 @@ def what_if_text(
         page.title(one.title)
         supposed = one.supposed
         if supposed.gain is None:
-            page.fact("critical path", _whole(supposed))
+            page.fact("critical path", _step_time(supposed))
             page.gap()
-            page.table(_worth(supposed))
+            page.table(_gain_text(supposed))
             if any(found.kind == "synchronising" for found in supposed.worth):
-                page.note(f"synchronizations: time saved per {_what(supposed)} without them")
+                page.note(f"synchronizations: time saved per {_gain_unit(supposed)} without them")
         else:
             _gain(page, supposed, changes)
         for limit in supposed.limits:
@@ -336,12 +342,12 @@ def what_if_text(
     return page.text()
 
 
-def _what(one: Supposed) -> str:
+def _gain_unit(one: Supposed) -> str:
     """Return the unit of the gain."""
     return "step" if one.stepped else "recording"
 
 
-def _whole(one: Supposed) -> str:
+def _step_time(one: Supposed) -> str:
     length = names.format_duration(one.before_ns / one.steps)
     return f"{names.format_number(one.steps)} steps, mean {length}" if one.steps > 1 else length
 
@@ -356,7 +362,7 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
     page.fact(
         "then",
         f"saves {names.format_duration(gain.per_step_ns)} of "
-        f"{names.format_duration(a_step)} per {_what(one)} "
+        f"{names.format_duration(a_step)} per {_gain_unit(one)} "
         f"({names.format_share(gain.per_step_ns, a_step)}), "
         f"new time {names.format_duration(gain.after_ns / gain.steps)}",
     )
@@ -367,7 +373,7 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
             f"the changed items themselves take {names.format_duration(changed)} less; the "
             "rest is not on the critical path",
         )
-    if 1 < gain.steps <= _STEPS_SHOWN:
+    if 1 < gain.steps <= _MAX_STEPS:
         page.gap()
         rows = gain.by_step_ns
         page.table(
@@ -383,13 +389,13 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
         )
 
 
-def _worth(one: Supposed) -> list[Column]:
+def _gain_text(one: Supposed) -> list[Column]:
     found = one.worth
     whole = one.before_ns
     return [
         Column("2x faster", tuple(names.neutral(row.name) for row in found), is_name=True),
         Column(
-            f"saved per {_what(one)}",
+            f"saved per {_gain_unit(one)}",
             tuple(names.format_duration(row.gain_ns / one.steps) for row in found),
         ),
         Column("share", tuple(names.format_share(row.gain_ns, whole) for row in found)),

@@ -34,7 +34,7 @@ _HEADINGS = {
     "input_late_ns": "late input",
     "idle_ns": "idle",
 }
-_WHERE = {True: "between hosts", False: "within a host", None: "-"}
+_LEVELS = {True: "between hosts", False: "within a host", None: "-"}
 
 
 def cluster_difference_text(
@@ -81,10 +81,10 @@ def cluster_difference_json(found: ClusterDifference) -> str:
             "base": cluster_document.run_facts(found.base),
             "new": cluster_document.run_facts(found.new),
             "step": {name: _pair(pair) for name, pair in found.step.items()},
-            "roles": [_plain(one) for one in found.roles],
-            "collectives": [_plain(one) for one in found.collectives],
-            "links": [_plain(one) for one in found.links],
-            "operations": [_plain(one) for one in found.operations],
+            "roles": [_row_fields(one) for one in found.roles],
+            "collectives": [_row_fields(one) for one in found.collectives],
+            "links": [_row_fields(one) for one in found.links],
+            "operations": [_row_fields(one) for one in found.operations],
             "findings": {
                 "new": [cluster_document.finding_fields(one) for one in found.new_findings],
                 "gone": [cluster_document.finding_fields(one) for one in found.gone_findings],
@@ -98,7 +98,7 @@ def _pair(pair: QuantityPair) -> dict[str, float | None]:
     return {"base": pair.base, "new": pair.new, "ratio": pair.ratio}
 
 
-def _plain(row: Any) -> dict[str, Any]:
+def _row_fields(row: Any) -> dict[str, Any]:
     """Return a row as plain data; each pair of values has its ratio."""
 
     def told(value: Any, plain: Any) -> Any:
@@ -158,7 +158,7 @@ def _times(pairs: Sequence[QuantityPair], *, importance: int = 10) -> list[Colum
     ]
 
 
-def _both(heading: str, pairs: Sequence[QuantityPair], importance: int) -> Column:
+def _pair_column(heading: str, pairs: Sequence[QuantityPair], importance: int) -> Column:
     """Return one column of `base -> new`."""
     cells = tuple(
         f"{words.format_duration(one.base)} -> {words.format_duration(one.new)}" for one in pairs
@@ -173,10 +173,10 @@ def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
             "ranks", tuple(f"{row.base_ranks} -> {row.new_ranks}" for row in rows), importance=5
         ),
         *_times([row.span_ns for row in rows]),
-        _both("compute", [row.parts["compute_ns"] for row in rows], 9),
-        _both("communication", [row.parts["exposed_communication_ns"] for row in rows], 8),
-        _both("waiting", [row.parts["exposed_wait_ns"] for row in rows], 7),
-        _both("idle", [row.parts["idle_ns"] for row in rows], 6),
+        _pair_column("compute", [row.parts["compute_ns"] for row in rows], 9),
+        _pair_column("communication", [row.parts["exposed_communication_ns"] for row in rows], 8),
+        _pair_column("waiting", [row.parts["exposed_wait_ns"] for row in rows], 7),
+        _pair_column("idle", [row.parts["idle_ns"] for row in rows], 6),
     ]
 
 
@@ -190,7 +190,7 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
         ),
         Column("size", tuple(words.format_size(row.bytes) for row in rows)),
         *_times([row.transfer_ns for row in rows]),
-        _both("waiting", [row.wait_ns for row in rows], 7),
+        _pair_column("waiting", [row.wait_ns for row in rows], 7),
         Column("bus", tuple(_rates(row.bus_gb_per_s) for row in rows), importance=6),
     ]
 
@@ -198,7 +198,7 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
 def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
     return [
         Column("links", tuple(words.neutral(row.kind) for row in rows), is_name=True),
-        Column("where", tuple(_WHERE[row.across_hosts] for row in rows), is_name=True),
+        Column("where", tuple(_LEVELS[row.across_hosts] for row in rows), is_name=True),
         Column(
             "count", tuple(f"{row.base_links} -> {row.new_links}" for row in rows), importance=5
         ),

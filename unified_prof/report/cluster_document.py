@@ -77,12 +77,12 @@ def _steps(
     found: list[tuple[int, dict[str, float | None]]] = []
     for row in rows:
         if step is None or table.step[row] == step:
-            parts = {name: _known(table.parts[name][row]) for name in STEP_PARTS}
+            parts = {name: _known_or_none(table.parts[name][row]) for name in STEP_PARTS}
             found.append((int(table.step[row]), {"span_ns": float(table.span_ns[row]), **parts}))
     return tuple(found)
 
 
-def _known(value: float) -> float | None:
+def _known_or_none(value: float) -> float | None:
     return None if np.isnan(value) else float(value)
 
 
@@ -123,14 +123,14 @@ def run_document(overview: Overview, *, top: int | None = None) -> dict[str, Any
         "version": CLUSTER_FORMAT_VERSION,
         "run": run_facts(overview),
         "findings": [finding_fields(one) for one in overview.run.findings],
-        "ranks": [rank_fields(row) for row in _some(overview.ranks, overview.worst, top)],
+        "ranks": [rank_fields(row) for row in _limit_rows(overview.ranks, overview.worst, top)],
         "steps": [step_fields(row) for row in overview.steps[:top]],
         "groups": [group_fields(row) for row in overview.groups[:top]],
         "links": [link_fields(row) for row in overview.links[:top]],
     }
 
 
-def _some(
+def _limit_rows(
     every: tuple[RankRow, ...], worst: tuple[RankRow, ...], top: int | None
 ) -> tuple[RankRow, ...]:
     return every if top is None else worst[:top]
@@ -178,7 +178,7 @@ def rank_fields(row: RankRow) -> dict[str, Any]:
     return {
         **fields,
         "steps": row.steps,
-        "span_ns": _whole(row.span_ns),
+        "span_ns": _whole_run(row.span_ns),
         **rounded(row.parts),
         "blame": None if row.blame is None else asdict(row.blame),
     }
@@ -189,10 +189,10 @@ def step_fields(row: StepRow) -> dict[str, Any]:
     return {
         "step": row.step,
         "ranks": row.ranks,
-        "span_ns": _whole(row.span_ns),
-        "longest_ns": _whole(row.longest_ns),
+        "span_ns": _whole_run(row.span_ns),
+        "longest_ns": _whole_run(row.longest_ns),
         "longest_rank": row.longest_rank,
-        "most_compute_ns": _whole(row.most_compute_ns),
+        "most_compute_ns": _whole_run(row.most_compute_ns),
         "most_compute_rank": row.most_compute_rank,
         **rounded(row.parts),
     }
@@ -209,9 +209,9 @@ def group_fields(row: GroupRow) -> dict[str, Any]:
         "bytes": row.bytes,
         "per_step": row.per_step,
         "incomplete": row.incomplete,
-        "transfer_ns": _whole(row.transfer_ns),
-        "wait_ns": _whole(row.wait_ns),
-        "setup_ns": _whole(row.setup_ns),
+        "transfer_ns": _whole_run(row.transfer_ns),
+        "wait_ns": _whole_run(row.wait_ns),
+        "setup_ns": _whole_run(row.setup_ns),
         "bus_gb_per_s": row.bus_gb_per_s,
         "slowest_group": None if slowest is None else list(slowest.ranks),
         "slowest_gb_per_s": row.slowest_gb_per_s,
@@ -225,16 +225,16 @@ def link_fields(row: LinkRow) -> dict[str, Any]:
 
 def rounded(values: dict[str, float | None]) -> dict[str, int | None]:
     """Round times to whole nanoseconds."""
-    return {name: _whole(value) for name, value in values.items()}
+    return {name: _whole_run(value) for name, value in values.items()}
 
 
-def _whole(value: float | None) -> int | None:
+def _whole_run(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
 def produce_cluster_csv(overview: Overview, request: ClusterRequest) -> str:
     """Render one table as CSV, by default that of the ranks; unknown values are empty."""
-    rows = [_flat(row) for row in _rows(overview, request)]
+    rows = [_flatten_row(row) for row in _rows(overview, request)]
     if request.top is not None:
         rows = rows[: request.top]
     output = StringIO()
@@ -269,7 +269,7 @@ def _rows(overview: Overview, request: ClusterRequest) -> list[dict[str, Any]]:
     return [show(row) for row in found]
 
 
-def _flat(row: dict[str, Any]) -> dict[str, Any]:
+def _flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     """Flatten a row: nested keys are joined, lists become text."""
     flat: dict[str, Any] = {}
     for name, value in row.items():

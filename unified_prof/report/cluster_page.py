@@ -19,8 +19,8 @@ from unified_prof.report.formats import ClusterRequest, encode_varints
 # Maximum number of collectives with bars, the most expensive ones.
 MAX_GROUPS = 40
 # Maximum number of rank-step cells per measure; about three bytes each.
-_CELLS = 100_000
-_LINKS = 60_000
+_MAX_CELLS = 100_000
+_MAX_LINKS = 60_000
 _MEASURES = (
     "span_ns",
     "compute_ns",
@@ -29,7 +29,7 @@ _MEASURES = (
     "input_late_ns",
     "idle_ns",
 )
-_NOT_SHOWN = frozenset(
+_HIDDEN_KEYS = frozenset(
     ("blame", "file", "partial", "device_name", "vendor", "clock_error_ns", "clock_island")
 )
 # Encoding of an unknown value; known values are encoded plus one.
@@ -61,7 +61,7 @@ def heat_cells(overview: Overview) -> dict[str, Any]:
     table = overview.run.steps
     ranks = np.unique(table.rank)
     steps = sorted(overview.steps, key=lambda row: (-row.longest_ns, row.step))
-    room = max(1, _CELLS // max(1, len(ranks)))
+    room = max(1, _MAX_CELLS // max(1, len(ranks)))
     shown = np.array(sorted(row.step for row in steps[:room]), np.int64)
     kept = np.isin(table.step, shown)
     row = np.searchsorted(ranks, table.rank[kept])
@@ -72,7 +72,7 @@ def heat_cells(overview: Overview) -> dict[str, Any]:
         matrix = np.full((len(ranks), len(shown)), np.nan)
         matrix[row, column] = values[kept]
         if not np.isnan(matrix).all():
-            measures[name] = _encoded(matrix.ravel() / 1000)
+            measures[name] = _encode_column(matrix.ravel() / 1000)
     return {
         "ranks": ranks.tolist(),
         "steps": shown.tolist(),
@@ -83,7 +83,7 @@ def heat_cells(overview: Overview) -> dict[str, Any]:
 
 def link_cells(overview: Overview) -> dict[str, Any]:
     """Return the links as columns, slowest relative to similar links first."""
-    rows = overview.links[:_LINKS]
+    rows = overview.links[:_MAX_LINKS]
     kinds = sorted({row.link.kind for row in rows})
     return {
         "count": len(rows),
@@ -93,8 +93,8 @@ def link_cells(overview: Overview) -> dict[str, Any]:
         "dst": encode_varints(np.array([row.link.dst_rank for row in rows], np.int64)),
         "kind": encode_varints(np.array([kinds.index(row.link.kind) for row in rows], np.int64)),
         "bytes": encode_varints(np.array([row.link.bytes for row in rows], np.int64)),
-        "mb_per_s": _encoded(_column([row.link.gb_per_s_p50 for row in rows]) * 1000),
-        "like_mb_per_s": _encoded(_column([row.link.like_gb_per_s for row in rows]) * 1000),
+        "mb_per_s": _encode_column(_column([row.link.gb_per_s_p50 for row in rows]) * 1000),
+        "like_mb_per_s": _encode_column(_column([row.link.like_gb_per_s for row in rows]) * 1000),
     }
 
 
@@ -133,7 +133,7 @@ def _column(values: list[float | None]) -> NDArray[np.float64]:
     return np.array([np.nan if value is None else value for value in values], np.float64)
 
 
-def _encoded(values: NDArray[np.float64]) -> str:
+def _encode_column(values: NDArray[np.float64]) -> str:
     known = ~np.isnan(values)
     whole = np.full(len(values), _UNKNOWN, np.int64)
     whole[known] = np.rint(np.maximum(values[known], 0)).astype(np.int64) + 1

@@ -263,10 +263,16 @@ def _rate(value: float | None) -> str:
 
 
 # Rows per table if all tables share one screen.
-_SCREEN: dict[ClusterBreakdown, int] = {"rank": 5, "step": 3, "group": 5, "link": 4, "operation": 0}
+_ROWS_PER_OVERVIEW: dict[ClusterBreakdown, int] = {
+    "rank": 5,
+    "step": 3,
+    "group": 5,
+    "link": 4,
+    "operation": 0,
+}
 # Rows of a single requested table.
-_ALONE = 20
-_FINDINGS = 5
+_ROWS_PER_TABLE = 20
+_MAX_FINDINGS = 5
 _SHARES = (
     ("compute_ns", "compute"),
     ("exposed_communication_ns", "exposed communication"),
@@ -345,7 +351,7 @@ def cluster_remarks(overview: Overview) -> list[str]:
     return found
 
 
-def verdict(overview: Overview, *, most: int = _FINDINGS) -> list[str]:
+def verdict(overview: Overview, *, most: int = _MAX_FINDINGS) -> list[str]:
     """Return the findings as text, most expensive first."""
     found = overview.run.findings
     if not found and not overview.whole.get("compute_ns"):
@@ -367,11 +373,11 @@ def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[Cl
         UsageError: The run has no such rank or step.
     """
     if request.rank is not None:
-        yield from _of_rank(RankDetail.of(overview, request.rank, request.step), request)
+        yield from _rank_sections(RankDetail.of(overview, request.rank, request.step), request)
         return
     if request.step is not None:
         rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))
-        yield _section("ranks, longest first", rank_columns, rows, request.top or _ALONE)
+        yield _section("ranks, longest first", rank_columns, rows, request.top or _ROWS_PER_TABLE)
         return
     made: dict[ClusterBreakdown, tuple[str, Callable[[Any], list[Column]], Sequence[Any]]] = {
         "rank": ("ranks, most expensive first", rank_columns, overview.worst),
@@ -385,11 +391,13 @@ def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[Cl
     }
     for by, (heading, columns, found) in made.items():
         if request.by in (None, by) and (found or request.by):
-            default = _SCREEN[by] if request.by is None else _ALONE
+            default = _ROWS_PER_OVERVIEW[by] if request.by is None else _ROWS_PER_TABLE
             yield _section(heading, columns, found, request.top or default)
     if request.by == "operation":
         kinds = _operations(overview)
-        yield _section("kernels, all ranks", kernel_kind_columns, kinds, request.top or _ALONE)
+        yield _section(
+            "kernels, all ranks", kernel_kind_columns, kinds, request.top or _ROWS_PER_TABLE
+        )
 
 
 def _section(
@@ -398,8 +406,8 @@ def _section(
     return ClusterSection(heading, columns(rows[:top]), max(0, len(rows) - top))
 
 
-def _of_rank(detail: RankDetail, request: ClusterRequest) -> Iterator[ClusterSection]:
-    top = request.top or _ALONE
+def _rank_sections(detail: RankDetail, request: ClusterRequest) -> Iterator[ClusterSection]:
+    top = request.top or _ROWS_PER_TABLE
     yield _section("rank", rank_columns, [detail.row], 1)
     yield _section("steps", rank_step_columns, detail.steps, top)
     yield _section("kernels", operation_columns, detail.operations, top)

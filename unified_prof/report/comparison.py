@@ -19,12 +19,12 @@ from unified_prof.report import operation_difference as shared
 from unified_prof.report.tables import Column, SheetWriter
 from unified_prof.report.terminal import TerminalPage
 
-_WHY_NOT_SHOWN: dict[Status, str] = {
+_HIDDEN_REASONS: dict[Status, str] = {
     "same": f"unchanged within {SAME_WITHIN * 100:g} %",
     "unclear": "inconclusive, within the run-to-run variation",
     "inconclusive": "with too few samples",
 }
-_SHOW: dict[Unit, Callable[[float], str]] = {
+_SHOW_ALL_HINT: dict[Unit, Callable[[float], str]] = {
     "ns": names.format_duration,
     "B": names.format_size,
     "x": "{:.3f} x".format,
@@ -93,7 +93,7 @@ def _tables(
     found: Difference, top: int, everything: bool
 ) -> Iterable[tuple[str, list[Column], int]]:
     """Yield (heading, columns, rows left out) of the tables that have rows."""
-    hidden = _hidden(found, everything)
+    hidden = _hidden_statuses(found, everything)
     changes = tuple(change for change in found.changes if change.status not in hidden)
     if changes:
         net_ns = found.new_ns - found.base_ns
@@ -108,7 +108,7 @@ def _tables(
         yield "Kernels under each operation", columns, max(0, len(kernels) - top)
 
 
-def _hidden(found: Difference, everything: bool) -> tuple[Status, ...]:
+def _hidden_statuses(found: Difference, everything: bool) -> tuple[Status, ...]:
     """Return the statuses that are hidden by default; none if nothing could be tested."""
     tested = any(change.status in _TESTED for change in found.changes)
     return _UNCHANGED if tested and not everything else ()
@@ -123,12 +123,12 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
                 f"{names.format_number(len(found.changes))} rows hidden (--all shows them)"
             )
         return lines
-    if (line := shared.waiting_words(found.waiting)) is not None and found.totals:
+    if (line := shared.waiting_text(found.waiting)) is not None and found.totals:
         lines.append(line)
-    hidden = _hidden(found, everything)
+    hidden = _hidden_statuses(found, everything)
     count = Counter(change.status for change in found.changes)
     said = [
-        f"{names.format_number(count[status])} {_WHY_NOT_SHOWN[status]}"
+        f"{names.format_number(count[status])} {_HIDDEN_REASONS[status]}"
         for status in _UNCHANGED
         if status in hidden and count[status]
     ]
@@ -160,8 +160,8 @@ def gate_text(verdict: Verdict, *, width: int | None, color: bool) -> str:
 def add_verdict(page: SheetWriter, verdict: Verdict) -> None:
     """Add a verdict to a page."""
     page.table(check_columns(verdict.checks))
-    page.title(f"{verdict.outcome} ({limits_words(verdict.limits)})")
-    if (line := shared.waiting_words(verdict.waiting)) is not None:
+    page.title(f"{verdict.outcome} ({limits_text(verdict.limits)})")
+    if (line := shared.waiting_text(verdict.waiting)) is not None:
         page.note(line)
     if any(check.of_one_run for check in verdict.checks):
         page.note(MORE_RUNS)
@@ -169,7 +169,7 @@ def add_verdict(page: SheetWriter, verdict: Verdict) -> None:
 
 def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
     """Render a verdict as GitHub-flavored Markdown."""
-    limits = limits_words(verdict.limits)
+    limits = limits_text(verdict.limits)
     lines = [
         markdown_heading(verdict.outcome),
         "",
@@ -178,7 +178,7 @@ def gate_markdown(verdict: Verdict, base: str, new: str) -> str:
         "",
         *renderers.markdown_table(check_columns(verdict.checks)),
     ]
-    if (line := shared.waiting_words(verdict.waiting)) is not None:
+    if (line := shared.waiting_text(verdict.waiting)) is not None:
         lines += ["", renderers.escape_markdown(line)]
     if any(check.of_one_run for check in verdict.checks):
         lines += ["", renderers.escape_markdown(MORE_RUNS)]
@@ -267,11 +267,11 @@ def check_values(check: Check) -> str:
     """Return the medians that a check compared as text."""
     if check.comparison is None:
         return names.NOT_MEASURED
-    show = _SHOW[check.unit]
+    show = _SHOW_ALL_HINT[check.unit]
     return f"{show(check.comparison.base_median)} -> {show(check.comparison.new_median)}"
 
 
-def limits_words(limits: Limits) -> str:
+def limits_text(limits: Limits) -> str:
     """Return the limits as text."""
     return (
         f"limits: {limits.max_regress * 100:g} % and "
@@ -290,7 +290,7 @@ def verdicts_text(verdicts: Verdicts, *, width: int | None, color: bool) -> str:
     """Render several verdicts as text."""
     page = TerminalPage(width=width, color=color)
     page.table(_verdicts_columns(verdicts))
-    page.title(f"{verdicts.outcome} ({limits_words(verdicts.limits)})")
+    page.title(f"{verdicts.outcome} ({limits_text(verdicts.limits)})")
     for note in _notes(verdicts):
         page.note(note)
     return page.text()
@@ -301,7 +301,7 @@ def verdicts_markdown(verdicts: Verdicts, pairs: Pairs) -> str:
     lines = [
         markdown_heading(verdicts.outcome),
         "",
-        f"{len(pairs)} workloads; {renderers.escape_markdown(limits_words(verdicts.limits))}",
+        f"{len(pairs)} workloads; {renderers.escape_markdown(limits_text(verdicts.limits))}",
         "",
         *renderers.markdown_table(_verdicts_columns(verdicts)),
     ]
@@ -357,12 +357,12 @@ def diff_document(
     return plain
 
 
-def diff_words(
+def diffs_text(
     found: Mapping[str, str], together: Mapping[str, Comparison], *, as_markdown: bool
 ) -> str:
     """Return the changes of the geometric means, then each comparison, as text."""
     changes = [
-        (metric, shared.comparison_words(one, is_size=metric == PEAK))
+        (metric, shared.comparison_text(one, is_size=metric == PEAK))
         for metric, one in together.items()
     ]
     mark, gap = ("# ", [""]) if as_markdown else ("", [])
@@ -400,7 +400,7 @@ def _notes(verdicts: Verdicts) -> list[str]:
     found = [
         (name, line)
         for name, verdict in verdicts.each.items()
-        if (line := shared.waiting_words(verdict.waiting)) is not None
+        if (line := shared.waiting_text(verdict.waiting)) is not None
     ]
     alike = len({line for _, line in found}) == 1 and len(found) == len(verdicts.each)
     notes = [found[0][1]] if alike else [f"{words.neutral(name)}: {line}" for name, line in found]

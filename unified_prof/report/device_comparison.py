@@ -13,19 +13,15 @@ from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names as words
 from unified_prof.report.formats import DeviceRequest
-from unified_prof.report.operation_difference import (
-    IDENTICAL_SIDES,
-    comparison_words,
-    format_signed,
-)
+from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
 from unified_prof.report.tables import Column
 
 NONE: Final = "-"
 
 # Ratios from here on are shown without decimals.
-_MANY_TIMES: Final = 100
+_LARGE_RATIO: Final = 100
 # Ratios below this are shown as `<0.01`.
-_LEAST_TIMES: Final = 0.01
+_SMALL_RATIO: Final = 0.01
 
 
 def device_title(found: DeviceDifference) -> str:
@@ -48,7 +44,7 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
     for metric, comparison in found.totals.items():
         if found.same_devices or metric == PEAK:
             is_size = metric == PEAK
-            said = comparison_words(comparison, is_size=is_size)
+            said = comparison_text(comparison, is_size=is_size)
             if found.identical:
                 show = words.format_size if is_size else words.format_duration
                 said = f"{show(comparison.new_median)} on both sides"
@@ -72,7 +68,7 @@ def device_remarks(found: DeviceDifference) -> list[str]:
     elif found.same_devices:
         told = "both sides ran on the same model of device"
     elif unknown:
-        told = f"{_not_named(unknown)}: times are shown without a verdict"
+        told = f"{_unnamed_devices(unknown)}: times are shown without a verdict"
     else:
         told = "the devices differ: times are shown without a verdict"
     lines.append(told)
@@ -81,7 +77,7 @@ def device_remarks(found: DeviceDifference) -> list[str]:
     return lines
 
 
-def _not_named(unknown: Mapping[str, Side]) -> str:
+def _unnamed_devices(unknown: Mapping[str, Side]) -> str:
     """Return which sides do not name their device, and whose properties match."""
     said = []
     for name, side in unknown.items():
@@ -115,9 +111,9 @@ def ratio_text(value: float | None) -> str:
     """Format new over base."""
     if value is None:
         return NONE
-    if 0 < value < _LEAST_TIMES:
-        return f"<{_LEAST_TIMES:g} x"
-    return f"{value:.2f} x" if value < _MANY_TIMES else f"{value:,.0f} x"
+    if 0 < value < _SMALL_RATIO:
+        return f"<{_SMALL_RATIO:g} x"
+    return f"{value:.2f} x" if value < _LARGE_RATIO else f"{value:,.0f} x"
 
 
 def _peaks(found: DeviceDifference) -> list[str]:
@@ -143,7 +139,7 @@ def _peak(peak: Peak) -> str:
 
 
 # Maximum number of shapes shown under an operation.
-_SHAPES: Final = 3
+_MAX_SHAPES: Final = 3
 _IDLE: Final = "idle "
 
 # (heading, columns, number of rows left out).
@@ -157,22 +153,26 @@ def device_tables(found: DeviceDifference, shown: DeviceRequest) -> Iterable[Dev
     where = " of one device" if several else ""
     yield f"One {unit(found)}{where}", _part_columns(found), 0
     if found.classes:
-        yield "Kernel time by class", _columns(found, [*found.classes, _all(found)], "class"), 0
+        yield (
+            "Kernel time by class",
+            _columns(found, [*found.classes, _total_row(found)], "class"),
+            0,
+        )
     if by == "class":
         return
     if by in ("module", "line"):
         places = found.modules if by == "module" else found.lines
         rows = _changed(found, places, everything=everything)
-        yield from _cut(f"Kernel time by {by}", found, rows, top, by)
+        yield from _limit_rows(f"Kernel time by {by}", found, rows, top, by)
         return
     if by == "kernel":
         yield from _kernel_tables(found, top, everything=everything)
         return
     for heading, some in _sections(found, found.operations, everything=everything):
-        yield from _cut(heading, found, some, top, "operation", shapes=by == "shape")
+        yield from _limit_rows(heading, found, some, top, "operation", shapes=by == "shape")
 
 
-def _all(found: DeviceDifference) -> Line:
+def _total_row(found: DeviceDifference) -> Line:
     """Return the total row of a table."""
     base, new = (
         Amount(int(leaves.calls.sum()), int(leaves.runs.sum()), int(leaves.total_ns.sum()))
@@ -203,7 +203,7 @@ def _changed(found: DeviceDifference, rows: Sequence[Line], *, everything: bool)
     return [row for row in ordered if everything or found.change_ns(row) != 0]
 
 
-def _cut(
+def _limit_rows(
     heading: str,
     found: DeviceDifference,
     rows: Sequence[Line],
@@ -237,13 +237,13 @@ def _kernel_tables(found: DeviceDifference, top: int, *, everything: bool) -> It
             Column("class", tuple(one.class_name if one else "" for one in owners), is_name=True),
             Column(
                 "operation",
-                tuple(_counted(found, one) if one else "" for one in owners),
+                tuple(_name_with_calls(found, one) if one else "" for one in owners),
                 is_name=True,
             ),
             *_columns(found, [kernel for _, kernel in shown], "kernel"),
         ]
         yield "Kernels under each operation", columns, max(0, len(pairs) - top)
-    yield from _cut(
+    yield from _limit_rows(
         "Kernels by name",
         found,
         _changed(found, found.kernels, everything=everything),
@@ -294,12 +294,14 @@ def _columns(
     """Return the columns of some rows; shapes follow their operation if it has several."""
     listed: list[tuple[str, Line]] = []
     for row in rows:
-        listed.append((_counted(found, row) if first == "operation" else _shown(row.name), row))
+        listed.append(
+            (_name_with_calls(found, row) if first == "operation" else _shown(row.name), row)
+        )
         alike = any(one.side == "both" for one in row.shapes) or row.side != "both"
         if first == "operation" and (shapes or (alike and len(row.shapes) > 1)):
             ordered = sorted(row.shapes, key=lambda one: -abs(found.change_ns(one)))
-            most = ordered if shapes else ordered[:_SHAPES]
-            listed += [(f"  {_counted(found, one)}", one) for one in most]
+            most = ordered if shapes else ordered[:_MAX_SHAPES]
+            listed += [(f"  {_name_with_calls(found, one)}", one) for one in most]
     lines = [row for _, row in listed]
     columns = [Column(first, tuple(name for name, _ in listed), is_name=True)]
     if any(row.class_name for row in lines) and first != "class":
@@ -318,20 +320,20 @@ def _columns(
     ]
     if any(row.class_name in found.allowed and row.side == "both" for row in lines):
         told = tuple(
-            _allowed(found.allowed.get(row.class_name) if row.side == "both" else None)
+            _attainable_ratio(found.allowed.get(row.class_name) if row.side == "both" else None)
             for row in lines
         )
         columns.append(Column("attainable", told, importance=7))
     for heading, places in (
-        ("module", [_places(row.modules) for row in lines]),
-        ("line", [_places(row.lines) for row in lines]),
+        ("module", [_decimals(row.modules) for row in lines]),
+        ("line", [_decimals(row.lines) for row in lines]),
     ):
         if any(places):
             columns.append(Column(heading, tuple(places), is_name=True, importance=4))
     return columns
 
 
-def _counted(found: DeviceDifference, row: Line) -> str:
+def _name_with_calls(found: DeviceDifference, row: Line) -> str:
     """Return a row's name with its calls per step if the sides differ."""
     counts = [
         _count(amount.calls / side.shares)
@@ -359,12 +361,12 @@ def _time(amount: Amount | None, side: Side) -> str:
     return NONE if amount is None else words.format_duration(side.per_share(amount.total_ns))
 
 
-def _allowed(limits: Allowed | None) -> str:
+def _attainable_ratio(limits: Allowed | None) -> str:
     """Return the attainable ratio; `?` marks an uncertain peak."""
     return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
 
 
-def _places(names: Sequence[str]) -> str:
+def _decimals(names: Sequence[str]) -> str:
     if not names:
         return ""
     more = f" (+{len(names) - 1})" if len(names) > 1 else ""

@@ -211,7 +211,7 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     label = f"{found.base.label} -> {found.new.label}"
     parts = [
         {
-            "name": _said(name),
+            "name": _finding_lines(name),
             "color": _COLORS.get(name) or f"idle-{name.removeprefix(_IDLE)}",
             "base_ns": found.part_ns(name)[0],
             "new_ns": found.part_ns(name)[1],
@@ -238,7 +238,7 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     return html_page.fill_page(title, ("page.css",), _SCRIPTS, data)
 
 
-def _said(part: str) -> str:
+def _finding_lines(part: str) -> str:
     if not part.startswith(_IDLE):
         return part
     return f"idle: {IN_WORDS.get(part.removeprefix(_IDLE), part)}"

@@ -29,10 +29,10 @@ from unified_prof.recording.source import Coverage
 from unified_prof.recording.steps import StepTrace
 from unified_prof.report.formats import ReportRequest
 
-Asked = TypeVar("Asked")
+Answer = TypeVar("Answer")
 
 # Default rows of a breakdown in text and Markdown; other formats have all.
-ROWS_FOR_PEOPLE = 20
+DEFAULT_TEXT_ROWS = 20
 
 
 # Version of the JSON document; raised when a key changes its meaning or is removed.
@@ -95,7 +95,7 @@ def select_rows(
     return Selection(breakdown, tuple(rows if top is None else rows[:top]))
 
 
-def _described(analysis: Analysis, selection: Selection) -> Selection:
+def _describe_breakdown(analysis: Analysis, selection: Selection) -> Selection:
     """Add the distribution of times to each row."""
     found = analysis.statistics(selection.breakdown.by)
     rows = [
@@ -150,7 +150,7 @@ def collect_figures(
         bys = analysis.summary.available
     selections = tuple(select_rows(analysis.breakdown(by), sort=sort, top=top) for by in bys)
     if statistics:
-        selections = tuple(_described(analysis, one) for one in selections)
+        selections = tuple(_describe_breakdown(analysis, one) for one in selections)
     return Figures(
         # Last, because the summary lists anomalies that were found while reading.
         launch_delay=analysis.launch_delay() if headline else None,
@@ -210,7 +210,7 @@ def gather_figures(
     return readable_answers(opened, ask)
 
 
-def readable_answers(opened: Opened, ask: Callable[[Analysis], Asked]) -> list[Asked]:
+def readable_answers(opened: Opened, ask: Callable[[Analysis], Answer]) -> list[Answer]:
     """Compute an answer for every report in a directory; damaged reports are skipped and listed.
 
     Raises:
@@ -366,8 +366,8 @@ def dump_json(document: object) -> str:
 def _json_lines(value: object, line: str) -> Iterator[str]:
     """Yield the text of a value; its closing bracket is preceded by the line break `line`."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        if not _nests(value.values()):
-            yield _flat(value, line)
+        if not _is_nested(value.values()):
+            yield _flatten_row(value, line)
             return
         between = "{" + line + _STEP
         for key, one in value.items():
@@ -376,8 +376,8 @@ def _json_lines(value: object, line: str) -> Iterator[str]:
             between = "," + line + _STEP
         yield line + "}"
     elif isinstance(value, list | tuple):
-        if not _nests(value):
-            yield _flat(value, line)
+        if not _is_nested(value):
+            yield _flatten_row(value, line)
             return
         between = "[" + line + _STEP
         for one in value:
@@ -390,11 +390,11 @@ def _json_lines(value: object, line: str) -> Iterator[str]:
         yield json.dumps(value, indent=2, allow_nan=False).replace("\n", line)
 
 
-def _nests(values: Iterable[object]) -> bool:
+def _is_nested(values: Iterable[object]) -> bool:
     return any(isinstance(one, dict | list | tuple) for one in values)
 
 
-def _flat(value: dict[str, object] | list[object] | tuple[object, ...], line: str) -> str:
+def _flatten_row(value: dict[str, object] | list[object] | tuple[object, ...], line: str) -> str:
     text = _encoder(line + _STEP).encode(value)
     return f"{text[0]}{line}{_STEP}{text[1:-1]}{line}{text[-1]}" if value else text
 

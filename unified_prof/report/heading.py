@@ -93,12 +93,12 @@ _FAMILIES = {
 }
 
 # Number of findings shown above the tables of a report.
-_FIRST = 3
+_MAX_FINDINGS = 3
 _WIDEST_FINDING = 180
 # Share of kernel time with known shapes from which the rest is not mentioned.
-_ALL_TOLD = 0.99
+_MAX_REMARKS = 0.99
 # Share of an iteration from which waiting for a processor is mentioned.
-_WORTH_A_WORD = 0.02
+_MIN_IDLE_SHARE = 0.02
 # Recorded facts shown in the headline, by the names that profilers use.
 _HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
 
@@ -116,9 +116,9 @@ def top_findings(figures: Figures) -> list[str]:
     found = figures.advice.findings
     lines = [
         names.truncate_middle(f"{words.neutral(one.text)} ({one.sure})", _WIDEST_FINDING)
-        for one in found[:_FIRST]
+        for one in found[:_MAX_FINDINGS]
     ]
-    left = len(found) - _FIRST
+    left = len(found) - _MAX_FINDINGS
     more = f"{words.format_number(left)} more, " if left > 0 else ""
     return [*lines, f"`uprof advise` shows {more}evidence and what to try"]
 
@@ -160,14 +160,14 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
     if known:
         lines.append(("memory", ", ".join(known)))
     lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
-    lines += [("idle", text) for text in _why_idle(figures.why_idle, summary.devices)]
+    lines += [("idle", text) for text in _idle_reasons(figures.why_idle, summary.devices)]
     lines += [("compute", text) for text in _model_use(figures.model_use)]
     if (delay := figures.launch_delay) is not None:
-        lines.append(("launch latency", _launch_delay(delay)))
+        lines.append(("launch latency", _launch_latency(delay)))
     return lines
 
 
-def _launch_delay(delay: Distribution) -> str:
+def _launch_latency(delay: Distribution) -> str:
     """Describe the time from launch calls to kernel starts, queueing included."""
     if delay.count == 1:
         after = words.format_duration(delay.max_ns)
@@ -224,7 +224,7 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
         elif not one.peak:
             text += ", peak of this device unknown (see [tool.uprof.devices])"
         text += "; HFU: recomputed operations are counted"
-        if one.told_share < _ALL_TOLD:
+        if one.told_share < _MAX_REMARKS:
             text += (
                 f", {words.format_percent(100 * one.told_share)} of kernel time has known shapes"
             )
@@ -232,7 +232,7 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     return lines
 
 
-def _why_idle(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
+def _idle_reasons(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
     """Describe the idle time of each device by reason."""
     stepped = {one.device for one in devices if one.steps is not None}
     whole = [one for one in found if one.step is None and one.idle_ns]
@@ -266,7 +266,7 @@ def _iteration(totals: Totals) -> str:
             f"{name} {words.format_duration(value)}" for name, value in parts if value is not None
         )
     waited_ns = totals.iteration_waited_ns
-    if waited_ns is not None and waited_ns > _WORTH_A_WORD * whole_ns:
+    if waited_ns is not None and waited_ns > _MIN_IDLE_SHARE * whole_ns:
         waited = words.format_duration(waited_ns)
         text += f"; {waited} of it waiting for a processor (busy machine)"
     return text

@@ -25,8 +25,8 @@ _WIDE = 110
 _COMMIT = 10
 _STYLES = ("page.css", "history.css")
 _SCRIPTS = ("base.js", "frame.js", "table.js", "history.js")
-_WORDS = {"worse": "slower", "better": "faster", "restarted": "not comparable"}
-_WORDS_OF_SIZES = {"worse": "bigger", "better": "smaller", "restarted": "not comparable"}
+_STATUS_TEXTS = {"worse": "slower", "better": "faster", "restarted": "not comparable"}
+_SIZE_STATUS_TEXTS = {"worse": "bigger", "better": "smaller", "restarted": "not comparable"}
 
 
 class BaselineVersion(Protocol):
@@ -76,7 +76,7 @@ class BaselineSeries:
         """Format a change; empty if there is none."""
         if change is None:
             return ""
-        said = (_WORDS_OF_SIZES if self.history.unit == "B" else _WORDS)[change.kind]
+        said = (_SIZE_STATUS_TEXTS if self.history.unit == "B" else _STATUS_TEXTS)[change.kind]
         return said if change.ratio is None else f"{said} {(change.ratio - 1) * 100:+.1f} %"
 
 

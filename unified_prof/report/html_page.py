@@ -288,11 +288,11 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     }
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
-        report["source"] = lines.of(_lines_shown(figures, trees))
+        report["source"] = lines.of(_source_lines(figures, trees))
     return report
 
 
-def _lines_shown(figures: dict[str, Any], trees: list[dict[str, Any]]) -> set[str]:
+def _source_lines(figures: dict[str, Any], trees: list[dict[str, Any]]) -> set[str]:
     shown = {row["name"] for row in figures["breakdowns"].get("line", {"rows": []})["rows"]}
     return shown.union(*(tree["names"] for tree in trees if tree["kind"] == "line"))
 

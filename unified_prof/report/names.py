@@ -24,7 +24,7 @@ _AFTER_PARAMETERS = re.compile(r"( const)?( \[clone [^\]]*\]| \(\.[^)]*\))*")
 _ANONYMOUS = re.compile(r"\(anonymous namespace\)::|\{anonymous\}::|<unnamed>::|_GLOBAL__N__\w+::")
 _OPENING = {"<": ">", "(": ")", "{": "}", "[": "]"}
 # Template arguments about data types, layouts or sizes, not about what a kernel computes.
-_FILLER = re.compile(
+_FILLER_WORDS = re.compile(
     r"(unsigned |signed )?(char|short|int|long|float|double|bool|void|__half|half)\b"
     r"|(std::|cuda::std::|thrust::)?(array|tuple|integral_constant|integer_sequence)\b"
     r"|.*(OffsetCalculator|LoadWithCast|StoreWithCast|LoadWithoutCast|StoreWithoutCast)\b"
@@ -33,10 +33,10 @@ _FILLER = re.compile(
 )
 # Wrappers that only call their argument: the argument is more informative.
 _WRAPPER = re.compile(r"gpu_\w*kernel\w*|opmath_\w+|kernel_impl|wrapper\w*")
-_DEEPEST = 12
-_MOST_BRACKETS = 200
+_MAX_DEPTH = 12
+_MAX_BRACKETS = 200
 # Longer names are not parsed as symbols.
-_LONGEST = 1 << 14
+_MAX_NAME_LENGTH = 1 << 14
 
 
 def readable_names(names: Sequence[str]) -> tuple[str, ...]:
@@ -73,7 +73,7 @@ def short_symbol(name: str, *, arguments: bool = False) -> str:
     if found is None:
         return name
     function, inner = found
-    words = _all_arguments(inner) if arguments else _telling(inner)
+    words = _all_arguments(inner) if arguments else _informative_part(inner)
     return f"{function}{words}{count[0] if count else ''}"
 
 
@@ -107,7 +107,7 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
 
 def _parsed(text: str) -> tuple[str, list[str]] | None:
     """Return name and template arguments of a C++ function, None for anything else."""
-    if len(text) > _LONGEST or ("<" not in text and "(" not in text):
+    if len(text) > _MAX_NAME_LENGTH or ("<" not in text and "(" not in text):
         return None
     text = _ANONYMOUS.sub("", text)
     pieces = _pieces(text)
@@ -145,7 +145,7 @@ def _pieces(text: str) -> tuple[str, str] | None:
                     return None
                 begin = index
             depth.append(_OPENING[character])
-            if len(depth) > _MOST_BRACKETS:
+            if len(depth) > _MAX_BRACKETS:
                 return None
     if depth or begin is not None:
         return None
@@ -172,23 +172,23 @@ def _split(text: str, separator: str) -> list[str]:
     return [*parts, text[last:]]
 
 
-def _telling(arguments: Iterable[str], level: int = 0) -> str:
+def _informative_part(arguments: Iterable[str], level: int = 0) -> str:
     """Return the argument that says what a kernel computes as `<...Name>`, or an empty text."""
     for argument in arguments:
-        if _FILLER.match(argument) or level > _DEEPEST:
+        if _FILLER_WORDS.match(argument) or level > _MAX_DEPTH:
             continue
-        found = _called(argument)
+        found = _function_name(argument)
         if found is None:
             continue
         function, inner = found
-        below = _telling(inner, level + 1)
+        below = _informative_part(inner, level + 1)
         if _WRAPPER.fullmatch(function) and below:
             return below
         return f"<{ELLIPSIS}{function}{below.replace(ELLIPSIS, '')}>"
     return ""
 
 
-def _called(argument: str) -> tuple[str, list[str]] | None:
+def _function_name(argument: str) -> tuple[str, list[str]] | None:
     """Return name and arguments of a type, or of the function that contains a lambda."""
     outer = _split(argument, "::")
     # A lambda's type is the path to it; its function is the last part with parameters.
@@ -206,7 +206,7 @@ def _called(argument: str) -> tuple[str, list[str]] | None:
 def _all_arguments(arguments: Iterable[str]) -> str:
     texts = []
     for argument in arguments:
-        found = _called(argument)
+        found = _function_name(argument)
         texts.append(argument if found is None else found[0] + _all_arguments(found[1]))
     return f"<{', '.join(texts)}>" if texts else ""
 

@@ -21,11 +21,11 @@ from unified_prof.report.html_page import InertPage
 from unified_prof.sqlite.reader import Report
 
 # Maximum rows of each table.
-_ROWS = 10
+_MAX_ROWS = 10
 # Maximum breakdowns of a report if none was selected.
-_BREAKDOWNS = 3
+_MAX_BREAKDOWNS = 3
 # Maximum items of a list.
-_THINGS = 8
+_MAX_ITEMS = 8
 _FINDINGS = 5
 _TABLES = 40
 
@@ -38,7 +38,7 @@ def html_of(shown: object) -> str:
 
 
 def run_html(
-    files: Mapping[str, Iterable[Path]], *, failure: str | None = None, top: int = _ROWS
+    files: Mapping[str, Iterable[Path]], *, failure: str | None = None, top: int = _MAX_ROWS
 ) -> str:
     """Return the result of a run, as `uprof run` prints it."""
     page = InertPage()
@@ -50,20 +50,20 @@ def run_html(
 
 def _add(page: InertPage, shown: object) -> None:
     if isinstance(shown, Together):
-        for number, one in enumerate(shown[:_THINGS]):
+        for number, one in enumerate(shown[:_MAX_ITEMS]):
             if number:
                 page.gap()
             _add(page, one)
-        if len(shown) > _THINGS:
-            page.left_out(len(shown) - _THINGS)
+        if len(shown) > _MAX_ITEMS:
+            page.left_out(len(shown) - _MAX_ITEMS)
         if not shown:
             page.note("nothing")
     elif isinstance(shown, Answer):
         _add_figures(page, shown.figures)
     elif isinstance(shown, DeviceDifference):
-        device_text.add_device_comparison(page, shown, DeviceRequest(top=_ROWS))
+        device_text.add_device_comparison(page, shown, DeviceRequest(top=_MAX_ROWS))
     elif isinstance(shown, Difference):
-        comparison.add_diff(page, shown, top=_ROWS, everything=False)
+        comparison.add_diff(page, shown, top=_MAX_ROWS, everything=False)
     elif isinstance(shown, Verdict):
         page.title(f"gate: {shown.outcome}")
         comparison.add_verdict(page, shown)
@@ -77,10 +77,10 @@ def _add(page: InertPage, shown: object) -> None:
 
 
 def _add_figures(page: InertPage, figures: Figures) -> None:
-    chosen = figures.selections[:_BREAKDOWNS]
-    cut = tuple(select_rows(one.breakdown, top=_ROWS) for one in chosen)
+    chosen = figures.selections[:_MAX_BREAKDOWNS]
+    cut = tuple(select_rows(one.breakdown, top=_MAX_ROWS) for one in chosen)
     terminal.add_report(page, replace(figures, selections=cut), more="")
-    others = figures.selections[_BREAKDOWNS:]
+    others = figures.selections[_MAX_BREAKDOWNS:]
     if others:
         page.note(
             f"more breakdowns: {', '.join(one.breakdown.by for one in others)} (.breakdown(NAME))"

@@ -42,7 +42,7 @@ def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
         ),
         Column(
             "line",
-            tuple(names.neutral(line_of(change)) for change in changes),
+            tuple(names.neutral(source_line(change)) for change in changes),
             is_name=True,
             importance=6,
         ),
@@ -106,7 +106,7 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
             metric,
             f"{_format_metric(metric, found.new_median)} on both sides"
             if difference.identical
-            else comparison_words(found, is_size=metric == PEAK),
+            else comparison_text(found, is_size=metric == PEAK),
         )
         for metric, found in difference.totals.items()
     ]
@@ -126,7 +126,7 @@ def difference_headline(difference: Difference) -> list[tuple[str, str]]:
     return lines
 
 
-def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
+def comparison_text(found: Comparison, *, is_size: bool = False) -> str:
     """Describe the change of one quantity and its confidence."""
     show = names.format_size if is_size else names.format_duration
     text = f"{show(found.base_median)} -> {show(found.new_median)}"
@@ -141,7 +141,7 @@ def comparison_words(found: Comparison, *, is_size: bool = False) -> str:
     if is_size:
         return text
     if not found.conclusive:
-        return f"{text}: {too_few(found)}"
+        return f"{text}: {too_few_samples(found)}"
     verdict = found.verdict()
     if verdict != "unclear":
         return f"{text}: {verdict}"
@@ -182,26 +182,27 @@ def difference_document(difference: Difference, *, top: int | None = None) -> di
             "faster_ns": difference.faster_ns,
         },
         "changes": [
-            _plain(change, delta_ns=change.delta_ns) for change in difference.changes[:top]
+            _record_fields(change, delta_ns=change.delta_ns) for change in difference.changes[:top]
         ],
         "size_changes": [
-            _plain(change, delta_bytes=change.delta_bytes)
+            _record_fields(change, delta_bytes=change.delta_bytes)
             for change in difference.size_changes[:top]
         ],
         "kernel_changes": [
-            _plain(change, delta_ns=change.delta_ns) for change in difference.kernel_changes[:top]
+            _record_fields(change, delta_ns=change.delta_ns)
+            for change in difference.kernel_changes[:top]
         ],
     }
     plain: dict[str, Any] = finite_or_none(found)
     return plain
 
 
-def _plain(record: Any, **more: float) -> dict[str, Any]:
+def _record_fields(record: Any, **more: float) -> dict[str, Any]:
     """Return a record's fields and `more`; ten times as fast as `asdict`."""
     values: dict[str, Any] = {name: getattr(record, name) for name in record.__slots__}
     for name, value in values.items():
         if hasattr(value, "__slots__"):
-            values[name] = _plain(value)
+            values[name] = _record_fields(value)
     values.update(more)
     return values
 
@@ -224,7 +225,7 @@ def format_signed(value: float | None, show: Any = names.format_duration) -> str
     return f"{'+' if value > 0 else '-' if value < 0 else ''}{show(abs(value))}"
 
 
-def line_of(change: Change) -> str:
+def source_line(change: Change) -> str:
     """Return the source line, with the earlier line if it moved."""
     line = change.place.line or ""
     before = change.base_place.line if change.base_place is not None else None
@@ -254,18 +255,18 @@ def _ratio(change: Change) -> str:
     return f"{change.new_ns / change.base_ns:.2f}"
 
 
-def too_few(found: Comparison) -> str:
+def too_few_samples(found: Comparison) -> str:
     """Return the text for too few samples."""
     return (
         f"too few samples ({found.base_count} and {found.new_count}, at least {MIN_SAMPLES} needed)"
     )
 
 
-def waiting_words(waiting: Waiting | None) -> str | None:
+def waiting_text(waiting: Waiting | None) -> str | None:
     """Describe whether iteration times include waiting for a processor; None if unknown."""
     if waiting is None:
         return None
-    shares = f"base {_waited(waiting.base_share)}, new {_waited(waiting.new_share)}"
+    shares = f"base {_waiting_share(waiting.base_share)}, new {_waiting_share(waiting.new_share)}"
     if waiting.left_out:
         return (
             f"{_TIMES} exclude waiting for a processor ({shares}); times of single "
@@ -282,5 +283,5 @@ def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
     return None if waiting is None else asdict(waiting)
 
 
-def _waited(share: float | None) -> str:
+def _waiting_share(share: float | None) -> str:
     return "unknown" if share is None else names.format_percent(100 * share)

@@ -25,17 +25,17 @@ from unified_prof.report.names import readable_names, truncate_middle
 # Maximum blocks of a timeline; about nine bytes each.
 MAX_TIMELINE_BLOCKS = 110_000
 # Maximum ranges of host threads; about nine bytes each.
-HOST_RANGES = 30_000
+MAX_HOST_RANGES = 30_000
 # Maximum idle gaps of all devices; about five bytes each.
-IDLE_GAPS = 12_000
+MAX_IDLE_GAPS = 12_000
 _LANES = 64
 _STEPS = 5000
 _LABEL_BYTES = 400_000
 _LABEL_LENGTH = 240
 # Tree nodes below this share of every measure are merged.
-_SMALLEST_SHARE = 0.0005
-_POINTS = 1200
-_SMALLER = "(smaller items)"
+_MIN_NODE_SHARE = 0.0005
+_MAX_POINTS = 1200
+_SMALLER_UNITS = "(smaller items)"
 # 2001-01-01; smaller times are not Unix times.
 _FIRST_DAY_NS = 978_307_200 * 1_000_000_000
 
@@ -94,7 +94,7 @@ def _workload(path: str, facts: dict[str, str]) -> str:
     return facts.get("trace") or ", ".join(names)
 
 
-def _day(time_ns: int) -> str | None:
+def _date_of(time_ns: int) -> str | None:
     """Return the date of a Unix time; None for times since boot."""
     if time_ns < _FIRST_DAY_NS:
         return None
@@ -126,13 +126,13 @@ def _tree(tree: Tree) -> dict[str, Any]:
         if node.parent >= 0 and node.parent not in place:
             continue  # below a node that was joined
         parent = place.get(node.parent, -1)
-        if all(value <= _SMALLEST_SHARE * of for value, of in zip(node.values, whole, strict=True)):
+        if all(value <= _MIN_NODE_SHARE * of for value, of in zip(node.values, whole, strict=True)):
             if node.parent < 0:
                 target = place[index] = add(node.name, parent)
             elif parent in joined:
                 target = joined[parent]
             else:
-                target = joined[parent] = add(_SMALLER, parent)
+                target = joined[parent] = add(_SMALLER_UNITS, parent)
         else:
             target = place[index] = add(node.name, parent)
         for number, value in enumerate(node.values):
@@ -157,11 +157,13 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
     The origin is the first event of all: JavaScript numbers would round Unix times in ns.
     """
     lanes = analysis.timeline(limit=blocks)
-    host = analysis.host_threads(lanes, limit=max(1, HOST_RANGES * blocks // MAX_TIMELINE_BLOCKS))
+    host = analysis.host_threads(
+        lanes, limit=max(1, MAX_HOST_RANGES * blocks // MAX_TIMELINE_BLOCKS)
+    )
     idle = (
         ()
         if lanes is None
-        else analysis.idle_lanes(max(1, IDLE_GAPS * blocks // MAX_TIMELINE_BLOCKS))
+        else analysis.idle_lanes(max(1, MAX_IDLE_GAPS * blocks // MAX_TIMELINE_BLOCKS))
     )
     memory, counters = analysis.memory_series(), analysis.counter_series()
     spans = [(int(one.time_ns.min()), int(one.time_ns.max())) for one in (*memory, *counters)]
@@ -176,7 +178,7 @@ def page_timeline(analysis: Analysis, blocks: int) -> dict[str, Any]:
         spans.append((host.start_ns, host.end_ns))
     origin_ns = min((begin for begin, _ in spans), default=0)
     return {
-        "began": _day(origin_ns),
+        "began": _date_of(origin_ns),
         "span_ns": max((end for _, end in spans), default=0) - origin_ns,
         "timeline": None if lanes is None else _timeline(lanes, host, origin_ns),
         "idle": [_idle(one, origin_ns) for one in idle],
@@ -324,7 +326,7 @@ def page_series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any
     """
     result = []
     for one in found:
-        time_ns, value = _thinned(one)
+        time_ns, value = _thin_series(one)
         result.append(
             {
                 "name": one.name,
@@ -339,11 +341,11 @@ def page_series(found: tuple[Series, ...], origin_ns: int) -> list[dict[str, Any
     return result
 
 
-def _thinned(one: Series) -> tuple[Any, Any]:
+def _thin_series(one: Series) -> tuple[Any, Any]:
     """Keep the minimum and maximum of each time slot, in order."""
-    if len(one.value) <= _POINTS:
+    if len(one.value) <= _MAX_POINTS:
         return one.time_ns, one.value
-    slots = np.array_split(np.arange(len(one.value)), _POINTS // 2)
+    slots = np.array_split(np.arange(len(one.value)), _MAX_POINTS // 2)
     kept = sorted(
         {
             int(slot[0]) + int(pick(one.value[slot]))
@@ -356,7 +358,7 @@ def _thinned(one: Series) -> tuple[Any, Any]:
 
 
 _SUFFIXES = {".py", ".pyi"}
-_LONGEST = 200
+_MAX_LINE_LENGTH = 200
 
 
 class SourceLines:
@@ -378,7 +380,7 @@ class SourceLines:
                 continue
             lines = self._lines(file)
             if 0 < int(number) <= len(lines):
-                found[frame] = lines[int(number) - 1].strip()[:_LONGEST]
+                found[frame] = lines[int(number) - 1].strip()[:_MAX_LINE_LENGTH]
         return found
 
     def _lines(self, file: str) -> list[str]:

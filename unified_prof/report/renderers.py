@@ -19,7 +19,7 @@ from unified_prof.recording.source import Coverage, Missing
 from unified_prof.report import heading, names, tables
 from unified_prof.report import names as words
 from unified_prof.report.figures import (
-    ROWS_FOR_PEOPLE,
+    DEFAULT_TEXT_ROWS,
     Figures,
     coverage_fields,
     dump_json,
@@ -89,7 +89,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]()#+!|~^$:@-])")
 
 def produce_markdown(opened: Opened, request: ReportRequest) -> str:
     """Render the reports as Markdown, missing reports first."""
-    reports = gather_figures(opened, request, rows=ROWS_FOR_PEOPLE)
+    reports = gather_figures(opened, request, rows=DEFAULT_TEXT_ROWS)
     return render_markdown(reports, coverage=opened.coverage, full_names=request.full_names)
 
 
@@ -165,11 +165,11 @@ def _line(cells: Iterable[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-_TEXTS = ("report", "by", "name", "kind", "detail")
+_TEXT_COLUMNS = ("report", "by", "name", "kind", "detail")
 # Columns that hold fractions even if all values of one table are whole.
-_FRACTIONS = ("percent", "average_ns", "stddev_ns")
+_FLOAT_COLUMNS = ("percent", "average_ns", "stddev_ns")
 # Endings of columns that hold integers if no value is known.
-_WHOLE = ("_ns", "_bytes", "count")
+_INTEGER_ENDINGS = ("_ns", "_bytes", "count")
 
 
 def pack_columns(opened: Opened, request: ReportRequest, kind: str) -> bytes:
@@ -205,27 +205,27 @@ def arrow_table(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) 
         for one in figures.selections
         for row in one.rows
     ]
-    names = dict.fromkeys([*_TEXTS, *(name for row in rows for name in row)])
+    names = dict.fromkeys([*_TEXT_COLUMNS, *(name for row in rows for name in row)])
     columns = {name: [row.get(name) for row in (*lost, *rows)] for name in names}
     types = {"text": pyarrow.string(), "whole": pyarrow.int64(), "fraction": pyarrow.float64()}
     return pyarrow.table(
         {
             name: pyarrow.array(_values(kind, values), types[kind])
             for name, values in columns.items()
-            for kind in (_type(name, values),)
+            for kind in (_arrow_type(name, values),)
         }
     )
 
 
-def _type(name: str, values: Sequence[Any]) -> str:
+def _arrow_type(name: str, values: Sequence[Any]) -> str:
     """Return the type of a column."""
-    if name in _TEXTS:
+    if name in _TEXT_COLUMNS:
         return "text"
-    if name in _FRACTIONS:
+    if name in _FLOAT_COLUMNS:
         return "fraction"
     known = {type(value) for value in values if value is not None}
     if not known:
-        return "whole" if name.endswith(_WHOLE) else "fraction"
+        return "whole" if name.endswith(_INTEGER_ENDINGS) else "fraction"
     return "whole" if known <= {int} else "fraction"
 
 

@@ -105,7 +105,7 @@ def breakdown_columns(selection: Selection) -> list[Column]:
     result += column("backward", lambda row: row.backward_ns, words.format_duration, 7)
     result += _sizes(rows)
     for key in dict.fromkeys(key for row in rows for key in row.extra):
-        name, show = _extra(key)
+        name, show = _extra_column(key)
         result += column(name, lambda row, key=key: row.extra.get(key), show, 4)  # type: ignore[misc]
     if any(row.detail for row in rows):
         cells = tuple(words.neutral(row.detail or "") for row in rows)
@@ -129,7 +129,7 @@ _UNITS = {
 _KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
 
 
-def _extra(key: str) -> tuple[str, Callable[..., str]]:
+def _extra_column(key: str) -> tuple[str, Callable[..., str]]:
     """Return heading and formatter of an extra figure, by the unit in its key."""
     for unit, show in _UNITS.items():
         if key.endswith(unit):
@@ -156,7 +156,7 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
     """Return the table of device times, within steps if they are known."""
 
     def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
-        return tuple(_of_time(value_of(one.told_of), one.told_of.window_ns) for one in devices)
+        return tuple(_time_column(value_of(one.told_of), one.told_of.window_ns) for one in devices)
 
     stepped = any(one.steps is not None for one in devices)
 
@@ -175,14 +175,14 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
     ]
     if stepped:
         window = tuple(words.format_duration(one.window_ns) for one in devices)
-        idle = tuple(_of_time(one.idle_ns, one.window_ns) for one in devices)
+        idle = tuple(_time_column(one.idle_ns, one.window_ns) for one in devices)
         result.append(Column("window", window, importance=4))
         result.append(Column("idle in window", idle, importance=4))
     tasks = tuple(words.format_number(one.tasks) for one in devices)
     return [*result, Column("tasks", tasks, importance=3)]
 
 
-def _of_time(value_ns: int | None, whole_ns: int) -> str:
+def _time_column(value_ns: int | None, whole_ns: int) -> str:
     text = words.format_duration(value_ns)
     return text if value_ns is None else f"{text} ({words.format_share(value_ns, whole_ns)})"
 

@@ -18,20 +18,20 @@ from unified_prof.recording.source import Coverage
 from unified_prof.report import heading, names, tables
 from unified_prof.report import heading as sections
 from unified_prof.report import names as words
-from unified_prof.report.figures import ROWS_FOR_PEOPLE, Figures, collect_figures, gather_figures
+from unified_prof.report.figures import DEFAULT_TEXT_ROWS, Figures, collect_figures, gather_figures
 from unified_prof.report.formats import ReportRequest
 from unified_prof.report.tables import Column, SheetWriter
 
 # If a name column would be narrower than this, other columns are dropped.
-_NARROWEST_NAME = 24
+_MIN_NAME_WIDTH = 24
 _REASONS = 20
-_WIDEST_NAME = 100
+_MAX_NAME_WIDTH = 100
 # Maximum width of a table in a pipe, unless its figures need more.
-_WIDEST_TABLE = 200
+_MAX_TABLE_WIDTH = 200
 # Maximum width of a fact in a pipe; longer facts are wrapped at semicolons.
-_WIDEST_FACT = 200
+_MAX_FACT_WIDTH = 200
 # Line width of wrapped facts.
-_BROKEN_FACT = 120
+_WRAPPED_FACT_WIDTH = 120
 _UNLIMITED = 100_000
 _GAP = 2
 
@@ -81,8 +81,10 @@ class TerminalPage:
         Long lines are wrapped by the terminal, and at semicolons in a pipe.
         """
         label = f"{what:<12}  "
-        if self._terminal_width is None and len(label) + len(text) > _WIDEST_FACT:
-            text = f"\n{' ' * len(label)}".join(_broken(text, _BROKEN_FACT - len(label)))
+        if self._terminal_width is None and len(label) + len(text) > _MAX_FACT_WIDTH:
+            text = f"\n{' ' * len(label)}".join(
+                _wrap_at_semicolons(text, _WRAPPED_FACT_WIDTH - len(label))
+            )
         self._console.print(Text.assemble((label, "cyan"), text))
 
     def remark(self, what: str, text: str) -> None:
@@ -140,15 +142,15 @@ class TerminalPage:
         if self._full_names:
             return list(columns), [_width(column) for column in columns]
         if self._terminal_width is None:
-            return list(columns), _piped(columns)
-        return _fitting(columns, self._terminal_width)
+            return list(columns), _pipe_widths(columns)
+        return _fit_columns(columns, self._terminal_width)
 
     def text(self) -> str:
         """Return the page without trailing spaces."""
         return "\n".join(line.rstrip() for line in self._output.getvalue().split("\n"))
 
 
-def _broken(text: str, room: int) -> list[str]:
+def _wrap_at_semicolons(text: str, room: int) -> list[str]:
     """Wrap a text at semicolons."""
     lines: list[str] = []
     for part in text.split("; "):
@@ -159,7 +161,7 @@ def _broken(text: str, room: int) -> list[str]:
     return [*(f"{line};" for line in lines[:-1]), lines[-1]]
 
 
-def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
+def _fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
     """Drop the least important columns until names fit; return the widths of the others."""
     shown = list(columns)
     while True:
@@ -167,7 +169,7 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
         over = sum(widths) + _GAP * (len(shown) - 1) - width
         for index in sorted(range(len(shown)), key=lambda index: -widths[index]):
             if shown[index].is_name and over > 0:
-                cut = min(over, max(0, widths[index] - _NARROWEST_NAME))
+                cut = min(over, max(0, widths[index] - _MIN_NAME_WIDTH))
                 widths[index] -= cut
                 over -= cut
         if over <= 0 or all(column.importance >= 10 for column in shown):
@@ -175,16 +177,16 @@ def _fitting(columns: Sequence[Column], width: int) -> tuple[list[Column], list[
         shown.remove(min(reversed(shown), key=lambda column: column.importance))
 
 
-def _piped(columns: Sequence[Column]) -> list[int]:
+def _pipe_widths(columns: Sequence[Column]) -> list[int]:
     """Return column widths for a pipe: names are shortened only in very wide tables."""
     widths = [
-        min(_width(column), column.lines * _WIDEST_NAME) if column.is_cut else _width(column)
+        min(_width(column), column.lines * _MAX_NAME_WIDTH) if column.is_cut else _width(column)
         for column in columns
     ]
-    over = sum(widths) + _GAP * (len(widths) - 1) - _WIDEST_TABLE
+    over = sum(widths) + _GAP * (len(widths) - 1) - _MAX_TABLE_WIDTH
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
         if columns[index].is_cut and over > 0:
-            cut = min(over, max(0, widths[index] - _NARROWEST_NAME))
+            cut = min(over, max(0, widths[index] - _MIN_NAME_WIDTH))
             widths[index] -= cut
             over -= cut
     return widths
@@ -196,7 +198,7 @@ def _width(column: Column) -> int:
 
 def produce_text(opened: Opened, request: ReportRequest) -> str:
     """Render the reports as text, missing reports first."""
-    reports = gather_figures(opened, request, rows=ROWS_FOR_PEOPLE, details=False)
+    reports = gather_figures(opened, request, rows=DEFAULT_TEXT_ROWS, details=False)
     return render_text(
         reports,
         coverage=opened.coverage,

@@ -187,7 +187,7 @@ class _ChromeWriter(TraceWriter):
         for index, (start, end, label, flow_in, first, count) in enumerate(columns):
             category = json.dumps(slice_category(track, index))
             at = f'{place}, "ts": {self._us(start)}'
-            duration = _thousandth(end - start)
+            duration = _microseconds(end - start)
             self._event(
                 f'"ph": "X", {at}, "dur": {duration}, "name": {names[label]}, "cat": {category}'
             )
@@ -219,7 +219,7 @@ class _ChromeWriter(TraceWriter):
         return self._groups[name]
 
     def _us(self, time_ns: int) -> str:
-        return _thousandth(time_ns - self._base_ns)
+        return _microseconds(time_ns - self._base_ns)
 
     def _event(self, members: str) -> None:
         self._file.write(f"{self._separator}{{{members}}}")
@@ -230,7 +230,7 @@ def _metadata_event(name: str) -> str:
     return f'"args": {{"name": {json.dumps(name)}}}'
 
 
-def _thousandth(value: int) -> str:
+def _microseconds(value: int) -> str:
     """Return integer nanoseconds as exact decimal microseconds."""
     sign = "-" if value < 0 else ""
     return f"{sign}{abs(value) // 1000}.{abs(value) % 1000:03d}"
