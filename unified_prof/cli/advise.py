@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import convert as converting
 from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
 from unified_prof.cli import output as shapes
-from unified_prof.cli import report_ranks
+from unified_prof.cli import report_input, report_ranks
 from unified_prof.cli.command import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ def advise(
                         "uprof: hint: use --rank N to analyze the recording of one rank"
                     )
                 return
-        ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
+        ready = report_input.reports_of(path, convert=convert, quiet=quiet, output=file)
         stack.enter_context(hints.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         reports = told.gather_advice(opened)
@@ -275,7 +274,7 @@ def what_if(
         if rank is not None:
             overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
             path = report_ranks.rank_report(overview, path, rank)
-        ready = converting.reports_of(path, convert=convert, quiet=quiet, output=file)
+        ready = report_input.reports_of(path, convert=convert, quiet=quiet, output=file)
         stack.enter_context(hints.with_convert_hint(path))
         opened = stack.enter_context(open_reports(ready.path, ready.missing))
         reports = told.gather_what_if(opened, changes, top=top)

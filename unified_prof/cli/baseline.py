@@ -10,13 +10,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import convert as converting
 from unified_prof.cli import output as printing
 from unified_prof.cli import output as shapes
-from unified_prof.cli import workloads
+from unified_prof.cli import report_input, workloads
 from unified_prof.cli.command import Application, AsJson, AsJsonFormat, Force, Quiet, with_groups
-from unified_prof.cli.convert import Convert
 from unified_prof.cli.gate_sides import Allowed
+from unified_prof.cli.report_input import Convert
 
 if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
@@ -76,7 +75,7 @@ def save(
     """Save a run as a new version of a baseline; earlier versions are kept."""
     from unified_prof.baselines import api
 
-    read = partial(converting.run_of, convert=convert, quiet=quiet or json_)
+    read = partial(report_input.run_of, convert=convert, quiet=quiet or json_)
     entry = api.save(name, files, store, read)
     if json_:
         printing.put_json(_document(entry))

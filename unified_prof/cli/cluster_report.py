@@ -12,10 +12,9 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from unified_prof.cli import convert as converting
 from unified_prof.cli import output as printing
 from unified_prof.cli import output as shapes
-from unified_prof.cli import report_ranks
+from unified_prof.cli import report_input, report_ranks
 from unified_prof.cli.command import AsJsonFormat, Force, FullNames, Quiet
 from unified_prof.cli.gate_sides import SUFFIXES as GATE_SUFFIXES
 from unified_prof.cli.gate_sides import Allowed, FormatOption, append_summary, verdict_text
@@ -396,7 +395,7 @@ def timelines(
         for rank in chosen:
             window = step_window(overview.run, rank, wanted.step)
             file = recording_of(overview, rank)
-            ready = converting.reports_of(
+            ready = report_input.reports_of(
                 file, convert=convert, quiet=quiet, several=False, output=output
             )
             reports = stack.enter_context(open_reports(ready.path))

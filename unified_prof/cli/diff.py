@@ -11,14 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from unified_prof.cli import convert as converting
 from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
 from unified_prof.cli import output as shapes
-from unified_prof.cli import workloads
+from unified_prof.cli import report_input, workloads
 from unified_prof.cli import workloads as thresholds
 from unified_prof.cli.command import AsJsonFormat, Force, FullNames, Noise, Quiet
-from unified_prof.cli.convert import Convert, Side
+from unified_prof.cli.report_input import Convert, Side
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import told_noise
 from unified_prof.errors import UsageError
@@ -245,13 +244,15 @@ class _SideReader:
         return first, second
 
     def _capture(self, path: Path) -> Path:
-        made = converting.reports_of(
+        made = report_input.reports_of(
             path, convert=self.convert, quiet=self.quiet, several=False, output=self.output
         )
         return made.path
 
     def side(self, paths: Sequence[Path]) -> Side:
-        return converting.side_of(paths, convert=self.convert, quiet=self.quiet, output=self.output)
+        return report_input.side_of(
+            paths, convert=self.convert, quiet=self.quiet, output=self.output
+        )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,11 +10,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import convert as converting
 from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
+from unified_prof.cli import report_input
 from unified_prof.cli.command import AsJson, Force, Quiet, with_groups
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.export import files as layouts
 from unified_prof.recording.breakdown_kinds import MEASURES, PLACES
@@ -143,7 +143,7 @@ def export(
     enabled = sys.stderr.isatty() and not quiet
     # The conversion on the way produces more rows than a report shows.
     convert = usual.convert and not job.is_built_on_the_way(path)
-    ready = converting.reports_of(path, convert=convert, quiet=quiet, several=False)
+    ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
     with hints.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
         exported = job.export(ready.path, output, force=usual.force, progress=progress)
     if usual.json_:
@@ -160,7 +160,7 @@ def _stacks(
     from unified_prof.report import names
     from unified_prof.report.figures import coverage_fields
 
-    ready = converting.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
+    ready = report_input.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
     with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         parts = export_stacks(
             opened,
@@ -192,7 +192,7 @@ def _tables(
     from unified_prof.pipeline.export import export_tables
 
     quiet = usual.quiet
-    ready = converting.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
+    ready = report_input.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
     with hints.with_convert_hint(path):
         exported = export_tables(
             ready.path,

@@ -11,10 +11,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import convert as converting
-from unified_prof.cli import output, workloads
+from unified_prof.cli import output, report_input, workloads
 from unified_prof.cli.command import Noise
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import absolute, fraction, told_noise
 from unified_prof.errors import OutputError, UsageError
@@ -118,7 +117,7 @@ class Sides:
         return api.load_baseline(self.baseline, self.store), new_run
 
     def _run(self, paths: Sequence[Path], quiet: bool, output: Path | None) -> Run:
-        return converting.run_of(paths, convert=self.convert, quiet=quiet, output=output)
+        return report_input.run_of(paths, convert=self.convert, quiet=quiet, output=output)
 
 
 @dataclass(frozen=True, slots=True)

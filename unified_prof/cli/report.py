@@ -9,11 +9,11 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import convert as producing
 from unified_prof.cli import output as printing
 from unified_prof.cli import output as shapes
+from unified_prof.cli import report_input
 from unified_prof.cli.command import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
 from unified_prof.report import formats
@@ -156,7 +156,7 @@ def report(
         width=width,
         color=color,
     )
-    made = producing.render_reports(
+    made = report_input.render_reports(
         path,
         shape,
         request,
@@ -173,7 +173,7 @@ def report(
         if not quiet:
             printing.print_message(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
     if rank is None and not quiet:
-        producing.say_hints(path, made)
+        report_input.say_hints(path, made)
     if made.missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
             printing.put_error(StoreError(made.missing, slug="ranks-missing"))

@@ -8,13 +8,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import cluster_report
-from unified_prof.cli import convert as converting
+from unified_prof.cli import cluster_report, report_input
 from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
 from unified_prof.cli.cluster_report import RankSelection
 from unified_prof.cli.command import AsJson, Force, Quiet
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -149,7 +148,7 @@ def write_reports(
     """
     from unified_prof.explain.api import open_reports
 
-    ready = converting.reports_of(path, convert=convert, quiet=quiet, output=output)
+    ready = report_input.reports_of(path, convert=convert, quiet=quiet, output=output)
     with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         named = _timed_reports(opened, with_path=with_path)
 

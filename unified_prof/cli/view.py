@@ -13,10 +13,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import convert as producing
-from unified_prof.cli import output
+from unified_prof.cli import output, report_input
 from unified_prof.cli.command import AsJson, OneRank, Quiet
-from unified_prof.cli.convert import Convert
+from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError
 
 if TYPE_CHECKING:
@@ -108,7 +107,7 @@ def _page(
     from unified_prof.base.loopback import Item
     from unified_prof.report import formats
 
-    made = producing.render_reports(
+    made = report_input.render_reports(
         path,
         formats.find_format("html"),
         formats.ReportRequest(),
@@ -117,7 +116,7 @@ def _page(
         quiet=quiet,
     )
     if rank is None and not quiet:
-        producing.say_hints(path, made)
+        report_input.say_hints(path, made)
     assert isinstance(made.content, str)
     return [Item("", _HTML, made.content.encode())], made.missing
 

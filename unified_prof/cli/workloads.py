@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from unified_prof.cli import convert as converting
+from unified_prof.cli import report_input
 from unified_prof.compare.gate import told_noise
 from unified_prof.errors import UsageError
 
@@ -93,7 +93,7 @@ def load(given: WorkloadPairs, *, convert: bool, quiet: bool, output: Path | Non
     pairs = {}
     for name, (base, new) in given.items():
         before, after = (
-            converting.run_of(side, convert=convert, quiet=quiet, output=output)
+            report_input.run_of(side, convert=convert, quiet=quiet, output=output)
             for side in (base, new)
         )
         pairs[name] = before, after

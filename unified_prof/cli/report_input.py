@@ -1,0 +1,255 @@
+"""Input of the commands that read reports: `--convert`, sides of a comparison, rendered reports."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from unified_prof.base import streams
+from unified_prof.cli import output as printing
+from unified_prof.cli import report_ranks
+from unified_prof.errors import OutputError, UsageError
+
+if TYPE_CHECKING:
+    from unified_prof.cluster.overview import Overview
+    from unified_prof.compare.comparable import Run
+    from unified_prof.explain.api import Opened
+    from unified_prof.recording.source import Missing
+    from unified_prof.report.formats import Format, ReportRequest
+
+Convert = Annotated[
+    bool,
+    typer.Option(
+        "--convert",
+        help=(
+            "Also accept recordings of other profilers; their reports are cached in ~/.cache/uprof."
+        ),
+    ),
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One side of a comparison."""
+
+    # Paths as the user gave them.
+    given: tuple[Path, ...]
+    # Reports to read instead.
+    reports: tuple[Path, ...]
+    # True if reports were converted from recordings.
+    made: bool
+
+    @property
+    def label(self) -> str:
+        """Name shown for this side."""
+        return ", ".join(map(str, self.given))
+
+    def run(self) -> Run:
+        """Load the run.
+
+        Raises:
+            UprofError: As `compare.runs.load`.
+        """
+        from unified_prof.compare import runs
+
+        with printing.with_convert_hint(*self.given):
+            run = runs.load(self.reports)
+        return replace(run, label=self.label) if self.made else run
+
+
+@dataclass(frozen=True, slots=True)
+class ReportInput:
+    """Reports to read for a path that the user gave."""
+
+    # A report, or a directory of reports.
+    path: Path
+    # Reports that are expected but cannot be read.
+    missing: tuple[Missing, ...] = ()
+    # True if the reports were converted from recordings.
+    is_converted: bool = False
+
+
+def reports_of(
+    path: Path,
+    *,
+    convert: bool,
+    quiet: bool,
+    several: bool = True,
+    output: Path | None = None,
+) -> ReportInput:
+    """Return the reports to read for `path`, and print what was converted.
+
+    Args:
+        path: Path as the user gave it.
+        convert: If True, recordings are converted; otherwise `path` is read as it is.
+        quiet: Print errors only.
+        several: If True, a directory of several recordings is accepted.
+        output: File that will be written; never one of the recordings, not even with --force.
+
+    Raises:
+        OutputError: The output is one of the recordings.
+        UprofError: As `pipeline.cache.reports_of`.
+    """
+    if not convert:
+        return ReportInput(path)
+    from unified_prof.pipeline import cache  # 80 ms that reading a report does not need
+
+    def note(sentence: str) -> None:
+        if not quiet:
+            printing.print_message(f"uprof: note: {sentence}")
+
+    with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
+        ready = cache.reports_of(path, several=several, progress=progress, note=note)
+    _refuse_recording(output, (path, *(found.path for found, _ in ready.made)))
+    for found, report in ready.made:
+        note(f"{found.path} is {found.source.title}; its report is {report}")
+    return ReportInput(ready.path, ready.missing, is_converted=bool(ready.made))
+
+
+def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
+    if output is None or not output.is_file():
+        return
+    for recording in recordings:
+        if recording.is_file() and output.samefile(recording):
+            raise OutputError(
+                f"{output} is the recording itself and is never overwritten",
+                hint="choose another file",
+                slug="not-replaced",
+            )
+
+
+def side_of(
+    paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None
+) -> Side:
+    """Return one side of a comparison under the names that the user gave.
+
+    Raises:
+        UprofError: As `reports_of`; also if a path is a cluster summary.
+    """
+    from unified_prof.cluster.rank_partial import is_run_directory
+
+    for path in paths:
+        if is_run_directory(path):
+            raise UsageError(
+                f"{path} is the summary of a cluster run, not the report of one process",
+                hint="compare two of them with `uprof cluster diff` or `uprof cluster gate`",
+                slug="summary-of-a-cluster",
+            )
+    ready = [
+        reports_of(path, convert=convert, quiet=quiet, several=False, output=output)
+        for path in paths
+    ]
+    return Side(
+        tuple(paths), tuple(one.path for one in ready), any(one.is_converted for one in ready)
+    )
+
+
+def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None) -> Run:
+    """Load a run from reports or recordings.
+
+    Raises:
+        UprofError: As `compare.runs.load` and `side_of`.
+    """
+    return side_of(paths, convert=convert, quiet=quiet, output=output).run()
+
+
+@dataclass(frozen=True, slots=True)
+class RenderedReport:
+    """A run rendered in one format."""
+
+    content: str | bytes
+    # Description of what could not be read; empty if everything was read.
+    missing: str
+    # True if it shows the multi-rank run only, without reports of single ranks.
+    has_ranks_alone: bool
+
+
+def render_reports(
+    path: Path,
+    shape: Format,
+    request: ReportRequest,
+    *,
+    rank: int | None = None,
+    capture: Path | None = None,
+    convert: bool = False,
+    quiet: bool = False,
+    output: Path | None = None,
+) -> RenderedReport:
+    """Render a report, a directory of reports or a multi-rank run.
+
+    Args:
+        path: Path as the user gave it.
+        shape: Output format.
+        request: What to show.
+        rank: Rank of a multi-rank run to show.
+        capture: Report in which the replayed graphs were captured.
+        convert: If True, recordings are accepted too.
+        quiet: Print errors only.
+        output: File that will be written.
+
+    Raises:
+        UprofError: As the command `report`.
+    """
+    with ExitStack() as stack:
+        overview = None
+        together = request.by is None and not convert and capture is None and shape.is_text
+        if rank is not None or together:
+            overview = stack.enter_context(
+                report_ranks.open_ranks(path, quiet=quiet, needed=rank is not None)
+            )
+        if rank is not None:
+            path = report_ranks.rank_report(overview, path, rank)
+            overview = None
+        reports = None
+        if overview is None or len(overview.run.read) <= report_ranks.MAX_RANK_REPORTS:
+            reports = stack.enter_context(
+                _open_report(path, overview, capture, convert=convert, quiet=quiet, output=output)
+            )
+        if overview is None:
+            assert reports is not None
+            return RenderedReport(shape.produce(reports, request), reports.coverage.sentence, False)
+        return RenderedReport(
+            report_ranks.produce(overview, shape, request, reports),
+            overview.coverage if overview.missing else "",
+            reports is None,
+        )
+
+
+def say_hints(path: Path, made: RenderedReport) -> None:
+    """Print hints: other views of the run, and results of killed runs."""
+    if made.has_ranks_alone:
+        printing.print_message("uprof: hint: use --rank N to show the report of one rank")
+    if path.is_dir() and (hint := printing.recovery_hint(path)) is not None:
+        printing.print_message(f"uprof: hint: {hint}")
+
+
+@contextmanager
+def _open_report(
+    path: Path,
+    overview: Overview | None,
+    capture: Path | None,
+    *,
+    convert: bool,
+    quiet: bool,
+    output: Path | None,
+) -> Iterator[Opened | None]:
+    """Open the reports; ranks of a cluster summary may be missing."""
+    from unified_prof.explain.api import open_reports
+
+    if overview is not None and (not path.is_dir() or overview.run.file.parent == path):
+        yield None
+        return
+    ready = reports_of(path, convert=convert, quiet=quiet, output=output)
+    if capture is not None:
+        made = reports_of(capture, convert=convert, quiet=quiet, several=False, output=output)
+        capture = made.path
+    with (
+        printing.with_convert_hint(path),
+        open_reports(ready.path, ready.missing, capture=capture) as opened,
+    ):
+        yield opened
