@@ -29,7 +29,8 @@ def samples() -> list[str]:
     """Return all files that a user could have."""
     if not SAMPLES.is_dir():
         return []
-    files = (path for path in SAMPLES.rglob("*") if path.is_file() and path.suffix != ".md")
+    others = (".md", ".db-shm", ".db-wal")  # SQLite leaves the last two beside an opened database.
+    files = (path for path in SAMPLES.rglob("*") if path.is_file() and path.suffix not in others)
     return sorted(str(path.relative_to(SAMPLES)) for path in files)
 
 
