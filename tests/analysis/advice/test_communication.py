@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
 
 STEP = 1000 * US
@@ -62,6 +64,40 @@ def test_communication_alone_costs_all_but_the_last_message(tmp_path: Path) -> N
     assert "which cannot be overlapped; saves up to 200 µs per step" in said.text
     assert said.sure == "likely"
     assert said.evidence[0]["name"] == "all_reduce of 8,388,608 bytes"
+
+
+def exposed_cost_us(path: Path) -> float:
+    """Return the cost of exposed communication per step."""
+    finding = found(path).get("exposed_communication")
+    return 0 if finding is None else cost_ns(finding) / US
+
+
+def test_only_one_bucket_of_a_large_last_message_is_exempt(tmp_path: Path) -> None:
+    # 100 MiB in 400 µs: a bucket of 25 MiB takes 100 µs of it.
+    message = (600 * US, STEP, 100 * MIB)
+    path = steps(tmp_path / "run.db", message, compute=600 * US)
+    finding = found(path)["exposed_communication"]
+    assert cost_ns(finding) == 300 * US
+    assert "10 % is the last bucket of a step" in finding.text
+    assert finding.figures["last_bucket_ns"] == 4 * 100 * US
+
+
+@pytest.mark.parametrize("size", [8 * MIB, 800 * MIB])
+def test_a_message_with_a_kernel_after_it_is_not_exempt(tmp_path: Path, size: int) -> None:
+    with Talking(tmp_path / "run.db", revision="latest") as plant:
+        for step in range(5):
+            begin = step * STEP
+            plant.step(step, begin, begin + STEP)
+            plant.kernel(begin, begin + 200 * US)
+            plant.talk(begin + 200 * US, begin + 880 * US, size)
+            plant.kernel(begin + 900 * US, begin + STEP)
+    assert exposed_cost_us(tmp_path / "run.db") == 680
+
+
+def test_two_large_messages_at_the_end_cost_all_but_one_bucket(tmp_path: Path) -> None:
+    messages = ((600 * US, 800 * US, 75 * MIB), (800 * US, STEP, 75 * MIB))
+    path = steps(tmp_path / "run.db", *messages, compute=600 * US)
+    assert exposed_cost_us(path) == pytest.approx(400 - 200 / 3, abs=0.01)
 
 
 def test_communication_under_computation_is_no_finding(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,6 +27,8 @@ WAITING_FOR_RANKS = "waiting_for_ranks"
 
 # Minimum share of the time; the last bucket of a step usually costs less.
 EXPOSED_SHARE = 0.10
+# Size of the last bucket of a step that nothing can overlap (DDP's default bucket_cap_mb).
+BUCKET_BYTES = 25 << 20
 # Above this share of communication, waiting for other ranks is the cause, not data transfer.
 WAITING_SHARE = 0.5
 # Minimum number of messages of one kind and group, each as large or larger, whose fastest defines
@@ -79,7 +82,7 @@ class _Talk:
 
 
 def exposed_communication(case: Case) -> Iterator[Finding]:
-    """Find communication that is not overlapped with compute, except the last of each step."""
+    """Find communication without overlap with compute, except one last bucket per step."""
     talk = _Talk(case)
     exposed = talk.exposed.total_ns
     if case.share(exposed) < EXPOSED_SHARE:
@@ -88,7 +91,7 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
     told = each >= 0
     moving, known = int(each[told].sum()), int(talk.length[told].sum())
     waits = known > 0 and moving < (1 - WAITING_SHARE) * known
-    figures = {
+    figures: dict[str, Any] = {
         "exposed_ns": exposed,
         "exposed_share": round(case.share(exposed), 4),
         "communication_ns": case.within(talk.start, talk.end).total_ns,
@@ -110,36 +113,52 @@ def exposed_communication(case: Case) -> Iterator[Finding]:
             evidence=_kinds(talk),
         )
         return
-    last = _last_of_steps(case, talk)
-    cost = exposed - last
+    bucket_ns = _last_buckets_ns(case, talk)
+    cost = exposed - bucket_ns
     if case.share(cost) < WARN_SHARE:
         return
+    exempt = (
+        f"; {percent(case.share(bucket_ns))} is the last bucket of a step, which cannot be "
+        "overlapped"
+    )
     yield case.finding(
         EXPOSED_COMMUNICATION,
         cost,
         f"exposed communication: {percent(case.share(exposed))} of the time is not "
-        "overlapped with compute"
-        + (
-            (
-                f"; {percent(case.share(last))} is the last message of a step, which cannot be "
-                "overlapped"
-            )
-            * bool(last)
-        ),
+        f"overlapped with compute{exempt if bucket_ns else ''}",
         advice="overlap it: tune DDP or FSDP buckets (bucket_cap_mb, forward_prefetch), use "
         "gradient accumulation or a separate stream, or change the parallelization",
         sure="likely" if known > exposed / 2 else "possible",
-        figures=figures,
+        figures={**figures, "last_bucket_ns": bucket_ns},
         evidence=_kinds(talk),
     )
 
 
-def _last_of_steps(case: Case, talk: _Talk) -> int:
-    """Return the exposed time of the last message of each step, which cannot be overlapped."""
-    step = np.searchsorted(case.windows.start_ns, talk.start, side="right") - 1
-    last = np.append(step[1:] != step[:-1], True)[: len(step)]
-    alone = intervals.merge(talk.start[last], talk.end[last])
-    return intervals.intersect(alone, talk.exposed).total_ns
+def _last_buckets_ns(case: Case, talk: _Talk) -> int:
+    """Return the exposed time of the last bucket of each step, which cannot be overlapped.
+
+    At most one bucket per step counts: of a larger message its first `BUCKET_BYTES`, of a message
+    of unknown size the median length of the messages. A message that a kernel of its step follows
+    counts not at all, because the message could overlap with this kernel.
+    """
+    steps = case.windows
+    step = np.searchsorted(steps.start_ns, talk.start, side="right") - 1
+    last = np.flatnonzero(np.append(step[1:] != step[:-1], True)[: len(step)])
+    if not len(last) or not len(talk.exposed):
+        return 0
+    start, end = talk.start[last], talk.end[last]
+    if len(case.compute):
+        step_end = steps.end_ns[step[last]]
+        follows = case.covered(case.compute, step_end) > case.covered(case.compute, end)
+        last, start, end = last[~follows], start[~follows], end[~follows]
+    size, length = talk.all.size_bytes[talk.rows[last]], end - start
+    bucket = np.where(
+        size > 0,
+        length * np.minimum(1.0, BUCKET_BYTES / np.maximum(size, 1)),
+        np.minimum(length, np.median(talk.length)),
+    )
+    exposed = case.covered(talk.exposed, end) - case.covered(talk.exposed, start)
+    return int(np.minimum(bucket, exposed).sum())
 
 
 def small_buckets(case: Case) -> Iterator[Finding]:
