@@ -57,7 +57,7 @@ def test_everything_that_the_wheel_is_made_of_is_sent_to_the_builder() -> None:
     assert copied == sent
     wheel = TOOLS["hatch"]["build"]["targets"]["wheel"]
     needed = {*wheel["packages"], *wheel["force-include"], *PROJECT["license-files"]}
-    assert {*needed, PROJECT["readme"], "pyproject.toml", "constraints.txt"} == sent
+    assert {*needed, "README.md", "pyproject.toml", "constraints.txt"} == sent
     assert all((ROOT / name).exists() for name in sent)
 
 
