@@ -53,6 +53,7 @@ check:
 lint:
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
+	$(BIN)/codespell unified_prof docs tests scripts action templates examples *.md
 
 types:
 	$(BIN)/mypy

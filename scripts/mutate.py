@@ -143,8 +143,8 @@ def _of_module(path: Path, source: str) -> Iterator[Mutant]:
                 yield from operator(node.left, node.right, type(node.op))
         elif isinstance(node, ast.BoolOp):
             yield from operator(node.values[0], node.values[1], type(node.op))
-        elif isinstance(node, ast.Constant) and type(node.value) in (bool, int):
-            value = not node.value if isinstance(node.value, bool) else node.value + 1
+        elif isinstance(node, ast.Constant) and isinstance(node.value, int):
+            value = not node.value if isinstance(node.value, bool) else int(node.value) + 1
             yield Mutant(path, node.lineno, *at(node), repr(value))
         elif isinstance(node, ast.If | ast.While | ast.IfExp):
             start, end = at(node.test)
