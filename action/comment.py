@@ -1,15 +1,17 @@
 #!/usr/bin/env python3
-"""Write the verdict on a pull request of GitHub, or a merge request of GitLab.
+"""Write the verdict as a comment on a GitHub pull request or a GitLab merge request.
 
-The comment that an earlier run left is updated, so that there is one; it is known by its first
-line. All that this is told comes by variables:
+A comment of an earlier run is updated: one with the same first line, written by the same account.
+Comments of other accounts are ignored, since whoever posts the first line could otherwise receive
+and edit the verdict. Environment variables:
 
-    UPROF_WORK                                  the folder with comment.md
+    UPROF_WORK                                  directory of comment.md
     GH_TOKEN, GITHUB_REPOSITORY, UPROF_PULL_REQUEST, GITHUB_API_URL
+    UPROF_COMMENT_AUTHOR                        login of the account that owns GH_TOKEN
     UPROF_GITLAB_TOKEN, CI_API_V4_URL, CI_PROJECT_ID, CI_MERGE_REQUEST_IID
 
-It needs Python's standard library alone. A token that may not write costs the comment, not the job:
-those of forks never may.
+Uses the standard library only. If the token may not write, for example in a pull request from a
+fork, the job continues without a comment.
 """
 
 from __future__ import annotations
@@ -20,136 +22,157 @@ import sys
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-LONGEST = 60_000
-"""Characters that GitHub takes at most, less room for what is added."""
-_PAGE = 100
+# Maximum length of a comment; GitHub accepts 65,536 characters.
+MAX_CHARACTERS = 60_000
+# Account of the token that GitHub Actions gives to a job.
+GITHUB_ACCOUNT = "github-actions[bot]"
+_COMMENTS_PER_PAGE = 100
 _ATTEMPTS = 3
-_SECONDS = 30
+_TIMEOUT_S = 30
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where comments are, and how they are written."""
+class Thread:
+    """Comments of one pull or merge request, and how to change them."""
 
+    # URL that lists comments and accepts new ones.
     comments: str
-    """Address that lists them, and takes new ones."""
-    one: str
-    """Address of one, with {id}."""
-    method: str
-    """How one is replaced."""
+    # URL of one comment, with {id}.
+    comment: str
+    # HTTP method that replaces a comment.
+    update_method: str
     headers: Mapping[str, str]
+    # Login of the account (GitHub), or URL that returns the account of the token (GitLab).
+    account: str
+
+    def written_by_us(self) -> Callable[[Mapping[str, Any]], bool]:
+        """Return a function that is true for comments of the token's account."""
+        if not self.account.startswith("http"):
+            return lambda comment: (comment.get("user") or {}).get("login") == self.account
+        account_id = request(self, "GET", self.account)["id"]
+        return lambda comment: (comment.get("author") or {}).get("id") == account_id
 
 
 def main() -> int:
-    """Write the comment; return an exit code."""
+    """Write the comment and return an exit code."""
     file = Path(os.environ["UPROF_WORK"]) / "comment.md"
     if not file.is_file():
         return 0  # nothing was measured
-    place = place_of(os.environ)
-    if place is None:
-        say("no pull or merge request to comment on, or no token: see docs/ci.md")
+    thread = thread_of(os.environ)
+    if thread is None:
+        log("not a pull or merge request, or no token: see docs/ci.md")
         return 0
-    body = shortened(file.read_text(encoding="utf-8"))
+    body = shorten(file.read_text(encoding="utf-8"))
     mark = body.partition("\n")[0]
     try:
-        old = next((one for one in comments(place) if first_line(one) == mark), None)
-        if old is None:
-            ask(place, "POST", place.comments, {"body": body})
+        is_ours = thread.written_by_us()
+        earlier = (one for one in comments(thread) if first_line(one) == mark and is_ours(one))
+        comment = next(earlier, None)
+        if comment is None:
+            request(thread, "POST", thread.comments, {"body": body})
         else:
-            ask(place, place.method, place.one.format(id=int(old["id"])), {"body": body})
+            address = thread.comment.format(id=int(comment["id"]))
+            request(thread, thread.update_method, address, {"body": body})
     except urllib.error.HTTPError as err:
         if err.code in (401, 403):
-            say(f"the token may not comment here ({err.code} {err.reason}): no comment")
+            log(f"the token may not comment here ({err.code} {err.reason}): no comment")
             return 0
-        say(f"the comment could not be written: {err.code} {err.reason}")
+        log(f"cannot write the comment: {err.code} {err.reason}")
         return 1
     except OSError as err:
-        say(f"the comment could not be written: {getattr(err, 'reason', err)}")
+        log(f"cannot write the comment: {getattr(err, 'reason', err)}")
         return 1
     return 0
 
 
-def place_of(given: Mapping[str, str]) -> Place | None:
-    """Return where to comment; None: this is no pull or merge request."""
-    if given.get("GITHUB_REPOSITORY") and given.get("UPROF_PULL_REQUEST"):
-        if not given.get("GH_TOKEN"):
+def thread_of(environment: Mapping[str, str]) -> Thread | None:
+    """Return the comments of this job's pull or merge request, or None if there is none."""
+    get = environment.get
+    if get("GITHUB_REPOSITORY") and get("UPROF_PULL_REQUEST"):
+        if not get("GH_TOKEN"):
             return None
-        api = given.get("GITHUB_API_URL") or "https://api.github.com"
-        issues = f"{api}/repos/{given['GITHUB_REPOSITORY']}/issues"
-        return Place(
-            f"{issues}/{int(given['UPROF_PULL_REQUEST'])}/comments",
+        api = get("GITHUB_API_URL") or "https://api.github.com"
+        issues = f"{api}/repos/{environment['GITHUB_REPOSITORY']}/issues"
+        return Thread(
+            f"{issues}/{int(environment['UPROF_PULL_REQUEST'])}/comments",
             f"{issues}/comments/{{id}}",
             "PATCH",
             {
-                "Authorization": f"Bearer {given['GH_TOKEN']}",
+                "Authorization": f"Bearer {environment['GH_TOKEN']}",
                 "Accept": "application/vnd.github+json",
             },
+            # The default token cannot ask which account it belongs to.
+            get("UPROF_COMMENT_AUTHOR") or GITHUB_ACCOUNT,
         )
-    if given.get("CI_MERGE_REQUEST_IID") and given.get("UPROF_GITLAB_TOKEN"):
-        project = f"{given['CI_API_V4_URL']}/projects/{given['CI_PROJECT_ID']}"
-        notes = f"{project}/merge_requests/{int(given['CI_MERGE_REQUEST_IID'])}/notes"
-        headers = {"PRIVATE-TOKEN": given["UPROF_GITLAB_TOKEN"]}
-        return Place(notes, f"{notes}/{{id}}", "PUT", headers)
+    if get("CI_MERGE_REQUEST_IID") and get("UPROF_GITLAB_TOKEN"):
+        api = environment["CI_API_V4_URL"]
+        project = f"{api}/projects/{environment['CI_PROJECT_ID']}"
+        notes = f"{project}/merge_requests/{int(environment['CI_MERGE_REQUEST_IID'])}/notes"
+        headers = {"PRIVATE-TOKEN": environment["UPROF_GITLAB_TOKEN"]}
+        return Thread(notes, f"{notes}/{{id}}", "PUT", headers, f"{api}/user")
     return None
 
 
-def comments(place: Place) -> Iterator[dict[str, Any]]:
-    """Yield all comments, the oldest first."""
+def comments(thread: Thread) -> Iterator[dict[str, Any]]:
+    """Yield all comments, oldest first."""
     number = 1
     while True:
-        page = ask(place, "GET", f"{place.comments}?per_page={_PAGE}&page={number}&sort=asc")
+        query = f"?per_page={_COMMENTS_PER_PAGE}&page={number}&sort=asc"
+        page = request(thread, "GET", thread.comments + query)
         yield from page
-        if len(page) < _PAGE:
+        if len(page) < _COMMENTS_PER_PAGE:
             return
         number += 1
 
 
 def first_line(comment: Mapping[str, Any]) -> str:
-    """Return the line that a comment is known by."""
+    """Return the first line of a comment, which identifies the gate."""
     return str(comment.get("body") or "").partition("\n")[0].rstrip()
 
 
-def shortened(text: str) -> str:
-    """Return what a comment has room for."""
-    if len(text) <= LONGEST:
+def shorten(text: str) -> str:
+    """Return `text` cut to MAX_CHARACTERS at the end of a line, with `<details>` closed."""
+    if len(text) <= MAX_CHARACTERS:
         return text
-    kept = text[:LONGEST].rpartition("\n")[0]
+    kept = text[:MAX_CHARACTERS].rpartition("\n")[0]
     opened = kept.count("<details>") - kept.count("</details>")
-    return f"{kept}\n\n(the rest was left out: it is in the job's files)\n" + "</details>" * opened
+    return f"{kept}\n\n(truncated; the job's files have the rest)\n" + "</details>" * opened
 
 
-def ask(place: Place, method: str, address: str, data: Mapping[str, str] | None = None) -> Any:
-    """Return what the server answers; where it is busy or away for a moment, it is asked again."""
+def request(
+    thread: Thread, method: str, address: str, data: Mapping[str, str] | None = None
+) -> Any:
+    """Send a request and return the decoded answer; temporary failures are retried."""
     if not address.startswith(("https://", "http://")):
-        raise OSError(f"{address} is no address of a server")
-    request = urllib.request.Request(
+        raise OSError(f"{address} is not an HTTP address")
+    message = urllib.request.Request(
         address,
         method=method,
         data=None if data is None else json.dumps(data).encode(),
-        headers={**place.headers, "Content-Type": "application/json", "User-Agent": "uprof"},
+        headers={**thread.headers, "Content-Type": "application/json", "User-Agent": "uprof"},
     )
     for attempt in range(1, _ATTEMPTS + 1):
         try:
-            with urllib.request.urlopen(request, timeout=_SECONDS) as answer:
+            with urllib.request.urlopen(message, timeout=_TIMEOUT_S) as answer:
                 return json.load(answer)
         except urllib.error.HTTPError as err:
             if err.code < 500 or attempt == _ATTEMPTS:
                 raise
         except OSError:
-            # A new comment that was written although the answer was lost would be written twice.
+            # A POST whose answer was lost may have succeeded: a retry could write it twice.
             if method == "POST" or attempt == _ATTEMPTS:
                 raise
         time.sleep(attempt)
     raise AssertionError("not reached")
 
 
-def say(text: str) -> None:
-    """Tell the log of the job."""
+def log(text: str) -> None:
+    """Print a message to the log of the job."""
     print(f"uprof: {text}", file=sys.stderr)
 
 

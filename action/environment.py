@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
-"""Make an environment for a checkout, which sees all that this one has installed; print its Python.
+"""Create a virtual environment that also sees the packages of this one; print its interpreter.
 
-    python action/environment.py FOLDER
+    python action/environment.py DIR
 
-What is installed there hides what is installed here, and nothing here changes. `pip` is this one's
-pip. It needs Python's standard library alone.
+Packages installed in the new environment take precedence; this environment is not changed. `pip` in
+the new environment is this environment's pip. Uses the standard library only.
 """
 
 from __future__ import annotations
@@ -15,28 +15,27 @@ import sysconfig
 import venv
 from pathlib import Path
 
-# The last of the files by name, which add paths in that order: what is installed there comes first.
-_NAME = "~uprof.pth"
+# Python processes .pth files in the order of their names; "~" sorts last, so that packages of the
+# new environment come first on sys.path.
+_PTH_NAME = "~uprof.pth"
 
 
 def main() -> int:
-    """Make it; return an exit code."""
-    folder = Path(sys.argv[1]).absolute()
-    python = made(folder)
-    print(python)
+    """Create the environment and return an exit code."""
+    print(create(Path(sys.argv[1]).absolute()))
     return 0
 
 
-def made(folder: Path) -> Path:
-    """Make an environment in place of what is in a folder; return its interpreter."""
+def create(folder: Path) -> Path:
+    """Create an environment in `folder`, replacing its content, and return its interpreter."""
     venv.create(folder, clear=True, symlinks=os.name != "nt")
     scripts = folder / ("Scripts" if os.name == "nt" else "bin")
     python = scripts / ("python.exe" if os.name == "nt" else "python")
     scheme = "nt" if os.name == "nt" else "posix_prefix"
-    own = Path(sysconfig.get_path("purelib", scheme, {"base": str(folder)}))
-    here = [one for one in sys.path if Path(one).name in ("site-packages", "dist-packages")]
-    lines = [f"import site; site.addsitedir({one!r})\n" for one in here]
-    (own / _NAME).write_text("".join(lines), encoding="utf-8")
+    site_packages = Path(sysconfig.get_path("purelib", scheme, {"base": str(folder)}))
+    shared = [path for path in sys.path if Path(path).name in ("site-packages", "dist-packages")]
+    lines = [f"import site; site.addsitedir({path!r})\n" for path in shared]
+    (site_packages / _PTH_NAME).write_text("".join(lines), encoding="utf-8")
     for name in ("pip", "pip3"):
         if os.name == "nt":
             text = f'@"{python}" -m pip %*\n'

@@ -1,37 +1,41 @@
 #!/usr/bin/env bash
-# Measures the base and the checkout it is run in, in turn, and leaves the verdict in $UPROF_WORK/comment.md.
-# All it is told comes by variables (see action.yml); it needs git and uprof, and nothing of GitHub or GitLab.
+# Measures the base revision and the current checkout in turn; writes the verdict to $UPROF_WORK/comment.md.
+# Inputs are environment variables (see action.yml). Needs git and uprof; independent of GitHub and GitLab.
 set -euo pipefail
-work=${UPROF_WORK:?a folder for the base checkout and the reports}
+work=${UPROF_WORK:?directory for the base checkout and the reports}
 mkdir -p "$work"
 work=$(cd "$work" && pwd)
 base=$work/base
 reports=$work/reports
 scripts=$(cd "$(dirname "${BASH_SOURCE[0]}")" && pwd)
-prefix=$(git rev-parse --show-prefix) # where in the repository this is run
+prefix=$(git rev-parse --show-prefix) # current directory within the repository
 
-if [[ ${UPROF_BASE_REF-} =~ ^0{40,}$ ]]; then # how a push names what came before a branch's first commit
-  echo "uprof gate: the branch is new, so there is nothing to compare with"
+if [[ ${UPROF_BASE_REF:?revision to compare with} =~ ^0{40,}$ ]]; then # the first push of a branch
+  echo "uprof gate: the branch is new, there is no base to compare with"
   [ -z "${GITHUB_OUTPUT:-}" ] || echo "outcome=no base" >>"$GITHUB_OUTPUT"
   exit 0
 fi
-if ! git rev-parse -q --verify "${UPROF_BASE_REF:?the revision to compare with}^{commit}" >/dev/null; then
-  git fetch -q --depth 1 origin "$UPROF_BASE_REF"
+if [[ $UPROF_BASE_REF == -* ]]; then # git would take it for an option such as --upload-pack=COMMAND
+  echo "uprof gate: the base revision starts with a dash" >&2
+  exit 2
+fi
+if ! git rev-parse -q --verify --end-of-options "$UPROF_BASE_REF^{commit}" >/dev/null; then
+  git fetch -q --depth 1 --end-of-options origin "$UPROF_BASE_REF"
   UPROF_BASE_REF=FETCH_HEAD
 fi
-# What a job left that was killed may be a folder without its entry, or an entry without its folder.
+# A killed job may have left a directory without its worktree entry, or an entry without its directory.
 git worktree remove --force "$base" 2>/dev/null || rm -rf "$base"
-git worktree add -q -f --detach "$base" "$UPROF_BASE_REF"
+git worktree add -q -f --detach "$base" --end-of-options "$UPROF_BASE_REF"
 here=$PWD
 trap 'git -C "$here" worktree remove --force "$base" || true' EXIT
 
 if [ ! -d "$base/$prefix" ]; then
-  echo "uprof gate: the base has no folder $prefix: there is nothing to compare with" >&2
+  echo "uprof gate: the base has no directory $prefix" >&2
   exit 2
 fi
 
-# setup SIDE FOLDER: make a checkout ready, with an environment of its own that sees all of this one:
-# what both install by one name (pip install -e ., another version of a library) would be the last one's.
+# setup SIDE DIR: prepare a checkout in its own environment, which also sees the packages of this one.
+# Without separate environments, both sides would use the package that was installed last.
 pythons=()
 setup() {
   local python
@@ -49,18 +53,18 @@ if [ -n "${UPROF_SETUP:-}" ]; then
 fi
 
 metrics=()
-set -f # a metric may be operation:GLOB, which means no files
+set -f # operation:GLOB must not match files
 for metric in ${UPROF_METRICS:-total}; do metrics+=(--metric "$metric"); done
 set +f
 rm -rf "$reports" "$work"/verdict.* "$work/comment.md"
 code=0
-# Named from the work folder, the sides are "base" and "head" to the reader, not paths of a runner.
+# From the work directory, the sides are named "base" and "head" instead of paths of the runner.
 ln -sfn "$here" "$work/head"
-said="Base $(git -C "$base" rev-parse --short HEAD), head $(git rev-parse --short HEAD)."
+revisions="Base $(git -C "$base" rev-parse --short HEAD), head $(git rev-parse --short HEAD)."
 cd "$work"
-# The verdict as Markdown is what the gate adds to the summary of a job, beside its report for machines.
+# The gate appends Markdown to GITHUB_STEP_SUMMARY; here this file becomes part of the comment.
 GITHUB_STEP_SUMMARY=$work/verdict.md uprof gate "base${prefix:+/${prefix%/}}" head \
-  --until-sure "${UPROF_COMMAND:?what uprof run takes, of several workloads a line each}" \
+  --until-sure "${UPROF_COMMAND:?arguments of uprof run, one workload per line}" \
   ${pythons[@]+"${pythons[@]}"} --rounds "${UPROF_ROUNDS:-10}" --keep reports --max-regress "${UPROF_MAX_REGRESS:-5%}" \
   "${metrics[@]}" --format junit -o "$work/verdict.xml" --force || code=$?
 
@@ -68,11 +72,11 @@ case $code in
   0) outcome=pass ;;
   1) outcome=regression ;;
   3) outcome=inconclusive ;;
-  *) exit "$code" ;;  # nothing was measured: no verdict, and no comment of one
+  *) exit "$code" ;;  # not measured: no verdict and no comment
 esac
 
-# what_changed FOLDER: the difference of the runs of one workload.
-what_changed() {
+# show_changes DIR: difference of the runs of one workload.
+show_changes() {
   local first=() more=() side found
   for side in base new; do
     mapfile -t found < <(find "$1" -maxdepth 1 -name "$side-*" | sort -V)
@@ -86,7 +90,7 @@ what_changed() {
   echo "<!-- uprof gate${UPROF_NAME:+ $UPROF_NAME} -->"
   [ -z "${UPROF_NAME:-}" ] || printf '**%s**\n\n' "$UPROF_NAME"
   cat "$work/verdict.md"
-  printf '%s\n' "$said"
+  printf '%s\n' "$revisions"
   if [ "$outcome" != pass ]; then
     for folder in reports reports/*/; do
       folder=${folder%/}
@@ -94,7 +98,7 @@ what_changed() {
       workload=$(basename "$folder")
       [ "$folder" != reports ] || workload=
       printf '\n<details><summary>What changed%s</summary>\n\n' "${workload:+ in $workload}"
-      what_changed "$folder"
+      show_changes "$folder"
       printf '\n</details>\n'
     done
   fi

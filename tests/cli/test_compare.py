@@ -277,8 +277,9 @@ def test_the_gate_refuses_files_of_different_families_as_diff_does(
     assert "are reports of different families" in told[1]
 
 
-def test_unmatched_operations_are_inconclusive(base: Path, same: Path) -> None:
-    assert uprof("gate", base, same, "--metric", "operation:nothing").exit_code == 3
+def test_a_metric_that_matches_no_operation_is_a_usage_error(base: Path, same: Path) -> None:
+    found = error(uprof("gate", base, same, "--metric", "operation:nosuch*"))
+    assert (found.exit_code, found.slug) == (2, "unknown-metric")
 
 
 def test_the_verdict_as_junit_names_the_failed_check(base: Path, slower: Path) -> None:

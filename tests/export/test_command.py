@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import csv
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -33,6 +34,30 @@ def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_p
     assert "left out of task_time: kernel_name of the launch" in done.stderr
     assert uprof("export", small, "-o", tmp_path / "quiet", "-q").stderr == ""
     refused(uprof("export", small, "-o", small), 9, "not a directory")
+
+
+@pytest.mark.parametrize(
+    ("name", "cell"),
+    [
+        ('=HYPERLINK("http://e","x")', '\'=HYPERLINK("http://e","x")'),
+        ("+1+cmd|' /C calc'!A0", "'+1+cmd|' /C calc'!A0"),
+        ("@SUM(A1)", "'@SUM(A1)"),
+        ("-2+3", "'-2+3"),
+        ("\x1b]0;title\x07", r"\x1b]0;title\x07"),
+        ("a\u202eb", r"a\u202eb"),
+        ("MatMul_1", "MatMul_1"),
+    ],
+)
+def test_names_are_not_formulas_or_control_sequences(
+    name: str, cell: str, database: Recorded, tmp_path: Path
+) -> None:
+    with database:
+        database.op(0, 10, name=name)
+    export(database.path, tmp_path / "files")
+    (table,) = (tmp_path / "files").glob("op_summary_*.csv")
+    with table.open(newline="") as file:
+        (row,) = csv.DictReader(file)
+    assert row["Op Name"] == cell
 
 
 def test_wrong_inputs_are_named(tmp_path: Path, small: Path) -> None:

@@ -101,6 +101,17 @@ def test_a_busy_machine_takes_more_rounds_and_gives_up_at_the_limit(
     assert len(measured) == 10
 
 
+def test_a_metric_that_is_not_measured_ends_after_the_first_round(
+    machine: Callable[..., list[str]], tmp_path: Path
+) -> None:
+    measured = machine(0.005, old=10.0, new=10.0)
+    sides = tmp_path / "old", tmp_path / "new"
+    with pytest.raises(UsageError, match="matches nothing") as caught:
+        until_sure(*sides, WORKLOAD, ["operation:lineer"], Limits())
+    assert "operation:linear" in str(caught.value.hint)
+    assert len(measured) == 2
+
+
 def test_nothing_is_said_of_what_did_not_change(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:

@@ -1,4 +1,4 @@
-"""A small server that answers as GitHub and GitLab do where comments are asked for and written."""
+"""A small server that answers like GitHub and GitLab when comments are listed and written."""
 
 from __future__ import annotations
 
@@ -13,26 +13,28 @@ from urllib.parse import parse_qs, urlsplit
 TOKEN = "made-up-token"
 GITHUB = "/repos/unified-prof/uprof/issues"
 GITLAB = "/api/v4/projects/42/merge_requests/7/notes"
-_PLACES = {"POST": (f"{GITHUB}/7/comments", GITLAB), "PATCH": (GITHUB,), "PUT": (GITLAB,)}
+_PATHS = {"POST": (f"{GITHUB}/7/comments", GITLAB), "PATCH": (GITHUB,), "PUT": (GITLAB,)}
+# Account of TOKEN: its login on GitHub, its id on GitLab.
+ACCOUNT = {"user": {"login": "github-actions[bot]"}, "author": {"id": 5}}
 
 
 class Forge:
-    """What a server has, and what it was asked."""
+    """Comments of a server, and the requests it received."""
 
     def __init__(self) -> None:
         self.comments: list[dict[str, Any]] = []
-        self.asked: list[str] = []
+        self.requests: list[str] = []
+        # Status codes of the next answers.
         self.failures: list[int] = []
-        """Status codes of the next answers."""
         self.address = ""
 
     def bodies(self) -> list[str]:
-        return [one["body"] for one in self.comments]
+        return [comment["body"] for comment in self.comments]
 
 
 @contextmanager
 def serving() -> Iterator[Forge]:
-    """Serve on this machine for the time of the block."""
+    """Serve on this machine within the block."""
     forge = Forge()
 
     class Handler(BaseHTTPRequestHandler):
@@ -44,30 +46,31 @@ def serving() -> Iterator[Forge]:
             self.wfile.write(body)
 
         def _handle(self) -> None:
-            forge.asked.append(f"{self.command} {self.path}")
+            forge.requests.append(f"{self.command} {self.path}")
             length = int(self.headers.get("Content-Length") or 0)
             data = json.loads(self.rfile.read(length)) if length else {}
             address = urlsplit(self.path)
-            told = (self.headers.get("Authorization"), self.headers.get("PRIVATE-TOKEN"))
+            tokens = (self.headers.get("Authorization"), self.headers.get("PRIVATE-TOKEN"))
             if forge.failures:
                 self._answer(forge.failures.pop(0), {})
-            elif told not in ((f"Bearer {TOKEN}", None), (None, TOKEN)):
+            elif tokens not in ((f"Bearer {TOKEN}", None), (None, TOKEN)):
                 self._answer(401, {})
-            elif self.command == "GET" and address.path in _PLACES["POST"]:
+            elif self.command == "GET" and address.path == "/api/v4/user":
+                self._answer(200, ACCOUNT["author"])
+            elif self.command == "GET" and address.path in _PATHS["POST"]:
                 query = {name: int(one[0]) for name, one in parse_qs(address.query).items()
                          if name != "sort"}  # fmt: skip
                 first = (query["page"] - 1) * query["per_page"]
                 self._answer(200, forge.comments[first : first + query["per_page"]])
-            elif self.command == "POST" and address.path in _PLACES["POST"]:
-                forge.comments.append({"id": len(forge.comments) + 1000, "body": data["body"]})
+            elif self.command == "POST" and address.path in _PATHS["POST"]:
+                number = len(forge.comments) + 1000
+                forge.comments.append({"id": number, "body": data["body"], **ACCOUNT})
                 self._answer(201, forge.comments[-1])
-            elif self.command in _PLACES and any(
-                map(address.path.startswith, _PLACES[self.command])
-            ):
+            elif self.command in _PATHS and any(map(address.path.startswith, _PATHS[self.command])):
                 number = int(address.path.rpartition("/")[2])
-                one = next(one for one in forge.comments if one["id"] == number)
-                one["body"] = data["body"]
-                self._answer(200, one)
+                comment = next(one for one in forge.comments if one["id"] == number)
+                comment["body"] = data["body"]
+                self._answer(200, comment)
             else:
                 self._answer(404, {})
 

@@ -44,9 +44,17 @@ def test_every_variable_that_a_script_reads_is_given_by_action_and_component(scr
         name: variables(script) - set(re.findall(r"(UPROF_\w+)[:=]", text.read_text("utf-8")))
         for name, text in (("action", ROOT / "action.yml"), ("component", TEMPLATE))
     }
-    # A user of GitLab gives the token as a variable of the project; the other two are GitHub's.
+    # A user of GitLab gives the token as a variable of the project; the others are GitHub's.
     assert lacking["action"] - {"UPROF_GITLAB_TOKEN"} == set()
-    assert lacking["component"] - {"UPROF_GITLAB_TOKEN", "UPROF_PULL_REQUEST"} == set()
+    assert (
+        lacking["component"]
+        - {
+            "UPROF_GITLAB_TOKEN",
+            "UPROF_PULL_REQUEST",
+            "UPROF_COMMENT_AUTHOR",
+        }
+        == set()
+    )
 
 
 def test_inputs_reach_the_script_as_variables_and_never_as_text_of_a_command() -> None:
@@ -121,6 +129,24 @@ def test_what_two_checkouts_install_hides_nothing_of_each_other(tmp_path: Path) 
         [f"{tmp_path}/of base/bin/pip", "--version"], capture_output=True, text=True, check=True
     )
     assert "pip" in done.stdout
+
+
+@pytest.mark.parametrize("ref", ["--upload-pack=touch PWN;git-upload-pack", "-c", "no such ref"])
+def test_a_base_revision_is_never_an_option_of_git(ref: str, tmp_path: Path) -> None:
+    repository = tmp_path / "repository"
+    a_repository(repository, "", "changed = True")
+    git(repository, "remote", "add", "origin", str(repository))
+    done = subprocess.run(
+        [str(GATE)],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=False,
+        env={**os.environ, "UPROF_BASE_REF": ref, "UPROF_WORK": str(tmp_path / "work")},
+    )
+    assert done.returncode not in (0, 1, 3)
+    assert ("starts with a dash" in done.stderr) is ref.startswith("-")
+    assert not list(repository.rglob("PWN"))
 
 
 @pytest.mark.slow

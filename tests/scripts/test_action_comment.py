@@ -1,4 +1,4 @@
-"""The comment on a pull or merge request: one, written by a first run and updated by later ones."""
+"""The comment on a pull or merge request: written by the first run, updated by later ones."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 
 from tests.conftest import ROOT
 from tests.scripts import forge
-from tests.scripts.forge import TOKEN, Forge
+from tests.scripts.forge import ACCOUNT, TOKEN, Forge
 from tests.scripts.test_action import SCRIPT, TEMPLATE, a_repository, programs
 
 MARK = "<!-- uprof gate -->"
@@ -53,7 +53,7 @@ def place(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Forge:
-    """Return a server on which a pull or merge request is, with nothing on it."""
+    """Return a server with a pull or merge request without comments."""
     for name in (*github(server), *gitlab(server)):
         monkeypatch.delenv(name, raising=False)
     for name, value in {**request.param(server), "UPROF_WORK": str(tmp_path)}.items():
@@ -76,6 +76,27 @@ def test_the_first_run_writes_and_the_next_one_updates(place: Forge, tmp_path: P
     assert place.bodies()[150:] == [f"{MARK}\n✅ pass\n"]
 
 
+def test_a_comment_of_another_account_is_not_updated(place: Forge, tmp_path: Path) -> None:
+    """Its author could edit the verdict."""
+    stranger = {"user": {"login": "attacker"}, "author": {"id": 6}}
+    place.comments += [{"id": 77, "body": f"{MARK}\nhi", **stranger}]
+    place.comments += [{"id": 78, "body": f"{MARK}\nhi", "user": None, "author": None}]
+    assert write(tmp_path, "first") == 0
+    assert write(tmp_path, "second") == 0
+    assert place.bodies() == [f"{MARK}\nhi", f"{MARK}\nhi", f"{MARK}\nsecond\n"]
+
+
+def test_the_account_of_a_github_token_can_be_named(
+    server: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    environment = {**github(server), "UPROF_WORK": str(tmp_path), "UPROF_COMMENT_AUTHOR": "me"}
+    for name, value in {**environment, "no_proxy": "127.0.0.1"}.items():
+        monkeypatch.setenv(name, value)
+    server.comments.append({"id": 9, "body": MARK, "user": {"login": "me"}})
+    assert write(tmp_path, "new") == 0
+    assert server.bodies() == [f"{MARK}\nnew\n"]
+
+
 def test_gates_of_several_names_have_a_comment_each(place: Forge, tmp_path: Path) -> None:
     for text in ("first", "second"):
         for name in ("", " gpu", " npu"):
@@ -87,7 +108,7 @@ def test_what_is_too_long_for_a_comment_is_cut_and_closed(place: Forge, tmp_path
     assert write(tmp_path, "<details>\n" + "ä line\n" * 20_000) == 0
     (body,) = place.bodies()
     assert len(body) < 65_536
-    assert body.endswith("(the rest was left out: it is in the job's files)\n</details>")
+    assert body.endswith("(truncated; the job's files have the rest)\n</details>")
 
 
 def test_a_token_that_may_not_comment_costs_the_comment_and_not_the_job(
@@ -112,7 +133,7 @@ def test_a_server_that_stays_broken_is_told(
 ) -> None:
     place.failures = [500] * 3
     assert write(tmp_path) == 1
-    assert "could not be written: 500" in capsys.readouterr().err
+    assert "cannot write the comment: 500" in capsys.readouterr().err
 
 
 def test_no_server_is_told(
@@ -124,7 +145,7 @@ def test_no_server_is_told(
     for name in ("GITHUB_API_URL", "CI_API_V4_URL"):
         monkeypatch.setenv(name, "file:///etc")
     assert write(tmp_path) == 1
-    assert "is no address of a server" in capsys.readouterr().err
+    assert "is not an HTTP address" in capsys.readouterr().err
 
 
 def test_without_a_verdict_a_request_or_a_token_nothing_is_written(
@@ -134,7 +155,7 @@ def test_without_a_verdict_a_request_or_a_token_nothing_is_written(
     for name in ("GH_TOKEN", "UPROF_GITLAB_TOKEN"):
         monkeypatch.delenv(name, raising=False)
     assert write(tmp_path) == 0
-    assert place.asked == []
+    assert place.requests == []
 
 
 def job(**inputs: str) -> tuple[dict[str, str], list[str]]:
@@ -175,7 +196,8 @@ def test_the_component_measures_two_workloads_and_leaves_one_note(
     base = a_repository(repository, f"import sys{both}", f"import sys{slow}")
     options = "--backend cpu --report run-time --iterations 6 train.py"
     found, script = job(commands=[f"one={options} a", f"two={options} b"])  # type: ignore[arg-type]
-    server.comments.append({"id": 3, "body": "<!-- uprof gate uprof-gate -->\nof yesterday"})
+    mark = "<!-- uprof gate uprof-gate -->"
+    server.comments.append({"id": 3, "body": f"{mark}\nof yesterday", **ACCOUNT})
     done = subprocess.run(
         ["bash", "-eo", "pipefail", "-c", "\n".join(script)],
         cwd=repository,

@@ -37,6 +37,17 @@ def printable(text: str) -> str:
     )
 
 
+# Spreadsheets execute cells that start with these characters as formulas.
+_FORMULA = ("=", "+", "-", "@")
+
+
+def guard_formula(text: str) -> str:
+    """Return `text` with an apostrophe in front if a spreadsheet would execute it."""
+    # Full-width characters count as well: some programs normalize them.
+    first = unicodedata.normalize("NFKC", text.lstrip()[:1])
+    return f"'{text}" if first in _FORMULA else text
+
+
 def storable(text: str) -> str:
     r"""Return `text` with surrogates as escapes, so that it can be encoded as UTF-8.
 

@@ -17,8 +17,9 @@ is judged by the same rule: a run of the whole is one run of each workload.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from typing import Literal
 
@@ -126,11 +127,15 @@ def gate(
         noise: how much runs of such a workload differ on this machine, where it was learned.
 
     Raises:
-        UsageError: a metric that does not exist, or none at all; the one is of an msprof database
-            and the other is not, or is of the host alone; the times of the one are of a
-            step and those of the other of a whole recording.
+        UsageError: A metric does not exist or is measured on no side, or the runs are not
+            comparable: another kind of report, or times of a step against times of a recording.
     """
-    check_metrics(metrics)
+    _refuse_incomparable(base, new)
+    require_measured([(base, new)], metrics)
+    return _verdict(base, new, metrics, limits, noise)
+
+
+def _refuse_incomparable(base: Run, new: Run) -> None:
     if "msprof" in base.families ^ new.families:  # iterations here, device work there
         raise of_different_families(base, new)
     if on_different_clocks(base, new):
@@ -139,6 +144,11 @@ def gate(
         raise UsageError(
             doubt, hint="record both with steps, or both without", slug="not-comparable"
         )
+
+
+def _verdict(
+    base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None
+) -> Verdict:
     base, new, waiting = alike(base, new)
     between = Between.of(new.clock, noise)
     checks = tuple(_check(base, new, metric, limits, between) for metric in metrics)
@@ -160,6 +170,42 @@ def check_metrics(metrics: Sequence[str]) -> None:
     if unknown or not metrics:
         said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
         raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
+
+
+def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -> None:
+    """Raise UsageError for a metric that no run has: it could never fail a change.
+
+    Args:
+        pairs: Baseline and candidate of each workload.
+        metrics: Metrics to judge.
+    """
+    check_metrics(metrics)
+    runs = [run for pair in pairs for run in pair]
+    for metric in metrics:
+        if any(len(samples(run, metric)) for run in runs):
+            continue
+        labels = " and ".join(dict.fromkeys(run.label for run in runs))
+        known = [
+            one
+            for one in (TOTAL, FORWARD, BACKWARD, PEAK)
+            if any(len(samples(run, one)) for run in runs)
+        ]
+        if metric.startswith(OPERATION):
+            names = {
+                text
+                for run in runs
+                for place in run.operations.places
+                for text in (place.name, place.module, place.line)
+                if text is not None
+            }
+            pattern = metric.removeprefix(OPERATION)
+            near = get_close_matches(pattern.strip("*"), sorted(names))
+            known = [f"{OPERATION}{name}" for name in near] or known
+        raise UsageError(
+            f"metric {metric!r} matches nothing in {labels}",
+            hint=f"did you mean {', '.join(known)}?" if known else "the reports have no metrics",
+            slug="unknown-metric",
+        )
 
 
 def _check(base: Run, new: Run, metric: str, limits: Limits, between: Between) -> Check:
@@ -194,6 +240,8 @@ def judge(
             side for side, values in zip(sides, (before, after), strict=True) if not len(values)
         ]
         reason = f"not measured in {' and '.join(lacking)}"
+        if len(before):
+            reason += f", but in {sides[0]}: renamed or removed?"
         return Check(metric, "inconclusive", reason, unit, None)
     found = compare(before, after, between)
     tells = unit != "B" and found.conclusive
@@ -416,8 +464,11 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
     Raises:
         UsageError: as of `gate`; the workloads' times are of different clocks.
     """
+    for pair in pairs.values():
+        _refuse_incomparable(*pair)
+    require_measured(pairs.values(), metrics)
     each = {
-        name: gate(base, new, metrics, limits, noises.get(name))
+        name: _verdict(base, new, metrics, limits, noises.get(name))
         for name, (base, new) in pairs.items()
     }
     together = tuple(_together(pairs, metric, limits, noises) for metric in metrics)

@@ -15,7 +15,7 @@ from tempfile import TemporaryDirectory, TemporaryFile
 from unified_prof.compare import confidence, runs
 from unified_prof.compare.comparable import Run
 from unified_prof.compare.confidence import ALPHA, Noise
-from unified_prof.compare.gate import Limits, Verdict, Verdicts, gate, gate_each
+from unified_prof.compare.gate import Limits, Verdict, Verdicts, gate, gate_each, require_measured
 from unified_prof.errors import CaptureError, UsageError
 
 LEAST_ROUNDS = 3
@@ -59,7 +59,7 @@ def until_sure(
         OutputError: the reports cannot be written.
     """
     with _reports(workload.keep) as folder:
-        for found in _in_turn((base, new), {folder: workload}, most, progress):
+        for found in _in_turn((base, new), {folder: workload}, metrics, most, progress):
             before, after = found[folder]
             verdict = gate(before, after, metrics, limits, noise)
             if verdict.outcome != "inconclusive":
@@ -96,7 +96,7 @@ def until_all_sure(
     keep = next(iter(workloads.values())).keep
     with _reports(keep) as folder:
         folders = {folder / name: workload for name, workload in workloads.items()}
-        for found in _in_turn((base, new), folders, most, progress):
+        for found in _in_turn((base, new), folders, metrics, most, progress):
             pairs = {path.name: sides for path, sides in found.items()}
             verdicts = gate_each(pairs, metrics, limits, dict.fromkeys(pairs, noise))
             if verdicts.outcome != "inconclusive":
@@ -107,6 +107,7 @@ def until_all_sure(
 def _in_turn(
     checkouts: tuple[Path, Path],
     workloads: Mapping[Path, Workload],
+    metrics: Sequence[str],
     most: int,
     progress: Callable[[str], None],
 ) -> Iterator[dict[Path, tuple[Run, Run]]]:
@@ -115,6 +116,7 @@ def _in_turn(
     Args:
         checkouts: base and new.
         workloads: folder of the reports -> workload.
+        metrics: what is judged; the first round shows whether it is measured.
         most: rounds.
         progress: told what goes on.
     """
@@ -135,14 +137,19 @@ def _in_turn(
                 progress(f"round {number} of at most {most}: {name}{what}")
                 python = workload.pythons[name == "new"]
                 measure(workload.command, where, folder / f"{name}-{number}", python=python)
-        if number >= LEAST_ROUNDS:
-            yield {
-                folder: (
-                    _loaded(folder, "base", checkouts[0], number),
-                    _loaded(folder, "new", checkouts[1], number),
-                )
-                for folder in workloads
-            }
+        if 1 < number < LEAST_ROUNDS:
+            continue
+        pairs = {
+            folder: (
+                _loaded(folder, "base", checkouts[0], number),
+                _loaded(folder, "new", checkouts[1], number),
+            )
+            for folder in workloads
+        }
+        if number == 1:
+            require_measured(pairs.values(), metrics)
+        else:
+            yield pairs
 
 
 def _loaded(folder: Path, side: str, checkout: Path, rounds: int) -> Run:

@@ -7,13 +7,12 @@ from __future__ import annotations
 
 import csv
 import re
-import unicodedata
 from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import Any
 
 from unified_prof.base import arrow_files
-from unified_prof.base.text import storable
+from unified_prof.base.text import guard_formula, storable
 from unified_prof.explain.api import Opened
 from unified_prof.recording.source import Coverage, Missing
 from unified_prof.report import heading, names, tables
@@ -35,11 +34,6 @@ def produce_json(opened: Opened, request: ReportRequest) -> str:
     """Render the reports as one JSON document with all breakdowns and rows."""
     document = figures_document(gather_figures(opened, request, everything=True))
     return dump_json(document | {"coverage": coverage_fields(opened.coverage)})
-
-
-# Spreadsheets execute cells that start with these characters as formulas, and names come from
-# untrusted files: an apostrophe makes such a cell text.
-_FORMULA = ("=", "+", "-", "@")
 
 
 def produce_csv(opened: Opened, request: ReportRequest) -> str:
@@ -75,12 +69,7 @@ def render_csv(reports: Iterable[Figures], *, missing: Iterable[Missing] = ()) -
 
 def csv_cell(value: str | float | None) -> str | float | None:
     """Return a value as a cell that no spreadsheet executes."""
-    if not isinstance(value, str):
-        return value
-    text = names.neutral(value)
-    # Full-width characters count as well: some programs normalize them.
-    begins = unicodedata.normalize("NFKC", text[:1])
-    return f"'{text}" if begins in _FORMULA else text
+    return guard_formula(names.neutral(value)) if isinstance(value, str) else value
 
 
 _WIDEST_NAME = 100

@@ -54,10 +54,26 @@ def test_few_samples_are_inconclusive() -> None:
     assert "3 and 3 samples" in verdict.checks[0].reason
 
 
-def test_what_was_not_measured_is_inconclusive() -> None:
-    (check,) = gate(scaled(1), scaled(1), ["backward"], Limits()).checks
+@pytest.mark.parametrize(
+    ("metric", "nearest"),
+    [
+        ("backward", "total"),
+        ("peak-memory", "total"),
+        ("operation:rleu*", "operation:relu"),
+        ("operation:nothing", "total"),
+    ],
+)
+def test_a_metric_that_no_side_has_is_a_usage_error(metric: str, nearest: str) -> None:
+    with pytest.raises(UsageError, match="matches nothing in") as caught:
+        gate(scaled(1), scaled(1), ["total", metric], Limits())
+    assert nearest in str(caught.value.hint)
+
+
+def test_a_metric_that_one_side_lacks_is_inconclusive() -> None:
+    before, after = replace(scaled(1), label="old"), replace(run_of(STEP[:1]), label="new")
+    (check,) = gate(before, after, ["operation:relu"], Limits()).checks
     assert check.outcome == "inconclusive"
-    assert "not measured" in check.reason
+    assert check.reason == "not measured in new, but in old: renamed or removed?"
 
 
 def test_one_operation_can_be_gated_by_name_module_or_line() -> None:
@@ -66,7 +82,6 @@ def test_one_operation_can_be_gated_by_name_module_or_line() -> None:
     for pattern in ("relu", "net", "model.py:11"):
         assert gate(base, slower, [f"operation:{pattern}"], Limits()).outcome == "regression"
     assert gate(base, slower, ["operation:net.fc*"], Limits()).outcome == "pass"
-    assert gate(base, slower, ["operation:nothing"], Limits()).outcome == "inconclusive"
 
 
 def test_one_peak_a_side_is_enough_for_memory() -> None:
@@ -76,7 +91,8 @@ def test_one_peak_a_side_is_enough_for_memory() -> None:
 
 
 def test_the_worst_check_decides() -> None:
-    verdict = gate(scaled(1), scaled(1.2), ["total", "backward"], Limits())
+    base = replace(scaled(1), totals={**scaled(1).totals, "backward": np.array([1e6])})
+    verdict = gate(base, scaled(1.2), ["total", "backward"], Limits())
     assert [check.outcome for check in verdict.checks] == ["regression", "inconclusive"]
     assert verdict.exit_code == 1
 

@@ -31,6 +31,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.base.text import guard_formula, printable
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.files import OutputFiles
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
@@ -97,11 +98,16 @@ def deliverables() -> tuple[Deliverable, ...]:
 ROWS_A_FILE = 1_000_000
 """A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`."""
 
-_NEEDS_QUOTES = re.compile(r'[",\r\n]')
+_NEEDS_QUOTES = re.compile(r'[",]')
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell: in quotes where it would end the cell, its own quotes doubled."""
+    """Return a text as a cell, quoted if needed, that no spreadsheet executes as a formula.
+
+    Differs from the vendor's files for names that start with =, +, - or @ and for control
+    characters other than tabs only.
+    """
+    text = guard_formula("\t".join(map(printable, text.split("\t"))))
     if _NEEDS_QUOTES.search(text):
         doubled = text.replace('"', '""')
         return f'"{doubled}"'
