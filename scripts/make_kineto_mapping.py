@@ -181,7 +181,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "connectionId": "CONNECTION_IDS.id; NULL: it made no call itself",
             "name": "`name`",
             "sequenceNumber": "`Sequence number`, else -1",
-            "fwdThreadId": "`Fwd thread id`; above 0 in backward operations",
+            "fwdThreadId": "globalTid of the forward thread, from `fwdbwd` flows; without flows "
+            "`Fwd thread id`; above 0 in backward operations",
             "inputDtypes": "`Input type`",
             "inputShapes": "`Input Dims`",
             "callchainId": "PYTORCH_CALLCHAINS.id of the Python functions around it; a backward"

@@ -31,7 +31,14 @@ from unified_prof.recording.calls import (
     Sums,
 )
 from unified_prof.recording.counters import Allocations
-from unified_prof.recording.framework import NONE, NOT_ATTRIBUTED, Framework, module_class
+from unified_prof.recording.framework import (
+    BACKWARD,
+    FORWARD,
+    NONE,
+    NOT_ATTRIBUTED,
+    Framework,
+    module_class,
+)
 from unified_prof.recording.model import Breakdown, Row
 
 NO_MODULE = "(outside any module)"
@@ -296,23 +303,36 @@ def allocated(framework: Framework, labels: Labels, allocations: Allocations) ->
 
 
 def host_calls(framework: Framework) -> HeldCalls:
-    """Return one row per framework operation, timed on the host: there is no device work."""
+    """Return one row per framework operation with its host time: there is no device work.
+
+    The backward time of an operation is that of its autograd nodes. Nodes without a recorded
+    forward operation, and ranges around operations, are rows of their own.
+    """
     labels = Labels()
-    chosen = framework.calls
+    times = framework.host_time()
+    chosen, key = np.unique(times.call, return_inverse=True)
+
+    def total_ns(which: NDArray[np.bool_]) -> Ints:
+        total = np.bincount(key[which], times.time_ns[which], len(chosen)).astype(np.int64)
+        return np.where(np.bincount(key[which], minlength=len(chosen)) > 0, total, UNKNOWN)
+
     columns = {
         "when": framework.start_ns[chosen],
         "name": names_of(framework, labels, chosen),
         "kind": np.full(len(chosen), OPERATION, np.int8),
-        "total_ns": framework.end_ns[chosen] - framework.start_ns[chosen],
+        "total_ns": total_ns(np.ones(len(key), bool)),
     }
+    if (times.passes == BACKWARD).any():
+        columns["forward_ns"] = total_ns(times.passes == FORWARD)
+        columns["backward_ns"] = total_ns(times.passes == BACKWARD)
     return joined_calls(labels, [calls.packed(columns) | origin_of(framework, labels, chosen)])
 
 
 def names_of(
     framework: Framework, labels: Labels, chosen: NDArray[np.integer]
 ) -> NDArray[np.int32]:
-    """Return what operations are called, as numbers in `labels`."""
-    names, number = framework.names(chosen)
+    """Return the names of operations, as numbers in `labels`."""
+    names, number = framework.operation_names(chosen)
     return labels.numbers(names)[number]
 
 

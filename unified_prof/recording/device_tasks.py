@@ -520,11 +520,10 @@ class Work:
                 added.add(key[mine], duration[mine])
         columns = ("when", "name", "kind", "total_ns", "forward_ns", "backward_ns")
         found = {name: held_calls.making(name) for name in columns}
-        numbers = self.labels.numbers(framework.names(chosen[:0])[0])
         for low in range(0, len(chosen), held_calls.WINDOW):
             rows = slice(low, low + held_calls.WINDOW)
             found["when"].add(framework.start_ns[chosen[rows]])
-            found["name"].add(numbers[framework.names(chosen[rows])[1]])
+            found["name"].add(names_of(framework, self.labels, chosen[rows]))
             found["kind"].add(np.full(len(chosen[rows]), OPERATION, np.int8))
             total = [added.total_ns(rows) for added in times.values()]
             found["total_ns"].add(np.sum(total, axis=0))

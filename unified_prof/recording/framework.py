@@ -4,10 +4,8 @@ torch_npu appends PYTORCH_API (host ranges), CONNECTION_IDS and PYTORCH_CALLCHAI
 tables, and `uprof import` fills the same ones from a Kineto trace. From them come the framework's
 operation of a kernel, the pass it belongs to, its module and its source line.
 
-The pass: work below an `autograd::engine::evaluate_function` range, or below a range with a
-forward thread, is backward; its autograd node carries the sequence number of the forward operation
-that made it. An operation peeks at the number its node is about to get, so of all the ranges
-with one number the last to start is the one that made the node.
+Work below an `autograd::engine::evaluate_function` range, or below a range with a forward thread,
+is backward; `autograd.ForwardOperations` finds its forward operation.
 """
 
 from __future__ import annotations
@@ -16,6 +14,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from typing import NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,13 +25,13 @@ from unified_prof.arrays.packed import Packed, PackedLookup, Packing, Values, re
 from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import API_OPERATION, API_PYTHON
 from unified_prof.recording import host_calls as host_ranges
+from unified_prof.recording.autograd import ENGINE_PREFIX, AutogradColumns, ForwardOperations
 from unified_prof.recording.host_calls import UNCONNECTED, HostCalls
 from unified_prof.recording.python_frames import (
     MODULE_PREFIX,
     NO_CHAIN,
     Frames,
     Holders,
-    Makers,
     chains_through,
     numbered,
     of_those,
@@ -45,7 +44,6 @@ Whole = NDArray[np.integer]
 NONE = nesting.NONE
 FORWARD, BACKWARD, OTHER_PASS = 0, 1, 2
 
-_BACKWARD_PREFIX = "autograd::engine::evaluate_function: "
 _OPTIMIZER_PREFIX = "Optimizer."
 _STEP = re.compile(r"ProfilerStep#(\d+)$")
 # `aten::conv2d`, `npu::_npu_dropout`, `torch.distributed.ddp.reducer::copy_bucket_to_grad`,
@@ -53,7 +51,6 @@ _STEP = re.compile(r"ProfilerStep#(\d+)$")
 _OPERATION = re.compile(
     r"(?!autograd::engine)(?:[\w.]+::[\w:.]+$|.*Backward\d*$|torch::autograd::CppNode<)"
 )
-_CPP_NODE = "CppNode<"
 _HALF = 1 << 32
 _INSTANCE = re.compile(r"_\d+$")
 
@@ -66,6 +63,16 @@ class Launches:
     """Index of the host range that stands for the operation."""
     passes: NDArray[np.int8]
     """FORWARD, BACKWARD or OTHER_PASS; -1 where the call is not known."""
+
+
+class HostTime(NamedTuple):
+    """Host time of ranges."""
+
+    call: Ints
+    """The operation that each range's time counts for: of a backward range, the forward one."""
+    passes: NDArray[np.int8]
+    """FORWARD, BACKWARD or OTHER_PASS."""
+    time_ns: Ints
 
 
 class Framework:
@@ -119,6 +126,11 @@ class Framework:
     def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
         """Return the distinct names, and the number of each range's; -1 has the last one."""
         return self._names, self._name_code[ranges].astype(np.int32)
+
+    def operation_names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
+        """Return the same; a range of the autograd engine has the name of the node that it runs."""
+        names, number = self.names(ranges)
+        return [name.removeprefix(ENGINE_PREFIX) for name in names], number
 
     def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
         """Return the distinct stacks of source frames, and the number of each range's."""
@@ -368,6 +380,39 @@ class Framework:
         backward = self._in_backward(at) & (forward != NONE)
         return np.where(backward, forward, self._call_of(at))
 
+    def host_time(self) -> HostTime:
+        """Return the host time of outermost operations, and of other recorded ranges outside them.
+
+        The times are those of the ranges themselves, without the others of them within: they add
+        up to the time of the outermost ranges that torch recorded.
+        """
+        chosen = self._are(
+            lambda rows: (
+                np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
+                | (self.recorded[rows] & np.equal(self._nested.operation[rows], NONE))
+            )
+        )
+        ranges = np.flatnonzero(chosen)
+        start, end = self.start_ns[ranges], self.end_ns[ranges]
+        around = of_those(self._nearest(chosen), self.parent[ranges])
+        inner = np.flatnonzero(around != NONE)
+        outer = np.searchsorted(ranges, around[inner])
+        # Clocks round: a range may end a little after the one around it.
+        inside = np.bincount(outer, np.minimum(end[inner], end[outer]) - start[inner], len(ranges))
+        backward = self._in_backward(ranges)
+        # A range of the autograd engine belongs to the node that it runs.
+        call = ranges.copy()
+        node = np.full(len(ranges), NONE, np.int64)
+        node[outer[::-1]] = ranges[inner[::-1]]
+        is_engine = self._named.engine[self._name_code[ranges]] & (node != NONE)
+        call[is_engine] = node[is_engine]
+        forward = self._forward_of(self._nested.node[ranges])
+        call = np.where(backward & (forward != NONE), forward, call)
+        in_optimizer = self._nested.marks[ranges] & _IN_OPTIMIZER
+        passes = np.where(backward, BACKWARD, np.where(in_optimizer, OTHER_PASS, FORWARD))
+        own_ns = np.maximum(end - start - inside.astype(np.int64), 0)
+        return HostTime(call, passes.astype(np.int8), own_ns)
+
     @cached_property
     def calls(self) -> Ints:
         """Ranges that stand for a whole operation: the outermost ones, in call order."""
@@ -424,10 +469,8 @@ class Framework:
         return _Named(
             module=self._are_named(lambda text: text.startswith(MODULE_PREFIX)),
             operation=self._are_named(_OPERATION.match),
-            engine=self._are_named(lambda text: text.startswith(_BACKWARD_PREFIX)),
+            engine=self._are_named(lambda text: text.startswith(ENGINE_PREFIX)),
             optimizer=self._are_named(lambda text: text.startswith(_OPTIMIZER_PREFIX)),
-            in_cpp=self._are_named(lambda text: _CPP_NODE in text),
-            aten=self._are_named(lambda text: text.startswith("aten::")),
         )
 
     def _is_module(self, rows: slice) -> NDArray[np.bool_]:
@@ -503,27 +546,34 @@ class Framework:
         return np.where(operation != NONE, self._nested.top[operation], at)
 
     @cached_property
-    def _makers(self) -> Makers:
-        """The range that made each autograd node."""
-        makers = Makers(self._sequence, self.start_ns)
-        for window in self._nest.windows():
-            rows = window.rows
-            sequence = self._sequence[rows].astype(np.int64)
-            made = (sequence >= 0) & ~self._in_backward(rows) & self._is_operation(rows)
-            at = np.flatnonzero(made)
-            makers.add(sequence[at], at + window.low)
-        return makers.done()
+    def _forward_operations(self) -> ForwardOperations:
+        columns = AutogradColumns(
+            self.thread, self.start_ns, self._sequence, self._forward_thread, self._name_code
+        )
+
+        def may_create(rows: slice) -> NDArray[np.bool_]:
+            recorded = (self._type[rows] == API_OPERATION) & ~self._is_module(rows)
+            found: NDArray[np.bool_] = (self._sequence[rows] >= 0) & ~self._in_backward(rows)
+            found &= recorded
+            return found
+
+        def runs_node(rows: slice) -> NDArray[np.bool_]:
+            nodes: NDArray[np.bool_] = np.greater_equal(self._sequence[rows], 0)
+            nodes &= self._forward_thread[rows] > 0
+            return nodes
+
+        ranges = self._where(may_create)
+        threads = np.zeros(0, np.int64)
+        for low in range(0, len(ranges), WINDOW):
+            threads = np.union1d(threads, self.thread[ranges[low : low + WINDOW]])
+        found = ForwardOperations(columns, self._names, threads, self._where(runs_node))
+        for low in range(0, len(ranges), WINDOW):
+            found.add(ranges[low : low + WINDOW])
+        return found
 
     def _forward_of(self, node: Ints) -> Ints:
-        """Return the forward operation that made each autograd node, -1 where it is not known."""
-        maker = self._makers.of(np.where(node != NONE, self._sequence[node], NONE))
-        known = maker != NONE
-        maker = np.maximum(maker, 0)
-        # A function written in C++ may run without a number of its own; whatever else peeked at
-        # the node's number before it, an ATen operation does not make such nodes.
-        in_cpp = self._named.in_cpp[self._name_code[node]]
-        known &= ~(in_cpp & self._named.aten[self._name_code[maker]])
-        return np.where(known, self._nested.top[maker], NONE)
+        """Return the outermost forward operation of each autograd node, NONE where not known."""
+        return of_those(self._nested.top, self._forward_operations.find(node))
 
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
@@ -607,8 +657,6 @@ class _Named:
     operation: NDArray[np.bool_]
     engine: NDArray[np.bool_]
     optimizer: NDArray[np.bool_]
-    in_cpp: NDArray[np.bool_]
-    aten: NDArray[np.bool_]
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -234,8 +234,8 @@ def _common_folder(files: set[str]) -> str:
 
 NONE = nesting.NONE
 
-_SPARSE = 4
-"""Ids so many times as many as there are ranges are looked up by searching, not by their place."""
+# Ids of up to so many times the number of ranges are looked up by index, others by binary search.
+SPARSE = 4
 
 
 class Holders:
@@ -247,7 +247,7 @@ class Holders:
     def __init__(self, ids: Packed, kinds: Packed) -> None:
         self._dense: NDArray[np.int32] | None = None
         self._sorted = self._ranges = np.zeros(0, np.int64)
-        dense = ids.least >= 0 and ids.most < _SPARSE * len(ids) + 1024
+        dense = ids.least >= 0 and ids.most < SPARSE * len(ids) + 1024
         if dense:
             self._dense = np.full(ids.most + 3, NONE, np.int32)
         parts = []
@@ -267,45 +267,6 @@ class Holders:
         if self._dense is not None:
             return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
         return of_those(self._ranges, find(self._sorted, ids))
-
-
-class Makers:
-    """The range that made each autograd node, of several the last to start."""
-
-    def __init__(self, sequence: Packed, start_ns: Packed) -> None:
-        """Begin without any; both columns are of all ranges."""
-        self._start_ns = start_ns
-        self._dense: NDArray[np.int32] | None = None
-        self._parts = [np.zeros((3, 0), np.int64)]
-        if sequence.most < _SPARSE * len(sequence) + 1024:
-            # The last place is that of all that has no number.
-            self._dense = np.full(max(sequence.most, -1) + 2, NONE, np.int32)
-
-    def add(self, sequence: Ints, ranges: Ints) -> None:
-        """Take ranges, behind all that were taken, with the numbers of the nodes they made."""
-        found = last_of_each(np.array([sequence, self._start_ns[ranges], ranges]))
-        if self._dense is None:
-            self._parts.append(found)
-            return
-        sequence, start_ns, ranges = found
-        before = self._dense[sequence]
-        later = before == NONE
-        known = np.flatnonzero(~later)
-        later[known] = start_ns[known] >= self._start_ns[before[known]]
-        self._dense[sequence[later]] = ranges[later]
-
-    def done(self) -> Makers:
-        """Say that there are no more."""
-        if self._dense is None:
-            self._parts = [last_of_each(np.concatenate(self._parts, axis=1))[[0, 2]]]
-        return self
-
-    def of(self, sequence: Ints) -> Ints:
-        """Return the range of each number, NONE where it is not known; less than 0 is no number."""
-        if self._dense is not None:
-            return self._dense.take(np.maximum(sequence, NONE), mode="wrap").astype(np.int64)
-        numbers, ranges = self._parts[0]
-        return np.where(sequence < 0, NONE, of_those(ranges, find(numbers, sequence)))
 
 
 def last_of_each(columns: Ints) -> Ints:

@@ -108,7 +108,7 @@ class HostTables:
                 "connectionId": null_where(pending["called"] == 0, pending["number"]),
                 "name": rows["name"],
                 "sequenceNumber": rows["sequence"],
-                "fwdThreadId": np.maximum(rows["forward_thread"], 0),
+                "fwdThreadId": self._forward_threads(rows),
                 "inputDtypes": self._of_signature(self._parts.signatures.types, rows),
                 "inputShapes": self._of_signature(self._parts.signatures.shapes, rows),
                 "callchainId": null_where(chains == NONE, chains),
@@ -119,6 +119,16 @@ class HostTables:
         if len(used):
             self._used_chains = [np.unique(np.concatenate((*self._used_chains, used)))]
         self._write_inputs(rows, global_tids)
+
+    def _forward_threads(self, rows: Rows) -> Int64s:
+        """Return the forward thread of each backward operation, else torch's id of it."""
+        result: Int64s = np.maximum(rows["forward_thread"], 0)
+        threads = self._parts.threads
+        processes = np.array(threads.process_ids)[rows["thread"]]
+        for (process, number), thread in self._parts.forward_threads.items():
+            chosen = (rows["forward_thread"] == number) & (processes == process)
+            result[chosen] = threads.global_tids[thread]
+        return result
 
     def _write_inputs(self, rows: Rows, global_tids: Int64s) -> None:
         """Write the details of inputs that PYTORCH_API has no column for."""

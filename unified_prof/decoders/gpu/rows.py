@@ -294,6 +294,8 @@ class Parts:
         """Events by kind."""
         self.activity: Counter[int] = Counter()
         """What each thread did on the host, by its number."""
+        self.forward_threads: dict[tuple[int, int], int] = {}
+        """(process, torch's id of a forward thread) -> number of the thread, where known."""
         self._communication: dict[int, bool] = {}
         self.max_correlation = 0
         self.links_to_operations = False

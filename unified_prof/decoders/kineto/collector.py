@@ -12,6 +12,7 @@ Takes events as they come and puts their columns away, kind by kind.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
@@ -28,10 +29,10 @@ from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.events import CollectiveArgs, Kind, Kinds
-from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64
+from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64, us_to_ns
 from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.kineto.source import PHASES, Phases
-from unified_prof.decoders.spool import Rows
+from unified_prof.decoders.spool import Rows, windows
 
 _GAP = "..."
 _MOST_RANKS = 1 << 20
@@ -218,6 +219,8 @@ def _text(value: Any) -> str:
 
 _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
+# Flows that are kept of each forward thread.
+_MAX_FLOWS = 10_000
 _CPU_DEVICE_TYPE = 0
 """c10::DeviceType::CPU, of allocator events."""
 
@@ -234,6 +237,10 @@ class Collector(Fields):
         """Numbers of the threads that made runtime calls."""
         self.says_memory_in_use = False
         """Whether allocator events say how much was in use after them."""
+        self.forward_of: dict[tuple[int, int], int] = {}
+        """(thread, start) of ranges of backward nodes -> thread of the forward operation."""
+        self._open_flows: dict[bytes, int] = {}
+        self._flows_from: Counter[int] = Counter()
         self._kinds = Kinds()
         self._take = {
             Kind.OPERATION: self._operations,
@@ -247,6 +254,7 @@ class Collector(Fields):
             Kind.SYNC: self._syncs_of,
             Kind.GARBAGE_COLLECTION: self._garbage_collections,
             Kind.INSTANT: self._instants,
+            Kind.FLOW: self._flows,
             Kind.OTHER: self._others,
             Kind.UNKNOWN: self._unknown,
             Kind.LABEL: self._labels,
@@ -278,6 +286,19 @@ class Collector(Fields):
     def finish(self) -> None:
         """Put away what began and never ended."""
         self._take_whole(self._phases.rest(self.span[1] if self.span else 0))
+        if self.forward_of:
+            self._find_forward_threads()
+
+    def _find_forward_threads(self) -> None:
+        """Find the thread of each id in `Fwd thread id`, which is a number of torch's own."""
+        processes = self.threads.process_ids
+        starts = np.array([start for _, start in self.forward_of])
+        for (host,) in windows(self.host):
+            nodes = host[(host["forward_thread"] > 0) & np.isin(host["start"], starts)]
+            places = zip(nodes["thread"].tolist(), nodes["start"].tolist(), strict=True)
+            for place, number in zip(places, nodes["forward_thread"].tolist(), strict=True):
+                if (forward := self.forward_of.get(place)) is not None:
+                    self.forward_threads[processes[place[0]], number] = forward
 
     def _take_whole(self, events: tuple[list[ev.Event], list[ev.Event]]) -> None:
         nested, asynchronous = events
@@ -421,6 +442,27 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.COLLECTION)
         rows["thread"] = self.thread_numbers(events)
         self.collections.append(_valid(rows, valid))
+
+    def _flows(self, _: Kind, events: list[ev.Event]) -> None:
+        """Take both ends of flows from a forward operation to its backward node.
+
+        They serve to find out which thread an id of `Fwd thread id` stands for, so some of each
+        thread are enough.
+        """
+        flows = [event for event in events if event.cat == ev.FORWARD_FLOW]
+        if not flows:
+            return
+        starts, valid = us_to_ns([event.ts for event in flows])
+        for event, start, is_valid in zip(flows, starts.tolist(), valid.tolist(), strict=True):
+            thread, flow = self.threads[event.pid, event.tid], bytes(event.id)
+            if event.ph == "s":
+                if self._flows_from[thread] < _MAX_FLOWS:
+                    self._flows_from[thread] += 1
+                    self._open_flows[flow] = thread
+            elif event.ph == "f" and is_valid:
+                forward = self._open_flows.pop(flow, None)
+                if forward is not None:
+                    self.forward_of[thread, start] = forward
 
     def _instants(self, _: Kind, events: list[ev.Event]) -> None:
         memory = [event for event in events if event.name == _MEMORY_EVENT]

@@ -254,7 +254,9 @@ _COMPLETE: dict[type[msgspec.Struct], tuple[str, ...]] = {
     ExternalIdArgs: ("gpu_user_annotation",),
 }
 _WITHOUT_ARGUMENTS = ("python_function", "python_gc")
-_FLOWS = ("ac2g", "fwdbwd", "async")
+_FLOWS = ("ac2g", "async")
+# Flows from a forward operation to its backward node.
+FORWARD_FLOW = "fwdbwd"
 
 _Fields = list[Any]
 _PLACE: _Fields = [("name", Scalar, ""), ("pid", Scalar, None), ("tid", Scalar, None)]
@@ -284,7 +286,10 @@ def _structs() -> list[Any]:
             [("ph", Literal["i"]), *_PLACE, *_TIMES, ("args", msgspec.Raw, ABSENT)],
         )
     )
-    return made + [_struct(one, [("ph", Literal["s", "t", "f"])]) for one in _FLOWS]
+    ends: _Fields = [("ph", Literal["s", "t", "f"])]
+    forward: _Fields = [*ends, *_PLACE, ("ts", msgspec.Raw, ABSENT), ("id", msgspec.Raw, ABSENT)]
+    made.append(_struct(FORWARD_FLOW, forward))
+    return made + [_struct(one, ends) for one in _FLOWS]
 
 
 _decode = msgspec.json.Decoder(list[Union[tuple(_structs())]]).decode  # type: ignore[misc]  # noqa: UP007

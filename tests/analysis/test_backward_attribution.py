@@ -1,0 +1,195 @@
+"""Time of backward passes counts for the forward operations, and no time is lost."""
+
+from __future__ import annotations
+
+import gzip
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.analysis.test_skyline import breakdown_of, by_name, summary_of
+from tests.decoders.kineto import made
+from unified_prof.explain.api import open_analyses
+from unified_prof.pipeline.convert import convert
+
+DEVICE_WORK = ("kernel", "gpu_memcpy", "gpu_memset", "memcpy", "memset")
+TABLES_OF_ALL_WORK = ("operation", "module", "line", "kernel", "class", "self", "shape", "sequence")
+ENGINE = "autograd::engine::evaluate_function: "
+
+
+def imported(tmp_path: Path, *events: made.Event) -> Path:
+    convert(made.write(tmp_path / "trace.json", events), tmp_path / "trace.db")
+    return tmp_path / "trace.db"
+
+
+def operation(
+    name: str, thread: int, start_us: float, length_us: float, sequence: int, forward: int = 0
+) -> made.Event:
+    args = {"Sequence number": sequence, "Fwd thread id": forward}
+    return made.operation(name, start_us, length_us, tid=thread, args=args)
+
+
+def with_kernel(event: made.Event, length_us: float) -> tuple[made.Event, ...]:
+    correlation = event["ts"] + 1_000
+    start_us, thread = event["ts"] + 1, event["tid"]
+    return (
+        event,
+        made.call(start_us, 1, correlation, tid=thread),
+        made.kernel(start_us + 1, length_us, correlation),
+    )
+
+
+def flow(number: int, source: made.Event, target: made.Event) -> tuple[made.Event, ...]:
+    ends = (("s", source), ("f", target))
+    return tuple(
+        {"ph": phase, "cat": "fwdbwd", "name": "fwdbwd", "id": number}
+        | {key: event[key] for key in ("pid", "tid", "ts")}
+        for phase, event in ends
+    )
+
+
+def backward_ns(report: Path) -> dict[str, int | None]:
+    return {row.name: row.backward_ns for row in breakdown_of(report, "operation").rows}
+
+
+@pytest.mark.parametrize("flows", [True, False])
+def test_equal_sequence_numbers_of_two_threads_are_two_nodes(tmp_path: Path, flows: bool) -> None:
+    # Without flows the names of convolution and linear do not say which thread is which.
+    forward = (operation("aten::conv2d", 11, 0, 10, 0), operation("aten::linear", 12, 20, 10, 0))
+    backward = (
+        operation(ENGINE + "ConvolutionBackward0", 21, 100, 20, 0, forward=1),
+        operation(ENGINE + "AddmmBackward0", 22, 130, 10, 0, forward=2),
+    )
+    events: list[made.Event] = []
+    for event, length_us in zip((*forward, *backward), (5, 5, 15, 5), strict=True):
+        events += with_kernel(event, length_us)
+    if flows:
+        events += [*flow(1, forward[0], backward[0]), *flow(2, forward[1], backward[1])]
+        expected = {"aten::conv2d": 15_000, "aten::linear": 5_000}
+    else:
+        expected = {"ConvolutionBackward0": 15_000, "AddmmBackward0": 5_000}
+        expected |= {"aten::conv2d": None, "aten::linear": None}  # type: ignore[dict-item]
+    assert backward_ns(imported(tmp_path, *events)) == expected
+
+
+def test_without_flows_names_tell_the_forward_thread(tmp_path: Path) -> None:
+    events: list[made.Event] = []
+    for thread, name, node in ((11, "mm", "Mm"), (12, "relu", "Relu")):
+        events += with_kernel(operation(f"aten::{name}", thread, 10 * thread, 5, 0), 1)
+        events += with_kernel(operation("aten::add", thread, 10 * thread + 5, 5, 1), 1)
+        start_us, forward = 10 * thread + 200, thread - 10
+        events += with_kernel(
+            operation(f"{node}Backward0", thread + 10, start_us, 5, 0, forward), thread
+        )
+        events += with_kernel(
+            operation("SumBackward0", thread + 10, start_us + 5, 5, 1, forward), 2 * thread
+        )
+    expected = {"aten::mm": 11_000, "aten::relu": 12_000, "aten::add": 46_000}
+    assert backward_ns(imported(tmp_path, *events)) == expected
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_a_node_of_a_users_function_keeps_its_name(tmp_path: Path, recorded: bool) -> None:
+    forward = [operation("aten::zero_", 11, 0, 10, 0)]
+    if recorded:
+        forward.append(operation("CompiledFunction", 11, 20, 10, 0))
+    node = operation(ENGINE + "CompiledFunctionBackward", 21, 100, 20, 0, forward=1)
+    events = [*with_kernel(forward[0], 5), *forward[1:], *with_kernel(node, 15)]
+    expected = {"aten::zero_": None, "CompiledFunctionBackward": 15_000}
+    assert backward_ns(imported(tmp_path, *events)) == expected
+
+
+def test_a_recording_of_the_host_has_the_backward_time_of_each_operation(tmp_path: Path) -> None:
+    report = imported(
+        tmp_path,
+        operation("aten::conv2d", 11, 0, 50, 0),
+        operation("aten::convolution", 11, 10, 30, 0),
+        operation("Compiled Region: 0/0", 11, 60, 20, 1),
+        operation("aten::relu", 11, 65, 5, 1),
+        operation(ENGINE + "ReluBackward0", 11, 100, 20, 1, forward=1),
+        operation("ReluBackward0", 11, 105, 10, 1, forward=1),
+        operation(ENGINE + "ConvolutionBackward0", 11, 120, 80, 0, forward=1),
+        operation("ConvolutionBackward0", 11, 125, 70, 0, forward=1),
+        operation("aten::convolution_backward", 11, 130, 60, -1),
+        operation(ENGINE + "torch::autograd::AccumulateGrad", 11, 200, 10, -1),
+        operation("torch::autograd::AccumulateGrad", 11, 202, 6, -1),
+    )
+    rows = by_name(breakdown_of(report, "operation"))
+    assert {name: (row.count, row.forward_ns, row.backward_ns) for name, row in rows.items()} == {
+        "aten::conv2d": (1, 50_000, 80_000),
+        "Compiled Region: 0/0": (1, 15_000, None),
+        "aten::relu": (1, 5_000, 20_000),
+        "torch::autograd::AccumulateGrad": (1, None, 10_000),
+    }
+    totals = summary_of(report).totals
+    assert (totals.total_ns, totals.backward_ns) == (180_000, 110_000)
+
+
+def outermost_ns(trace: Path) -> int:
+    """Return the time of all outermost operations of a trace, of each thread."""
+    events: list[dict[str, Any]] = json.loads(gzip.decompress(trace.read_bytes()), strict=False)[
+        "traceEvents"
+    ]
+    spans = sorted(
+        (str(event["tid"]), event["pid"], float(event["ts"]), -float(event["dur"]))
+        for event in events
+        if event.get("ph") == "X" and event["cat"] in ("cpu_op", "Operator")
+        if not event["name"].startswith("ProfilerStep")
+    )
+    total, open_until, thread = 0.0, 0.0, ("", 0)
+    for tid, pid, start, minus_duration in spans:
+        if (tid, pid) != thread or start >= open_until:
+            total += -minus_duration
+            open_until, thread = start - minus_duration, (tid, pid)
+    return round(total * 1000)
+
+
+@pytest.mark.quick(cases=2)
+@pytest.mark.parametrize(
+    "name",
+    [
+        "rank_non_gpu__rank_non_gpu",
+        "nccl_parser_config__nccl_data",
+        "mi300_resnet_act_checkpoint",
+        "timeline_analysis__sampled_rank-0",
+        "critical_path__simple_add",
+    ],
+)
+def test_host_times_add_up_to_the_outermost_operations(
+    shared: Path, tmp_path: Path, name: str
+) -> None:
+    """Of recordings with device work the kernels are left out, so that times are the host's."""
+    trace = shared / "samples" / "kineto" / f"{name}.json.gz"
+    document = json.loads(gzip.decompress(trace.read_bytes()), strict=False)
+    host = [
+        event
+        for event in document["traceEvents"]
+        if event.get("cat") not in ("kernel", "gpu_memcpy", "gpu_memset", "cuda_sync")
+    ]
+    path = tmp_path / "host.json"
+    path.write_text(json.dumps(document | {"traceEvents": host}))
+    convert(path, tmp_path / "host.db")
+    found = breakdown_of(tmp_path / "host.db", "operation")
+    assert found.total_ns == pytest.approx(outermost_ns(trace), rel=1e-6)
+
+
+@pytest.mark.slow
+def test_every_table_adds_up_to_the_device_time_of_the_trace(shared: Path, tmp_path: Path) -> None:
+    wrong = []
+    for trace in sorted((shared / "samples" / "kineto").glob("*.json.gz")):
+        events = json.loads(gzip.decompress(trace.read_bytes()), strict=False)["traceEvents"]
+        expected = sum(
+            round(float(event["dur"]) * 1000)
+            for event in events
+            if event.get("ph") == "X" and str(event.get("cat")).lower() in DEVICE_WORK
+        )
+        convert(trace, tmp_path / f"{trace.name}.db")
+        with open_analyses(tmp_path / f"{trace.name}.db") as (analysis,):
+            for by in analysis.summary.available:
+                if expected and by in TABLES_OF_ALL_WORK:
+                    total = analysis.breakdown(by).total_ns
+                    if total != expected:
+                        wrong.append((trace.name, by, total, expected))
+    assert not wrong
