@@ -101,6 +101,19 @@ def test_a_node_of_a_users_function_keeps_its_name(tmp_path: Path, recorded: boo
     assert backward_ns(imported(tmp_path, *events)) == expected
 
 
+def test_work_below_a_mark_within_a_node_counts_for_the_node(tmp_path: Path) -> None:
+    forward = operation("aten::pow", 11, 0, 10, 3)
+    report = imported(
+        tmp_path,
+        *with_kernel(forward, 5),
+        operation("torch::jit::DifferentiableGraphBackward", 21, 100, 50, 3, forward=1),
+        operation("<backward op>", 21, 105, 40, -1),
+        *with_kernel(operation("aten::matmul", 21, 110, 20, -1), 15),
+    )
+    expected = {"aten::pow": None, "torch::jit::DifferentiableGraphBackward": 15_000}
+    assert backward_ns(report) == expected
+
+
 def test_a_recording_of_the_host_has_the_backward_time_of_each_operation(tmp_path: Path) -> None:
     report = imported(
         tmp_path,

@@ -375,10 +375,15 @@ class Framework:
         return self._where(lambda rows: np.isin(self._chain[rows], chains))
 
     def _owner(self, at: Ints) -> Ints:
-        """Return the operation that each range's work counts for: of a backward range, forward."""
-        forward = self._forward_of(self._nested.node[at])
-        backward = self._in_backward(at) & (forward != NONE)
-        return np.where(backward, forward, self._call_of(at))
+        """Return the operation that each range's work counts for.
+
+        For a backward range that is the forward operation, else the node.
+        """
+        node = self._nested.node[at]
+        node = np.where(self._in_backward(at), node, NONE)
+        forward = self._forward_of(node)
+        own = self._call_of(np.where(node != NONE, node, at))
+        return np.where(forward != NONE, forward, own)
 
     def host_time(self) -> HostTime:
         """Return the host time of outermost operations, and of other recorded ranges outside them.
@@ -401,13 +406,12 @@ class Framework:
         inside = np.bincount(outer, np.minimum(end[inner], end[outer]) - start[inner], len(ranges))
         backward = self._in_backward(ranges)
         # A range of the autograd engine belongs to the node that it runs.
-        call = ranges.copy()
         node = np.full(len(ranges), NONE, np.int64)
         node[outer[::-1]] = ranges[inner[::-1]]
-        is_engine = self._named.engine[self._name_code[ranges]] & (node != NONE)
-        call[is_engine] = node[is_engine]
-        forward = self._forward_of(self._nested.node[ranges])
-        call = np.where(backward & (forward != NONE), forward, call)
+        node[~self._named.engine[self._name_code[ranges]]] = NONE
+        call = self._owner(ranges)
+        node = node[np.searchsorted(ranges, call)]
+        call = np.where(node != NONE, node, call)
         in_optimizer = self._nested.marks[ranges] & _IN_OPTIMIZER
         passes = np.where(backward, BACKWARD, np.where(in_optimizer, OTHER_PASS, FORWARD))
         own_ns = np.maximum(end - start - inside.astype(np.int64), 0)

@@ -1,10 +1,12 @@
-"""The calls of the runtime on the host, read once for all who ask what launched something.
+"""Host side of a recording: runtime calls, framework ranges, the task queue, synchronizations.
 
-PYTORCH_API and mstx ranges as packed columns, in the order in which ranges nest.
+Runtime calls (CANN_API) and framework ranges (PYTORCH_API, MSTX_EVENTS) are packed columns.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from functools import cached_property
 from itertools import pairwise
 from typing import Final
@@ -12,14 +14,15 @@ from typing import Final
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.arrays.grouping import NOWHERE
-from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, recoded
+from unified_prof.arrays.grouping import NOWHERE, Lookup
+from unified_prof.arrays.packed import BLOCK, Column, Packed, PackedLookup, Packing, codes, recoded
 from unified_prof.arrays.types import Ints
 from unified_prof.base.vocabulary import (
     API_OPERATION,
     API_QUEUE,
     HOST_ONLY_CONNECTION,
     NO_CONNECTION,
+    NO_NUMBER,
     OLD_NO_CONNECTION,
 )
 from unified_prof.recording.source import Findings, Source, Strings, possible
@@ -287,3 +290,176 @@ class Ends(Column):
     def _between(self, low: int, high: int) -> Ints:
         found: Ints = self._start_ns[low:high] + self._duration_ns[low:high]
         return found
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class TaskQueue:
+    """Entries of torch_npu's task queue: one thread enqueues an operator, another one launches it.
+
+    Only entries with both ends.
+    """
+
+    enqueue_thread: Ints
+    enqueue_ns: Ints
+    """Start of each enqueue."""
+    dequeue_thread: Ints
+    dequeue_ns: Ints
+    """Start of each dequeue."""
+    end_ns: Ints
+    """End of each dequeue."""
+
+    def __len__(self) -> int:
+        return len(self.enqueue_ns)
+
+
+_NOTHING = np.zeros(0, np.int64)
+
+
+def load_task_queue(source: Source, strings: Strings) -> TaskQueue:
+    """Read the entries of the task queue; enqueue and dequeue share a connection id."""
+    if "PYTORCH_API" not in source.tables:
+        return TaskQueue(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    entries = source.integers("PYTORCH_API", {"type": "coalesce(type, -1)"})["type"] == API_QUEUE
+    if not entries.any():
+        return TaskQueue(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    found = source.integers(
+        "PYTORCH_API",
+        {
+            "start": "CAST(startNs AS INTEGER)",
+            "end": "CAST(endNs AS INTEGER)",
+            "thread": "coalesce(globalTid, -1)",
+            "id": f"coalesce(connectionId, {MISSING + 1} - 1)",
+            "name": "coalesce(name, -1)",
+        },
+    )
+    with np.errstate(over="ignore"):
+        entries &= possible(found["start"], found["end"] - found["start"])
+    found = {name: values[entries] for name, values in found.items()}
+    ids, number = codes(found["name"])
+    is_enqueue = np.array([(text or "").startswith("Enqueue") for text in strings.texts(ids)])
+    pairs = source.integers("CONNECTION_IDS", {"id": "id", "connection": "connectionId"})
+    # An entry that launched several tasks has several connections; the first one is shared.
+    row = Lookup(pairs["id"]).rows(found["id"])
+    enqueues = np.flatnonzero(is_enqueue[number] & (row >= 0))
+    dequeues = np.flatnonzero(~is_enqueue[number] & (row >= 0))
+    partner = Lookup(pairs["connection"][row[enqueues]]).rows(pairs["connection"][row[dequeues]])
+    dequeues, enqueues = dequeues[partner >= 0], enqueues[partner[partner >= 0]]
+    in_order = found["start"][enqueues] <= found["start"][dequeues]
+    dequeues, enqueues = dequeues[in_order], enqueues[in_order]
+    return TaskQueue(
+        enqueue_thread=found["thread"][enqueues],
+        enqueue_ns=found["start"][enqueues],
+        dequeue_thread=found["thread"][dequeues],
+        dequeue_ns=found["start"][dequeues],
+        end_ns=found["end"][dequeues],
+    )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class StreamWaits:
+    """Waits of a stream for an event of another stream; streams are `device << 32 | stream`."""
+
+    at_ns: Ints
+    """Start of the host's call: tasks launched on `stream` later than this wait."""
+    stream: Ints
+    awaited_stream: Ints
+    recorded_ns: Ints
+    """Start of the call that recorded the event: tasks launched before this are waited for."""
+
+    def __len__(self) -> int:
+        return len(self.at_ns)
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CallWaits:
+    """What synchronizing calls waited for: an event of a stream, or a whole stream."""
+
+    call: Ints
+    """Calls that waited for an event, as indexes into the given calls."""
+    awaited_stream: Ints
+    recorded_ns: Ints
+    on_stream_call: Ints
+    """Calls that waited for a whole stream, as indexes into the given calls."""
+    on_stream: Ints
+
+    def __len__(self) -> int:
+        return len(self.call)
+
+
+def stream_waits(source: Source, strings: Strings, calls: HostCalls) -> StreamWaits:
+    """Return the waits of streams, empty if none was recorded."""
+    found = _read_syncs(source)
+    if found is None:
+        return StreamWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    kinds = [
+        number
+        for number in np.unique(found["kind"]).tolist()
+        if (strings.get(number) or "").lower().startswith("stream wait")
+    ]
+    chosen = np.isin(found["kind"], kinds) & (found["stream"] >= 0) & (found["awaited"] >= 0)
+    found = {name: values[chosen] for name, values in found.items()}
+    recorded = _start_of_correlation(calls)(found["record"])
+    return StreamWaits(
+        at_ns=found["start"],
+        stream=_stream_id(found["device"], found["stream"]),
+        awaited_stream=_stream_id(found["device"], found["awaited"]),
+        recorded_ns=np.where(recorded >= 0, recorded, found["start"]),
+    )
+
+
+def call_waits(source: Source, calls: HostCalls, chosen: Ints) -> CallWaits:
+    """Return what the chosen calls waited for, as far as it was recorded."""
+    found = _read_syncs(source)
+    if found is None or not len(chosen):
+        return CallWaits(_NOTHING, _NOTHING, _NOTHING, _NOTHING, _NOTHING)
+    row = Lookup(found["correlation"]).rows(calls.connection[chosen]).astype(np.int64)
+    row[calls.connection[chosen] < 0] = -1
+    events = np.flatnonzero((row >= 0) & (np.append(found["awaited"], MISSING)[row] >= 0))
+    at = row[events]
+    recorded = _start_of_correlation(calls)(found["record"][at])
+    events, at, recorded = (values[recorded >= 0] for values in (events, at, recorded))
+    streams = np.flatnonzero((row >= 0) & (np.append(found["stream"], MISSING)[row] >= 0))
+    streams = np.setdiff1d(streams, events)
+    return CallWaits(
+        call=events,
+        awaited_stream=_stream_id(found["device"][at], found["awaited"][at]),
+        recorded_ns=recorded,
+        on_stream_call=streams,
+        on_stream=_stream_id(found["device"][row[streams]], found["stream"][row[streams]]),
+    )
+
+
+def _start_of_correlation(calls: HostCalls) -> Callable[[Ints], Ints]:
+    """Return a function that returns the start of the call of each correlation id, or -1."""
+
+    def start_of(correlation: Ints) -> Ints:
+        row = calls.of_connection(correlation)
+        known = (row >= 0) & (correlation >= 0)
+        return np.where(known, np.append(calls.start_ns, -1)[row], -1)
+
+    return start_of
+
+
+def _stream_id(device: Ints, stream: Ints) -> Ints:
+    return device << 32 | (stream & 0xFFFFFFFF)
+
+
+def _read_syncs(source: Source) -> dict[str, Ints] | None:
+    if "UPROF_GPU_SYNCS" not in source.tables:
+        return None
+    found = source.integers(
+        "UPROF_GPU_SYNCS",
+        {
+            "start": "startNs",
+            "device": "deviceId",
+            "stream": "streamId",
+            "kind": "kind",
+            "correlation": "correlationId",
+            "awaited": "waitStream",
+            "record": "waitRecord",
+        },
+    )
+    for name in ("stream", "awaited", "record"):
+        # CUPTI's value for none: a wait for a device is a wait for no stream of it.
+        found[name] = np.where(found[name] == NO_NUMBER, MISSING, found[name])
+    return found

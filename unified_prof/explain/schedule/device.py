@@ -20,7 +20,7 @@ from unified_prof.arrays.packed import codes
 from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
-from unified_prof.recording import queues
+from unified_prof.recording import host_calls
 from unified_prof.recording.calls import COMMUNICATION, UNKNOWN
 from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording
@@ -252,7 +252,7 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
     """Return what waited for events: by calls, as GPUs record them, or by tasks, as NPUs do."""
     moment = pieces.moment_ns
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
-    events = queues.of_streams(recording.source, recording.strings, recording.host_calls)
+    events = host_calls.stream_waits(recording.source, recording.strings, recording.host_calls)
     if len(events):
         latest = Launched(pieces)
         awaited = latest.before(events.awaited_stream, events.recorded_ns)
@@ -403,7 +403,7 @@ def waited_for(
             if not len(looking):
                 break
 
-    events = queues.of_calls(recording.source, calls, call)
+    events = host_calls.call_waits(recording.source, calls, call)
     its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
     found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
     open_ones = np.ones(len(call), bool)

@@ -15,7 +15,7 @@ from unified_prof.arrays.packed import codes
 from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
 from unified_prof.explain.schedule.graph import Edges
-from unified_prof.recording import queues
+from unified_prof.recording import host_calls
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.idle import is_synchronising
@@ -128,16 +128,16 @@ def of_recording(
     ends = points.add(calls.thread[syncs], calls.end_ns[syncs], _SYNC_END)
     copies = _blocking_copies(calls, recording.strings, launching, done_ns + skew_ns, syncs)
     copied = points.add(calls.thread[launching[copies]], calls.end_ns[launching[copies]], _SYNC_END)
-    queue = queues.load(recording.source, recording.strings)
-    put = points.add(queue.put_thread, queue.put_ns, _ENQUEUED)
-    taken = points.add(queue.taken_thread, queue.begin_ns, _QUEUE_BEGIN)
-    points.add(queue.taken_thread, queue.end_ns, _QUEUE_END)
+    queue = host_calls.load_task_queue(recording.source, recording.strings)
+    put = points.add(queue.enqueue_thread, queue.enqueue_ns, _ENQUEUED)
+    taken = points.add(queue.dequeue_thread, queue.dequeue_ns, _QUEUE_BEGIN)
+    points.add(queue.dequeue_thread, queue.end_ns, _QUEUE_END)
     threads = np.unique(
-        np.concatenate((calls.thread[launching], calls.thread[syncs], queue.put_thread))
+        np.concatenate((calls.thread[launching], calls.thread[syncs], queue.enqueue_thread))
     )
     if not len(launching) and framework is not None:
         threads = np.union1d(threads, framework.threads)
-    handed = _handovers(calls, framework, np.setdiff1d(threads, queue.taken_thread))
+    handed = _handovers(calls, framework, np.setdiff1d(threads, queue.dequeue_thread))
     given = points.add(handed.from_thread, handed.given_ns, _HANDED)
     got = points.add(handed.to_thread, handed.taken_ns, _TAKEN)
     main = _main_thread(framework, calls, launching, syncs)
@@ -166,7 +166,7 @@ def of_recording(
     same = np.flatnonzero(thread[1:] == thread[:-1])
     chain = Edges(same, same + 1, lag[same], np.zeros(len(same), bool), kind[same])
     queued = Edges.of(
-        place[put], place[taken], np.minimum(queue.begin_ns - queue.put_ns, _PICKED_UP_NS),
+        place[put], place[taken], np.minimum(queue.dequeue_ns - queue.enqueue_ns, _PICKED_UP_NS),
         behind=False, kind=graph.QUEUE,
     )  # fmt: skip
     woken = Edges.of(
