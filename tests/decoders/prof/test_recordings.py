@@ -13,10 +13,7 @@ from hypothesis import strategies as st
 from tests.decoders.prof.compare import assert_same_rows
 from tests.decoders.prof.memory_sink import MemorySink, with_tasks
 from tests.prof_generator import COUNTERS, HOST_USAGE, Recipe, Recording, generate
-from tests.prof_generator.encode import records
-from tests.prof_generator.timing import DEVICE_COUNTER
-from unified_prof.decoders.prof import memory_samples
-from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
+from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 
 # Tables whose rows the generator does not foresee.
@@ -71,9 +68,8 @@ def test_everything_at_once(platform: int, pmu: str, layout_version: str, tmp_pa
         device_slice_bytes=999,
     )
     sink = check(generate(tmp_path, recipe))
-    expected = {"os_call_not_listed"}  # one name in four is none
-    expected |= set() if platform == 5 else {"qos_not_evaluated"}
-    assert set(sink.anomalies) == expected
+    # One name of a system call in four is none; no chip has tables of all counters.
+    assert set(sink.anomalies) == {"os_call_not_listed", "not_evaluated_on_platform"}
 
 
 @pytest.mark.parametrize("platform", [1, 5, 7, 15])
@@ -90,14 +86,16 @@ def test_host_without_device(tmp_path: Path) -> None:
     check(generate(tmp_path, recipe))
 
 
-def test_qos_of_other_chips_is_counted_and_not_shown(tmp_path: Path) -> None:
-    path = generate(tmp_path, Recipe(platform=15, operators=0)).path / "device_0"
-    sample = records("qos", 1, timestamp=DEVICE_COUNTER, bandwidth=[range(10)])
-    (path / "data" / "qos.data.0.slice_0").write_bytes(sample.tobytes())
+@pytest.mark.parametrize(("name", "platform"), [("qos", 15), ("nic", 15), ("hccs", 7)])
+def test_files_without_a_table_on_the_platform_are_counted(
+    name: str, platform: int, tmp_path: Path
+) -> None:
+    recipe = Recipe(platform=platform, operators=1, samples=3, counters=(name,))
+    recording = generate(tmp_path, recipe)
     sink = MemorySink()
-    memory_samples.decode_qos(DeviceDirectory(path, 0), sink)
-    assert not sink.tables()
-    assert "qos_not_evaluated" in sink.anomalies
+    decode_recording(ProfDirectory(recording.path), sink)
+    assert name.upper() not in sink.tables()
+    assert sink.anomalies["not_evaluated_on_platform"] == 1
 
 
 def test_same_recipe_same_bytes(tmp_path: Path) -> None:

@@ -84,22 +84,19 @@ def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
     ]
     sampling.write_samples(
         sink,
-        "CCU",
         device,
-        {
-            "deviceId": device.device_id,
-            "globalTaskId": tasks.ids.take(len(missions)),
-            "name": np.asarray(
-                sink.strings.intern_all(
-                    "LoopGroup" if mission.peer is None else "Wait" for mission in missions
-                )
-            ),
-            "startNs": start_ns,
-            # What is damaged may last longer than there are times.
-            "endNs": start_ns + np.minimum(durations_ns, MAX_NS - start_ns).astype(np.int64),
-            "args": np.asarray(sink.strings.intern_all(args)),
-        },
+        "CCU",
+        start_ns,
         time_column="startNs",
+        globalTaskId=tasks.ids.take(len(missions)),
+        name=np.asarray(
+            sink.strings.intern_all(
+                "LoopGroup" if mission.peer is None else "Wait" for mission in missions
+            )
+        ),
+        # The end of a damaged record may be beyond int64.
+        endNs=start_ns + np.minimum(durations_ns, MAX_NS - start_ns).astype(np.int64),
+        args=np.asarray(sink.strings.intern_all(args)),
     )
 
 

@@ -409,17 +409,20 @@ def _decode(
         start_us = np.array([call.start_us for call in listed]) - origin_us
         end_us = start_us + np.array([call.duration_us for call in listed])
         thread_id = np.array([call.thread_id for call in listed], np.int64)
-        columns = {
-            "name": sink.strings.intern_all(call.name for call in listed),
-            "globalTid": (process_id << 32 | thread_id),
-            "startNs": _since_1970(host, start_us),
-            "endNs": _since_1970(host, end_us),
-        }
-        sampling.write_samples(sink, "OSRT_API", host, columns, time_column="startNs")
+        sampling.write_samples(
+            sink,
+            host,
+            "OSRT_API",
+            _since_1970(host, start_us),
+            time_column="startNs",
+            name=sink.strings.intern_all(call.name for call in listed),
+            globalTid=(process_id << 32 | thread_id),
+            endNs=_since_1970(host, end_us),
+        )
 
 
 def _since_1970(host: HostDirectory, monotonic_us: NDArray[np.float64]) -> NDArray[np.int64]:
-    return host.clocks.monotonic.to_ns(sampling.whole_ns(monotonic_us * 1000))
+    return host.clocks.monotonic.to_ns(sampling.truncated_ns(monotonic_us * 1000))
 
 
 def _calls(
@@ -439,7 +442,7 @@ def _calls(
                 damaged += 1
         if calls:
             yield calls
-    sampling.count_damaged(sink, host, f"{file.name}.data", damaged)
+    sampling.count_damaged(sink, host, file.name, damaged)
     if unfinished:
         sink.anomaly("os_call_unfinished", unfinished, f"{host.data.path}/{file.name}.data")
 

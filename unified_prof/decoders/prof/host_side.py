@@ -38,7 +38,7 @@ from unified_prof.decoders.prof.launches import (
     streams,
     without_lost_calls,
 )
-from unified_prof.decoders.prof.layouts import V6_PLATFORMS
+from unified_prof.decoders.prof.layouts import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.operators import HashTexts, ListTexts
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.spool import Rows, put, windows
@@ -211,6 +211,14 @@ class HostSide:
         chosen, found, hashes = operators_of(launches, knowledge, self._sink)
         rows["is_operator"][chosen] = True
         put(rows, "operator", chosen, found)
+        if self.host.platform in ONE_CORE_KIND_PLATFORMS:
+            # There are no tasks of contexts: the whole task has the blocks of its operator.
+            on_vector_cores = self.types.named("KERNEL_MIX_AIV")[tasks.type_index]
+            row = launches.task[chosen]
+            blocks = np.zeros(len(tasks), np.uint32)
+            blocks[row] = np.where(on_vector_cores[row], found["mixBlockNum"], found["blockNum"])
+            whole = np.flatnonzero(launches.placeholder)
+            rows["operator"]["blockNum"][whole] = blocks[launches.task[whole]]
         scheduling = np.flatnonzero(found["scheduler"])
         if len(scheduling):
             kernels = np.zeros(len(scheduling), KERNEL)

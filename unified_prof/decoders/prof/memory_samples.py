@@ -1,19 +1,7 @@
-"""DDR: read and write bandwidth of the device memory of inference chips, ddr.data.
-
-HBM: counters of the high-bandwidth memory, hbm.data.
-
-LLC: hit rate and throughput of the last-level cache, llc.data.
-
-NPU_MEM: memory in use on the device, by the application and in all; npu_mem.data.
-
-NPU_MODULE_MEM: memory that the modules of the software stack hold; npu_module_mem.data.
-
-QOS: bandwidth of up to ten masters of the memory system, qos.data of platform 5.
-"""
+"""Decodes samples of memory and caches: DDR, HBM, LLC, NPU_MEM, NPU_MODULE_MEM and QOS."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from decimal import ROUND_HALF_EVEN, Context, Decimal, localcontext
 
 import numpy as np
@@ -22,64 +10,68 @@ from numpy.typing import NDArray
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.slices import Records
+from unified_prof.decoders.prof.layouts import record_type
 
 _READ = 0
 _WHOLE_CHANNEL = 0xFFFFFFFF
 
-# Bytes of one count, by platform; chips with HBM instead of DDR are not evaluated.
-_BYTES_PER_COUNT = {7: 16}
-_BYTES_PER_COUNT_ELSEWHERE = 32
-_WITH_HBM = (5, 9, 15, 16)
+_DDR_BYTES_PER_COUNT = {7: 16}
+_DDR_BYTES_PER_COUNT_ELSEWHERE = 32
 
 
 def decode_ddr(device: DeviceDirectory, sink: Sink) -> None:
-    """Write DDR: one row a moment; the first is measured from the start of the recording."""
-    if device.platform in _WITH_HBM:
-        return
-    size = _BYTES_PER_COUNT.get(device.platform, _BYTES_PER_COUNT_ELSEWHERE)
+    """Write DDR (ddr.data): one row per moment, the first one measured from the start."""
+    size = _DDR_BYTES_PER_COUNT.get(device.platform, _DDR_BYTES_PER_COUNT_ELSEWHERE)
     clock = sampling.start_clock(device)
     before_us = 0
-    for records in sampling.whole_moments(device, "ddr", "ddr", "timestamp_us"):
-        whole = records["master"] == _WHOLE_CHANNEL
-        if not whole.all():
+    for records in sampling.pieces_by_moment(device, "ddr", "ddr", "timestamp_us"):
+        total = records["master"] == _WHOLE_CHANNEL
+        if not total.all():
             sink.anomaly(
                 "ddr_single_master",
-                int((~whole).sum()),
+                int((~total).sum()),
                 f"{device.data.path}: samples of single masters have no column in DDR",
             )
-        chosen = records[whole]
+        chosen = records[total]
         times, row = np.unique(chosen["timestamp_us"].astype(np.int64), return_inverse=True)
         count = np.zeros((2, len(times)))
         np.add.at(count, (np.where(chosen["rw"] == _READ, 0, 1), row), chosen["count"])
         duration_ns = np.diff(np.r_[before_us, times]).astype(np.float64) * 1e3
         before_us = int(times[-1]) if len(times) else before_us
-        times_ns = clock.to_ns(times)
         sampling.write_samples(
             sink,
-            "DDR",
             device,
-            {
-                "deviceId": device.device_id,
-                "timestampNs": times_ns,
-                "read": sampling.bandwidth(count[0], duration_ns, size),
-                "write": sampling.bandwidth(count[1], duration_ns, size),
-            },
+            "DDR",
+            clock.to_ns(times),
+            read=sampling.bandwidth(count[0], duration_ns, size),
+            write=sampling.bandwidth(count[1], duration_ns, size),
         )
 
 
-_BYTES_PER_COUNT_HBM = 32
+_HBM_BYTES_PER_COUNT = 32
+# Records of one moment and direction: the exporter takes its interval from that many records
+# before, and writes nothing of a file with fewer.
+_HBM_RECORDS_PER_EVENT = 4
 
 
 def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
-    """Write HBM: bandwidth of each memory and direction since its previous sample.
+    """Write HBM (hbm.data): bandwidth of each memory and direction since its previous sample.
 
-    The first sample of each has none and is 0, as in the exporter's databases.
+    The first sample of each has no interval and is 0, as in the exporter's databases.
     """
     absolute = device.layout_version == "2.0"
+    layout = "hbm_v2" if absolute else "hbm_v1"
+    file = device.data.get("hbm")
+    found = 0 if file is None else file.count(record_type(layout))
+    events = len(device.sample.text("hbm_profiling_events").split(","))
+    if found < _HBM_RECORDS_PER_EVENT * events:
+        sink.anomaly(
+            "too_few_samples", found, f"{device.data.path}/hbm.data: less than one complete sample"
+        )
+        return
     modes = np.array([sink.strings.intern("read"), sink.strings.intern("write")])
-    neighbours = sampling.Neighbours()
-    for records in sampling.pieces(device, "hbm", "hbm_v2" if absolute else "hbm_v1"):
+    samples = sampling.PreviousSamples()
+    for records in sampling.pieces(device, "hbm", layout):
         exact = (
             records["timestamp_ns"].astype(np.float64)
             if absolute
@@ -89,62 +81,59 @@ def decode_hbm(device: DeviceDirectory, sink: Sink) -> None:
         records, times = records[order], exact[order]
         is_write = (records["event_type"] != _READ).astype(np.int64)
         memory = records["hbm_id"].astype(np.int64)
-        known, (before,) = neighbours.previous(memory * 2 + is_write, times)
+        known, (before,) = samples.previous(memory * 2 + is_write, times)
         sampling.write_samples(
             sink,
-            "HBM",
             device,
-            {
-                "deviceId": device.device_id,
-                "timestampNs": sampling.whole_ns(times),
-                "bandwidth": sampling.bandwidth(
-                    records["count"], np.where(known, times - before, 0), _BYTES_PER_COUNT_HBM
-                ),
-                "hbmId": memory,
-                "type": modes[is_write],
-            },
+            "HBM",
+            sampling.truncated_ns(times),
+            bandwidth=sampling.bandwidth(
+                records["count"], np.where(known, times - before, 0), _HBM_BYTES_PER_COUNT
+            ),
+            hbmId=memory,
+            type=modes[is_write],
         )
 
 
-# By llc_profiling of sample.json: the eight events of a sample, and which of them are hits and
-# which are all accesses. The first two events count transfers in both modes.
-_EVENTS = {
+# By llc_profiling of sample.json: the eight events of a sample.
+_LLC_EVENTS = {
     "read": (0x00, 0x01, 0x02, 0x13, 0x20, 0x22, 0x34, 0x36),
     "write": (0x00, 0x01, 0x03, 0x14, 0x21, 0x23, 0x35, 0x37),
 }
+# Positions in a sample of the events that count hits, all accesses and transfers.
 _HITS = (2, 3, 5, 7)
 _ACCESSES = (4, 6)
 _TRANSFERS = (0, 1)
-_BYTES_PER_TRANSFER = 4096
 
-# A transfer is 64 bytes, of which a 64th of a second counts: 4096 in all. The exporter divides by
-# both factors one after the other.
+# A transfer is 64 bytes and counts for a 64th of a second, 4096 in all. The exporter divides by
+# the factors one after the other.
+_BYTES_PER_TRANSFER = 4096
 _SHARES = 64.0
 _MEGABYTES = Decimal("0.015625")
 _DECIMAL = Context(prec=28, rounding=ROUND_HALF_EVEN)
 
-# How many caches the exporter evaluates, by platform.
+# Number of caches that the exporter evaluates, by platform.
 _CACHES = {5: 2, 7: 1}
 _CACHES_ELSEWHERE = 4
 
 
 def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
-    """Write LLC: one row a cache and moment, made of the eight events counted then."""
+    """Write LLC (llc.data): hit rate and throughput of each cache at each moment."""
     mode = device.sample.text("llc_profiling")
-    if mode not in _EVENTS:
+    if mode not in _LLC_EVENTS:
         sink.anomaly(
             "unknown_llc_mode",
             1,
-            f"{device.sample.path} has llc_profiling {mode!r}, known are read and write",
+            f"{device.sample.path} has llc_profiling {mode!r}, expected read or write",
         )
         return
-    events = np.array(_EVENTS[mode])
+    events = np.array(_LLC_EVENTS[mode])
     caches = _CACHES.get(device.platform, _CACHES_ELSEWHERE)
-    neighbours = sampling.Neighbours()
+    samples = sampling.PreviousSamples()
     mode_id = sink.strings.intern(mode)
     absolute = device.layout_version == "2.0"
     layout, field = ("llc_v2", "timestamp_ns") if absolute else ("llc_v1", "timestamp_us")
-    for records in sampling.whole_moments(device, "llc", layout, field):
+    for records in sampling.pieces_by_moment(device, "llc", layout, field):
         times = (
             records[field].astype(np.float64)
             if absolute
@@ -167,28 +156,25 @@ def decode_llc(device: DeviceDirectory, sink: Sink) -> None:
             )
         time, cache = moment[0][complete], moment[1][complete].astype(np.int64)
         counts = counts[complete]
-        known, (before,) = neighbours.previous(cache, time)
+        known, (before,) = samples.previous(cache, time)
         sampling.write_samples(
             sink,
-            "LLC",
             device,
-            {
-                "deviceId": device.device_id,
-                "llcId": cache,
-                "timestampNs": sampling.whole_ns(time),
-                "hitRate": _hit_rate(counts),
-                "throughput": _throughput(counts, np.where(known, time - before, 0.0)),
-                "mode": mode_id,
-            },
+            "LLC",
+            sampling.truncated_ns(time),
+            llcId=cache,
+            hitRate=_hit_rate(counts),
+            throughput=_throughput(counts, np.where(known, time - before, 0.0)),
+            mode=mode_id,
         )
 
 
 def _hit_rate(counts: NDArray[np.int64]) -> NDArray[np.float64]:
     """Return percent, rounded to a tenth."""
-    hits = counts[:, _HITS].sum(axis=1).astype(np.float64)
-    accesses = counts[:, _ACCESSES].sum(axis=1).astype(np.float64)
-    rate = np.divide(hits, accesses, out=np.zeros(len(hits)), where=accesses > 0)
-    return sampling.rounded(rate, 3) * 100
+    hits, accesses = (
+        counts[:, columns].sum(axis=1).astype(np.float64) for columns in (_HITS, _ACCESSES)
+    )
+    return sampling.rounded(sampling.ratio(hits, accesses), 3) * 100
 
 
 def _throughput(counts: NDArray[np.int64], duration_ns: NDArray[np.float64]) -> NDArray[np.float64]:
@@ -208,24 +194,23 @@ def _throughput(counts: NDArray[np.int64], duration_ns: NDArray[np.float64]) -> 
 
 
 def _exact_megabytes(transfers: int, duration_ns: float) -> float:
-    """Return MB/s rounded as the exporter does, which decides halves in decimal arithmetic."""
+    """Return MB/s rounded as the exporter does, which rounds halves in decimal arithmetic."""
     with localcontext(_DECIMAL):
         seconds = Decimal(repr(duration_ns / _SHARES / 1e9))
         exact = Decimal(transfers) / _MEGABYTES / 1024 / 1024 / seconds
         return float(exact.quantize(Decimal("0.001")))
 
 
-_LEVELS = ("app", "device")
-_FILES = ("npu_mem", "npu_mem.app")
+_NPU_MEM_LEVELS = ("app", "device")
 
 
 def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
-    """Write NPU_MEM: one row a sample; sizes are in bytes."""
+    """Write NPU_MEM (npu_mem.data, npu_mem.app): memory in use by the process and in total."""
     layout = "npu_mem_v2" if device.layout_version == "2.0" else "npu_mem_v1"
-    level_ids = sink.strings.intern_all(_LEVELS)
-    for file_name in _FILES:
+    level_ids = np.asarray(sink.strings.intern_all(_NPU_MEM_LEVELS))
+    for file_name in ("npu_mem", "npu_mem.app"):
         for records in sampling.pieces(device, file_name, layout):
-            known = records["event"] < len(_LEVELS)
+            known = records["event"] < len(_NPU_MEM_LEVELS)
             if not known.all():
                 sink.anomaly(
                     "unknown_npu_mem_level",
@@ -233,85 +218,59 @@ def decode_npu_mem(device: DeviceDirectory, sink: Sink) -> None:
                     f"{device.data.path}: levels other than 0 and 1",
                 )
             chosen = records[known]
-            times_ns = sampling.whole_ns(sampling.rounded_start_ns(device, chosen["timestamp_us"]))
             sampling.write_samples(
                 sink,
-                "NPU_MEM",
                 device,
-                {
-                    "type": np.asarray(level_ids)[chosen["event"]],
-                    "ddr": chosen["ddr"],
-                    "hbm": chosen["hbm"],
-                    "timestampNs": times_ns,
-                    "deviceId": device.device_id,
-                },
+                "NPU_MEM",
+                sampling.truncated_ns(sampling.rounded_start_ns(device, chosen["timestamp_us"])),
+                type=level_ids[chosen["event"]],
+                ddr=chosen["ddr"],
+                hbm=chosen["hbm"],
             )
 
 
 def decode_npu_module_mem(device: DeviceDirectory, sink: Sink) -> None:
-    """Write NPU_MODULE_MEM: one row a sample. The times are values of the host's counter."""
+    """Write NPU_MODULE_MEM (npu_module_mem.data): memory reserved by modules of the software."""
     for records in sampling.pieces(device, "npu_module_mem", "npu_module_mem"):
-        times_ns = device.clocks.host.to_ns(records["host_ticks"])
         sampling.write_samples(
             sink,
-            "NPU_MODULE_MEM",
             device,
-            {
-                "moduleId": records["module_id"],
-                "timestampNs": times_ns,
-                "totalReserved": records["total_size"],
-                "deviceId": device.device_id,
-            },
+            "NPU_MODULE_MEM",
+            device.clocks.host.to_ns(records["host_ticks"]),
+            moduleId=records["module_id"],
+            totalReserved=records["total_size"],
         )
 
 
-_FILE = "qos"
-_PLATFORMS = (5,)
-_EVENTS_QOS = 10
-_BYTES_PER_MB = 1 << 20
+# Bandwidths in a record: one for each event.
+_QOS_EVENTS = 10
 _NO_DIE = -1
 
 
 def decode_qos(device: DeviceDirectory, sink: Sink) -> None:
-    """Write QOS: one row an event and sample, in bytes per second.
+    """Write QOS (qos.data): bandwidth of each event at each moment, in bytes per second.
 
-    The exporter multiplies in 32 bits, so that it shows 4096 MB/s as 0; that is not reproduced.
-    What other platforms leave in such a file is not evaluated, as it is not there.
+    The exporter multiplies in 32 bits and shows 4096 MB/s as 0; this decoder does not.
     """
-    if device.platform not in _PLATFORMS:
-        sink.anomaly(
-            "qos_not_evaluated", 1, f"{device.data.path}: qos.data of platform {device.platform}"
-        )
-        return
-    names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()][
-        :_EVENTS_QOS
-    ]
-    for records, times_ns in _records(device):
+    names = [name for name in device.sample.text("qosEvents").split(",") if name.strip()]
+    names = names[:_QOS_EVENTS]
+    clock = sampling.device_clock(device, "qos.data")
+    for records in sampling.pieces(device, "qos", "qos"):
         if not names:
             sink.anomaly(
                 "qos_without_event_names",
                 len(records),
-                f"{device.sample.path} has no qosEvents, so nothing says what was measured",
+                f"{device.sample.path} has no qosEvents: the measured events are not known",
             )
             continue
         name_ids = np.asarray(sink.strings.intern_all(f"QoS {name}" for name in names))
-        values = records["bandwidth"][:, : len(names)].astype(np.int64) * _BYTES_PER_MB
+        values = records["bandwidth"][:, : len(names)].astype(np.int64)
         sampling.write_samples(
             sink,
-            "QOS",
             device,
-            {
-                "deviceId": device.device_id,
-                "eventName": np.tile(name_ids, len(records)),
-                "bandwidth": values.ravel(),
-                "timestampNs": np.repeat(times_ns, len(names)),
-                "dieId": _NO_DIE,
-            },
+            "QOS",
+            np.repeat(clock.to_ns(records["timestamp"]), len(names)),
+            eventName=np.tile(name_ids, len(records)),
+            bandwidth=values.ravel() * int(sampling.BYTES_PER_MB),
+            dieId=_NO_DIE,
         )
-
-
-def _records(device: DeviceDirectory) -> Iterator[tuple[Records, NDArray[np.int64]]]:
-    """Yield samples and their times."""
-    clock = sampling.device_clock(device, "qos.data")
-    for records in sampling.pieces(device, _FILE, "qos"):
-        yield records, clock.to_ns(records["timestamp"])

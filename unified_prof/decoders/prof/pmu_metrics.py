@@ -1,19 +1,16 @@
-"""PMU counters of AI cores to named metrics: the metric sets, their events and formulas.
+"""Defines the metric sets of the AI core counters (PMU): names, events and formulas.
 
-A metric set is a list of metric names; a metric is a weighted sum of event counters put in
-relation to the cycles, the time, or another counter. Events are known by their number in the
-event list of sample.json, so one definition serves task-based and sample-based PMU, any order of
-events, and chips that lack some of them.
-
-Event numbers, bytes an event and names are those of the vendor's public exporter, measured with
-generated recordings of platforms 1, 5, 7 and 15.
+A metric is a weighted sum of event counters, related to the cycles, the time or another counter.
+Metrics refer to events by number, so one definition serves task-based and sample-based counters,
+any order of events, and chips that lack some of them. Numbers, bytes per event and names are those
+of the vendor's public exporter, checked with generated recordings of platforms 1, 5, 7 and 15.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -33,16 +30,24 @@ _BYTES_PER_KB = 1024.0
 
 @dataclass(frozen=True, slots=True)
 class Metric:
-    """How one metric follows from the counters of a task or a core."""
+    """A metric computed from the counters of a task or a core."""
 
     name: str
     kind: Kind
     terms: tuple[tuple[int, float], ...]
-    """(event, weight): what is summed. For `rate` the two events to divide."""
+    """(event, weight) of each summand. For `rate`: numerator and denominator."""
 
     def events(self) -> frozenset[int]:
         """Return the events that must have been counted."""
         return frozenset(event for event, _weight in self.terms)
+
+
+class MetricSelection(NamedTuple):
+    """The metrics of a set that can be computed, and the names of those that cannot."""
+
+    metrics: tuple[Metric, ...]
+    uncounted: tuple[str, ...]
+    """Names of metrics whose events were not counted."""
 
 
 def _ratio(name: str, *events: int) -> Metric:
@@ -162,7 +167,7 @@ _SETS: dict[str, tuple[Metric, ...]] = {
     ),
 }
 
-# What sampling sees besides: the transfers of the memory engine, and narrower vector writes.
+# Sampling also counts the transfers of the memory engine, and a vector write moves fewer bytes.
 _SETS_SAMPLED: dict[str, tuple[Metric, ...]] = {
     **_SETS,
     "MemoryUB": (
@@ -175,7 +180,8 @@ _SETS_SAMPLED: dict[str, tuple[Metric, ...]] = {
     ),
 }
 
-# Chips whose cube and vector units share their cores.
+# Chips whose cube and vector units share their cores. Newer collectors count other events of the
+# unified buffer than older ones: of metrics with the same name, the counted one is used.
 _EXECUTED = (
     *_pipe("vec_exe", 0x12C),
     *_pipe("mac_exe", 0x49, 0x4A),
@@ -185,6 +191,7 @@ _EXECUTED = (
     *_pipe("mte3_exe", 0x0D),
     *_pipe("fixpipe_exe", 0x303),
 )
+_VECTOR_READ = Metric("ub_read_bw_vector", "bandwidth", ((0x17F, 32.0), (0x180, 32.0)))
 _SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
     **_SETS,
     "PipelineExecuteUtilization": _EXECUTED,
@@ -206,20 +213,17 @@ _SETS_ONE_KIND: dict[str, tuple[Metric, ...]] = {
         _bandwidth("l0c_write_bw", 0x29, 256),
         _bandwidth("l0c_write_bw_cube", 0x2A, 256),
     ),
-    "MemoryUB": (
-        Metric("ub_read_bw_vector", "bandwidth", ((0x17F, 32.0), (0x180, 32.0))),
-        _bandwidth("ub_write_bw_vector", 0x191, 32),
-        _bandwidth("ub_read_bw_scalar", 0x37, 16),
-        _bandwidth("ub_write_bw_scalar", 0x38, 16),
-    ),
+    "MemoryUB": (_VECTOR_READ, _bandwidth("ub_write_bw_vector", 0x191, 32), *_SETS["MemoryUB"]),
 }
 _SETS_ONE_KIND_SAMPLED: dict[str, tuple[Metric, ...]] = {
     **_SETS,
     "PipelineExecuteUtilization": _EXECUTED,
     "MemoryUB": (
-        *_SETS_ONE_KIND["MemoryUB"],
+        _VECTOR_READ,
+        _bandwidth("ub_write_bw_vector", 0x191, 16),
         _bandwidth("ub_read_bw_mte", 0x1A5, 16),
         _bandwidth("ub_write_bw_mte", 0x1A6, 16),
+        *_SETS_SAMPLED["MemoryUB"],
     ),
 }
 
@@ -266,19 +270,19 @@ _SETS_V6: dict[str, tuple[Metric, ...]] = {
         Metric("vec_resc_cflt_ratio", "rate", ((0x528, 1.0), (0x502, 1.0))),
     ),
 }
+# Sets that a chip can count and of which the exporter writes no rows.
 NOT_EVALUATED: Mapping[Family, frozenset[str]] = {"v6": frozenset({"Memory"})}
-"""Sets that a chip can count and the exporter has no rows of."""
 
 
 def parse_events(text: str, limit: int) -> tuple[int, ...]:
     """Return the event numbers of a list such as `0x8,0xa` or `8,10`.
 
     Args:
-        text: value of ai_core_profiling_events or aiv_profiling_events of sample.json.
-        limit: how many counters a record has; further events were not counted.
+        text: ai_core_profiling_events or aiv_profiling_events of sample.json.
+        limit: number of counters in a record; further events were not counted.
 
     Raises:
-        ValueError: an entry is no number.
+        ValueError: an entry is not a number.
     """
     return tuple(int(part.strip(), 0) for part in text.split(",") if part.strip())[:limit]
 
@@ -295,22 +299,30 @@ _SAMPLED_SETS: dict[Family, dict[str, tuple[Metric, ...]]] = {
 }
 
 
-def metrics_of(
+def select_metrics(
     set_name: str, events: Sequence[int], family: Family, *, sampled: bool = False
-) -> tuple[Metric, ...]:
-    """Return the metrics of a set that the counted events allow.
+) -> MetricSelection:
+    """Return the metrics of a set whose events were counted, and the names of the others.
 
     Args:
         set_name: ai_core_metrics or aiv_metrics of sample.json, such as `Memory`, `Custom:0x8`.
-        events: what the counters of a record count.
-        family: of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
-        sampled: whether cores were sampled instead of tasks counted.
+        events: the event of each counter of a record.
+        family: family of the chip: cores of two kinds, of one kind, or platforms 15 and 16.
+        sampled: True if cores were sampled, False if tasks were counted.
     """
     if set_name.startswith(CUSTOM_PREFIX):
-        return tuple(Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
+        custom = (Metric(f"r{event:x}", "count", ((event, 1.0),)) for event in events)
+        return MetricSelection(tuple(custom), ())
     counted = set(events)
     known = (_SAMPLED_SETS if sampled else _TASK_SETS)[family].get(set_name, ())
-    return tuple(metric for metric in known if metric.events() <= counted)
+    chosen: dict[str, Metric | None] = {}
+    for metric in known:
+        if chosen.get(metric.name) is None:
+            chosen[metric.name] = metric if metric.events() <= counted else None
+    return MetricSelection(
+        tuple(metric for metric in chosen.values() if metric is not None),
+        tuple(name for name, metric in chosen.items() if metric is None),
+    )
 
 
 def evaluate(
@@ -321,19 +333,18 @@ def evaluate(
     total_time_ns: Float64,
     frequency_mhz: float,
 ) -> Float64:
-    """Compute metrics for many tasks or cores at once.
+    """Compute metrics of many tasks or cores.
 
     Args:
-        metrics: what to compute.
+        metrics: the metrics to compute.
         events: event of each column of `counters`.
         counters: one row per task or core.
         cycles: cycles of each row.
-        total_time_ns: time of each row, what `time` metrics are a share of.
-        frequency_mhz: core frequency that turns bytes per cycle into GB/s.
+        total_time_ns: time of each row; `time` metrics are a share of it.
+        frequency_mhz: core frequency, to convert bytes per cycle to GB/s.
 
     Returns:
-        One row per row of `counters`, one column per metric. Ratios without a denominator are 0,
-        as a core that did not run has none of anything.
+        One row per row of `counters`, one column per metric. Ratios with denominator 0 are 0.
     """
     column = {event: index for index, event in enumerate(events)}
     count = {event: counters[:, index].astype(np.float64) for event, index in column.items()}

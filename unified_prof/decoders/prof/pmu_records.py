@@ -20,8 +20,19 @@ from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_CONTEXT, NO_STREAM
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.layouts import V6_PLATFORMS, record_type
-from unified_prof.decoders.prof.pmu_tables import AIC, AIV, CoreKind, core_kinds, usable_changes
+from unified_prof.decoders.prof.layouts import (
+    ONE_CORE_KIND_PLATFORMS,
+    V6_PLATFORMS,
+    record_type,
+)
+from unified_prof.decoders.prof.pmu_tables import (
+    AIC,
+    AIV,
+    SAMPLE_BASED,
+    CoreKind,
+    core_kinds,
+    usable_changes,
+)
 from unified_prof.decoders.prof.slices import RawFile, Records
 from unified_prof.decoders.prof.task_identity import decode_words
 from unified_prof.decoders.prof.task_join import DeviceTasks
@@ -100,6 +111,7 @@ class PmuReader:
     ) -> None:
         self._file, self._tasks, self._sink = file, tasks, sink
         self._v6 = device.platform in V6_PLATFORMS
+        self._with_contexts = device.platform not in ONE_CORE_KIND_PLATFORMS
         self._where = f"{device.data.path}/{file.name}.data"
 
     def tasks(self) -> Iterator[Counted]:
@@ -155,7 +167,10 @@ class PmuReader:
             core, is_mix = core[usable], is_mix[usable]
         stream, task = self._ids(records)
         batch = self._tasks.flips.batch_of(stream, task, records["end"], at_flip=True)
-        context = np.where(is_context, records["subtask_id"], np.uint32(NO_CONTEXT))
+        if self._with_contexts:
+            context = np.where(is_context, records["subtask_id"], np.uint32(NO_CONTEXT))
+        else:
+            context = np.full(len(records), NO_CONTEXT, np.uint32)
         return self._of_known_tasks(
             self._tasks.pack(stream, task, batch, context),
             _block_key(stream, task, records["subtask_id"]),
@@ -306,7 +321,6 @@ def _v6_task_id(records: Records) -> NDArray[np.uint32]:
 
 
 _FILE = "ffts_profile"
-_SAMPLE_BASED = "sample-based"
 
 # Platforms whose task-based counters the exporter evaluates.
 _PLATFORMS = (5, 7, 8, 9, 11, *V6_PLATFORMS)
@@ -319,14 +333,15 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
     the MIX tasks, the second adds up what their other cores counted. So memory grows with MIX
     tasks only, by a few hundred bytes each.
     """
-    file = device.data.get(_FILE)
-    if file is None or device.sample.text("ai_core_profiling_mode") == _SAMPLE_BASED:
+    if device.sample.text("ai_core_profiling_mode") == SAMPLE_BASED:
         return
-    if device.platform not in _PLATFORMS:
+    file = device.data.get(_FILE)
+    if file is None or device.platform not in _PLATFORMS:
         sink.anomaly(
             "task_pmu_not_evaluated",
             1,
-            f"{device.data.path}: task-based counters of platform {device.platform}",
+            f"{device.data.path}: AI core counters by task of platform {device.platform} have no"
+            " table in the database",
         )
         return
     kinds = core_kinds(device, sink)

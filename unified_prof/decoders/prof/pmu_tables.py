@@ -1,17 +1,11 @@
-"""Which PMU metrics a recording has, for each kind of AI core, and what they come to.
+"""Decodes sampled AI core counters and core frequencies; selects the metrics of a recording.
 
 Chips with separate cube and vector cores have two kinds, AIC and AIV, each with its own events,
-number of cores and frequency; on others all cores are of one kind and names have no prefix.
+number of cores and frequency. On other chips all cores are of one kind and metric names have no
+prefix.
 
-SAMPLE_PMU_TIMELINE and SAMPLE_PMU_SUMMARY: AI core counters read at fixed intervals.
-
-Platforms with the stars scheduler write one file and tell AIV cores by their number, platforms 1
-and 4 write one file for each kind of cores.
-
-AICORE_FREQ: the AI core frequency over time, from lpmFreqConv or lpmInfoConv.
-
-Newer collectors write the second in place of the first: the same records, which tell in addition
-what they are about. Voltages of cores and of the bus have no table.
+Platforms with the stars scheduler write the samples of all cores to one file, where a vector core
+has a number above `last_cube_core`. Platforms 1 and 4 write one file for each kind of core.
 """
 
 from __future__ import annotations
@@ -35,12 +29,13 @@ from unified_prof.decoders.prof.pmu_metrics import CUSTOM_PREFIX, TOTAL_CYCLES, 
 from unified_prof.decoders.prof.slices import Records
 
 AIC, AIV = 0, 1
+SAMPLE_BASED = "sample-based"
 
-# The last core of the cube kind in the records of sampled cores, by platform; the same on chips
-# whose cores are all of one kind.
+# Highest number of a cube core in sampled records, by platform.
 _LAST_AIC_CORE = {7: 0, 8: 0, 11: 0, 15: 35, 16: 35}
 _LAST_AIC_CORE_ELSEWHERE = 24
 
+# Counters in a record.
 _COUNTERS = 8
 _COUNTERS_V6 = 10
 _NS_PER_US = 1000.0
@@ -50,35 +45,35 @@ Float64 = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class CoreKind:
-    """The cores of one kind and what was counted on them."""
+    """The cores of one kind, and the events and metrics counted on them."""
 
     prefix: str
-    """Of metric names: `aic_`, `aiv_`, or nothing on chips with one kind."""
+    """Prefix of metric names: `aic_`, `aiv_`, or empty on chips with one kind."""
     events: tuple[int, ...]
     metrics: tuple[Metric, ...]
     cores: int
     frequency_mhz: float
-    """Rated, of the cube cores: the exporter relates the tasks of both kinds to it."""
+    """Rated frequency of the cube cores; the exporter uses it for both kinds."""
     rounded: bool
-    """Total times are rounded to a hundredth microsecond: the exporter computes the metrics of
-    chips with one kind of cores, and custom events, by another program."""
+    """True if total times are rounded to 0.01 us, as the exporter does on chips with one kind of
+    core and for custom events."""
 
     @property
     def names(self) -> list[str]:
-        """Return the names of `values`' columns."""
+        """Names of the columns of `values`."""
         names = [TOTAL_TIME, TOTAL_CYCLES, *(metric.name for metric in self.metrics)]
         return [self.prefix + name for name in names]
 
     def time_on_cores_ns(
         self, cycles: Float64, frequency_mhz: Float64, blocks: NDArray[np.uint32]
     ) -> Float64:
-        """Return how long tasks took, from the cycles of all their blocks.
+        """Return the duration of tasks, computed from the cycles of their blocks.
 
         Args:
-            cycles: cycles of all blocks of a task together.
-            frequency_mhz: core frequency at the task's end.
-            blocks: number of blocks, of which as many run at a time as there are cores; a task
-                with none recorded has no time.
+            cycles: sum of the cycles of all blocks of a task.
+            frequency_mhz: core frequency at the end of the task.
+            blocks: number of blocks; as many run at a time as there are cores. Tasks without
+                recorded blocks have duration 0.
         """
         if not self.cores:
             return np.zeros(len(cycles))
@@ -87,11 +82,11 @@ class CoreKind:
         return self.rounded_ns(one_round * rounds * _NS_PER_US)
 
     def rounded_ns(self, time_ns: Float64) -> Float64:
-        """Round a time where the exporter does."""
+        """Round times if the exporter does."""
         return sampling.rounded(time_ns / _NS_PER_US, 2) * _NS_PER_US if self.rounded else time_ns
 
     def values(self, counters: NDArray[np.uint64], cycles: Float64, time_ns: Float64) -> Float64:
-        """Return a column for every name, a row for every task."""
+        """Return the values of all metrics: one row per task, one column per name."""
         derived = pmu_metrics.evaluate(
             self.metrics, self.events, counters, cycles, time_ns, self.frequency_mhz
         )
@@ -99,32 +94,42 @@ class CoreKind:
 
 
 def last_cube_core(platform: int) -> int:
-    """Return the highest number of a cube core in sampled records; vector cores are above."""
+    """Return the highest number of a cube core in sampled records."""
     return _LAST_AIC_CORE.get(platform, _LAST_AIC_CORE_ELSEWHERE)
 
 
 def core_kinds(
     device: DeviceDirectory, sink: Sink, *, sampled: bool = False
 ) -> tuple[CoreKind, ...]:
-    """Return the kinds of cores of a device, by `AIC` and `AIV`; empty when nothing is known.
+    """Return the kinds of cores of a device, indexed by `AIC` and `AIV`; empty if unknown.
 
-    What sample.json asks for that has no known formula is counted as an anomaly.
+    Counts as anomalies: metric sets without a formula, and metrics of a set whose events were not
+    counted.
 
     Args:
-        device: whose sample.json says what was counted.
+        device: the device; its sample.json names sets and events.
         sink: takes the anomalies.
-        sampled: whether cores were sampled instead of tasks counted.
+        sampled: True if cores were sampled, False if tasks were counted.
     """
     one_kind = device.platform in ONE_CORE_KIND_PLATFORMS
-    wanted = [("ai_core_metrics", "ai_core", "aic", "" if one_kind else "aic_")]
+    wanted = [("ai_core_metrics", "ai_core", "ai_core_num", "" if one_kind else "aic_")]
     if not one_kind:
-        wanted.append(("aiv_metrics", "aiv", "aiv", "aiv_"))
-    kinds = [_kind(device, *keys, sampled=sampled) for keys in wanted]
-    found = tuple(kind for kind in kinds if kind is not None and kind.metrics)
-    if len(found) < len(kinds):
-        _report_unknown(device, sink)
-        return ()
-    return found
+        wanted.append(("aiv_metrics", "aiv", "aiv_num", "aiv_"))
+    kinds: list[CoreKind] = []
+    uncounted: list[str] = []
+    for keys in wanted:
+        kind = _core_kind(device, *keys, sampled=sampled, uncounted=uncounted)
+        if kind is None or not kind.metrics:
+            _report_unknown(device, sink)
+            return ()
+        kinds.append(kind)
+    if uncounted:
+        sink.anomaly(
+            "pmu_metric_not_counted",
+            len(uncounted),
+            f"{device.sample.path}: the events of {', '.join(uncounted)} were not counted",
+        )
+    return tuple(kinds)
 
 
 def _report_unknown(device: DeviceDirectory, sink: Sink) -> None:
@@ -150,15 +155,20 @@ def _family(platform: int) -> pmu_metrics.Family:
     return "one kind" if platform in ONE_CORE_KIND_PLATFORMS else "two kinds"
 
 
-def _kind(
+def _core_kind(
     device: DeviceDirectory,
     metrics_key: str,
     events_key: str,
-    info_key: str,
+    cores_key: str,
     prefix: str,
     *,
     sampled: bool,
+    uncounted: list[str],
 ) -> CoreKind | None:
+    """Return one kind of cores; None if its list of events cannot be parsed.
+
+    Appends the names of metrics whose events were not counted to `uncounted`.
+    """
     family = _family(device.platform)
     set_name = device.sample.text(metrics_key)
     try:
@@ -168,33 +178,34 @@ def _kind(
         )
     except ValueError:
         return None
+    selection = pmu_metrics.select_metrics(set_name, events, family, sampled=sampled)
+    uncounted += (prefix + name for name in selection.uncounted)
     info = device.device_info
     return CoreKind(
         prefix=prefix,
         events=events,
-        metrics=pmu_metrics.metrics_of(set_name, events, family, sampled=sampled),
-        cores=max(info.integer("ai_core_num" if info_key == "aic" else "aiv_num") or 0, 0),
+        metrics=selection.metrics,
+        cores=max(info.integer(cores_key) or 0, 0),
         frequency_mhz=float(info.decimal("aic_frequency") or 0),
         rounded=family == "one kind" or set_name.startswith(CUSTOM_PREFIX),
     )
 
 
-_SAMPLE_BASED = "sample-based"
 _CORE_TYPES = ("AIC", "AIV")
 
 _STARS_FILES = (("ffts_profile", None),)
 _HWTS_FILES = (("aicore", AIC), ("aiVectorCore", AIV))
 
-# What a mode byte of 0 means: nothing after it was recorded.
+# Mode byte that ends a file: no records follow.
 _END_OF_FILE = 0
 
-# What the exporter takes for the interval before the first sample of a core.
+# Interval that the exporter assumes before the first sample of a core.
 _FIRST_INTERVAL_NS = 1
 
 
 @dataclass(slots=True)
 class _Sums:
-    """Everything a core counted."""
+    """Sums of the counters of a core."""
 
     kind: CoreKind
     frequency_mhz: float
@@ -203,8 +214,8 @@ class _Sums:
 
 
 def decode_sample_pmu(device: DeviceDirectory, sink: Sink) -> None:
-    """Write every sample's cycles and usage, and the metrics of each core over all samples."""
-    if device.sample.text("ai_core_profiling_mode") != _SAMPLE_BASED:
+    """Write SAMPLE_PMU_TIMELINE (each sample) and SAMPLE_PMU_SUMMARY (metrics of each core)."""
+    if device.sample.text("ai_core_profiling_mode") != SAMPLE_BASED:
         return
     files = _HWTS_FILES if device.platform in HWTS_PLATFORMS else _STARS_FILES
     if not any(device.data.get(name) for name, _ in files):
@@ -230,13 +241,13 @@ def _decode_file(
     clock = sampling.device_monotonic_clock(device, f"{file_name}.data")
     type_ids = np.asarray(sink.strings.intern_all(_CORE_TYPES))
     frequency_mhz = kinds[AIC].frequency_mhz
-    # Also where cores of both types are counted alike, each type has a frequency of its own.
+    # Each type has its own frequency, even if the same events are counted on both.
     rated_mhz = [
         float(device.device_info.decimal(f"{name.lower()}_frequency") or 0) for name in _CORE_TYPES
     ]
     last_cube = last_cube_core(device.platform)
-    neighbours = sampling.Neighbours()
-    for records in _samples(device, file_name):
+    samples = sampling.PreviousSamples()
+    for records in _sample_records(device, file_name, len(kinds[AIC].events), sink):
         core = records["core_id"].astype(np.int64)
         types = (
             (core > last_cube).astype(np.int64)
@@ -245,35 +256,46 @@ def _decode_file(
         )
         _add(sums, kinds, rated_mhz, types, core, records)
         exact = records["timestamp"].astype(np.int64)
-        known, (before,) = neighbours.previous(core, exact)
+        known, (before,) = samples.previous(core, exact)
         interval_ns = np.where(known, exact - before, _FIRST_INTERVAL_NS).astype(np.float64)
         cycles = records["task_cycle"].astype(np.float64)
         usage = pmu_metrics.divide(cycles * 1000, frequency_mhz * interval_ns) * 100
         sampling.write_samples(
             sink,
-            "SAMPLE_PMU_TIMELINE",
             device,
-            {
-                "deviceId": device.device_id,
-                "timestampNs": clock.to_ns(records["timestamp"]),
-                "totalCycle": records["task_cycle"],
-                "usage": usage,
-                "freq": frequency_mhz,
-                "coreId": core,
-                "coreType": type_ids[types],
-            },
+            "SAMPLE_PMU_TIMELINE",
+            clock.to_ns(records["timestamp"]),
+            totalCycle=records["task_cycle"],
+            usage=usage,
+            freq=frequency_mhz,
+            coreId=core,
+            coreType=type_ids[types],
         )
 
 
-def _samples(device: DeviceDirectory, file_name: str) -> Iterator[Records]:
-    """Yield the records of a file up to the one that ends it."""
+def _sample_records(
+    device: DeviceDirectory, file_name: str, events: int, sink: Sink
+) -> Iterator[Records]:
+    """Yield the records of a file up to the one that ends it.
+
+    Records whose number of counters is not `events` are damaged or of another layout: they are
+    left out and counted.
+    """
     layout = "aicore_sample_v6" if device.platform in V6_PLATFORMS else "aicore_sample"
     for piece in sampling.pieces(device, file_name, layout):
         ends = np.flatnonzero(piece["mode"] == _END_OF_FILE)
+        records = piece[: ends[0]] if len(ends) else piece
+        valid = records["count_num"] == events
+        if damaged := int((~valid).sum()):
+            sink.anomaly(
+                "damaged_pmu_sample",
+                damaged,
+                f"{device.data.path}/{file_name}.data: records without {events} counters",
+            )
+        if valid.any():
+            yield records[valid]
         if len(ends):
-            yield piece[: ends[0]]
             return
-        yield piece
 
 
 def _add(
@@ -295,7 +317,7 @@ def _add(
 
 
 def _write_summary(device: DeviceDirectory, sink: Sink, sums: dict[tuple[int, int], _Sums]) -> None:
-    """Write SAMPLE_PMU_SUMMARY: one row a metric and core."""
+    """Write SAMPLE_PMU_SUMMARY: one row per metric and core."""
     names: list[str] = []
     values: list[float] = []
     cores: list[int] = []
@@ -323,8 +345,8 @@ def _write_summary(device: DeviceDirectory, sink: Sink, sums: dict[tuple[int, in
 def _summary(total: _Sums) -> Iterator[tuple[str, float]]:
     """Yield names and values of a core's metrics.
 
-    Bandwidths are in bytes per second here. total_time is the exporter's number: microseconds
-    times a million.
+    Bandwidths are in bytes per second; total_time is microseconds times a million, as the exporter
+    writes it.
     """
     kind = total.kind
     cycles = np.array([total.cycles])
@@ -339,11 +361,13 @@ def _summary(total: _Sums) -> Iterator[tuple[str, float]]:
         yield metric.name, value * scale
 
 
+# (ticks, frequency) pairs in a record.
 _ENTRIES = 55
+# Kind of an lpmInfoConv record about the AI core frequency. Others are voltages, without a table.
 _FREQUENCY = 0
 _UNKNOWN_DIE = -1
-PLATFORMS = (5, 7)
-"""Platforms whose recordings have this table."""
+# Platforms whose databases have AICORE_FREQ.
+_FREQUENCY_PLATFORMS = (5, 7)
 
 
 @dataclass(frozen=True, slots=True)
@@ -355,7 +379,10 @@ class Changes:
 
 
 def read_changes(device: DeviceDirectory) -> Changes:
-    """Read the frequency changes of a device; the last one before its start counts from there."""
+    """Read the frequency changes of a device (lpmFreqConv, lpmInfoConv).
+
+    The last change before the start of the device is moved to the start, earlier ones are dropped.
+    """
     ticks: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     mhz: list[NDArray[np.uint64]] = [np.zeros(0, np.uint64)]
     for name in ("lpmFreqConv", "lpmInfoConv"):
@@ -376,9 +403,9 @@ def read_changes(device: DeviceDirectory) -> Changes:
 
 
 def usable_changes(device: DeviceDirectory) -> Changes:
-    """Return the changes that task times may rest on: none at all where one of them is to 0 MHz.
+    """Return the frequency changes to use for task times.
 
-    So does the exporter, which takes the rated frequency for the whole recording then.
+    If a change is to 0 MHz, there are none: the exporter uses the rated frequency then.
     """
     changes = read_changes(device)
     if (changes.mhz == 0).any():
@@ -387,8 +414,8 @@ def usable_changes(device: DeviceDirectory) -> Changes:
 
 
 def decode_frequency(device: DeviceDirectory, sink: Sink) -> None:
-    """Write the frequency at the start, at each change and at a recorded end."""
-    if device.platform not in PLATFORMS or device.clocks.device is None:
+    """Write AICORE_FREQ: the frequency at the start, at each change and at a recorded end."""
+    if device.platform not in _FREQUENCY_PLATFORMS or device.clocks.device is None:
         return
     changes = read_changes(device)
     session = device.session

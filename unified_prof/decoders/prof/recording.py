@@ -44,6 +44,7 @@ from unified_prof.decoders.prof.link_samples import (
     decode_netdev_stats,
     decode_nic,
     decode_pcie,
+    decode_roce,
     decode_stars_samples,
     decode_unified_bus,
 )
@@ -85,37 +86,49 @@ _NO_EVIDENCE = (
 
 
 class Decoder(NamedTuple):
-    """One decoder of files that need nothing but their own part of a recording."""
+    """A decoder that needs one part of a recording only."""
 
     name: str
     """Name of its stage, for timing and anomalies."""
     decode: Callable[..., None]
     files: tuple[str, ...]
-    """Names as in `DataFolder`: it runs if any of these has data; none: always."""
+    """Names as in `DataFolder`: the decoder runs if any of them has data, or if empty, always."""
+    platforms: frozenset[int] = frozenset()
+    """Platforms whose files of this kind the exporter evaluates; empty: all."""
 
 
-# decode(device, sink)
+def _platforms(text: str) -> frozenset[int]:
+    return frozenset(int(number) for number in text.split())
+
+
+# Platforms known to the exporter. A newer one gets all decoders.
+_KNOWN_PLATFORMS = _platforms("0 1 2 3 4 5 7 8 9 11 15 16")
+
+# decode(device, sink). Platforms are those of the exporter's list of parsers.
 DEVICE_DECODERS = (
-    Decoder("ddr", decode_ddr, ("ddr",)),
+    Decoder("ddr", decode_ddr, ("ddr",), _platforms("0 1 2 3 4 7 8 11")),
     Decoder("frequency", decode_frequency, ()),
     Decoder("hbm", decode_hbm, ("hbm",)),
-    Decoder("hccs", decode_hccs, ("hccs",)),
+    Decoder("hccs", decode_hccs, ("hccs",), _platforms("0 1 2 3 4 5")),
     Decoder("llc", decode_llc, ("llc",)),
-    Decoder("netdev_stats", decode_netdev_stats, ("netdev_stats",)),
-    Decoder("nic", decode_nic, ("nic", "roce")),
+    Decoder(
+        "netdev_stats", decode_netdev_stats, ("netdev_stats",), _platforms("0 1 2 3 4 5 7 8 11")
+    ),
+    Decoder("nic", decode_nic, ("nic",), _platforms("0 1 5 7 8 11")),
     Decoder("npu_mem", decode_npu_mem, ("npu_mem", "npu_mem.app")),
     Decoder("npu_module_mem", decode_npu_module_mem, ("npu_module_mem",)),
-    Decoder("pcie", decode_pcie, ("pcie",)),
-    Decoder("qos", decode_qos, ("qos",)),
+    Decoder("pcie", decode_pcie, ("pcie",), _platforms("0 1 2 3 4 5 15 16")),
+    Decoder("qos", decode_qos, ("qos",), _platforms("5")),
+    Decoder("roce", decode_roce, ("roce",), _platforms("0 1 5")),
     Decoder("sample_pmu", decode_sample_pmu, ("ffts_profile", "aicore", "aiVectorCore")),
     Decoder("stars_samples", decode_stars_samples, ("stars_soc", "stars_soc_profile")),
-    Decoder("unified_bus", decode_unified_bus, ("ub",)),
+    Decoder("unified_bus", decode_unified_bus, ("ub",), _platforms("15 16")),
 )
 
 # decode(device, tasks, sink): after the tasks of the device are known.
 TASK_DECODERS = (
     Decoder("ccu", decode_ccu, ("ccu0.instr", "ccu1.instr")),
-    Decoder("task_pmu", decode_task_pmu, ("ffts_profile",)),
+    Decoder("task_pmu", decode_task_pmu, ("ffts_profile", "aicore", "aiVectorCore")),
 )
 
 # decode(host, sink)
@@ -191,16 +204,28 @@ def decode_registered(
     decoders: tuple[Decoder, ...],
     part: DeviceDirectory | HostDirectory,
     file: File,
-    *more: Any,
+    *arguments: Any,
 ) -> None:
-    """Run the decoders whose files are there; one that fails costs its own tables."""
+    """Run the decoders whose files exist; one that fails loses its own tables only.
+
+    Files that the exporter does not evaluate on this platform are counted as an anomaly.
+    """
     for decoder in decoders:
-        if not decoder.files or any(part.data.get(name) for name in decoder.files):
-            with file.stage(decoder.name):
-                try:
-                    decoder.decode(part, *more, file.sink)
-                except RawFormatError as err:
-                    file.sink.anomaly("undecoded_part", 1, f"{decoder.name}: {err}")
+        found = [name for name in decoder.files if part.data.get(name)]
+        if decoder.files and not found:
+            continue
+        if decoder.platforms and part.platform in _KNOWN_PLATFORMS - decoder.platforms:
+            file.sink.anomaly(
+                "not_evaluated_on_platform",
+                len(found),
+                f"{part.data.path}: {found[0]}.data of platform {part.platform} has no table",
+            )
+            continue
+        with file.stage(decoder.name):
+            try:
+                decoder.decode(part, *arguments, file.sink)
+            except RawFormatError as err:
+                file.sink.anomaly("undecoded_part", 1, f"{decoder.name}: {err}")
 
 
 class _Logged:

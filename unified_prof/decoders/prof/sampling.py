@@ -1,30 +1,31 @@
-"""What decoders of sampled counters share: times, the session's start, neighbouring samples."""
+"""Functions shared by the decoders of sampled counters: times, text lines, previous samples."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.base.columns import Column, Sink
+from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof.clocks import MAX_NS, Clocks, Int64, LinearClock
-from unified_prof.decoders.prof.directory import Control, Session
+from unified_prof.decoders.prof.directory import Control, DeviceDirectory, Session
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.slices import DataFolder, RawFile, Records
 from unified_prof.errors import RawFormatError
 
+# Bytes per second of one MB/s of the exporter.
 BYTES_PER_MB = float(1 << 20)
-"""What the exporter's MB/s are multiplied with to bytes per second."""
 
 _TEXT_BYTE = np.dtype(np.uint8)
-_MAX_INT64_DIGITS = 18
+_MAX_INT64_DIGITS = 19
+# Latest time in microseconds that is converted; later ones are damaged.
 _LATEST_US = MAX_NS // 2000
 
 
 class Part(Protocol):
-    """What is needed of a host or device directory."""
+    """The members of a host or device directory that samplers need."""
 
     @property
     def info(self) -> Control: ...  # noqa: D102
@@ -39,14 +40,14 @@ class Part(Protocol):
 
 
 def pieces(part: Part, file_name: str, layout: str) -> Iterator[Records]:
-    """Yield the records of a data file in pieces; nothing when there is no such file."""
+    """Yield the records of a data file in pieces; none if the file is missing."""
     file = part.data.get(file_name)
     if file is not None:
         yield from file.pieces(record_type(layout))
 
 
-def whole_moments(part: Part, file_name: str, layout: str, time_field: str) -> Iterator[Records]:
-    """Yield records in pieces that do not cut apart the records of one moment."""
+def pieces_by_moment(part: Part, file_name: str, layout: str, time_field: str) -> Iterator[Records]:
+    """Yield records in pieces; all records of one moment are in the same piece."""
     held: Records | None = None
     for piece in pieces(part, file_name, layout):
         records = piece if held is None else np.concatenate([held, piece])
@@ -62,11 +63,11 @@ def device_clock(part: Part, file_name: str) -> LinearClock:
     """Return the clock of device counter values.
 
     Raises:
-        RawFormatError: the directory does not have it.
+        RawFormatError: a control file lacks its origin or frequency.
     """
     clock = part.clocks.device
     if clock is None:
-        raise _clock_missing(part, file_name, "cntvct", "hwts_frequency")
+        raise _missing_clock(part, file_name, "cntvct", "hwts_frequency")
     return clock
 
 
@@ -74,15 +75,15 @@ def device_monotonic_clock(part: Part, file_name: str) -> LinearClock:
     """Return the clock of the device's monotonic nanoseconds.
 
     Raises:
-        RawFormatError: the directory does not have it.
+        RawFormatError: a control file lacks its origin.
     """
     clock = part.clocks.device_monotonic
     if clock is None:
-        raise _clock_missing(part, file_name, "clock_monotonic_raw")
+        raise _missing_clock(part, file_name, "clock_monotonic_raw")
     return clock
 
 
-def _clock_missing(part: Part, file_name: str, *values: str) -> RawFormatError:
+def _missing_clock(part: Part, file_name: str, *values: str) -> RawFormatError:
     return RawFormatError(
         f"{part.data.path}: the times of {file_name} need {' and '.join(values)} of"
         " dev_start.log and info.json",
@@ -91,31 +92,26 @@ def _clock_missing(part: Part, file_name: str, *values: str) -> RawFormatError:
 
 
 def start_clock(part: Part) -> LinearClock:
-    """Return the clock of microseconds since the start of the device's profiling.
-
-    Raises:
-        RawFormatError: the directory does not have it.
-    """
+    """Return the clock of microseconds since profiling of the device started."""
     clock = part.clocks.since_start_us
     assert clock is not None
     return clock
 
 
 def rounded_start_ns(part: Part, time_us: NDArray[Any]) -> NDArray[np.float64]:
-    """Convert microseconds since the start to ns since 1970 as the exporter does for some files.
+    """Convert microseconds since the start to ns since 1970, rounded as the exporter does.
 
-    It goes by way of the device's monotonic clock and adds float64 numbers, which at the magnitude
-    of times since 1970 hold steps of 256 ns. Genuine files have these times, so readers that
-    compare with them need the same operations in the same order. What no clock can have shown
-    is `MAX_NS`.
+    The exporter converts to the device's monotonic clock first and adds float64 numbers, whose
+    resolution is 256 ns at times since 1970. The same operations in the same order give the same
+    values. Times that no clock can show become `MAX_NS`.
     """
     readings = part.clocks.readings
-    device_ns = readings.device_monotonic_ns or 0  # it cancels out but for the rounding
+    device_ns = readings.device_monotonic_ns or 0  # cancels out, except for the rounding
     to_host_seconds = float(readings.start_ns) / 1e9 - device_ns / 1e9
     to_1970_us = float(readings.begin_us) - float(readings.begin_monotonic_ns) / 1000.0
     possible = time_us < _LATEST_US
-    whole = np.where(possible, time_us, 0).astype(np.int64) * 1000 + device_ns
-    times_ns = (whole + to_host_seconds * 1e9) + to_1970_us * 1000.0
+    device_times_ns = np.where(possible, time_us, 0).astype(np.int64) * 1000 + device_ns
+    times_ns = (device_times_ns + to_host_seconds * 1e9) + to_1970_us * 1000.0
     return np.where(possible, times_ns, float(MAX_NS))
 
 
@@ -123,7 +119,7 @@ def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
     """Convert device counter values to monotonic ns as float64, for the time between samples.
 
     Raises:
-        RawFormatError: the directory does not have the clock.
+        RawFormatError: a control file lacks the clock's origin or frequency.
     """
     device_clock(part, "counters sampled by the task scheduler")
     readings = part.clocks.readings
@@ -134,26 +130,34 @@ def rounded_device_ns(part: Part, ticks: NDArray[Any]) -> NDArray[np.float64]:
     return np.asarray(passed / hertz * 1e9 + float(readings.start_ns), np.float64)
 
 
-def whole_ns(times_ns: NDArray[np.float64]) -> Int64:
-    """Cut float64 times to int64 ns; what int64 cannot hold becomes `MAX_NS`."""
+def truncated_ns(times_ns: NDArray[np.float64]) -> Int64:
+    """Truncate float64 times to int64 ns; times beyond int64 become `MAX_NS`."""
     fits = times_ns < float(MAX_NS)
-    return np.where(fits, np.where(fits, times_ns, 0).astype(np.int64), MAX_NS)
+    return np.asarray(np.where(fits, np.where(fits, times_ns, 0).astype(np.int64), MAX_NS))
 
 
 def write_samples(
     sink: Sink,
-    table: str,
     part: Part,
-    columns: Mapping[str, Column],
+    table: str,
+    times_ns: Int64,
     *,
     time_column: str = "timestampNs",
+    **columns: Any,
 ) -> None:
-    """Write the samples of a piece that belong to the session.
+    """Write samples of the session, with their time and, if `part` is a device, its id.
 
-    Samples before its start are left out, as in the exporter's databases, and counted; so are
-    those with a time that no clock can have shown.
+    Samples before the start of the session are left out, as in the exporter's databases, and
+    counted; so are samples whose time no clock can show.
+
+    Args:
+        sink: takes rows and anomalies.
+        part: directory that recorded the samples.
+        table: table of the rows.
+        times_ns: time of each sample, ns since 1970.
+        time_column: column of the times.
+        columns: the other columns, each an array or one value for all rows.
     """
-    times_ns = np.asarray(columns[time_column])
     impossible = times_ns == MAX_NS
     early = times_ns < part.session.start_ns
     for name, mask in (("impossible_time", impossible), ("before_session_start", early)):
@@ -162,6 +166,9 @@ def write_samples(
     keep = ~(impossible | early)
     if not keep.any():
         return
+    columns[time_column] = times_ns
+    if isinstance(part, DeviceDirectory):
+        columns["deviceId"] = part.device_id
     if not keep.all():
         columns = {
             name: values[keep] if isinstance(values, np.ndarray) else values
@@ -175,8 +182,8 @@ def megabytes_per_second(
 ) -> NDArray[np.float64]:
     """Return MB/s (of 2**20 bytes), 0 where no time passed.
 
-    The order of the operations is the exporter's: where results are cut to whole numbers, another
-    order would be off by one here and there.
+    The order of the operations is the exporter's: another order gives other whole numbers in rare
+    cases.
     """
     result = np.zeros(len(count))
     passed = duration_ns > 0
@@ -192,8 +199,15 @@ def bandwidth(
     return np.trunc(megabytes_per_second(count, duration_ns, bytes_per_count) * BYTES_PER_MB)
 
 
+def ratio(numerator: NDArray[Any], denominator: NDArray[np.float64]) -> NDArray[np.float64]:
+    """Return the quotients, 0 where the denominator is not positive."""
+    result: NDArray[np.float64] = np.zeros(len(numerator))
+    np.divide(numerator, denominator, out=result, where=denominator > 0)
+    return result
+
+
 def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
-    """Round to decimals correctly, as Python's `round` does; NumPy's own is off near halves."""
+    """Round correctly, as Python's `round` does; `np.round` is inexact near halves."""
     scaled = values * 10**decimals
     result = np.round(values, decimals)
     near_half = np.flatnonzero(np.abs(np.abs(scaled - np.trunc(scaled)) - 0.5) < 1e-4)
@@ -201,8 +215,8 @@ def rounded(values: NDArray[np.float64], decimals: int) -> NDArray[np.float64]:
     return result
 
 
-class Neighbours:
-    """Gives every sample the sample before it in its group, across pieces of a file."""
+class PreviousSamples:
+    """Returns the previous sample of the same group for every sample, across pieces of a file."""
 
     def __init__(self) -> None:
         self._last: dict[int, tuple[Any, ...]] = {}
@@ -210,11 +224,11 @@ class Neighbours:
     def previous(
         self, group: NDArray[Any], *columns: NDArray[Any]
     ) -> tuple[NDArray[np.bool_], tuple[NDArray[Any], ...]]:
-        """Return which rows have a predecessor, and its values (their own where there is none).
+        """Return which rows have a previous sample, and its values (their own if they have none).
 
         Args:
-            group: small integer of each row; rows of one group are neighbours in row order.
-            columns: values to look back at.
+            group: small integer of each row; samples of a group follow each other in row order.
+            columns: values to look up in the previous sample.
         """
         order = np.argsort(group, kind="stable")
         ordered = np.asarray(group)[order]
@@ -228,7 +242,7 @@ class Neighbours:
         previous = tuple(np.empty_like(column) for column in columns)
         for target, column in zip(previous, columns, strict=True):
             target[order] = column[before]
-        ends = np.r_[starts[1:], len(ordered)][: len(starts)] - 1
+        ends = np.r_[starts[1:], len(ordered)] - 1
         for start, end in zip(starts.tolist(), ends.tolist(), strict=True):
             key, row = int(ordered[start]), order[start]
             if key in self._last:
@@ -242,29 +256,34 @@ class Neighbours:
 def text_lines(file: RawFile) -> Iterator[list[str]]:
     """Yield the non-empty lines of a text file, in batches of a few megabytes.
 
-    Undecodable bytes appear as backslash escapes, so that a damaged name is still a name.
+    Undecodable bytes appear as backslash escapes, so that damaged names stay distinct.
     """
     rest = b""
     for piece in file.pieces(_TEXT_BYTE):
-        whole, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
+        complete, newline, rest_of_piece = piece.tobytes().rpartition(b"\n")
         if not newline:
             rest += rest_of_piece
             continue
-        yield _decoded(rest + whole)
+        yield _non_empty_lines(rest + complete)
         rest = rest_of_piece
     if rest:
-        yield _decoded(rest)
+        yield _non_empty_lines(rest)
+
+
+def _non_empty_lines(raw: bytes) -> list[str]:
+    lines = raw.decode("utf-8", "backslashreplace").split("\n")
+    return [line for line in lines if line.strip()]
 
 
 def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[str]]]:
-    """Yield the lines that follow each `time <ns>` line of a text file, and that time.
+    """Yield the time of each `time <ns>` line of a text file and the lines that follow it.
 
-    Lines without a time before them are counted as damaged.
+    Lines before the first time are counted as damaged.
     """
     file = part.data.get(kind)
     time_ns: int | None = None
     block: list[str] = []
-    lost = 0
+    damaged = 0
     for lines in text_lines(file) if file is not None else ():
         for line in lines:
             if not line.startswith("time "):
@@ -273,64 +292,63 @@ def timed_blocks(part: Part, sink: Sink, kind: str) -> Iterator[tuple[int, list[
             if time_ns is not None:
                 yield time_ns, block
             else:
-                lost += len(block)
+                damaged += len(block)
             block = []
             time_ns = integer(line[len("time ") :].strip())
             if time_ns is None or time_ns < 0:
-                time_ns, lost = None, lost + 1
+                time_ns, damaged = None, damaged + 1
     if time_ns is not None:
         yield time_ns, block
     else:
-        lost += len(block)
-    count_damaged(sink, part, f"{kind}.data", lost)
-
-
-def _decoded(raw: bytes) -> list[str]:
-    lines = raw.decode("utf-8", "backslashreplace").split("\n")
-    return [line for line in lines if line.strip()]
+        damaged += len(block)
+    count_damaged(sink, part, kind, damaged)
 
 
 def integer(text: str) -> int | None:
     """Return a decimal integer that int64 holds, None for anything else."""
     digits = text[1:] if text[:1] == "-" else text
-    if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_INT64_DIGITS + 1:
+    if digits.isascii() and digits.isdigit() and len(digits) <= _MAX_INT64_DIGITS:
         value = int(text)
         return value if abs(value) <= MAX_NS else None
     return None
 
 
 def integers(text: str, separator: str | None = None) -> list[int] | None:
-    """Return the integers of a line, None when a field is none."""
+    """Return the integers of a line, None if a field is not an integer."""
     values = [integer(field) for field in text.split(separator)]
     return None if None in values else [value for value in values if value is not None]
 
 
-def count_damaged(sink: Sink, part: Part, file_name: str, count: int) -> None:
-    """Count lines of a text file that could not be read."""
+def count_damaged(sink: Sink, part: Part, kind: str, count: int) -> None:
+    """Count lines of a text file that could not be parsed."""
     if count > 0:
-        sink.anomaly("damaged_line", count, f"{part.data.path}/{file_name}")
+        sink.anomaly("damaged_line", count, f"{part.data.path}/{kind}.data")
 
 
-class IntegerRows:
-    """Reads a text file of lines with a fixed number of integers, the first one a time."""
+def integer_rows(
+    part: Part, sink: Sink, kind: str, fields: int, header_lines: int = 0
+) -> NDArray[np.int64]:
+    """Return the rows of a text file whose lines have a fixed number of non-negative integers.
 
-    def __init__(
-        self, part: Part, sink: Sink, file_name: str, fields: int, header_lines: int = 0
-    ) -> None:
-        self._part, self._sink, self._file_name = part, sink, file_name
-        self._fields, self._header_lines = fields, header_lines
+    Lines of another form are left out and counted as damaged. A missing file has no rows.
 
-    def read(self, file: RawFile) -> NDArray[np.int64]:
-        """Return one row a line; lines that are not as promised are left out and counted."""
-        rows: list[list[int]] = []
-        damaged, header = 0, self._header_lines
-        for lines in text_lines(file):
-            for line in lines[header:]:
-                values = integers(line.replace(":", " ", 1))
-                if values is None or len(values) != self._fields or min(values) < 0:
-                    damaged += 1
-                else:
-                    rows.append(values)
-            header = max(0, header - len(lines))
-        count_damaged(self._sink, self._part, self._file_name, damaged)
-        return np.array(rows, np.int64).reshape(-1, self._fields)
+    Args:
+        part: directory of the file.
+        sink: takes the anomalies.
+        kind: name of the file as in `DataFolder`.
+        fields: number of integers in a line; a colon may follow the first.
+        header_lines: number of lines to skip.
+    """
+    rows: list[list[int]] = []
+    damaged = 0
+    file = part.data.get(kind)
+    for lines in text_lines(file) if file is not None else ():
+        for line in lines[header_lines:]:
+            values = integers(line.replace(":", " ", 1))
+            if values is None or len(values) != fields or min(values) < 0:
+                damaged += 1
+            else:
+                rows.append(values)
+        header_lines = max(0, header_lines - len(lines))
+    count_damaged(sink, part, kind, damaged)
+    return np.array(rows, np.int64).reshape(-1, fields)

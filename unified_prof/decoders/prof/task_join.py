@@ -262,7 +262,9 @@ def join(
         if identified is not None and len(rows):
             logged = rows["key"][Runs(rows["key"]).starts]
             known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
-            identified.add(logged, known, operators)
+            has_blocks = launches["operator"]["blockNum"] > 0
+            of_tasks = np.flatnonzero(has_blocks & ~launches["is_operator"])
+            identified.add(logged, known, selected(launches, np.r_[of_tasks, last]))
     if ambiguous:
         sink.anomaly(
             "ambiguous_task",

@@ -19,6 +19,7 @@ from unified_prof.decoders.prof.directory import DeviceDirectory
 from unified_prof.decoders.prof.host_records import join
 from unified_prof.decoders.prof.layouts import (
     HWTS_PLATFORMS,
+    ONE_CORE_KIND_PLATFORMS,
     STARS_MAGIC,
     V6_PLATFORMS,
     record_type,
@@ -233,7 +234,14 @@ def _read_stars(
             )
         )
         is_context = (function == _CONTEXT_START) | (function == _CONTEXT_END)
-        if is_context.any():
+        if is_context.any() and device.platform in ONE_CORE_KIND_PLATFORMS:
+            # The exporter has no tasks of contexts on these chips.
+            sink.anomaly(
+                "context_not_evaluated",
+                int(is_context.sum()),
+                f"{device.data.path}: contexts of tasks on platform {device.platform}",
+            )
+        elif is_context.any():
             rows = piece.view(record_type("stars_ffts_log"))[is_context]
             stream, task = decode_words(rows["stream_id"], rows["task_id"], expanded=expanded)
             identity = (

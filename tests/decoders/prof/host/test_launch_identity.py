@@ -11,6 +11,8 @@ import pytest
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from unified_prof.base.vocabulary import NO_CONTEXT
+from unified_prof.decoders.prof.collective_records import STEP
+from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.host_calls import NOWHERE
 from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes, launches_of
@@ -84,6 +86,34 @@ def test_collectives_of_all_devices_have_numbers_of_their_own(tmp_path: Path) ->
     steps = tables["COMMUNICATION_TASK_INFO"]
     for op, task in zip(steps["opId"].tolist(), steps["globalTaskId"].tolist(), strict=True):
         assert device_of[op] == device_of_task[task]
+
+
+def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path: Path) -> None:
+    """The exporter makes two operators of the first call; see docs/validation.md."""
+    host = ProfDirectory(generate(tmp_path, Recipe()).path).host
+    assert host is not None
+    clock = host.clocks.host
+    told = np.zeros(5, STEP)
+    told["node"] = [0, 0, 1, 0, 0]  # the third task was launched by the call of another thread
+    told["has_told"] = told["master"] = True
+    told["told"]["group_name"] = 77
+    ticks = np.arange(5, dtype=np.uint64) * np.uint64(100) + np.uint64(
+        host.clocks.host_origin_ticks
+    )
+    steps = Steps(
+        told,
+        clock.to_ns(ticks),
+        clock.to_ns(ticks + np.uint64(50)),
+        np.arange(5),
+        ticks,
+        ticks + np.uint64(50),
+    )
+    sink = MemorySink()
+    CommunicationWriter(host, sink).write(0, steps, clock)
+    tables = sink.tables()
+    assert tables["COMMUNICATION_OP"]["startNs"].tolist() == steps.start_ns[[0, 2]].tolist()
+    assert tables["COMMUNICATION_OP"]["endNs"].tolist() == steps.end_ns[[4, 2]].tolist()
+    assert tables["COMMUNICATION_TASK_INFO"]["opId"].tolist() == [0, 0, 1, 0, 0]
 
 
 def test_a_type_whose_text_has_the_number_0_is_taken_from_the_host(tmp_path: Path) -> None:

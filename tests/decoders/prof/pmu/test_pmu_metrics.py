@@ -1,4 +1,4 @@
-"""The formulas of every metric set, one set a test, with numbers worked out by hand."""
+"""Formulas of every metric set, compared with numbers computed by hand."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.prof_generator.device_side import EVENTS, EVENTS_V6
-from unified_prof.decoders.prof.pmu_metrics import Family, evaluate, metrics_of, parse_events
+from unified_prof.decoders.prof.pmu_metrics import Family, evaluate, parse_events, select_metrics
 
 CYCLES, TIME_NS, MHZ = 1000.0, 2000.0, 1024.0
 COUNTERS = (100, 200, 300, 400, 500, 600, 700, 800, 900)
@@ -19,7 +19,7 @@ def values(
     listed = events or (EVENTS_V6 if family == "v6" else EVENTS)[name]
     numbers = parse_events(listed, 10)
     counters = np.array([COUNTERS[: len(numbers)]], np.uint64)
-    metrics = metrics_of(name, numbers, family, sampled=sampled)
+    metrics = select_metrics(name, numbers, family, sampled=sampled).metrics
     row = evaluate(metrics, numbers, counters, np.array([CYCLES]), np.array([TIME_NS]), MHZ)
     return dict(zip([metric.name for metric in metrics], row[0].tolist(), strict=True))
 
@@ -112,17 +112,46 @@ def test_platform_15_has_events_of_its_own() -> None:
     found = values("PipeUtilization", "v6")
     assert found["fixpipe_ratio"] == pytest.approx(0.9)
     assert found["icache_miss_rate"] == pytest.approx(800 / 700)
-    assert metrics_of("PipeUtilization", parse_events(EVENTS["PipeUtilization"], 10), "v6") == ()
+    events = parse_events(EVENTS["PipeUtilization"], 10)
+    assert select_metrics("PipeUtilization", events, "v6").metrics == ()
 
 
 def test_a_metric_needs_all_its_events() -> None:
-    names = [metric.name for metric in metrics_of("PipeUtilizationExct", (0x416, 0x9), "two kinds")]
-    assert names == ["scalar_time", "scalar_ratio"]
-    assert metrics_of("NoSuchSet", (0x8,), "two kinds") == ()
+    found = select_metrics("PipeUtilizationExct", (0x416, 0x9), "two kinds")
+    assert [metric.name for metric in found.metrics] == ["scalar_time", "scalar_ratio"]
+    assert found.uncounted[:2] == ("mac_time", "mac_ratio")
+    assert "icache_miss_rate" in found.uncounted
+    assert select_metrics("NoSuchSet", (0x8,), "two kinds") == ((), ())
+
+
+CLASSIC = "0x10,0x13,0x37,0x38,0x3d,0x3e,0x43,0x44"
+NEWER = "0x37,0x38,0x1a5,0x1a6,0x17f,0x180,0x191"
+
+
+@pytest.mark.parametrize(
+    ("events", "sampled", "read", "write"),
+    [
+        (CLASSIC, False, 700 * 32, 800 * 32),
+        (CLASSIC, True, 700 * 32, 800 * 16),
+        (NEWER, False, (500 + 600) * 32, 700 * 32),
+        (NEWER, True, (500 + 600) * 32, 700 * 16),
+    ],
+)
+def test_310b_has_two_lists_of_events_of_the_unified_buffer(
+    events: str, sampled: bool, read: int, write: int
+) -> None:
+    per_byte = 1024e6 / 2**30 / CYCLES
+    found = values("MemoryUB", "one kind", events, sampled=sampled)
+    assert len(found) == (6 if sampled else 4)
+    assert found["ub_read_bw_vector"] == pytest.approx(read * per_byte)
+    assert found["ub_write_bw_vector"] == pytest.approx(write * per_byte)
+    selection = select_metrics("MemoryUB", (0x37, 0x38), "one kind", sampled=sampled)
+    assert {"ub_read_bw_vector", "ub_write_bw_vector"} <= set(selection.uncounted)
 
 
 def test_cores_that_did_not_run_have_zeros() -> None:
-    metrics = metrics_of("PipeUtilization", parse_events(EVENTS["PipeUtilization"], 8), "two kinds")
+    events = parse_events(EVENTS["PipeUtilization"], 8)
+    metrics = select_metrics("PipeUtilization", events, "two kinds").metrics
     none = np.zeros((1, 8), np.uint64)
     row = evaluate(metrics, (8, 10, 9, 11, 12, 13, 0x54, 0x55), none, np.zeros(1), np.zeros(1), MHZ)
     assert not row.any()

@@ -13,11 +13,12 @@ from numpy.typing import NDArray
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
-from tests.prof_generator.encode import Records, joined, records
+from tests.prof_generator.encode import Records, joined, records, write_file
 from unified_prof.base.vocabulary import NO_CONTEXT
-from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.pmu_records import Blocks, Counted, MixBlocks, decode_task_pmu
 from unified_prof.decoders.prof.pmu_tables import CoreKind
+from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.decoders.prof.task_identity import Flips, IdCounter, pack_keys
 from unified_prof.decoders.prof.task_join import DeviceTasks
 
@@ -119,6 +120,25 @@ def test_unknown_metrics_are_said(tmp_path: Path) -> None:
     path.write_text(path.read_text().replace("Custom:", "Novel:"))
     _, sink = metrics(DeviceDirectory(device.path, 0), tasks_of(1))
     assert sink.anomalies == {"unknown_pmu_metrics": 1}
+
+
+def test_metrics_whose_events_were_not_counted_are_reported(tmp_path: Path) -> None:
+    device = device_with(tmp_path, task_records(1))
+    path = device.path / "sample.json"
+    path.write_text(path.read_text().replace("Custom:0x8,0xa,0x500", "PipeUtilization"))
+    found, sink = metrics(DeviceDirectory(device.path, 0), tasks_of(1))
+    assert {"aic_vec_ratio", "aiv_mac_time"} <= set(found)
+    # Of both kinds of cores: scalar, mte1, mte2 and mte3 as time and ratio, and the misses.
+    assert sink.anomalies == {"pmu_metric_not_counted": 2 * 9}
+
+
+@pytest.mark.parametrize("platform", [1, 4])
+def test_counters_by_task_of_hwts_platforms_are_reported(platform: int, tmp_path: Path) -> None:
+    path = generate(tmp_path, Recipe(platform=platform, operators=2)).path
+    write_file(path / "device_0" / "data" / "aicore.data.0.slice_0", bytes(256))
+    sink = MemorySink()
+    decode_recording(ProfDirectory(path), sink)
+    assert sink.anomalies["task_pmu_not_evaluated"] == 1
 
 
 def test_without_cores_there_is_no_time() -> None:

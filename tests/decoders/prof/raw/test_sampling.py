@@ -1,4 +1,4 @@
-"""What decoders of samples share, against the obvious slow way of doing it."""
+"""Functions that the decoders of samples share, compared with straightforward versions."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from unified_prof.decoders.prof.slices import RawFile, scan
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=40), st.integers(1, 9))
-def test_neighbours_are_found_across_pieces(rows: list[tuple[int, int]], piece: int) -> None:
+def test_previous_samples_are_found_across_pieces(rows: list[tuple[int, int]], piece: int) -> None:
     last: dict[int, int] = {}
     expected = []
     for group, value in rows:
         expected.append(last.get(group))
         last[group] = value
-    neighbours = sampling.Neighbours()
+    samples = sampling.PreviousSamples()
     found: list[int | None] = []
     for first in range(0, len(rows), piece):
         part = np.array(rows[first : first + piece])
-        known, (before,) = neighbours.previous(part[:, 0], part[:, 1])
+        known, (before,) = samples.previous(part[:, 0], part[:, 1])
         found += [
             int(value) if is_known else None for is_known, value in zip(known, before, strict=True)
         ]
@@ -66,4 +66,4 @@ def test_undecodable_bytes_are_shown_as_escapes(tmp_path: Path) -> None:
 
 
 def test_times_beyond_int64_become_the_latest() -> None:
-    assert sampling.whole_ns(np.array([1.0, 1e30])).tolist() == [1, 2**63 - 1]
+    assert sampling.truncated_ns(np.array([1.0, 1e30])).tolist() == [1, 2**63 - 1]

@@ -1,0 +1,64 @@
+"""Samples of links: single samples, wrapping counters, the unified bus."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.decoders.prof.memory_sink import MemorySink
+from tests.prof_generator import Recipe, generate
+from tests.prof_generator.encode import records, write_file
+from unified_prof.decoders.prof import link_samples, memory_samples
+from unified_prof.decoders.prof.directory import DeviceDirectory
+
+
+def device_with(folder: Path, name: str, content: bytes, platform: int = 5) -> DeviceDirectory:
+    """Return a device directory that has one file of samples."""
+    device = generate(folder, Recipe(platform=platform, operators=0)).path / "device_0"
+    write_file(device / "data" / f"{name}.data.0.slice_0", content)
+    return DeviceDirectory(device, 0)
+
+
+def test_a_port_has_one_row_per_sample(tmp_path: Path) -> None:
+    # Counters of 64 bits, of which the exporter keeps half.
+    part = records("ub", 2, port_id=[1, 2], time_us=[5, 6], rx_bind=1 << 33, tx_bind=[7, 8])
+    device, sink = device_with(tmp_path, "ub", part.tobytes(), platform=15), MemorySink()
+    link_samples.decode_unified_bus(device, sink)
+    found = sink.tables()["UB"]
+    assert found["portId"].tolist() == [1, 2]
+    assert (found["timestampNs"] - device.session.start_ns).tolist() == [5000, 6000]
+    assert found["rxUdmaBind"].tolist() == [1 << 33] * 2
+    assert found["txUdmaBind"].tolist() == [7, 8]
+
+
+MB = 1 << 20
+
+
+@pytest.mark.parametrize(
+    ("sent", "expected", "backward"),
+    [
+        ([5], [0], 0),  # compared with itself
+        ([0, 4 * MB], [400 * MB], 0),  # the only interval is kept
+        ([0, 4 * MB, 5 * MB, 9 * MB], [400 * MB, 100 * MB], 0),  # the last one is dropped
+        ([0, 4 * MB, 1 * MB, 2 * MB, 9 * MB], [400 * MB, 100 * MB], 1),
+    ],
+)
+def test_hccs_intervals(
+    sent: list[int], expected: list[int], backward: int, tmp_path: Path
+) -> None:
+    origin_ns = 10**15
+    lines = [f"{origin_ns + place * 10**7}: {count} 0" for place, count in enumerate(sent)]
+    device = device_with(tmp_path, "hccs", "\n".join(["time tx rx", *lines, ""]).encode())
+    sink = MemorySink()
+    link_samples.decode_hccs(device, sink)
+    assert sink.tables()["HCCS"]["txThroughput"].tolist() == expected
+    assert sink.anomalies["counter_went_backwards"] == backward
+
+
+def test_less_than_one_complete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> None:
+    part = records("hbm_v1", 3, timestamp_us=range(3), count=1, event_type=1, hbm_id=3)
+    sink = MemorySink()
+    memory_samples.decode_hbm(device_with(tmp_path, "hbm", part.tobytes()), sink)
+    assert not sink.tables()
+    assert sink.anomalies == {"too_few_samples": 3}
