@@ -37,6 +37,12 @@ CREATE TABLE "UPROF_MODULES" (
   module_class VARCHAR,
   PRIMARY KEY (kind, entry_id)
 );
+CREATE TABLE "UPROF_RECOMPUTATION" (
+  entry_id INTEGER NOT NULL,
+  iteration INTEGER NOT NULL,
+  recomputed_ms DOUBLE NOT NULL,
+  PRIMARY KEY (entry_id, iteration)
+);
 CREATE TABLE "UPROF_REGIONS" (
   region_id INTEGER NOT NULL,
   name VARCHAR NOT NULL,

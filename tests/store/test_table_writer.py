@@ -216,6 +216,7 @@ def test_which_tables_are_left_to_sqlite() -> None:
         "UPROF_GAP_SAMPLES",
         "UPROF_GPU_DEVICES",
         "UPROF_MODULES",
+        "UPROF_RECOMPUTATION",
         "UPROF_REGION_COUNTS",
         "UPROF_REGION_ENTRIES",
         "UPROF_RUN",

@@ -108,7 +108,7 @@ def test_what_was_measured_before_a_crash_is_kept(workload: Workload) -> None:
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
 for number in range(100):
-    if number == 9:
+    if number == 14:
         raise SystemExit(7)
     net(torch.ones(4, 8)).sum().backward()
     optimizer.step()
@@ -128,7 +128,7 @@ def test_ctrl_c_keeps_complete_iterations(
     workload.write("main.py", (NET + PROVIDERS).replace(
         "        optimizer.step()",
         "        optimizer.step()\n        optimizer.count = getattr(optimizer, 'count', 0) + 1\n"
-        "        if optimizer.count == 8: raise KeyboardInterrupt",
+        "        if optimizer.count == 11: raise KeyboardInterrupt",
     ))  # fmt: skip
     outcome = workload.run(iterations=50)
     assert outcome.exit_code == 130

@@ -72,7 +72,7 @@ def test_weights_made_before_the_block_are_found_without_their_frames() -> None:
 def test_marks_end_iterations() -> None:
     net = Net()
     with live() as tracking, torch.no_grad():
-        for _ in range(9):
+        for _ in range(12):
             net(torch.randn(4, 8))
             step()
     assert tracking.tracked is not None

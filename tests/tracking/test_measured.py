@@ -69,7 +69,7 @@ def test_a_failure_after_the_end_of_measuring_changes_nothing(workload: Workload
 
 def test_what_ended_early_is_not_told_as_complete(workload: Workload) -> None:
     told: list[Capture] = []
-    workload.write("main.py", NET + LOOP.replace("main(12)", "main(4)"))
+    workload.write("main.py", NET + LOOP.replace("main(20)", "main(4)"))
     outcome = workload.run(on_measured=told.append)
     assert told == []
     assert outcome.tracked is not None

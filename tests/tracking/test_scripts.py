@@ -5,6 +5,8 @@ from __future__ import annotations
 import subprocess
 import sys
 import textwrap
+import time
+from typing import Any
 
 import pytest
 
@@ -30,7 +32,7 @@ def main(steps):
         optimizer.step()
         optimizer.zero_grad(set_to_none=False)
 if __name__ == "__main__":
-    main(12)
+    main(20)
     print("the end")
 """
 
@@ -231,14 +233,14 @@ for _ in range(10):
 def test_the_script_can_be_ended_once_all_is_measured(
     workload: Workload, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    workload.write("main.py", NET + LOOP.replace("main(12)", "main(10**6)"))
+    workload.write("main.py", NET + LOOP.replace("main(20)", "main(10**6)"))
     tracked = workload.tracked(stop_after=True)
     assert tracked.complete
     assert "the end" not in capsys.readouterr().out
 
 
 def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> None:
-    workload.write("main.py", NET + LOOP.replace("main(12)", "main(2)"))
+    workload.write("main.py", NET + LOOP.replace("main(20)", "main(2)"))
     outcome = workload.run(iterations=5)
     assert outcome.tracked is not None
     assert not outcome.tracked.complete
@@ -249,15 +251,15 @@ def test_a_script_too_short_for_all_reports_what_it_had(workload: Workload) -> N
 
 
 def test_a_script_a_step_short_is_no_failure(workload: Workload) -> None:
-    needed = 2 + 10 + 1 + 2  # warm-up, run times, activations, peak with its lead-in
-    workload.write("main.py", NET + LOOP.replace("main(12)", f"main({needed - 1})"))
+    needed = 2 + 2 * 10 + 1 + 2  # warm-up, run times, activations, peak with its lead-in
+    workload.write("main.py", NET + LOOP.replace("main(20)", f"main({needed - 1})"))
     outcome = workload.run(warmup=2, iterations=10)
     assert outcome.failure is None
     assert outcome.tracked is not None
     assert not outcome.tracked.complete
     assert len(outcome.tracked.iterations) == 9
     assert outcome.tracked.anomalies == {}
-    workload.write("main.py", NET + LOOP.replace("main(12)", f"main({needed})"))
+    workload.write("main.py", NET + LOOP.replace("main(20)", f"main({needed})"))
     assert workload.tracked(warmup=2, iterations=10).complete
 
 
@@ -266,7 +268,7 @@ def test_an_iteration_gives_samples_to_the_operations_it_shares(workload: Worklo
     count = 0
     def act(self, x):
         Net.count += 1
-        return x.tanh() if Net.count == 7 else x.relu()
+        return x.tanh() if Net.count == 9 else x.relu()
 """ + LOOP)  # fmt: skip
     tracked = workload.tracked(iterations=5)
     assert names(tracked) == ["linear", "relu"]
@@ -286,7 +288,7 @@ def test_iterations_of_another_kind_are_told_apart(workload: Workload) -> None:
     count = 0
     def act(self, x):
         Net.count += 1
-        if Net.count == 7:
+        if Net.count == 9:
             return (x @ self.lin.weight).sin().cos().tanh()
         return self.lin(x).relu()
 """ + LOOP)  # fmt: skip
@@ -303,7 +305,7 @@ def test_episodes_of_different_length_are_paired_by_their_order(workload: Worklo
 torch.manual_seed(0)
 net = Net()
 optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
-for length in (3, 3, 3, 3, 3, 4, 6, 2, 5, 3, 3, 3, 3, 3):
+for length in (3, *(n for n in (3, 3, 3, 3, 4, 6, 2, 5, 3, 3) for _ in range(2))):
     x = torch.ones(4, 8)
     for _ in range(length):
         x = net(x)
@@ -315,7 +317,7 @@ for length in (3, 3, 3, 3, 3, 4, 6, 2, 5, 3, 3, 3, 3, 3):
     assert [one.matched for one in tracked.iterations] == [True] * 5
     assert names(tracked) == ["linear", "relu"] * 3
     tracked = workload.tracked(iterations=7, reports=("run-time",))
-    lengths = [3, 3, 3, 3, 4, 6, 2]  # the program's 2nd to 8th
+    lengths = [3, 3, 3, 3, 4, 6, 2]  # every second one from the program's 2nd
     reported = len(tracked.operations) // 2
     assert reported in lengths
     for number, linear in enumerate(tracked.operations[::2]):
@@ -503,3 +505,94 @@ def test_forward_in_another_thread_is_reported_as_not_seen(workload: Workload) -
     tracked = workload.tracked()
     assert names(tracked) == ["linear", "relu"]
     assert tracked.anomalies["backward_nodes_not_of_this_iteration"][0] > 0
+
+
+IN_BACKWARD = """
+torch.manual_seed(0)
+net = Net()
+ONE = [torch.optim.SGD(net.parameters(), lr=0.1)]
+MANY = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+last = next(net.parameters())
+def step_one(p):
+    if p is last:
+        ONE[0].step()
+        ONE[0].zero_grad()
+def step_many(p):
+    MANY[p].step()
+    MANY[p].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(HOOK)
+for _ in range(16):
+    net(torch.randn(4, 8)).sum().backward()
+"""
+
+
+@pytest.mark.parametrize("hook", ["step_one", "step_many"])
+def test_an_optimizer_may_step_within_the_backward_pass(workload: Workload, hook: str) -> None:
+    workload.write("main.py", NET + IN_BACKWARD.replace("HOOK", hook))
+    tracked = workload.tracked(iterations=3)
+    assert tracked.complete
+    assert names(tracked) == in_backward(tracked) == ["linear", "relu"]
+    assert len(tracked.iterations) == 3
+    assert tracked.peak_usage_bytes
+    assert sum(one.size_bytes for one in tracked.weights) == 4 * (64 + 8)
+    assert tracked.anomalies == {}
+
+
+def test_a_failing_instrument_costs_only_its_own_figure(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    workload.write("main.py", NET + LOOP)
+    region = "torch.autograd.profiler.record_function"
+    monkeypatch.setattr(f"{region}.__enter__", lambda entered: entered)
+    monkeypatch.setattr(f"{region}.__exit__", lambda *_: None)
+    outcome = workload.run(iterations=3)
+    assert outcome.exit_code == 0
+    assert outcome.failure is None or "peak" in outcome.failure
+    tracked = outcome.tracked
+    assert tracked is not None
+    assert names(tracked) == ["linear", "relu"]
+    assert tracked.weights
+    assert tracked.peak_usage_bytes is None
+    assert "peak_usage_not_measured" in tracked.anomalies
+
+
+def test_operations_of_a_closure_are_recorded_and_those_of_the_optimizer_are_not(
+    workload: Workload,
+) -> None:
+    workload.write("main.py", NET + """
+net = Net()
+x = torch.randn(4, 8)
+optimizer = torch.optim.LBFGS(net.parameters(), max_iter=2)
+def closure():
+    optimizer.zero_grad()
+    loss = net(x).pow(2).mean()
+    loss.backward()
+    return loss
+for number in range(16):
+    optimizer.step(closure) if number % 2 else optimizer.step(closure=closure)
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=3, scope="project")
+    assert tracked.complete
+    assert set(names(tracked)) == {"linear", "relu", "pow", "mean"}
+    assert in_backward(tracked) == names(tracked)
+
+
+def test_iterations_do_not_contain_the_time_of_tracking(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tracking is made to take long: the durations of iterations do not change."""
+    from unified_prof.tracking.stack_walker import StackWalker
+
+    real = StackWalker.way_from_project
+
+    def slowly(walker: StackWalker, frame: Any) -> Any:
+        time.sleep(0.02)
+        return real(walker, frame)
+
+    monkeypatch.setattr(StackWalker, "way_from_project", slowly)
+    workload.write("main.py", NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP)
+    tracked = workload.tracked(iterations=3, reports=("run-time",))
+    assert len(tracked.operations) == 4
+    assert min(one.total_ms for one in tracked.iterations) < 20
+    assert min(one.forward_ms or 0 for one in tracked.iterations) < 20

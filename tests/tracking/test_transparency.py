@@ -58,7 +58,7 @@ torch.set_num_threads(1)
 torch.manual_seed(3)
 net = Net()
 optimizer = torch.optim.Adam(net.parameters())
-for _ in range(9):
+for _ in range(12):
     optimizer.zero_grad()
     x = torch.randn(2, 4, 8)
     net(x).square().mean().backward()
@@ -116,7 +116,7 @@ def test_every_iteration_of_providers_leaves_the_same_bits(workload: Workload) -
     workload.write("main.py", MODEL + PROVIDERS.replace("{NAME}", "tracked"))
     workload.tracked(iterations=2)
     count = len(list(workload.folder.glob("tracked-*.pt")))
-    assert count == 6  # warm-up, run time, memory, peak with its lead-in, run time
+    assert count == 8  # warm-up, run time (2), memory, peak with its lead-in, run time (2)
     alone = workload.write("alone.py", MODEL + PROVIDERS.replace("{NAME}", "alone") + f"""
 torch.set_num_threads(1)
 model = uprof_model_provider()

@@ -12,7 +12,7 @@ from unified_prof.errors import CaptureError
 BY_HAND = """
 torch.manual_seed(0)
 net = Net()
-for _ in range(12):
+for _ in range(24):
     net.zero_grad()
     net(torch.ones(4, 8)).sum().backward()
     for p in net.parameters():
@@ -41,7 +41,7 @@ def test_inference_has_an_iteration_for_each_call_of_the_model(
     workload.write("main.py", NET + f"""
 net = Net().eval()
 with {grad}:
-    for _ in range(12):
+    for _ in range(20):
         net(torch.ones(4, 8))
 """)  # fmt: skip
     tracked = workload.tracked(iterations=4)
@@ -114,11 +114,11 @@ def test_validation_does_not_end_the_iterations_of_a_training(workload: Workload
 
 
 def test_validation_before_a_training_by_hand_gives_way_to_it(workload: Workload) -> None:
-    workload.write("main.py", NET + BY_HAND.replace("for _ in range(12):", """
+    workload.write("main.py", NET + BY_HAND.replace("for _ in range(24):", """
 with torch.no_grad():
     for _ in range(4):
         net(torch.ones(4, 8))
-for _ in range(12):"""))  # fmt: skip
+for _ in range(24):"""))  # fmt: skip
     tracked = workload.tracked(iterations=3)
     assert in_backward(tracked) == names(tracked) == ["linear", "relu"]
     assert tracked.facts["iterations_end_with"] == "backward passes"
@@ -283,3 +283,32 @@ def test_a_script_without_tensors_is_told_so(workload: Workload) -> None:
     with pytest.raises(CaptureError, match="ran no operation on tensors") as refused:
         workload.run()
     assert "thread" not in str(refused.value)
+
+
+@pytest.mark.parametrize(
+    "gradient",
+    [
+        "torch.autograd.grad(loss(w), w)[0]",
+        "torch.func.grad(loss)(w)",
+        "torch.func.vmap(torch.func.grad(loss))(w.expand(2, 8, 8))[0]",
+        "torch.func.jacrev(loss)(w)",
+    ],
+)
+def test_gradients_without_backward_end_iterations(workload: Workload, gradient: str) -> None:
+    workload.write("main.py", f"""
+x = torch.randn(4, 8)
+w = torch.randn(8, 8, requires_grad=True)
+def loss(w):
+    return (x @ w).tanh().pow(2).mean()
+for _ in range(30):
+    g = {gradient}
+    with torch.no_grad():
+        w -= 0.1 * g
+""")  # fmt: skip
+    log: list[str] = []
+    tracked = workload.tracked(iterations=4, progress=log.append)
+    assert tracked.complete
+    assert tracked.facts["iterations_end_with"] == "backward passes"
+    assert {"matmul", "tanh", "pow", "mean"} <= set(names(tracked))
+    assert len(tracked.iterations) == 4
+    assert "arguments_not_looked_at" not in tracked.anomalies

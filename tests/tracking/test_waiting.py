@@ -68,16 +68,16 @@ def test_each_pass_says_how_long_it_waited_itself(
     workload: Workload, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The system is made to say that the thread waits for all of every backward pass."""
-    from unified_prof.tracking import backward
+    from unified_prof.tracking.passes import Passes
 
     waited_ns = 0
 
     def read_ns(_: WaitingTime) -> int:
         return waited_ns
 
-    real = backward.run_backward
+    real = Passes.run_backward
 
-    def run_backward(recorder: Any, engine: Any, *rest: Any) -> Any:
+    def run_backward(passes: Passes, engine: Any, *rest: Any) -> Any:
         def waiting_engine(*args: Any, **kwargs: Any) -> Any:
             nonlocal waited_ns
             begun_ns = time.perf_counter_ns()
@@ -85,10 +85,10 @@ def test_each_pass_says_how_long_it_waited_itself(
             waited_ns += time.perf_counter_ns() - begun_ns
             return result
 
-        return real(recorder, waiting_engine, *rest)
+        return real(passes, waiting_engine, *rest)
 
     monkeypatch.setattr(WaitingTime, "read_ns", read_ns)
-    monkeypatch.setattr("unified_prof.tracking.interception.run_backward", run_backward)
+    monkeypatch.setattr(Passes, "run_backward", run_backward)
     run = workload.model(
         """
         class Net(nn.Module):
@@ -112,3 +112,48 @@ def test_each_pass_says_how_long_it_waited_itself(
         shares.append(iteration.backward_waited_ms / iteration.waited_ms)
     # Other programs may interrupt the few steps around a pass, but not those of every iteration.
     assert max(shares) > 0.9
+
+
+@needs_schedstat
+def test_times_of_operations_do_not_contain_waiting(
+    workload: Workload, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system is made to say that the thread waits all the time that `slow` takes."""
+    import torch
+
+    waited_ns = 0
+
+    def sleep() -> None:
+        nonlocal waited_ns
+        begun_ns = time.perf_counter_ns()
+        time.sleep(0.02)
+        waited_ns += time.perf_counter_ns() - begun_ns
+
+    monkeypatch.setattr(WaitingTime, "read_ns", lambda _: waited_ns)
+    monkeypatch.setattr(torch, "_test_sleep", sleep, raising=False)
+    run = workload.model(
+        """
+        class slow(torch.autograd.Function):
+            @staticmethod
+            def forward(ctx, x):
+                torch._test_sleep()
+                return x.clone()
+            @staticmethod
+            def backward(ctx, gradient):
+                torch._test_sleep()
+                return gradient
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.lin = nn.Linear(8, 8)
+            def forward(self, x):
+                return slow.apply(self.lin(x)).relu()
+        """,
+        reports=("run-time",),
+    )
+    by_name = {one.name: one for one in run.operations}
+    assert min(by_name["slow"].forward_ms) < 10
+    assert min(by_name["slow"].backward_ms or [99]) < 10
+    for one in run.iterations:
+        assert one.waited_ms is not None
+        assert one.waited_ms >= 40

@@ -67,6 +67,8 @@ class OperationRecord:
     """Which of `TrackedRun.iterations` the samples are of; None: every matched one."""
     region: int | None = None
     """Where in `TrackedRun.regions` the innermost one around it stands; None: in none."""
+    recomputed_ms: tuple[float, ...] | None = None
+    """Time in which activation checkpointing ran it again within the backward pass; None: never."""
 
 
 @dataclass(frozen=True, slots=True)

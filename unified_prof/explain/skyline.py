@@ -191,6 +191,7 @@ class SkylineAnalysis(Analysis):
             total_ns=sums["total_ns"],
             forward_ns=sums["forward_ns"],
             backward_ns=sums["backward_ns"],
+            recomputed_ns=sums["recomputed_ns"],
             count=int(timed.sum()),
             weight_bytes=sums["weight_bytes"],
             gradient_bytes=sums["gradient_bytes"],

@@ -28,7 +28,7 @@ KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
-SUMMED = ("total_ns", "forward_ns", "backward_ns", *SIZES)
+SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
 """The columns of `Calls` that add up; they are fields of `Row` too."""
 
 
@@ -112,6 +112,8 @@ class Calls:
     total_ns: AnyInts | None = None
     forward_ns: AnyInts | None = None
     backward_ns: AnyInts | None = None
+    recomputed_ns: AnyInts | None = None
+    """Time in which activation checkpointing ran the call again, within the backward pass."""
     module: AnyInts | None = None
     line: AnyInts | None = None
     stack: AnyInts | None = None
@@ -320,6 +322,9 @@ class Sums:
                 activation_bytes=sums["activation_bytes"][number],
                 allocated_bytes=sums["allocated_bytes"][number],
                 detail=details.get(number) if details else None,
+                extra={"recomputed_ns": sums["recomputed_ns"][number]}
+                if "recomputed_ns" in self._columns
+                else {},
             )
             for number in (range(len(timed)) if order is None else order)
             if self._entries[number]

@@ -142,6 +142,8 @@ class Totals:
     backward_ns: int | None = None
     other_ns: int | None = None
     """Time known to be in neither pass: optimizer steps and the like."""
+    recomputed_ns: int | None = None
+    """Time in which activation checkpointing ran operations again, within backward passes."""
     count: int | None = None
     """Operations (or pieces of device work) in that sum."""
     weight_bytes: int | None = None

@@ -57,6 +57,17 @@ def between_operations(source: Source) -> Gaps | None:
     )
 
 
+def _recomputed_ns(source: Source, ids: Sequence[int]) -> Any:
+    """Return the median time in which each operation was run again, None if none was."""
+    if not {"UPROF_RECOMPUTATION", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
+        return None
+    (matrix,) = _matrices(source, "UPROF_RECOMPUTATION", ("recomputed_ms",), ids)
+    found = np.full(len(ids), UNKNOWN, np.int64)
+    known = ~np.isnan(matrix).all(axis=1)
+    found[known] = np.rint(np.nanmedian(matrix[known], axis=1)).astype(np.int64)
+    return found
+
+
 def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[int]) -> list[Floats]:
     """Return a matrix (entries, iterations) in nanoseconds for each column of times.
 
@@ -180,7 +191,10 @@ def run_time_calls(source: Source, findings: Findings) -> Calls:
     backward = _nanoseconds([row[3] for row in rows], "backward_ms", findings, required=False)
     stack, line = _stacks(source.rows(_RUN_TIME_FRAMES), ids, labels)
     module, classes = _modules(source, "operation", ids, labels)
+    recomputed = _recomputed_ns(source, ids)
     total = np.maximum(forward, 0) + np.maximum(backward, 0)
+    if recomputed is not None:
+        total += np.maximum(recomputed, 0)
     total[(forward == UNKNOWN) & (backward == UNKNOWN)] = UNKNOWN
     return Calls(
         labels=labels,
@@ -189,6 +203,7 @@ def run_time_calls(source: Source, findings: Findings) -> Calls:
         total_ns=total,
         forward_ns=forward,
         backward_ns=backward,
+        recomputed_ns=recomputed,
         module=module,
         line=line,
         stack=stack,

@@ -136,6 +136,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
         passes = (
             ("forward", totals.forward_ns),
             ("backward", totals.backward_ns),
+            ("recomputed", totals.recomputed_ns),
             (OTHER_TIME, totals.other_ns),
         )
         parts = [

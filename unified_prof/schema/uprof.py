@@ -74,6 +74,17 @@ class RunTimeSample(UprofBase):
     backward_ms: Mapped[float | None] = mapped_column(doc="backward time of this call, ms, or NULL")
 
 
+class Recomputation(UprofBase):
+    """Time in which activation checkpointing ran an operation again, in one iteration."""
+
+    __tablename__ = "UPROF_RECOMPUTATION"
+    entry_id: Mapped[int] = mapped_column(primary_key=True, doc="run_time_entries.id")
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    recomputed_ms: Mapped[float] = mapped_column(
+        doc="time of this call within the backward pass, ms; in no other column"
+    )
+
+
 class Gap(UprofBase):
     """Time before an operation in which no operation ran: the lines of the project that took it."""
 

@@ -134,6 +134,20 @@ def write_run_time(
                     for sample in _samples(operation, matched)
                 ),
             )
+            fill(
+                db,
+                "UPROF_RECOMPUTATION",
+                (
+                    (entry_id, *sample)
+                    for entry_id, operation in enumerate(run.operations, start=1)
+                    if operation.recomputed_ms is not None
+                    for sample in zip(
+                        matched if operation.iterations is None else operation.iterations,
+                        operation.recomputed_ms,
+                        strict=True,
+                    )
+                ),
+            )
             _fill_gaps(db, run.operations, matched)
             _fill_modules(db, "operation", run.operations)
             _fill_regions(db, run, "operation", run.operations)

@@ -132,11 +132,21 @@ def _operation(
             table,
             anomalies,
         ),
+        recomputed_ms=_recomputed(having),
         iterations=None
         if len(having) == len(matched)
         else tuple(number for number, _, _ in having),
         region=_region(reference.iteration, reference.calls[reference.positions[key]]),
     )
+
+
+def _recomputed(having: Sequence[tuple[int, Shown, int]]) -> tuple[float, ...] | None:
+    """Return the time in which a call was run again, None if it never was."""
+    times = [
+        float("nan") if one.iteration.recomputed_ms is None else one.iteration.recomputed_ms[call]
+        for _, one, call in having
+    ]
+    return None if np.isnan(times).all() else tuple(np.nan_to_num(times).tolist())
 
 
 def _region(iteration: Measured, call: int) -> int | None:
@@ -206,16 +216,26 @@ def _record(one: Shown, *, matched: bool) -> IterationRecord:
     backward_ms = sum(each.ms for each in iteration.passes) if backward else None
     if whole is not None:
         total_ms, backward_ms = whole.total_ms, whole.backward_ms
-        forward_ms = forward_ms if whole.forward_ms is None else whole.forward_ms
+        if whole.forward_ms is not None:
+            forward_ms = whole.forward_ms
+        elif forward_ms is not None:  # without a module, the time of tracking is in it
+            forward_ms = min(forward_ms, total_ms - (backward_ms or 0.0))
+    waited_ms = iteration.waited_ms([(0.0, iteration.total_ms)])
+    forward_waited_ms = iteration.waited_ms(forward) if forward else None
+    backward_waited_ms = iteration.waited_ms(backward) if backward else None
+    if whole is not None:
+        waited_ms, backward_waited_ms = whole.waited_ms, whole.backward_waited_ms
+        if whole.forward_ms is not None:
+            forward_waited_ms = whole.forward_waited_ms
     return IterationRecord(
         total_ms=total_ms,
         forward_ms=forward_ms,
         backward_ms=backward_ms,
         peak_usage_bytes=None,
         matched=matched,
-        waited_ms=iteration.waited_ms([(0.0, iteration.total_ms)]),
-        forward_waited_ms=iteration.waited_ms(forward) if forward else None,
-        backward_waited_ms=iteration.waited_ms(backward) if backward else None,
+        waited_ms=waited_ms,
+        forward_waited_ms=forward_waited_ms,
+        backward_waited_ms=backward_waited_ms,
     )
 
 
@@ -225,7 +245,7 @@ def _total_ms(spans: Sequence[Span]) -> float:
 
 def _backward_spans(iteration: Measured) -> list[Span]:
     """Return the runs of the autograd engine."""
-    end_ms = np.concatenate([[0.0], iteration.end_ms()])
+    end_ms = np.concatenate([[0.0], iteration.end_ms])
     starts = [float(end_ms[one.calls_before]) + one.after_ms for one in iteration.passes]
     return [(start, start + one.ms) for start, one in zip(starts, iteration.passes, strict=True)]
 
@@ -235,7 +255,7 @@ def _forward_spans(iteration: Measured, kept: Sequence[int]) -> list[Span]:
 
     A forward pass that no backward follows ends with its last kept operation.
     """
-    end_ms = iteration.end_ms()
+    end_ms = iteration.end_ms
     starts = zip(iteration.passes, _backward_spans(iteration), strict=True)
     ends: list[tuple[int, float | None]] = [(one.calls_before, start) for one, (start, _) in starts]
     ends += [(count, None) for count in iteration.optimizer_steps]

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
 from threading import get_ident
 from typing import Any
@@ -24,12 +25,14 @@ import numpy as np
 
 from unified_prof.tracking.device import NO_MARK, Mark
 from unified_prof.tracking.device_clock import EventClock
-from unified_prof.tracking.interference import collection_held_off
+from unified_prof.tracking.interference import LONG_NS, collection_held_off
 from unified_prof.tracking.raw_calls import NO_CALL, Backward, Iteration, Recorder
 
 _ACCUMULATES = -2
 """In place of the sequence number of the nodes that write `.grad`, which is..."""
 _ACCUMULATE_GRAD = 2**64 - 1
+_RECOMPUTES = -3
+"""In place of the sequence number: a checkpointed function runs again."""
 _INPUTS = 3
 """Position of the engine's argument `inputs`."""
 
@@ -43,6 +46,7 @@ class _HostTimers:
 
     def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
         self._run = run
+        self._recorder = recorder
         self._mark = recorder.mark
         self._internals = recorder.internals
         self._counter = recorder.internals.sequence_number if create_graph else None
@@ -82,12 +86,27 @@ class _HostTimers:
             handle.remove()
         self._handles.clear()
 
+    def switch(self, number: int) -> int:
+        """Charge the time from now on to node `number`; return the node charged until now."""
+        previous = self._run.numbers[-1] if self._run.numbers else NO_CALL
+        self._before(lambda: number)(None)
+        return previous
+
+    def _note_long(self, end: Mark) -> None:
+        """Read how long the thread waited in the interval that ends now."""
+        recorder = self._recorder
+        if recorder.waiting is not None:
+            recorder.waiting.note_interval(recorder.iteration.waits, self._run.starts[-1], end)
+
     def _before(self, number: Callable[[], int]) -> Callable[[Any], None]:
         """Return a hook that notes when a node begins, and the count of nodes before it."""
         run, mark, counter, counts = self._run, self._mark, self._counter, self._counts
 
         def before(_gradients: Any) -> None:
-            run.ends.append(mark())
+            now = mark()
+            run.ends.append(now)
+            if run.starts and now - run.starts[-1] > LONG_NS:
+                self._note_long(now)
             run.numbers.append(number())
             if counter is not None:
                 counts.append(counter())
@@ -99,11 +118,14 @@ class _HostTimers:
         """Return the hook for nodes that write `.grad`."""
         if self._counter is not None:
             return self._before(lambda: _ACCUMULATES)
-        run, mark = self._run, self._mark
+        run, mark, starts = self._run, self._mark, self._run.starts
         end, note, start = run.ends.append, run.numbers.append, run.starts.append
 
         def before(_gradient: Any) -> None:
-            end(mark())
+            now = mark()
+            end(now)
+            if starts and now - starts[-1] > LONG_NS:
+                self._note_long(now)
             note(_ACCUMULATES)
             start(mark())
 
@@ -122,11 +144,14 @@ class _HostTimers:
                     return NO_CALL
 
             return self._before(number)
-        run, mark = self._run, self._mark
+        run, mark, starts = self._run, self._mark, self._run.starts
         end, note, start = run.ends.append, run.numbers.append, run.starts.append
 
         def before(_gradient: Any) -> None:  # for every node of every backward pass: no detours
-            end(mark())
+            now = mark()
+            end(now)
+            if starts and now - starts[-1] > LONG_NS:
+                self._note_long(now)
             try:
                 note(number_of(current()))
             except Exception as error:  # it must not reach the program's backward pass
@@ -139,7 +164,7 @@ class _HostTimers:
     def finish(self, iteration: Iteration) -> None:
         """Complete the run's times."""
         run = self._run
-        if self._hooked and not any(number != _ACCUMULATES for number in run.numbers):
+        if self._hooked and not any(number > _ACCUMULATES for number in run.numbers):
             self._internals.note("node_hooks", TypeError("the hooks of nodes were not called"))
         del run.ends[:1]
         if run.numbers:
@@ -170,22 +195,22 @@ class _DeviceTimers:
         self._handles += [node.register_prehook(self._before(node, n)) for node, n in nodes]
 
     def _before(self, node: Any, number: int) -> Callable[[Any], None]:
-        events, append, under_way, kind = (
-            self._events,
-            self._nodes.append,
-            self._under_way,
-            type(node),
-        )
+        kind = type(node)
+        return lambda _gradients: self._follow(number, kind)
 
-        def before(_gradients: Any) -> None:
-            thread = get_ident()
-            previous, start = under_way.get(thread, (NO_CALL, NO_MARK))
-            end, here = events.follow(start, kind)
-            if NO_MARK not in (start, end):
-                append((previous, start, end))
-            under_way[thread] = (number, here)
+    def switch(self, number: int) -> int:
+        """Charge this thread's time from now on to node `number`; return the one until now."""
+        previous = self._under_way.get(get_ident(), (NO_CALL, NO_MARK))[0]
+        self._follow(number, self.switch)
+        return previous
 
-        return before
+    def _follow(self, number: int, kind: Any) -> None:
+        thread = get_ident()
+        previous, start = self._under_way.get(thread, (NO_CALL, NO_MARK))
+        end, here = self._events.follow(start, kind)
+        if NO_MARK not in (start, end):
+            self._nodes.append((previous, start, end))
+        self._under_way[thread] = (number, here)
 
     def detach(self) -> None:
         """Take all hooks away."""
@@ -220,6 +245,7 @@ def run_backward(
         timers = _HostTimers(recorder, run, create_graph, part)
     else:
         timers = _DeviceTimers(recorder.events, run)
+    before = recorder.inside, recorder.in_engine, recorder.timers
     recorder.inside = recorder.in_engine = True
     fenced = internals.anomalies.fenced
     attached = False
@@ -233,6 +259,7 @@ def run_backward(
                     _tell_nodes(recorder, roots)
                 timers.attach(_nodes_below(recorder, roots))
                 attached = True
+                recorder.timers = timers
             if not attached:
                 timers.detach()
             if recorder.on_engine is not None:
@@ -242,6 +269,8 @@ def run_backward(
             run.start = recorder.mark()
             result = engine(roots, *args, **kwargs)
             run.end = recorder.mark()
+            if recorder.waiting is not None and run.starts:
+                recorder.waiting.note_interval(iteration.waits, run.starts[-1], run.end)
             if recorder.note_waiting is not None:
                 recorder.note_waiting()
         if NO_MARK in (run.start, run.end):  # it went into a graph
@@ -252,10 +281,36 @@ def run_backward(
                 timers.finish(iteration)
         return result
     finally:
-        recorder.inside = recorder.in_engine = False
+        recorder.inside, recorder.in_engine, recorder.timers = before
         if recorder.on_engine is not None:
             recorder.on_engine(False)
         timers.detach()
+
+
+@contextmanager
+def recomputing(recorder: Recorder, frame: Any) -> Iterator[None]:
+    """Record the block's calls as those of a checkpointed function that runs again.
+
+    Its time does not count for the node whose saved tensor is needed.
+
+    Args:
+        recorder: In the midst of a backward pass.
+        frame: What `torch.utils.checkpoint` keeps of the function's first run.
+    """
+    assert recorder.timers is not None
+    iteration, timers = recorder.iteration, recorder.timers
+    again = Iteration(iteration.clock, waits=iteration.waits)
+    before = recorder.inside, recorder.on_call, recorder.repeats
+    node = timers.switch(_RECOMPUTES)
+    recorder.iteration, recorder.inside, recorder.on_call = again, False, None
+    recorder.repeats = recorder.checkpoints.get(frame)
+    try:
+        yield
+    finally:
+        iteration.recomputed.append((recorder.repeats, again))
+        recorder.iteration = iteration
+        recorder.inside, recorder.on_call, recorder.repeats = before
+        timers.switch(node)
 
 
 def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any, int]]:

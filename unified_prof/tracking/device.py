@@ -40,6 +40,12 @@ class Clock(Protocol):
     def mark(self) -> Mark:
         """Take the current point of the device's time, without waiting for the device."""
 
+    def moment(self) -> Moment:
+        """Take the current point of every device that is used."""
+
+    def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
+        """Return the time between two moments, of the slowest device; only after `synchronize`."""
+
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
         """Return the time from `start` to `end`; only after `synchronize`."""
 
@@ -66,6 +72,14 @@ class HostClock:
     """The CPU's own time: operations are over when they return."""
 
     mark = staticmethod(time.perf_counter_ns)
+
+    def moment(self) -> Moment:
+        """Return the current time under the number of the one device there is."""
+        return {0: time.perf_counter_ns()}
+
+    def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
+        """Return the time between two moments in milliseconds."""
+        return self.elapsed_ms(start[0], end[0])
 
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
         """Return the time from `start` to `end` in milliseconds."""

@@ -19,7 +19,14 @@ from typing import Any
 
 from unified_prof.tracking.code_entries import KnownFrame
 from unified_prof.tracking.device import NO_MARK
-from unified_prof.tracking.raw_calls import MAX_CALLS, CallSites, ModuleNames, Recorder
+from unified_prof.tracking.interference import LONG_NS
+from unified_prof.tracking.raw_calls import (
+    MAX_CALLS,
+    CallSites,
+    Iteration,
+    ModuleNames,
+    Recorder,
+)
 from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import in_one_line
@@ -192,7 +199,7 @@ def make_runner(
     sequence_number = recorder.internals.sequence_number
     walk, know, way_from_project = walker.walk, walker.know, walker.way_from_project
     mark, find, numbers, new_site = recorder.mark, modules.find, sites.numbers, sites.add
-    events = recorder.events
+    events, waiting = recorder.events, recorder.waiting
 
     def gives_tensors(result: Any) -> bool:
         if isinstance(result, tensor_type):
@@ -203,6 +210,14 @@ def make_runner(
         recorder.internals.anomalies.add(
             "operation_not_recorded", f"a call of torch's: {in_one_line(error)}"
         )
+
+    def note_long_call(iteration: Iteration, previous: int, start: int, end: int) -> None:
+        """Charge the thread's waiting to the call, the gap before it, or both: what is long."""
+        assert waiting is not None
+        is_long = (start - previous > LONG_NS, end - start > LONG_NS)
+        first = start if is_long == (False, True) else previous
+        last = start if is_long == (True, False) else end
+        waiting.note_interval(iteration.waits, first, last)
 
     def run(
         label: Any,
@@ -262,11 +277,16 @@ def make_runner(
                         known_frame = know(frame, find)
                         if known_frame is not None and way is not None:
                             known_frame.sites[way] = site
-                rows = recorder.iteration.rows
+                iteration = recorder.iteration
+                rows = iteration.rows
+                if waiting is not None:
+                    previous = rows[-1] if rows else iteration.begin
+                    if end - previous > LONG_NS:
+                        note_long_call(iteration, previous, start, end)
                 if len(rows) < _MAX_ROWS:
                     rows.extend((site, first_node, last_node, start, end))
                 else:
-                    recorder.iteration.dropped_calls += 1
+                    iteration.dropped_calls += 1
         except Exception as error:  # a result that is no list, but says so
             note_failure(error)
         return result

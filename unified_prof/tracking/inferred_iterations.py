@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import functools
 import gc
-import sys
 import weakref
 from collections.abc import Callable
 from threading import get_ident
@@ -56,7 +55,7 @@ class UnmarkedLoop:
         self._patches = Patches()
         self._watching = False
         self._running = False
-        """Within a module's call or `Tensor.backward`: what ends there is no end of its own."""
+        """Within a module's call: what ends there is no end of its own."""
         self._kind: str | None = None
         """What is waited for to come again, or ends iterations already."""
         self._known: set[Any] = set()
@@ -71,7 +70,7 @@ class UnmarkedLoop:
         """Calls of modules and backward passes in other threads."""
 
     def install(self) -> None:
-        """Begin to watch modules and `Tensor.backward`."""
+        """Begin to watch calls of modules."""
         if self._bottoms:  # what was there before the script is not the script's
             self._foreign = {id(one): weakref.ref(one) for one in _optimizers()}
         self._watching = True
@@ -109,7 +108,6 @@ class UnmarkedLoop:
 
     def _take_places(self) -> None:
         self._internals.replace(self._patches, "module_call", self._wrap_call)
-        self._internals.replace(self._patches, "tensor_backward", self._wrap_backward)
 
     def engine_ended(self, frame: FrameType) -> None:
         """Take note of a run of the autograd engine, called from `frame`."""
@@ -138,22 +136,6 @@ class UnmarkedLoop:
             return result
 
         return watched_call
-
-    def _wrap_backward(self, backward: Any) -> Any:
-        # The function mode is off within, so that no iteration can end there.
-        @functools.wraps(backward)
-        def watched_backward(tensor: Any, *args: Any, **kwargs: Any) -> Any:
-            if self._running or get_ident() != self._thread:
-                return backward(tensor, *args, **kwargs)
-            self._running = True
-            try:
-                result = backward(tensor, *args, **kwargs)
-            finally:
-                self._running = False
-            self._ended(BACKWARD_PASSES, self._place(sys._getframe(1)))
-            return result
-
-        return watched_backward
 
     def _ended(self, kind: str, place: Any) -> None:
         """Something came to its end that may be the end of an iteration."""

@@ -9,18 +9,27 @@ from __future__ import annotations
 
 import functools
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from threading import get_ident
 from types import FrameType
 from typing import Any
 
 from unified_prof.tracking import torch_names
-from unified_prof.tracking.backward import run_backward
+from unified_prof.tracking.backward import recomputing, run_backward
 from unified_prof.tracking.function_mode import ModeStack, Runner
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import Recorder
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
+
+_ENGINE_ENTRIES = (
+    "tensor_backward",
+    "autograd_backward",
+    "autograd_grad",
+    "grad_transform",
+    "vmap_transform",
+)
 
 
 class Interception:
@@ -35,7 +44,12 @@ class Interception:
         self._patches = Patches()
         self._dynamo_patched = False
         self.on_backward: Callable[[FrameType], None] | None = None
-        """Told, outside of everything measured, that the autograd engine has run, and for whom."""
+        """Called after the autograd engine has run, with the frame that called it."""
+        self._thread = 0
+        self._entries = 0
+        """Number of calls under way on the tracked thread in which the engine may run."""
+        self._engine_runs = self._engine_ran = False
+        self._postponed: list[Callable[[], None]] = []
         self.beside_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
         """Runs a call of what `torch.compile` made (of a module, or of None: a function) with
         nothing of its owner's in torch that the compiler would take for the program's."""
@@ -44,9 +58,14 @@ class Interception:
 
     def install(self) -> None:
         """Take the places; `remove` gives them back."""
+        self._thread = get_ident()
         replace = self._internals.replace
         replace(self._patches, "backward_engine", self._wrap_engine)
         replace(self._patches, "autograd_engine", self._wrap_engine)
+        for entry in _ENGINE_ENTRIES:
+            replace(self._patches, entry, self._wrap_entry)
+        replace(self._patches, "checkpoint", self._wrap_checkpoint)
+        replace(self._patches, "recomputation", self._wrap_recomputation)
         replace(self._patches, "function_apply", self._wrap_apply)
         replace(self._patches, "compile", self._wrap_compile)
         # Attention's inference fast path is refused as soon as any function mode is on.
@@ -60,6 +79,22 @@ class Interception:
         self.deactivate()
         self._patches.restore()
         self._dynamo_patched = False
+
+    def outside_engine(self, action: Callable[[], None]) -> None:
+        """Run `action` now, or as soon as the autograd engine has returned to the program.
+
+        Within the engine, and within a call that torch has handed to a function mode, the stack of
+        modes is not the program's: iterations can neither end nor begin there.
+        """
+        if not self._entries:
+            action()
+        elif action not in self._postponed:
+            self._postponed.append(action)
+
+    @property
+    def is_tracked_thread(self) -> bool:
+        """True on the tracked thread, and on threads of the engine while it waits for them."""
+        return get_ident() == self._thread or self._engine_runs
 
     @property
     def is_measuring(self) -> bool:
@@ -79,12 +114,12 @@ class Interception:
 
     def pause(self) -> None:
         """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
-        if self._recorder is not None:
+        if self._recorder is not None and not self._recorder.in_engine:
             self._modes.remove(self._recorder.mode)
 
     def resume(self) -> None:
         """See again what `pause` hid."""
-        if self._recorder is not None:
+        if self._recorder is not None and not self._recorder.in_engine:
             self._modes.remove(self._recorder.mode)  # an optimizer that raised was never resumed
             self._modes.insert(self._recorder.mode)
 
@@ -107,17 +142,81 @@ class Interception:
         @functools.wraps(engine)
         def tracked_engine(t_outputs: Any, *args: Any, **kwargs: Any) -> Any:
             recorder, passes = self._active(), self._passes
-            if passes is not None and passes.thread == get_ident():
-                result = passes.run_backward(engine, t_outputs, args, kwargs)
-            elif recorder is None:
-                result = engine(t_outputs, *args, **kwargs)
-            else:
-                result = run_backward(recorder, engine, t_outputs, args, kwargs)
-            if self.on_backward is not None and not (self._recorder and self._recorder.inside):
+            if get_ident() != self._thread:
+                if self.on_backward is not None:
+                    self.on_backward(sys._getframe(1))
+                return engine(t_outputs, *args, **kwargs)
+            if self._engine_runs:  # within a node's backward
+                return engine(t_outputs, *args, **kwargs)
+            self._engine_runs = True
+            try:
+                if passes is not None:
+                    return passes.run_backward(engine, t_outputs, args, kwargs)
+                if recorder is not None:
+                    return run_backward(recorder, engine, t_outputs, args, kwargs)
+                return engine(t_outputs, *args, **kwargs)
+            finally:
+                self._engine_runs, self._engine_ran = False, True
+
+        return self._wrap_entry(tracked_engine)
+
+    def _wrap_entry(self, call: Any) -> Any:
+        """Return `call`, a way into the autograd engine, followed by what waits for its end."""
+
+        @functools.wraps(call)
+        def entry(*args: Any, **kwargs: Any) -> Any:
+            import torch
+
+            if torch.compiler.is_compiling() or get_ident() != self._thread:
+                return call(*args, **kwargs)
+            self._entries += 1
+            try:
+                result = call(*args, **kwargs)
+            finally:
+                self._entries -= 1
+                if not self._entries:
+                    postponed, self._postponed = self._postponed, []
+                    for action in postponed:
+                        action()
+                    ran, self._engine_ran = self._engine_ran, False
+            if self._entries or not ran or self.on_backward is None:
+                return result
+            if self._recorder is None or not self._recorder.inside:
                 self.on_backward(sys._getframe(1))
             return result
 
-        return tracked_engine
+        return entry
+
+    def _wrap_checkpoint(self, hook: Any) -> Any:
+        @functools.wraps(hook, updated=())
+        def noted_hook(frame: Any, *args: Any, **kwargs: Any) -> Any:
+            recorder = self._active()
+            if recorder is not None and recorder.repeats is not None:
+                recorder.checkpoints[frame] = recorder.repeats + recorder.iteration.count
+            return hook(frame, *args, **kwargs)
+
+        return noted_hook
+
+    def _wrap_recomputation(self, hook: Any) -> Any:
+        @contextmanager
+        def tracked_hook(frame: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
+            recorder = self._recorder
+            with hook(frame, *args, **kwargs) as entered:
+                # Where memory is measured, times do not count.
+                times = recorder is not None and recorder.inside and recorder.on_node is None
+                if recorder is None or recorder.timers is None or not times:
+                    yield entered
+                    return
+                was_there = self._modes.remove(recorder.mode)
+                self._modes.insert(recorder.mode)
+                try:
+                    with recomputing(recorder, frame()):
+                        yield entered
+                finally:
+                    if not was_there:
+                        self._modes.remove(recorder.mode)
+
+        return functools.wraps(hook, updated=())(tracked_hook)
 
     def _wrap_apply(self, apply: Any) -> Any:
         # What binds to a class may be a classmethod or, written in C, something else that does.

@@ -14,8 +14,12 @@ import os
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from time import perf_counter_ns
 
 import numpy as np
+
+from unified_prof.base.text import NS_PER_MS
+from unified_prof.tracking.device import Marks, Milliseconds
 
 _NEVER = (0, 0, 0)
 
@@ -55,6 +59,12 @@ if hasattr(os, "register_at_fork"):  # a child of another thread's has no end of
 
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
+# Attempts at a reading that nothing interrupts; a longer one was interrupted.
+_READINGS = 3
+_UNDISTURBED_NS = 100_000
+# Intervals above this length get a reading of their own: a thread that loses its processor waits
+# for milliseconds, so shorter intervals hold no waiting.
+LONG_NS = 500_000
 
 
 def waited_within(
@@ -82,6 +92,23 @@ def waited_within(
     return float((known[:, 1] - known[:, 0]).sum())
 
 
+Waits = list[tuple[int, int]]
+"""Readings in order: moment of the host's clock, and the nanoseconds that the thread had waited."""
+
+
+def waited_ms(waits: Waits, starts: Marks, ends: Marks) -> Milliseconds:
+    """Return how long the thread waited in each interval; 0 if it was not read twice."""
+    if len(waits) < 2 or waits[-1][1] == waits[0][1]:
+        return np.zeros(len(starts))
+    moments, waited = np.array(waits, np.int64).T
+    before, after = (
+        np.interp(np.asarray(marks) - moments[0], moments - moments[0], waited - waited[0])
+        for marks in (starts, ends)
+    )
+    found: Milliseconds = (after - before) / NS_PER_MS
+    return found
+
+
 class WaitingTime:
     """Reads the waiting time of the thread that made it; about two microseconds a reading."""
 
@@ -99,6 +126,24 @@ class WaitingTime:
             return int(os.pread(self._file, 100, 0).split()[1])
         except (OSError, ValueError, IndexError):
             return None
+
+    def note(self, waits: Waits) -> None:
+        """Add a reading to `waits`; does nothing where the system does not count."""
+        for _ in range(_READINGS):  # waiting between the two would count for another interval
+            before = perf_counter_ns()
+            waited_ns = self.read_ns()
+            moment = perf_counter_ns()
+            if moment - before < _UNDISTURBED_NS:
+                break
+        if waited_ns is not None:
+            waits.append((moment, waited_ns))
+
+    def note_interval(self, waits: Waits, start: int, end: int) -> None:
+        """Charge what the thread waited since the last reading to the interval `start` to `end`."""
+        if waits and (waited_ns := self.read_ns()) is not None:
+            moment, waited_before_ns = waits[-1]
+            waits.append((max(start, moment), waited_before_ns))
+            waits.append((max(end, moment), waited_ns))
 
     def close(self) -> None:
         """Close the file."""

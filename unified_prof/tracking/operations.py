@@ -36,17 +36,17 @@ from unified_prof.tracking.torch_names import Anomalies, leaf_of
 _KEPT_RAW = 10_000
 """Calls and autograd nodes that may stay as they were marked until a stage has ended; that takes a
 megabyte. Turning them into times costs a small iteration as much as thirty of its operations."""
-_READINGS = 3
-_UNDISTURBED_NS = 100_000
-"""A reading that took longer was interrupted."""
+# Iterations that one sample of the run time takes.
+ITERATIONS_PER_SAMPLE = 2
 
 
 class OperationTracker:
-    """Records every operation of the iterations it is told of, and its time.
+    """Records the operations of iterations and their times.
 
-    On a device what operations take and what an iteration takes are told in different iterations:
-    for the former the device is kept behind the host, for the latter it is left alone, and so is
-    the program. See `per_sample`.
+    A sample takes two iterations (`ITERATIONS_PER_SAMPLE`): in the first one every operation is
+    timed (and a device is kept behind the host for that), in the second one only the passes are, so
+    that the duration of an iteration does not contain the time of tracking. The last sample may be
+    half of one: if there is no other, it counts.
     """
 
     def __init__(
@@ -75,8 +75,8 @@ class OperationTracker:
         if not device.is_cpu:
             self.events = EventClock(device.kind, device.module, internals.anomalies, device.used)
         self.clock: Clock = self.events or HostClock()
-        self.times_wholes = False
-        """Whether every other iteration is timed as a whole, nothing within it."""
+        self.iterations_per_sample = 1
+        """ITERATIONS_PER_SAMPLE if every other iteration is timed as a whole only."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._measured: list[Measured] = []
@@ -96,33 +96,30 @@ class OperationTracker:
             self._internals,
         )
         self._listen(recorder)
+        if self.device.is_cpu:  # a device's time does not depend on the host's processor
+            self._waiting = recorder.waiting = WaitingTime()
+            recorder.note_waiting = self._note_waiting
         self._run = make_runner(recorder, self._walker, self.modules, self._sites)
         if self.on_call is not None:
             self._run = _announced(self._run, self.on_call)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
-        if self.device.is_cpu:  # a device's time does not depend on the host's processor
-            self._waiting = WaitingTime()
-            recorder.note_waiting = self._note_waiting
 
     def _listen(self, recorder: Recorder) -> None:
         """Ask to be told more than what is recorded anyway."""
 
-    @property
-    def per_sample(self) -> int:
-        """How many iterations one sample takes: one of operations, and one left alone."""
-        return 2 if self.times_wholes else 1
-
     def begin_iteration(self, index: int) -> None:
         """Record a new iteration."""
         assert self._recorder is not None
-        if self.events is not None and index % self.per_sample:
-            self.events.get_ahead_no_more()
-            self._passes = Passes(self.events)
+        if index % self.iterations_per_sample:
+            if self.events is not None:
+                self.events.get_ahead_no_more()
+            self._passes = Passes(self.clock, self._waiting)
             self._interception.observe(self._passes)
             self._passes.begin()
             return
-        if self.events is not None and self.times_wholes and self.device.is_touched:
+        self._recorder.checkpoints.clear()
+        if self.events is not None and self.iterations_per_sample > 1 and self.device.is_touched:
             self.events.lag = self.events.lag or self._lag()
         iteration = self._recorder.iteration = Iteration(
             self.clock,
@@ -143,6 +140,8 @@ class OperationTracker:
             passes.end()
             self._interception.deactivate()
             self._raw[-1].whole = passes
+            if self.device.is_cpu and sum(one.size for one in self._raw) > _KEPT_RAW:
+                self._settle()
             return
         iteration = self._recorder.iteration
         iteration.end = self.clock.mark()
@@ -153,8 +152,6 @@ class OperationTracker:
         with self._internals.anomalies.fenced("modules_not_named", "the paths of some modules"):
             self.modules.settle()
         self._raw.append(iteration)
-        if self.device.is_cpu and sum(one.size for one in self._raw) > _KEPT_RAW:
-            self._settle()
 
     def stop(self, complete: bool) -> None:
         """Stop watching, also in the midst of an iteration."""
@@ -185,7 +182,8 @@ class OperationTracker:
     @property
     def count(self) -> int:
         """How many samples are complete."""
-        return len(self._raw) + len(self._measured) - self._is_half
+        samples = len(self._raw) + len(self._measured)
+        return samples - self._is_half if samples > 1 else samples
 
     def clear(self) -> None:
         """Forget what was measured."""
@@ -196,7 +194,8 @@ class OperationTracker:
     @property
     def _is_half(self) -> bool:
         """Whether the operations of the last sample are known, and the whole is not."""
-        return self.times_wholes and bool(self._raw) and self._raw[-1].whole is None
+        is_open = bool(self._raw) and self._raw[-1].whole is None
+        return self.iterations_per_sample > 1 and is_open
 
     def _lag(self) -> Lag | None:
         lag = None
@@ -206,37 +205,30 @@ class OperationTracker:
             lag = lag_of(self.device.kind, self.device.module)
             if self.events is not None:
                 self.events.event_ms = lag.event_ns / NS_PER_MS
-        self.times_wholes = self.times_wholes and lag is not None
         return lag
 
     def _settle(self) -> None:
         """Turn marks into times, which take far less room."""
-        if self._is_half and self.count:
+        raw, self._raw = self._raw, []
+        if raw and self.iterations_per_sample > 1 and raw[-1].whole is None:
+            half = raw.pop()
             if self._recorder is not None:
-                return  # asked in the midst of a sample
-            self._raw.pop()
-        if self._raw:
-            raw, self._raw = self._raw, []
+                self._raw = [half]  # in the midst of a sample
+            elif not (raw or self._measured):
+                raw = [half]
+        if raw:
             self.clock.synchronize()
-            self._measured += [measure(one, self._internals.anomalies) for one in raw]
+            anomalies, sites = self._internals.anomalies, self._sites.sites
+            self._measured += [measure(one, anomalies, sites) for one in raw]
             if self._recorder is None or self.device.is_cpu:
                 self.clock.forget()
 
     def _note_waiting(self) -> None:
         """Note how long this thread has waited for the processor; a pass begins or ends here."""
-        if self._waiting is None:
+        if self._waiting is None or self._recorder is None:
             return
-        for _ in range(_READINGS):  # waiting between the two would count for another stretch
-            before = self.clock.mark()
-            waited_ns = self._waiting.read_ns()
-            moment = self.clock.mark()
-            if moment - before < _UNDISTURBED_NS:
-                break
-        if waited_ns is None:
-            return
-        assert self._recorder is not None
-        self._recorder.iteration.waits.append((moment, waited_ns))
-        if self._recorder.on_call is None:
+        self._waiting.note(self._recorder.iteration.waits)
+        if self._recorder.iteration.waits and self._recorder.on_call is None:
             self._recorder.on_call = self._forward_begins
 
     def _forward_begins(self, _args: Any, _kwargs: Any, module: Any) -> None:

@@ -213,7 +213,10 @@ class ProfiledPeak:
             self._regions.follow_no_more()
             profiler = self._finish()
             events = profiler.kineto_results.events()
-            began = next(event.start_ns() for event in events if event.name() == _MARK)
+            began = next((event.start_ns() for event in events if event.name() == _MARK), None)
+            if began is None:
+                self.failure = "torch's profiler did not record the iteration's begin"
+                return
             memory = sorted(
                 (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
             )

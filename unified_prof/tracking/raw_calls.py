@@ -19,6 +19,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
+from weakref import WeakKeyDictionary
 
 import numpy as np
 from numpy.typing import NDArray
@@ -26,9 +27,9 @@ from numpy.typing import NDArray
 from unified_prof.arrays.types import Floats
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.code_entries import CodeEntry, Stack
-from unified_prof.tracking.device import NO_MARK, Clock, Mark
+from unified_prof.tracking.device import NO_MARK, Clock, HostClock, Mark, Marks
 from unified_prof.tracking.device_clock import EventClock
-from unified_prof.tracking.interference import waited_within
+from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, waited_within
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, children_of
 
@@ -162,6 +163,8 @@ class ModuleNames:
                 self.add_root(root)
 
 
+# Calls that a recomputation may leave out between two that it repeats.
+_MAX_SKIPPED = 64
 MAX_CALLS = 1_000_000
 """Calls kept of one iteration; a whole script without steps may have any number."""
 NO_CALL = -1
@@ -218,16 +221,24 @@ class Backward:
 
 @dataclass(frozen=True, slots=True)
 class Whole:
-    """One iteration on a device, as it is when nothing within it is timed."""
+    """One iteration in which no operation was timed; None marks what is not known."""
 
     total_ms: float
     forward_ms: float | None
     """None: no module was called before a backward pass."""
     backward_ms: float | None
+    waited_ms: float | None
+    """Part of the total in which the thread waited for a processor; None on a device."""
+    forward_waited_ms: float | None
+    backward_waited_ms: float | None
 
 
 class Timed(Protocol):
-    """What knows how long an iteration took, once the device was waited for."""
+    """Times an iteration as a whole."""
+
+    @property
+    def counts(self) -> tuple[int, int]:
+        """Number of backward passes and of optimizer steps."""
 
     def whole(self) -> Whole | None:
         """Return the times, None if they are not known."""
@@ -249,9 +260,11 @@ class Iteration:
     """Number of calls before each optimizer step."""
     claims: list[tuple[int, int, int]] = field(default_factory=list)
     """First node, the node after the last one, call: nodes that a backward pass made."""
-    waits: list[tuple[int, int]] = field(default_factory=list)
-    """Moments of the host's clock, in order, and how long this thread had waited for the processor
-    until then; empty: not known."""
+    waits: Waits = field(default_factory=list)
+    """How long this thread had waited for a processor at some moments; empty: not known."""
+    recomputed: list[tuple[int | None, Iteration]] = field(default_factory=list)
+    """For each run of a checkpointed function within a backward pass: the number of the first call
+    that it repeats (None: a call of another iteration), and the calls of that run."""
     with_set_up: bool = False
     """The program sets itself up in it: the first iteration of a script."""
     begins_with_forward: bool = False
@@ -275,7 +288,8 @@ class Iteration:
     @property
     def size(self) -> int:
         """How many calls and runs of autograd nodes there are."""
-        return self.count + sum(len(one.numbers) for one in self.backwards)
+        repeated = sum(one.count for _, one in self.recomputed)
+        return self.count + repeated + sum(len(one.numbers) for one in self.backwards)
 
     def columns(self) -> tuple[Integers, Integers, Integers, Integers, Integers]:
         """Return site, first node, node after the last, start and end of every call."""
@@ -301,6 +315,13 @@ class Iteration:
         return np.where((at >= 0) & (numbers < ends[at]), calls[at], NO_CALL)
 
 
+class NodeTimers(Protocol):
+    """Times the nodes of a backward pass."""
+
+    def switch(self, number: int) -> int:
+        """Charge the time from now on to node `number`; return the node charged until now."""
+
+
 @dataclass(slots=True)
 class Recorder:
     """The state that the interceptions share while they record; one thread's."""
@@ -315,8 +336,17 @@ class Recorder:
     """Within an operation or the autograd engine: what is called now is part of it."""
     in_engine: bool = False
     """Within the autograd engine."""
+    waiting: WaitingTime | None = None
+    """Reads how long this thread waits for a processor; None on a device."""
     note_waiting: Callable[[], None] | None = None
-    """Called at the ends of a backward pass; None where nobody asks how long this thread waits."""
+    """Called at both ends of a backward pass; None on a device."""
+    timers: NodeTimers | None = None
+    """Time the nodes of the backward pass that runs."""
+    checkpoints: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
+    """Frame of `torch.utils.checkpoint` -> number of its first call in this iteration."""
+    repeats: int | None = 0
+    """Number of the call that the first one in `iteration` repeats, None if it is not known; 0
+    outside of a recomputation."""
     mode: Any = None
     """The function mode to take out of the way of a compiler."""
     on_call: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None
@@ -350,6 +380,12 @@ class Measured:
     forward_ms: Floats
     backward_ms: Floats
     """NaN: the call took no part in a backward pass."""
+    recomputed_ms: Floats | None
+    """Time in which a checkpointed function ran the call again; None if none was, NaN if this one
+    was not."""
+    end_ms: Floats
+    """When each call ended, since the iteration began. On a device it is the sum of short times:
+    long ones have the precision of a 32-bit float."""
     gap_ms: Floats
     """From the end of the call before, or the iteration's begin, to the call. Events of a device
     may be recorded out of order on two streams: then it is negative."""
@@ -384,13 +420,6 @@ class Measured:
         """Return the innermost region around a call, -1 where there is none."""
         return NO_REGION if self.regions is None else int(self.regions[call])
 
-    def end_ms(self) -> Floats:
-        """Return when each call ended, since the iteration began.
-
-        Put together of short times: a device's long ones have the precision of a float of 32 bits.
-        """
-        return np.cumsum(np.nan_to_num(self.gap_ms) + np.nan_to_num(self.forward_ms))
-
     def waited_ms(self, spans: Sequence[Span]) -> float | None:
         """Return how long the thread waited for the processor in `spans`; None: not known."""
         if not self.waits:
@@ -408,23 +437,33 @@ class Measured:
         return (0, *self.optimizer_steps, *(one.calls_before for one in self.passes))
 
 
-def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
-    """Turn the marks of an iteration into times; its clock must have been synchronised."""
+def measure(iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite]) -> Measured:
+    """Turn the marks of an iteration into times; its clock must have been synchronized.
+
+    On the host, times of calls do not contain the time in which the thread waited for a processor.
+    """
     losses = []
     for loss in iteration.losses:
         with anomalies.fenced("loss_not_read", "whether the loss is finite"):
             losses.append(float(loss))
     clock = iteration.clock
-    sites, first, last, starts, ends = iteration.columns()
-    backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(sites))
-    forward_ms = clock.work_ms(starts, ends)
+    numbers, first, last, starts, ends = iteration.columns()
+    backward_ms, foreign_nodes, doubtful, untimed = _backward(iteration, len(numbers))
+    forward_ms = _work_ms(iteration, starts, ends)
     begin, end = _first(iteration, starts), iteration.end
     befores = np.concatenate([np.array([begin], np.int64), ends])
+    gap_ms = _work_ms(iteration, befores[:-1], clock.before_wait(starts))
+    if isinstance(clock, HostClock):
+        end_ms = clock.all_elapsed_ms(np.full(len(ends), begin), ends)
+    else:
+        end_ms = np.cumsum(np.nan_to_num(gap_ms) + np.nan_to_num(forward_ms))
     return Measured(
-        sites=sites.astype(np.int32),
+        sites=numbers.astype(np.int32),
         forward_ms=forward_ms,
         backward_ms=backward_ms,
-        gap_ms=clock.work_ms(befores[:-1], clock.before_wait(starts)),
+        recomputed_ms=_recomputed(iteration, numbers, sites),
+        end_ms=end_ms,
+        gap_ms=gap_ms,
         made_nodes=last > first,
         passes=tuple(
             Pass(
@@ -445,10 +484,53 @@ def measure(iteration: Iteration, anomalies: Anomalies) -> Measured:
         dropped_calls=iteration.dropped_calls,
         doubtful=doubtful | clock.is_doubtful(starts),
         untimed=untimed | np.isnan(forward_ms),
-        whole=None if iteration.whole is None else iteration.whole.whole(),
-        regions=_regions(iteration, len(sites)),
+        whole=_whole(iteration),
+        regions=_regions(iteration, len(numbers)),
         opened=Counter(number for number in iteration.regions[2::3] if number != NO_REGION),
     )
+
+
+def _whole(iteration: Iteration) -> Whole | None:
+    """Return the times of the sample's other iteration, None if that is of another kind."""
+    counts = len(iteration.backwards), len(iteration.optimizer_steps)
+    if iteration.whole is None or iteration.whole.counts != counts:
+        return None
+    return iteration.whole.whole()
+
+
+def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
+    """Return how long the work between marks took, without waiting for a processor."""
+    times = iteration.clock.work_ms(starts, ends)
+    if not iteration.waits:
+        return times
+    return np.maximum(times - waited_ms(iteration.waits, starts, ends), 0.0)
+
+
+def _recomputed(
+    iteration: Iteration, numbers: Integers, sites: Sequence[CallSite]
+) -> Floats | None:
+    """Return the time in which checkpointed functions ran each call again.
+
+    A function runs the same calls in the same order again, up to the last one that the backward
+    pass needs. A call that is not found among those that follow is of no known operation.
+    """
+    if not iteration.recomputed:
+        return None
+    total = np.full(len(numbers), np.nan)
+    functions = [sites[number].func for number in numbers.tolist()]
+    for first, again in iteration.recomputed:
+        if first is None:
+            continue
+        repeated, _, _, starts, ends = again.columns()
+        times = _work_ms(again, starts, ends)
+        for number, time_ms in zip(repeated.tolist(), times.tolist(), strict=True):
+            try:
+                call = functions.index(sites[number].func, first, first + _MAX_SKIPPED)
+            except ValueError:
+                continue
+            first = call + 1
+            total[call] = np.nan_to_num(total[call]) + np.nan_to_num(time_ms)
+    return total
 
 
 def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
@@ -482,7 +564,7 @@ def _backward(
     foreign = 0
     for one in iteration.backwards:
         numbers = np.array(one.numbers, np.int64)
-        times = iteration.clock.work_ms(one.starts, one.ends)
+        times = _work_ms(iteration, one.starts, one.ends)
         owners = iteration.owners(numbers)
         owned = (owners != NO_CALL) & (numbers >= 0)
         doubtful[owners[owned & iteration.clock.is_doubtful(one.starts)]] = True

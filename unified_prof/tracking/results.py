@@ -216,6 +216,12 @@ class Results:
 
     def _note_device(self) -> None:
         """Say what the times of operations on a device do not hold, and how sure they are."""
+        for one in self._session.run_time.settled:
+            if one.whole is None:
+                self._anomalies.add(
+                    "iteration_not_timed_as_a_whole",
+                    "its total contains the time of tracking its operations",
+                )
         events = self._session.run_time.events
         if events is None:
             return
@@ -236,13 +242,6 @@ class Results:
             self._session.graphs.count,
         )
         self._note_other_streams()
-        for one in self._session.run_time.settled:
-            if self._session.run_time.times_wholes and one.whole is None:
-                self._anomalies.add(
-                    "iteration_not_timed_as_a_whole",
-                    "its total is the time in which the device had work, kept busy for the sake of "
-                    "operations",
-                )
 
     def _switches(self) -> dict[str, str]:
         """Return the devices that were used, and what else changes their times."""

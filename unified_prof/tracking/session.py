@@ -16,7 +16,11 @@ from unified_prof.tracking.device import Device, DeviceFault, GraphReplays
 from unified_prof.tracking.driver import Driver, Instrument, Saving, Stage
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.modules import Weights
-from unified_prof.tracking.operations import ActivationTracker, OperationTracker
+from unified_prof.tracking.operations import (
+    ITERATIONS_PER_SAMPLE,
+    ActivationTracker,
+    OperationTracker,
+)
 from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
 from unified_prof.tracking.program import Elsewhere, last_user_line
 from unified_prof.tracking.raw_calls import CallSites, Measured, ModuleNames
@@ -133,8 +137,7 @@ class Session:
             warmup -= 1
         stages.append(Stage("warm-up", (), max(0, warmup)))
         remaining = asked.iterations if RUN_TIME in asked.reports else 0
-        self.run_time.times_wholes = not self.device.is_cpu
-        each = self.run_time.per_sample
+        each = self.run_time.iterations_per_sample = ITERATIONS_PER_SAMPLE
         if remaining:
             stages.append(Stage("run time", (self.run_time,), each))
         if MEMORY in asked.reports:
@@ -197,15 +200,11 @@ class Session:
         if self.peak in stage.instruments:
             self.peak.failure = fault
 
-    def optimizer_begins(self, with_closure: bool) -> None:
-        """An optimizer steps: not forward and not backward, so not looked at.
-
-        A closure runs both, and then the optimizer's own operations have no module around them.
-        """
+    def optimizer_begins(self) -> None:
+        """Note that an optimizer steps; its operations are of no pass and not recorded."""
         for tracker in (self.run_time, self.memory, self.whole):
             tracker.note_optimizer_step()
-        if not with_closure:
-            self.interception.pause()
+        self.interception.pause()
 
     def optimizer_ended(self) -> None:
         """An optimizer has stepped."""

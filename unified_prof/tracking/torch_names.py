@@ -53,6 +53,11 @@ class Place:
 
 _NO_OPERATIONS = "operations are not seen"
 _NO_BACKWARD_OWNER = "backward times belong to no operation"
+_NO_BACKWARD_END = (
+    "backward passes end no iteration: without an optimizer they are those of unified_prof.step()"
+)
+_NO_TRANSFORM_END = "iterations may end within a transform of torch.func"
+_NO_RECOMPUTATION = "recomputed operations are timed as the backward pass of others"
 _NO_ACTIVATIONS = "activations are not measured"
 _NO_PEAK = "peak memory is not measured"
 _LONGER = "iterations take longer while they are measured, as gradients are set to None"
@@ -104,6 +109,13 @@ PLACES: dict[str, Place] = {
     "autograd_engine": Place(
         "torch.autograd:_engine_run_backward", "backward passes of torch.autograd are not timed"
     ),
+    "tensor_backward": Place("torch:Tensor.backward", _NO_BACKWARD_END),
+    "autograd_backward": Place("torch.autograd:backward", _NO_BACKWARD_END),
+    "autograd_grad": Place("torch.autograd:grad", _NO_BACKWARD_END),
+    "grad_transform": Place("torch._functorch.eager_transforms:grad_impl", _NO_TRANSFORM_END),
+    "vmap_transform": Place("torch._functorch.apis:vmap_impl", _NO_TRANSFORM_END),
+    "checkpoint": Place("torch.utils.checkpoint:_checkpoint_hook", _NO_RECOMPUTATION),
+    "recomputation": Place("torch.utils.checkpoint:_recomputation_hook", _NO_RECOMPUTATION),
     "sequence_number": Place("torch._C:_autograd._get_sequence_nr", _NO_BACKWARD_OWNER),
     "current_node": Place(
         "torch._C:_current_autograd_node", "backward passes take longer while they are timed"
@@ -162,11 +174,6 @@ PLACES: dict[str, Place] = {
     "module_call": Place(
         "torch.nn:Module.__call__",
         "calls of a model end no iteration: they are those of unified_prof.step()",
-    ),
-    "tensor_backward": Place(
-        "torch:Tensor.backward",
-        "backward passes end no iteration: without an optimizer they are those of "
-        "unified_prof.step()",
     ),
     "register_parameter": Place(
         "torch.nn:Module.register_parameter", "the lines that registered weights are not known"

@@ -31,8 +31,9 @@ class StepWatcher:
     Args:
         boundary: Called after each step of the leader: an iteration ends.
         joined: Called after the first step of an optimizer that takes the lead from another.
-        step_begins: Called before each step; told whether it runs a closure of the program's.
-        step_ended: Called after each step.
+        step_begins: Called before each step, and after a closure of the program that it runs.
+        step_ended: Called after each step, and before a closure that it runs.
+        is_tracked_thread: True if a step in this thread belongs to what is tracked.
         anomalies: Where steps are counted that cannot be followed.
         internals: Where torch tells of steps.
     """
@@ -42,11 +43,13 @@ class StepWatcher:
         *,
         boundary: Callable[[], None],
         joined: Callable[[], None],
-        step_begins: Callable[[bool], None],
+        step_begins: Callable[[], None],
         step_ended: Callable[[], None],
+        is_tracked_thread: Callable[[], bool],
         anomalies: Anomalies,
         internals: TorchInternals,
     ) -> None:
+        self._is_tracked_thread = is_tracked_thread
         self._internals = internals
         self._boundary = boundary
         self._joined = joined
@@ -88,7 +91,7 @@ class StepWatcher:
 
     def marked(self) -> None:
         """Take a mark of the program's own; from now on optimizers end no iteration."""
-        if get_ident() != self._thread:
+        if not self._is_tracked_thread():
             self._note_thread()
         elif self._marked:
             self._boundary()
@@ -96,22 +99,42 @@ class StepWatcher:
             self._marked = True
             self._join(None)
 
-    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() != self._thread:
-            return
+    def _before(self, optimizer: Any, args: Any, kwargs: Any) -> Any:
+        if not self._is_tracked_thread():
+            return None
         with self._fenced():
-            self._opened(optimizer, args, kwargs, sys._getframe(1))
+            return self._opened(optimizer, args, kwargs, sys._getframe(1))
 
-    def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> None:
+    def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
+        """Note that a step begins; return its arguments if they are to be others."""
         running = _frames_below(caller)
         self._open = [entry for entry in self._open if entry[1] in running]  # others raised
-        if not self._open:
-            closure = kwargs.get("closure") or next(iter(args[1:]), None)
-            self._step_begins(closure is not None)
+        is_outermost = not self._open
         self._open.append((optimizer, caller))
+        if not is_outermost:
+            return None
+        self._step_begins()
+        if kwargs.get("closure") is not None:
+            return args, {**kwargs, "closure": self._resumed_within(kwargs["closure"])}
+        if len(args) > 1 and args[1] is not None:
+            return (args[0], self._resumed_within(args[1]), *args[2:]), kwargs
+        return None
+
+    def _resumed_within(self, closure: Any) -> Any:
+        """Return the closure of an optimizer, whose operations are those of the model."""
+
+        @functools.wraps(closure)
+        def tracked_closure(*args: Any, **kwargs: Any) -> Any:
+            self._step_ended()
+            try:
+                return closure(*args, **kwargs)
+            finally:
+                self._step_begins()
+
+        return tracked_closure
 
     def _after(self, optimizer: Any, args: Any, kwargs: Any) -> None:
-        if get_ident() != self._thread:
+        if not self._is_tracked_thread():
             self._note_thread()
             return
         with self._fenced():
@@ -197,6 +220,7 @@ class TrackedLoop:
             joined=self._rejoined,
             step_begins=session.optimizer_begins,
             step_ended=session.optimizer_ended,
+            is_tracked_thread=lambda: session.interception.is_tracked_thread,
             anomalies=session.anomalies,
             internals=session.internals,
         )
@@ -284,6 +308,9 @@ class TrackedLoop:
         self._boundary()
 
     def _boundary(self) -> None:
+        self._session.interception.outside_engine(self._end_iteration)
+
+    def _end_iteration(self) -> None:
         if self._session.device.is_capturing:  # nothing runs now, so no iteration ends
             return
         self._whole = False
@@ -296,6 +323,9 @@ class TrackedLoop:
                 self._on_finished()
 
     def _restart(self) -> None:
+        self._session.interception.outside_engine(self._restart_measuring)
+
+    def _restart_measuring(self) -> None:
         if not (self.finished or self._session.device.is_capturing):
             self._session.restarted()
             self._driver.restart(stage=1)

@@ -1,0 +1,87 @@
+"""Activation checkpointing: recomputed operations are charged to themselves, in their own pass."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.tracking.workloads import Workload, names
+
+SLOW_MS = 5
+
+# `slow` takes SLOW_MS in the forward pass and no time in the backward pass.
+BLOCK = f"""
+import time
+from torch.utils.checkpoint import checkpoint
+class slow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x):
+        time.sleep({SLOW_MS} / 1000)
+        return x.clone()
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient
+class Net(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.first, self.lin, self.drop = nn.Linear(8, 8), nn.Linear(8, 8), nn.Dropout(0.5)
+    def block(self, x):
+        return self.drop(slow.apply(self.lin(x)))
+    def forward(self, x):
+        x = self.first(x)
+        return CALL
+"""
+
+CHECKPOINTED = BLOCK.replace("CALL", "checkpoint(self.block, x, use_reentrant=False)")
+
+
+def test_the_node_that_needs_a_recomputed_tensor_does_not_take_its_time(workload: Workload) -> None:
+    tracked = workload.model(CHECKPOINTED, reports=("run-time",), iterations=3)
+    assert names(tracked) == ["linear", "linear", "slow", "dropout"]
+    first, linear, slow, dropout = tracked.operations
+    assert slow.recomputed_ms is not None
+    assert min(slow.recomputed_ms) >= SLOW_MS
+    assert dropout.backward_ms is not None
+    assert min(dropout.backward_ms) < SLOW_MS
+    assert first.recomputed_ms is None
+    assert linear.recomputed_ms is not None
+    assert slow.backward_ms is not None
+    assert min(slow.backward_ms) < SLOW_MS
+    assert all(one.backward_ms and one.backward_ms >= SLOW_MS for one in tracked.iterations)
+
+
+def test_nothing_is_recomputed_without_checkpoints(workload: Workload) -> None:
+    tracked = workload.model(BLOCK.replace("CALL", "self.block(x)"), reports=("run-time",))
+    assert [one.recomputed_ms for one in tracked.operations] == [None] * 4
+
+
+@pytest.mark.parametrize("blocks", [1, 2])
+def test_nested_and_repeated_checkpoints_charge_each_call(workload: Workload, blocks: int) -> None:
+    call = "checkpoint(lambda y: checkpoint(self.block, y, use_reentrant=False).relu(), x, "
+    call += "use_reentrant=False)"
+    if blocks == 2:
+        call = "checkpoint(self.block, checkpoint(self.block, x, use_reentrant=False), "
+        call += "use_reentrant=False)"
+    tracked = workload.model(BLOCK.replace("CALL", call), reports=("run-time",))
+    slow = [one for one in tracked.operations if one.name == "slow"]
+    assert len(slow) == blocks
+    for one in slow:
+        assert one.recomputed_ms is not None
+        # A nested block runs again once for the outer block and once for itself.
+        runs = 2 if blocks == 1 else 1
+        assert SLOW_MS * runs <= min(one.recomputed_ms) < SLOW_MS * (runs + 1)
+
+
+def test_a_backward_pass_through_blocks_of_the_iteration_before(workload: Workload) -> None:
+    workload.write("main.py", CHECKPOINTED + """
+net = Net()
+optimizer = torch.optim.SGD(net.parameters(), lr=0.1)
+before = net(torch.randn(4, 8))
+for _ in range(12):
+    after = net(torch.randn(4, 8))
+    before.sum().backward()
+    before = after
+    optimizer.step()
+""")  # fmt: skip
+    tracked = workload.tracked(reports=("run-time",))
+    assert names(tracked) == ["linear", "linear", "slow", "dropout"]
+    assert [one.recomputed_ms for one in tracked.operations] == [None] * 4
