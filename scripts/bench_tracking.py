@@ -34,7 +34,7 @@ import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
 from unified_prof.base.run_spec import RunSpec
-from unified_prof.tracking.assemble import shown
+from unified_prof.tracking.assemble import select_calls
 from unified_prof.tracking.call_sites import SiteTable
 from unified_prof.tracking.device import HostClock
 from unified_prof.tracking.session import Session
@@ -185,7 +185,7 @@ def bench(size: str, rounds: int) -> dict[str, float]:
         tracker.start()
         tracked_step()
         tracker.stop(complete=True)
-        measured = shown(tracker.iterations.pop(), table)
+        measured = select_calls(tracker.iterations.pop(), table)
         kept = list(measured.calls)
         if number >= 0:
             plain_ms.append(plain)

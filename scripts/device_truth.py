@@ -23,7 +23,7 @@ import torch
 from torch import nn
 
 import unified_prof
-from unified_prof.tracking.launch_delay import lag_of
+from unified_prof.tracking.launch_delay import make_lag
 
 ROUNDS = 5
 US, MS = 1_000, 1_000_000
@@ -132,7 +132,7 @@ def _plain(
 
 def _queued_ms(device: str, passes: Callable[[], None]) -> float:
     """Return what the device takes for both passes where it is behind the host all the time."""
-    lag, place = lag_of(device, getattr(torch, device)), (0, 0)
+    lag, place = make_lag(device, getattr(torch, device)), (0, 0)
     for tries in range(8):
         synchronize(device)
         began = time.perf_counter_ns()
@@ -143,7 +143,7 @@ def _queued_ms(device: str, passes: Callable[[], None]) -> float:
         passes()
         end.record()
         was_behind = not begin.query()
-        lag.took("passes", time.perf_counter_ns() - began)
+        lag.record_host_time("passes", time.perf_counter_ns() - began)
         synchronize(device)
         if was_behind:
             return float(begin.elapsed_time(end)) - lag.event_ns / MS

@@ -128,7 +128,7 @@ def _module(name: str) -> ModuleType:
         "synchronize": accelerator.synchronize,
         "current_stream": accelerator.current_stream,
         "set_stream": accelerator.set_stream,
-        "Stream": lambda device=None: torch.Stream(device=_named(name, device)),
+        "Stream": lambda device=None: torch.Stream(device=_record_of(name, device)),
         "Event": lambda enable_timing=False: torch.Event(name, enable_timing=enable_timing),
         "stream": _on_stream,
         "device": accelerator.device_index,
@@ -150,7 +150,7 @@ def _module(name: str) -> ModuleType:
     return module
 
 
-def _named(name: str, device: Any) -> Any:
+def _record_of(name: str, device: Any) -> Any:
     return f"{name}:{device}" if isinstance(device, int) else device or name
 
 

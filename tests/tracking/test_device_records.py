@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from unified_prof.tracking.timeline import look_at
+from unified_prof.tracking.timeline import check_device_records
 
 torch_autograd = pytest.importorskip("torch.autograd")
 
@@ -56,7 +56,7 @@ def test_only_work_is_work_beside_the_main_stream() -> None:
         Event("ProfilerStep#0", stream=9, ns=71_000_000, annotation=True),
         Event("Context Sync", stream=-1, ns=28_000),
     ]
-    facts, note = look_at(events)
+    facts, note = check_device_records(events)
     assert facts["timeline_work_beside_main_streams"] == "device 0 stream 9: 0.250 ms"
     assert note is None
 
@@ -66,7 +66,7 @@ def test_ranges_drawn_around_work_are_no_records_of_it() -> None:
         Event("cudaLaunchKernel", call=True, correlation=1),
         Event("Context Sync", stream=-1, correlation=5),
     ]
-    facts, note = look_at(events)
+    facts, note = check_device_records(events)
     assert facts["timeline_launches_without_record"] == "1"
     assert note is not None
     assert "no work of the device" in note

@@ -86,7 +86,7 @@ def test_saving_takes_its_share_of_the_time_and_no_more(monkeypatch: pytest.Monk
     pace, cost, spent = Saving(), 0.25, 0.0
     for number in range(1000):
         now += 0.1
-        with pace.of(number) as is_due:
+        with pace.when_due(number) as is_due:
             if is_due:
                 now += cost
                 spent += cost
@@ -97,6 +97,6 @@ def test_what_was_saved_already_is_not_saved_again() -> None:
     pace = Saving()
     answers = []
     for _ in range(2):
-        with pace.of((1, 0)) as is_due:
+        with pace.when_due((1, 0)) as is_due:
             answers.append(is_due)
     assert answers == [True, False]

@@ -584,13 +584,13 @@ def test_iterations_do_not_contain_the_time_of_tracking(
     """Tracking is made to take long: the durations of iterations do not change."""
     from unified_prof.tracking.stack_walker import StackWalker
 
-    real = StackWalker.way_from_project
+    real = StackWalker.path_from_project
 
     def slowly(walker: StackWalker, frame: Any) -> Any:
         time.sleep(0.02)
         return real(walker, frame)
 
-    monkeypatch.setattr(StackWalker, "way_from_project", slowly)
+    monkeypatch.setattr(StackWalker, "path_from_project", slowly)
     workload.write("main.py", NET.replace("self.lin(x)", "self.lin(x).sin().cos()") + LOOP)
     tracked = workload.tracked(iterations=3, reports=("run-time",))
     assert len(tracked.operations) == 4

@@ -27,7 +27,7 @@ from unified_prof.backends.registry import (
 )
 from unified_prof.errors import CaptureError, MeasuringError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
-from unified_prof.tracking.device import asked_in_child, runtime_left_alone
+from unified_prof.tracking.device import driver_library_only, run_in_child
 from unified_prof.tracking.timeline import DETAILS, USUAL_DETAILS, TimelineInstrument
 
 DEVICE_VARIABLE = "UPROF_DEVICE"
@@ -216,17 +216,17 @@ class CudaBackend(TorchBackend):
             return None
         counted = _devices_in_library()
         if counted < 0:  # there is no such library, or it does not work: the runtime decides
-            return asked_in_child(_runtime_reason) or None
+            return run_in_child(_runtime_reason) or None
         if counted:
             return None
-        return asked_in_child(_runtime_reason) or _NONE_SHOWN
+        return run_in_child(_runtime_reason) or _NONE_SHOWN
 
 
 def _devices_in_library() -> int:
     """Return how many devices the driver's library shows, as torch asks it; -1: it cannot say."""
     import torch
 
-    with runtime_left_alone(), suppress(Exception):
+    with driver_library_only(), suppress(Exception):
         count: Callable[[], int] = torch.cuda._device_count_nvml
         if torch.version.hip:
             count = getattr(torch.cuda, "_device_count_amdsmi", count)

@@ -1,6 +1,6 @@
-"""Base classes of objects that notebooks show as HTML.
+"""What objects of the public API have in common: notebooks show them as HTML.
 
-The renderer is imported by name, because `report` is a higher layer than the objects.
+How they look is for `report`, which lies above all that it shows: it is asked by name.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TypeVar
 
-Item = TypeVar("Item")
+One = TypeVar("One")
 
 
 class Displayed:
-    """Shown in notebooks as HTML by `report.notebook`."""
+    """Shown by notebooks as `report.notebook` draws its kind."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(import_module("unified_prof.report.notebook").object_html(self))
+        return str(import_module("unified_prof.report.notebook").html_of(self))
 
 
-class DisplayedList(list[Item], Displayed):
-    """List whose items notebooks show."""
+class Together(list[One], Displayed):
+    """A list that notebooks show as what is in it."""
 
     __slots__ = ()
 
-    def __init__(self, items: Iterable[Item] = ()) -> None:
-        super().__init__(items)
+    def __init__(self, things: Iterable[One] = ()) -> None:
+        super().__init__(things)

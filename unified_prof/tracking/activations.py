@@ -1,10 +1,9 @@
-"""Bytes that tensors hold, and the storages they hold them in.
+"""Storages of tensors, and the bytes that operations save for the backward pass.
 
-Bytes that operations save for the backward pass, seen by torch's saved-tensor hooks.
-
-A storage is charged once, whole, to the first operation that saves any view of it: that is
-the memory its saving keeps alive. Storages of parameters and buffers live anyway. What an
-operation saves that no backward pass goes through is freed with its result, not kept for one.
+Saved bytes are measured with torch's saved-tensor hooks. A storage is charged once, in full, to the
+first operation that saves a view of it, because that operation keeps its memory allocated. Storages
+of parameters and buffers are not counted. A tensor that no backward pass needs is freed with the
+operation's result and is not counted either.
 """
 
 from __future__ import annotations
@@ -27,9 +26,9 @@ from unified_prof.tracking.torch_names import (
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """Yield the tensors with memory of their own that make up `tensor`.
+    """Yield the tensors with memory of their own of which `tensor` consists.
 
-    A wrapper subclass is made of the tensors it names, a sparse tensor of indices and values.
+    A wrapper subclass consists of the tensors that it names, a sparse tensor of indices and values.
     """
     import torch
 
@@ -48,12 +47,12 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes of the elements of `tensor`, unrounded; views count only what they show."""
+    """Return the bytes of the elements of `tensor`, for a view only those that it shows."""
     return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
 
 
 def storage_of(tensor: Any) -> Any | None:
-    """Return the storage of a plain tensor, None where it has none that can be reached."""
+    """Return the storage of a plain tensor, None if it has none that can be accessed."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # opaque layouts, functorch wrappers
@@ -65,16 +64,16 @@ NO_CALL = -1
 
 @dataclass(slots=True)
 class _Saved:
-    """A storage that was saved, and by which calls, in their order."""
+    """A saved storage and the calls that saved it, in order."""
 
     storage: Any
-    """A weak reference: it keeps the address from being used for another storage."""
+    """Weak reference, which prevents another storage from getting the same address."""
     size_bytes: int
     calls: list[int]
 
 
 class SavedTensors:
-    """Sizes what is saved between `start` and `stop`, by the index of the call that saves."""
+    """Measures the bytes saved between `start` and `stop` by the index of the saving call."""
 
     def __init__(self, device: str, recorder: Recorder) -> None:
         self._device = device
@@ -85,16 +84,16 @@ class SavedTensors:
         self._seen: dict[int, _Saved] = {}
         self._excluded: dict[int, Any] = {}
         self._packed_by_program: set[int] = set()
-        """Calls of which hooks of the program's own packed something."""
+        """Calls for which the program's own hooks packed something."""
         self._disabled = False
-        """Our hooks are out of the way of a transform of torch.func."""
+        """True if our hooks are removed for a transform of torch.func."""
         self._patches = Patches()
 
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
-        """Begin; storages of `parameters`, and of parameters and buffers of `modules`, are free.
+        """Start; storages of `parameters` and of the state of `modules` do not count.
 
         Raises:
-            UnknownHooksError: The program's hooks cannot be told; nothing will be seen.
+            UnknownHooksError: The program's hooks are not known, so nothing can be measured.
         """
         for tensor in parameters:
             self._exclude(tensor)
@@ -108,7 +107,7 @@ class SavedTensors:
         if not replace(self._patches, "saved_hooks_disable", self._wrap_disable):
             return
         self._hooks = hooks
-        # Only the innermost pair of hooks is called: the program's own must call ours too.
+        # Only the innermost pair of hooks is called, so the program's hooks must call ours.
         replace(self._patches, "saved_hooks_enter", self._wrap_enter)
         try:
             self._insert()
@@ -117,13 +116,13 @@ class SavedTensors:
             raise
 
     def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int] | None:
-        """End; return call index -> bytes, with what none of the calls saved under -1.
+        """Stop; return call index -> bytes, with the bytes of no call under -1.
 
-        None: this torch does not tell what is saved.
+        None if this torch does not report saved tensors.
 
         Args:
-            in_backward: The calls that a backward pass went through; each is in the result. None:
-                there was no backward pass, so that of any call may still come.
+            in_backward: Calls that a backward pass went through; each is in the result. None if
+                there was no backward pass; every call may then belong to a later one.
         """
         if self._hooks is None:
             self._patches.restore()
@@ -143,18 +142,18 @@ class SavedTensors:
         return found
 
     def pause(self) -> None:
-        """See nothing while the autograd engine runs, whose threads are given the hooks as well."""
+        """Suspend measuring while the autograd engine runs, whose threads inherit the hooks."""
         if self._hooks is not None:
             self._take_out()
 
     def resume(self) -> None:
-        """See again what `pause` hid; the engine may have been where this began."""
+        """Continue after `pause`; measuring may have started within the engine."""
         if self._hooks is not None and not self._disabled:
             self._take_out()
             self._insert()
 
     def exclude_parameters(self, arguments: Iterable[Any]) -> None:
-        """Leave out parameters that are arguments: some exist only while they are used (FSDP)."""
+        """Exclude parameters among the arguments: with FSDP, some exist only during the call."""
         import torch
 
         for argument in arguments:
@@ -162,16 +161,16 @@ class SavedTensors:
                 self._exclude(argument)
 
     def exclude_state_of(self, module: Any) -> None:
-        """Leave out what `module` holds now, also if it came to hold it after the start."""
+        """Exclude what `module` holds now, including parameters added after the start."""
         if module is not None:
             for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
                 if tensor is not None:
                     self._exclude(tensor)
 
     def saved_numbers(self, node: Any, call: int) -> None:
-        """Charge the Python numbers that a node keeps: on the CPU they are tensors, too.
+        """Charge the Python numbers that a node keeps, which are tensors on the CPU.
 
-        torch calls no hook for them. Skyline's report has them as 8 bytes each.
+        torch calls no hook for them. Skyline's report counts 8 bytes for each.
         """
         if self._device != "cpu" or call == NO_CALL:
             return
@@ -181,7 +180,7 @@ class SavedTensors:
                 self._charge(tensor, call)
 
     def _insert(self) -> None:
-        """Put our hooks below the program's, which pop theirs from the top when they end."""
+        """Insert our hooks below the program's, which pop theirs from the top when they end."""
         assert self._hooks is not None
         program = self._hooks.pop_all()
         self._hooks.push(self._pack, _identity)
@@ -189,7 +188,7 @@ class SavedTensors:
             self._hooks.push(self._noting(pack), unpack)
 
     def _take_out(self) -> bool:
-        """Take our hooks out from wherever they are; return whether they were there."""
+        """Remove our hooks from any position; return True if they were there."""
         assert self._hooks is not None
         try:
             hooks = self._hooks.pop_all()
@@ -201,7 +200,7 @@ class SavedTensors:
         return any(pack == self._pack for pack, _ in hooks)
 
     def _pack(self, tensor: Any) -> Any:
-        with self._plainly():  # neither our mode nor a subclass's own function
+        with self._plainly():  # without our function mode and functions of tensor subclasses
             self._note_safely(tensor)
             if tensor.grad_fn is None:
                 return tensor
@@ -211,7 +210,7 @@ class SavedTensors:
     def _note_safely(self, packed: Any) -> None:
         try:
             self._note(packed)
-        except Exception as error:  # in the midst of the program's forward pass
+        except Exception as error:  # in the middle of the program's forward pass
             self._internals.anomalies.add("saved_tensor_not_counted", in_one_line(error))
 
     def _note(self, packed: Any) -> None:
@@ -250,7 +249,7 @@ class SavedTensors:
                     self._excluded[key] = self._internals.weak_storage(storage)
 
     def _noting(self, pack_hook: Any) -> Any:
-        """Return a pack hook of the program's that also shows us what it keeps."""
+        """Return a pack hook of the program that also counts what it keeps."""
 
         @functools.wraps(pack_hook)
         def pack(tensor: Any) -> Any:

@@ -1,9 +1,9 @@
-"""From measured iterations to records: operations, and a sample of each iteration that ran them.
+"""Convert measured iterations to records: operations with one sample per iteration.
 
-Operations of different iterations are paired by what they are (name, lines, module, with or
-without backward) and by which of those it is: the third call of a layer is paired with the third.
-One iteration is the reference whose operations are reported. Another one that shares at least half
-of them gives its samples to those it shares; any other is of another kind and gives none.
+Operations of different iterations are matched by name, lines, module, participation in the backward
+pass, and by their order among equal ones: the third call of a layer is matched with the third call.
+One iteration is the reference, whose operations are reported. An iteration that shares at least
+half of them contributes samples; all others are of another kind.
 """
 
 from __future__ import annotations
@@ -18,57 +18,57 @@ import numpy as np
 from unified_prof.base.run_spec import ActivationRecord, GapRecord, IterationRecord, OperationRecord
 from unified_prof.tracking.call_sites import Site, SiteTable
 from unified_prof.tracking.code_entries import Stack
-from unified_prof.tracking.raw_calls import MAX_CALLS, NO_REGION, Measured, Span
+from unified_prof.tracking.raw_calls import MAX_CALLS, NO_REGION, MeasuredIteration, Span
 from unified_prof.tracking.torch_names import Anomalies
 
+# A reported operation, and True if it took part in the backward pass.
 Entry = tuple[Site, bool]
-"""An operation that is reported, and whether it took part in the backward pass."""
+# An `Entry`, and its position among equal ones in its iteration.
 Key = tuple[Site, bool, int]
-"""The same, and the how manyth of its kind in its iteration it is."""
 
 
 @dataclass(frozen=True, slots=True)
-class Shown:
-    """What a report shows of an iteration: the calls that it keeps, in their order."""
+class SelectedCalls:
+    """Calls of an iteration that a report shows, in order."""
 
-    iteration: Measured
+    iteration: MeasuredIteration
     sequence: tuple[Entry, ...]
     calls: tuple[int, ...]
-    """The index of each among all calls of the iteration."""
+    """Index of each among all calls of the iteration."""
     positions: dict[Key, int]
-    """Where in the sequence each is."""
+    """Position of each in the sequence."""
 
 
-def shown(iteration: Measured, table: SiteTable) -> Shown:
-    """Return what a report shows of an iteration."""
+def select_calls(iteration: MeasuredIteration, table: SiteTable) -> SelectedCalls:
+    """Return the calls of an iteration that a report shows."""
     sequence: list[Entry] = []
     calls: list[int] = []
     positions: dict[Key, int] = {}
     seen: Counter[Entry] = Counter()
     in_backward = (~np.isnan(iteration.backward_ms)).tolist()
     for index, number in enumerate(iteration.sites.tolist()):
-        site = table.site(number, with_set_up=iteration.with_set_up)
+        site = table.site(number, with_setup=iteration.with_setup)
         if site.kept:
             entry = (site, in_backward[index])
             positions[(*entry, seen[entry])] = len(sequence)
             seen[entry] += 1
             sequence.append(entry)
             calls.append(index)
-    return Shown(iteration, tuple(sequence), tuple(calls), positions)
+    return SelectedCalls(iteration, tuple(sequence), tuple(calls), positions)
 
 
-def alike(one: Shown, other: Shown) -> bool:
-    """Whether two iterations share at least half of their operations."""
+def is_same_kind(one: SelectedCalls, other: SelectedCalls) -> bool:
+    """Return True if two iterations share at least half of their operations."""
     shared = len(one.positions.keys() & other.positions.keys())
     return 4 * shared >= len(one.positions) + len(other.positions)
 
 
-def operations_of(
-    iterations: Sequence[Shown], table: SiteTable, anomalies: Anomalies
-) -> tuple[tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
-    """Return the operations of the reference, all iterations as a whole, and the reference."""
+def build_operations(
+    iterations: Sequence[SelectedCalls], table: SiteTable, anomalies: Anomalies
+) -> tuple[tuple[OperationRecord, ...], tuple[IterationRecord, ...], SelectedCalls]:
+    """Return the operations of the reference, all iterations, and the reference."""
     reference, is_common = _reference(iterations)
-    matched = [number for number, one in enumerate(iterations) if alike(one, reference)]
+    matched = [number for number, one in enumerate(iterations) if is_same_kind(one, reference)]
     among = "most iterations" if is_common else "the one reported"
     for number, one in enumerate(iterations):
         if one.sequence != reference.sequence:
@@ -86,10 +86,10 @@ def operations_of(
     return operations, records, reference
 
 
-def _reference(iterations: Sequence[Shown]) -> tuple[Shown, bool]:
-    """Return the iteration to report, and whether at least half ran the same.
+def _reference(iterations: Sequence[SelectedCalls]) -> tuple[SelectedCalls, bool]:
+    """Return the iteration to report, and True if at least half have its operations.
 
-    Where no half did, it is the one that differs least from all others together.
+    Without such a majority, it is the iteration with the smallest difference to all others.
     """
     sequence, count = Counter(one.sequence for one in iterations).most_common(1)[0]
     if 2 * count >= len(iterations):
@@ -102,19 +102,19 @@ def _reference(iterations: Sequence[Shown]) -> tuple[Shown, bool]:
 
 def _operation(
     key: Key,
-    matched: Sequence[tuple[int, Shown]],
-    reference: Shown,
+    matched: Sequence[tuple[int, SelectedCalls]],
+    reference: SelectedCalls,
     table: SiteTable,
     anomalies: Anomalies,
 ) -> OperationRecord | None:
-    """Return the record of an operation; None where none of its samples could be read."""
+    """Return the record of an operation, None if none of its samples could be read."""
     site, in_backward, _ = key
     having = [
         (number, one, one.calls[position])
         for number, one in matched
         if (position := one.positions.get(key)) is not None
     ]
-    having = _trustworthy(having, (site, in_backward), anomalies)
+    having = _usable_samples(having, (site, in_backward), anomalies)
     if not having:
         return None
     return OperationRecord(
@@ -140,7 +140,7 @@ def _operation(
     )
 
 
-def _recomputed(having: Sequence[tuple[int, Shown, int]]) -> tuple[float, ...] | None:
+def _recomputed(having: Sequence[tuple[int, SelectedCalls, int]]) -> tuple[float, ...] | None:
     """Return the time in which a call was run again, None if it never was."""
     times = [
         float("nan") if one.iteration.recomputed_ms is None else one.iteration.recomputed_ms[call]
@@ -149,16 +149,16 @@ def _recomputed(having: Sequence[tuple[int, Shown, int]]) -> tuple[float, ...] |
     return None if np.isnan(times).all() else tuple(np.nan_to_num(times).tolist())
 
 
-def _region(iteration: Measured, call: int) -> int | None:
-    """Return the innermost region around a call, by its number of the run's."""
+def _region(iteration: MeasuredIteration, call: int) -> int | None:
+    """Return the number of the innermost region around a call, None outside of regions."""
     found = iteration.region(call)
     return None if found == NO_REGION else found
 
 
-def _trustworthy(
-    having: list[tuple[int, Shown, int]], entry: Entry, anomalies: Anomalies
-) -> list[tuple[int, Shown, int]]:
-    """Return the samples whose times are the operation's own; doubtful ones where all are."""
+def _usable_samples(
+    having: list[tuple[int, SelectedCalls, int]], entry: Entry, anomalies: Anomalies
+) -> list[tuple[int, SelectedCalls, int]]:
+    """Return the samples that contain the operation's time only, or all if none is certain."""
     read = [one for one in having if not one[1].iteration.untimed[one[2]]]
     if len(read) < len(having):
         anomalies.add(
@@ -176,49 +176,51 @@ def _trustworthy(
 
 
 def _gap(
-    having: Sequence[tuple[Measured, int]],
-    reference: tuple[Measured, int],
+    having: Sequence[tuple[MeasuredIteration, int]],
+    reference: tuple[MeasuredIteration, int],
     table: SiteTable,
     anomalies: Anomalies,
 ) -> GapRecord | None:
-    """Return the time before an operation, where every iteration has it and it has a place."""
+    """Return the time before an operation, None if it or its lines are not known."""
     stacks = _stacks(*reference, table)
     site = None
-    with anomalies.fenced("gaps_not_placed", "the lines between two operations"):
+    with anomalies.recording_failures("gaps_not_placed", "the lines between two operations"):
         site = None if stacks is None else table.gap(stacks)
     if site is None or any(_stacks(*one, table) != stacks for one in having):
         return None
-    # Events of a device may be recorded out of order on two streams; a gap is never negative.
+    # Events on two streams of a device may be recorded out of order; a gap is never negative.
     times = tuple(
         max(0.0, float(np.nan_to_num(iteration.gap_ms[call]))) for iteration, call in having
     )
     return GapRecord(site.file_path, site.first_line, site.last_line, times)
 
 
-def _stacks(iteration: Measured, call: int, table: SiteTable) -> tuple[Stack, Stack] | None:
-    """Return where the last call before `call` and the call itself stood, within one pass."""
+def _stacks(
+    iteration: MeasuredIteration, call: int, table: SiteTable
+) -> tuple[Stack, Stack] | None:
+    """Return the stacks of the call before `call` and of `call`, None across passes."""
     after = table.stack(int(iteration.sites[call]))
     if call == 0:
         return ((), after) if iteration.begins_with_forward else None
     if call in iteration.pass_starts:
         return None
     before = table.stack(int(iteration.sites[call - 1]))
-    # What ran outside the model may have loaded data since.
+    # Code outside the model may have loaded data in between.
     return (before, after) if before or iteration.begins_with_forward else None
 
 
-def _record(one: Shown, *, matched: bool) -> IterationRecord:
+def _record(one: SelectedCalls, *, matched: bool) -> IterationRecord:
     iteration = one.iteration
     forward = _forward_spans(iteration, one.calls)
     backward = _backward_spans(iteration)
-    total_ms, whole = iteration.total_ms, iteration.whole
+    total_ms, whole = iteration.total_ms, iteration.untracked
     forward_ms = _total_ms(forward) if forward else None
     backward_ms = sum(each.ms for each in iteration.passes) if backward else None
     if whole is not None:
         total_ms, backward_ms = whole.total_ms, whole.backward_ms
         if whole.forward_ms is not None:
             forward_ms = whole.forward_ms
-        elif forward_ms is not None:  # without a module, the time of tracking is in it
+        elif forward_ms is not None:  # without a module it contains the time of tracking
             forward_ms = min(forward_ms, total_ms - (backward_ms or 0.0))
     waited_ms = iteration.waited_ms([(0.0, iteration.total_ms)])
     forward_waited_ms = iteration.waited_ms(forward) if forward else None
@@ -243,17 +245,17 @@ def _total_ms(spans: Sequence[Span]) -> float:
     return sum((end - start for start, end in spans), 0.0)
 
 
-def _backward_spans(iteration: Measured) -> list[Span]:
-    """Return the runs of the autograd engine."""
+def _backward_spans(iteration: MeasuredIteration) -> list[Span]:
+    """Return the times in which the autograd engine ran."""
     end_ms = np.concatenate([[0.0], iteration.end_ms])
     starts = [float(end_ms[one.calls_before]) + one.after_ms for one in iteration.passes]
     return [(start, start + one.ms) for start, one in zip(starts, iteration.passes, strict=True)]
 
 
-def _forward_spans(iteration: Measured, kept: Sequence[int]) -> list[Span]:
-    """Return the forward passes: from a first kept operation to the backward pass.
+def _forward_spans(iteration: MeasuredIteration, kept: Sequence[int]) -> list[Span]:
+    """Return the forward passes, each from its first shown operation to the backward pass.
 
-    A forward pass that no backward follows ends with its last kept operation.
+    A forward pass without a backward pass ends with its last shown operation.
     """
     end_ms = iteration.end_ms
     starts = zip(iteration.passes, _backward_spans(iteration), strict=True)
@@ -274,18 +276,18 @@ def _forward_spans(iteration: Measured, kept: Sequence[int]) -> list[Span]:
     return spans
 
 
-def activations_of(
-    iteration: Measured, saved_bytes: dict[int, int], table: SiteTable
+def build_activations(
+    iteration: MeasuredIteration, saved_bytes: dict[int, int], table: SiteTable
 ) -> tuple[tuple[ActivationRecord, ...], int]:
-    """Return what each kept operation of the backward pass saved, and the bytes of all others.
+    """Return the bytes saved by each shown operation of the backward pass, and of all others.
 
-    Where there was no backward pass, every operation with autograd nodes could be of one.
+    Without a backward pass, every operation with autograd nodes counts.
     """
     records = []
     anything = not iteration.passes
     rest = dict(saved_bytes)
     for index, number in enumerate(iteration.sites.tolist()):
-        site = table.site(number, with_set_up=iteration.with_set_up)
+        site = table.site(number, with_setup=iteration.with_setup)
         in_graph = index in saved_bytes or (anything and iteration.made_nodes[index])
         if site.kept and in_graph:
             records.append(
@@ -302,7 +304,7 @@ def activations_of(
 
 
 def _difference(sequence: Sequence[Entry], reference: Sequence[Entry], among: str) -> str:
-    """Say where two sequences part."""
+    """Describe the first difference between two sequences."""
     for position, (one, other) in enumerate(zip(sequence, reference, strict=False)):
         if one != other:
             return f"operation {position} is {_say(one)}, in {among} {_say(other)}"
@@ -315,8 +317,8 @@ def _say(entry: Entry) -> str:
     return f"{site.name}{where} {'with' if in_backward else 'without'} backward"
 
 
-def note_oddities(iterations: Sequence[Measured], anomalies: Anomalies) -> None:
-    """Count what the iterations themselves show to be strange."""
+def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Anomalies) -> None:
+    """Count irregularities of the iterations as anomalies."""
     for number, iteration in enumerate(iterations):
         for value in iteration.losses:
             if not math.isfinite(value):

@@ -1,15 +1,15 @@
-"""Time the nodes of the real backward pass and say which operation each belongs to.
+"""Time the nodes of the backward pass, and assign each to the operation that created it.
 
-Every way into the autograd engine goes through one Python function of torch's. Around it, the
-graph is walked once from its roots and its nodes get hooks. A node carries the sequence number
-that its thread's counter had when the forward made it, so it belongs to the call during which
-the counter stood there.
+All calls of the autograd engine go through one Python function of torch. Before it, the graph is
+walked from its roots and every node gets a hook. A node has the sequence number that the counter of
+its thread had when it was created, so it belongs to the call during which the counter had that
+value.
 
-On the host one hook for all nodes is enough: the engine runs nodes one after the other, so a
-node's time ends where the next one starts, and holds what the engine does for it (handing
-gradients on, freeing what was saved). Nodes that accumulate into `.grad` end the time of the one
-before and belong to no operation. On a device it is the same, with events, as the device is kept
-behind the host; it has a thread of the engine's to itself.
+On the host one hook for all nodes is enough: the engine runs one node after the other, so the time
+of a node ends where the next one starts, and contains the engine's work for it (passing gradients
+on, freeing saved tensors). Nodes that accumulate into `.grad` end the time of the node before and
+belong to no operation. On a device it is the same with events, as the device is kept behind the
+host and has an engine thread of its own.
 """
 
 from __future__ import annotations
@@ -28,20 +28,20 @@ from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.interference import LONG_NS, collection_held_off
 from unified_prof.tracking.raw_calls import NO_CALL, Backward, Iteration, Recorder
 
+# Replaces the sequence number of nodes that write `.grad`, which is `_ACCUMULATE_GRAD`.
 _ACCUMULATES = -2
-"""In place of the sequence number of the nodes that write `.grad`, which is..."""
 _ACCUMULATE_GRAD = 2**64 - 1
+# Replaces the sequence number while a checkpointed function runs again.
 _RECOMPUTES = -3
-"""In place of the sequence number: a checkpointed function runs again."""
+# Position of the engine's argument `inputs`.
 _INPUTS = 3
-"""Position of the engine's argument `inputs`."""
 
 
 class _HostTimers:
-    """One hook before each node; the next one's is its end.
+    """Times nodes with one hook before each; the hook of the next node is its end.
 
-    What the hooks themselves take lies between an end and the next start, as far as it can. Nodes
-    share one dictionary of hooks, which is emptied in the end: no node need be found again.
+    The time of the hooks themselves lies between an end and the next start. Nodes share one
+    dictionary of hooks, which is emptied at the end, so that nodes need not be found again.
     """
 
     def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
@@ -61,11 +61,11 @@ class _HostTimers:
             self._shared[0] = self._before_any(current)
 
     def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
-        """Hook `nodes`, given with their numbers."""
+        """Register hooks for `nodes`, given with their numbers."""
         hook, keep = self._hook, self._handles.append
         accumulates = self._before_accumulating()
         for node, number in nodes:
-            # What a node that accumulates is told by the dictionary is its tensor's, not its own.
+            # The hook dictionary of an accumulating node belongs to its tensor.
             if number == _ACCUMULATES:
                 keep(node.register_prehook(accumulates))
                 continue
@@ -80,7 +80,7 @@ class _HostTimers:
             keep(node.register_prehook(self._before(functools.partial(int, number))))
 
     def detach(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         self._shared.clear()
         for handle in self._handles:
             handle.remove()
@@ -99,7 +99,7 @@ class _HostTimers:
             recorder.waiting.note_interval(recorder.iteration.waits, self._run.starts[-1], end)
 
     def _before(self, number: Callable[[], int]) -> Callable[[Any], None]:
-        """Return a hook that notes when a node begins, and the count of nodes before it."""
+        """Return a hook that records the start of a node and the number of nodes created so far."""
         run, mark, counter, counts = self._run, self._mark, self._counter, self._counts
 
         def before(_gradients: Any) -> None:
@@ -132,7 +132,7 @@ class _HostTimers:
         return before
 
     def _before_any(self, current: Callable[[], Any]) -> Callable[[Any], None]:
-        """Return a hook for all nodes, which asks torch before which one it is called."""
+        """Return the hook for all nodes, which asks torch for the node about to run."""
         number_of = self._internals.node_number
         if self._counter is not None:
 
@@ -147,7 +147,7 @@ class _HostTimers:
         run, mark, starts = self._run, self._mark, self._run.starts
         end, note, start = run.ends.append, run.numbers.append, run.starts.append
 
-        def before(_gradient: Any) -> None:  # for every node of every backward pass: no detours
+        def before(_gradient: Any) -> None:  # runs for every node of every backward pass
             now = mark()
             end(now)
             if starts and now - starts[-1] > LONG_NS:
@@ -162,7 +162,7 @@ class _HostTimers:
         return before
 
     def finish(self, iteration: Iteration) -> None:
-        """Complete the run's times."""
+        """Complete the times of the run."""
         run = self._run
         if self._hooked and not any(number > _ACCUMULATES for number in run.numbers):
             self._internals.note("node_hooks", TypeError("the hooks of nodes were not called"))
@@ -170,7 +170,7 @@ class _HostTimers:
         if run.numbers:
             run.ends.append(run.end)
         if self._counter is not None:
-            # What a node's backward made belongs to its call, for a backward through it.
+            # Nodes created by a node's backward belong to its call, for a backward through them.
             counts = [*self._counts, self._counter()]
             for call, (first, last) in zip(
                 iteration.owners(np.array(run.numbers)), pairwise(counts), strict=False
@@ -180,18 +180,18 @@ class _HostTimers:
 
 
 class _DeviceTimers:
-    """One hook before each node; the next one on its device, or the engine's end, is its end."""
+    """Times nodes with one hook before each; the next node on the device or the end is its end."""
 
     def __init__(self, events: EventClock, run: Backward) -> None:
         self._run = run
         self._events = events
         self._nodes: list[tuple[int, Mark, Mark]] = []
         self._under_way: dict[int, tuple[int, Mark]] = {}
-        """Number and start of the node that runs, by its thread: each device has one."""
+        """Number and start of the running node by thread; each device has a thread."""
         self._handles: list[Any] = []
 
     def attach(self, nodes: Iterator[tuple[Any, int]]) -> None:
-        """Hook `nodes`, given with their numbers."""
+        """Register hooks for `nodes`, given with their numbers."""
         self._handles += [node.register_prehook(self._before(node, n)) for node, n in nodes]
 
     def _before(self, node: Any, number: int) -> Callable[[Any], None]:
@@ -199,7 +199,7 @@ class _DeviceTimers:
         return lambda _gradients: self._follow(number, kind)
 
     def switch(self, number: int) -> int:
-        """Charge this thread's time from now on to node `number`; return the one until now."""
+        """Charge this thread's time from now on to node `number`; return the node until now."""
         previous = self._under_way.get(get_ident(), (NO_CALL, NO_MARK))[0]
         self._follow(number, self.switch)
         return previous
@@ -213,18 +213,18 @@ class _DeviceTimers:
         self._under_way[thread] = (number, here)
 
     def detach(self) -> None:
-        """Take all hooks away."""
+        """Remove all hooks."""
         for handle in self._handles:
             handle.remove()
         self._handles.clear()
 
     def finish(self, iteration: Iteration) -> None:
-        """Complete the run's times."""
+        """Complete the times of the run."""
         for number, start in self._under_way.values():
             end = self._events.after(start)
             if end != NO_MARK:
                 self._nodes.append((number, start, end))
-        # Nodes made by this backward are counted by the device's thread: they stay unclaimed.
+        # The counter of the device's thread counts nodes created here, so they are not claimed.
         for number, start, end in self._nodes:
             self._run.numbers.append(number)
             self._run.starts.append(start)
@@ -234,11 +234,11 @@ class _DeviceTimers:
 def run_backward(
     recorder: Recorder, engine: Any, roots: Sequence[Any], args: Any, kwargs: Any
 ) -> Any:
-    """Run the autograd engine from `roots` and time it, whole and by node."""
+    """Run the autograd engine from `roots`; time the pass and its nodes; return the result."""
     iteration, internals = recorder.iteration, recorder.internals
     create_graph = bool(args[2]) if len(args) > 2 else bool(kwargs.get("create_graph"))
     run = Backward(iteration.count, internals.sequence_number())
-    # Of nodes that are only on the way to a given input, torch calls hooks but does not run all.
+    # With `inputs`, torch calls the hooks of some nodes without running them.
     part = bool(args[_INPUTS]) if len(args) > _INPUTS else bool(kwargs.get("inputs"))
     timers: _HostTimers | _DeviceTimers
     if recorder.events is None:
@@ -247,16 +247,16 @@ def run_backward(
         timers = _DeviceTimers(recorder.events, run)
     before = recorder.inside, recorder.in_engine, recorder.timers
     recorder.inside = recorder.in_engine = True
-    fenced = internals.anomalies.fenced
+    recording_failures = internals.anomalies.recording_failures
     attached = False
     try:
         with collection_held_off():
-            with fenced("loss_not_read", "whether the loss is finite"):
+            with recording_failures("loss_not_read", "whether the loss is finite"):
                 if recorder.events is None or not recorder.events.is_capturing():
                     _keep_loss(recorder, roots)
-            with fenced("backward_not_followed", "the operations of a backward pass"):
+            with recording_failures("backward_not_followed", "the operations of a backward pass"):
                 if recorder.on_node is not None:
-                    _tell_nodes(recorder, roots)
+                    _report_nodes(recorder, roots)
                 timers.attach(_nodes_below(recorder, roots))
                 attached = True
                 recorder.timers = timers
@@ -273,11 +273,11 @@ def run_backward(
                 recorder.waiting.note_interval(iteration.waits, run.starts[-1], run.end)
             if recorder.note_waiting is not None:
                 recorder.note_waiting()
-        if NO_MARK in (run.start, run.end):  # it went into a graph
+        if NO_MARK in (run.start, run.end):  # captured in a graph
             return result
         iteration.backwards.append(run)
         if attached:
-            with fenced("backward_not_followed", "the operations of a backward pass"):
+            with recording_failures("backward_not_followed", "the operations of a backward pass"):
                 timers.finish(iteration)
         return result
     finally:
@@ -289,13 +289,13 @@ def run_backward(
 
 @contextmanager
 def recomputing(recorder: Recorder, frame: Any) -> Iterator[None]:
-    """Record the block's calls as those of a checkpointed function that runs again.
+    """Record the block's calls as a checkpointed function that runs again.
 
-    Its time does not count for the node whose saved tensor is needed.
+    Its time is not charged to the node whose saved tensor is needed.
 
     Args:
-        recorder: In the midst of a backward pass.
-        frame: What `torch.utils.checkpoint` keeps of the function's first run.
+        recorder: Recorder of the running backward pass.
+        frame: State that `torch.utils.checkpoint` keeps of the function's first run.
     """
     assert recorder.timers is not None
     iteration, timers = recorder.iteration, recorder.timers
@@ -322,7 +322,7 @@ def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any
         for root in roots
         if (node := getattr(root, "grad_fn", None) or getattr(root, "node", None)) is not None
     ]
-    seen: set[Any] = {None, *nodes}  # no node: no gradient goes there
+    seen: set[Any] = {None, *nodes}  # None: an input that needs no gradient
     take, note, more = nodes.pop, seen.add, nodes.append
     while nodes:
         node = take()
@@ -341,8 +341,8 @@ def _nodes_below(recorder: Recorder, roots: Sequence[Any]) -> Iterator[tuple[Any
                 more(following)
 
 
-def _tell_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:
-    """Tell who asked for it every node and the call that made it."""
+def _report_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:
+    """Pass every node, and the call that created it, to `recorder.on_node`."""
     assert recorder.on_node is not None
     found = list(_nodes_below(recorder, roots))
     owners = recorder.iteration.owners(np.array([number for _, number in found], np.int64))
@@ -351,11 +351,11 @@ def _tell_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:
 
 
 def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:
-    """Keep a copy of a scalar that is differentiated, to be looked at when all is over."""
+    """Keep a copy of a scalar loss, to check at the end whether it is finite."""
     import torch
 
     for root in roots:
         scalar = type(root) is torch.Tensor and root.numel() == 1 and root.is_floating_point()
-        # One of a transform of torch.func is of no use once the transform has ended.
+        # A tensor of a torch.func transform is invalid after the transform.
         if scalar and not recorder.internals.is_transformed(root):
             recorder.iteration.losses.append(root.detach().clone())

@@ -1,12 +1,9 @@
-"""Which lines ran between two operations, where the time of no operation went.
+"""Convert recorded call sites to what a report shows: operations, source lines of gaps, regions.
 
-The stacks of both operations are known as code objects and instructions. Where they part, the
-function they have in common went on from one of its lines to another; what it called before may
-have had lines left after its last operation, what it called next had lines before its first one.
-
-From the regions of a whole run to those that its report shows.
-
-From raw calls to what a report shows of them: name, frames, module.
+A gap is the time between two operations in which no operation ran. The stacks of both operations
+are known as code objects and instructions. At the frame where they differ, the function that they
+share ran from one of its lines to another one; the function that it called before may have had
+lines after its last operation, and the function that it called next had lines before its first one.
 """
 
 from __future__ import annotations
@@ -18,31 +15,31 @@ from typing import TypeVar
 from unified_prof.base.run_spec import ActivationRecord, Frame, OperationRecord, RegionRecord
 from unified_prof.tracking.code_entries import CodeEntry, Stack, frames_of
 from unified_prof.tracking.function_mode import OperationNames, is_placeholder
-from unified_prof.tracking.raw_calls import NO_REGION, CallSite, CallSites, Measured
+from unified_prof.tracking.raw_calls import NO_REGION, CallSite, CallSites, MeasuredIteration
 from unified_prof.tracking.regions import Regions
 from unified_prof.tracking.stack_walker import Scope
 
 
 @dataclass(frozen=True, slots=True)
 class GapSite:
-    """The lines that can have taken the time between two operations."""
+    """Source lines that may have run between two operations."""
 
     file_path: str
-    """Relative to the project root."""
+    """Path relative to the project root."""
     first_line: int
     last_line: int
-    """Equal to the first where it can only have been one."""
+    """Equal to the first line if only one is possible."""
 
 
 def gap_site(before: Stack, after: Stack) -> GapSite | None:
-    """Return the lines between two operations, None where they cannot be told.
+    """Return the source lines between two operations, None if they are not known.
 
-    Where whole lines lie between, those; otherwise the line of the operation that follows, in
-    which something ran before it.
+    If there are whole lines between both operations, return those; otherwise the line of the
+    operation that follows, in which something ran before it.
 
     Args:
-        before: the stack of the operation before; empty where it had no frame in the project.
-        after: the stack of the operation that follows.
+        before: Stack of the operation before; empty if it has no frame in the project.
+        after: Stack of the operation that follows.
     """
     for entry, lines in _between(list(_outermost_first(before)), list(_outermost_first(after))):
         if lines and entry.path is not None:
@@ -59,10 +56,10 @@ def gap_site(before: Stack, after: Stack) -> GapSite | None:
 def _between(
     before: list[tuple[CodeEntry, int]], after: list[tuple[CodeEntry, int]]
 ) -> Iterator[tuple[CodeEntry, set[int]]]:
-    """Yield functions and their lines that may have run in between, the likeliest first.
+    """Yield functions and their lines that may have run in between, the most likely first.
 
-    Those of the function in common come first; then the head of what was called next, then the
-    rest of what was called before, each from the innermost call outwards.
+    The order is: the function that both stacks share, the head of the functions called next, the
+    rest of the functions called before, each from the innermost call outwards.
     """
     depth = 0
     while depth < min(len(before), len(after)) and before[depth] == after[depth]:
@@ -88,23 +85,23 @@ def _outermost_first(stack: Stack) -> Iterator[tuple[CodeEntry, int]]:
 Entry = TypeVar("Entry", OperationRecord, ActivationRecord)
 
 
-class ShownRegions:
-    """The regions of a report: around what it lists, or opened by the program itself.
+class ReportRegions:
+    """Regions of a report: those around its entries and those that the program opened itself.
 
-    torch marks regions too, around the steps of optimizers and what loads data: those that none of
-    the report's operations is in are not worth a row.
+    torch also opens regions, for example around optimizer steps and data loading; they are left out
+    if no operation of the report is in them.
 
     Args:
-        regions: Those of the run.
-        entries: What the report lists, with numbers of `regions`.
-        reference: The iteration that it shows.
+        regions: All regions of the run.
+        entries: Entries of the report, with numbers of `regions`.
+        reference: Iteration that the report shows.
     """
 
     def __init__(
         self,
         regions: Regions,
         entries: Iterable[OperationRecord | ActivationRecord],
-        reference: Measured,
+        reference: MeasuredIteration,
     ) -> None:
         self._regions = regions
         wanted = {one.region for one in entries if one.region is not None}
@@ -117,8 +114,8 @@ class ShownRegions:
                 region = regions.around[region]
         self._numbers = {region: number for number, region in enumerate(sorted(kept))}
 
-    def of(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
-        """Return what the report lists, with numbers of its own regions."""
+    def renumber(self, entries: tuple[Entry, ...]) -> tuple[Entry, ...]:
+        """Return the entries with the region numbers of the report."""
         if not self._numbers:
             return entries
         return tuple(
@@ -127,7 +124,7 @@ class ShownRegions:
         )
 
     def records(
-        self, iterations: Sequence[Measured], peaks: Mapping[int, int]
+        self, iterations: Sequence[MeasuredIteration], peaks: Mapping[int, int]
     ) -> tuple[RegionRecord, ...]:
         """Return the regions, each after the one around it."""
         return tuple(
@@ -143,9 +140,9 @@ class ShownRegions:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Site:
-    """One place in the program that calls one operation in one module.
+    """A place in the program that calls one operation in one module.
 
-    Of one table, equal ones are the same object: comparing and hashing them costs nothing.
+    Equal sites of a table are the same object, so that comparing and hashing them is cheap.
     """
 
     name: str
@@ -153,11 +150,11 @@ class Site:
     module_path: str | None
     module_class: str | None
     kept: bool
-    """Whether the report shows it."""
+    """True if the report shows it."""
 
 
 class SiteTable:
-    """What a report shows of call sites; equal ones give the same object."""
+    """Sites of a report by the number of their call site; equal sites are the same object."""
 
     def __init__(self, sites: CallSites, scope: Scope) -> None:
         self._call_sites = sites
@@ -168,24 +165,24 @@ class SiteTable:
         self._stacks: dict[int, Stack] = {}
         self._gaps: dict[tuple[Stack, Stack], GapSite | None] = {}
 
-    def site(self, number: int, *, with_set_up: bool = False) -> Site:
-        """Return the site with a number in `CallSites`.
+    def site(self, number: int, *, with_setup: bool = False) -> Site:
+        """Return the site of a call site.
 
         Args:
-            number: Of a call of an iteration.
-            with_set_up: The iteration holds the program's set-up: what modules do while they
-                are made is not part of the iteration.
+            number: Number in `CallSites`.
+            with_setup: True if the iteration contains the program's setup; operations in
+                constructors are then left out.
         """
-        key = (with_set_up, number)
+        key = (with_setup, number)
         site = self._known.get(key)
         if site is None:
-            site = self._make(self._call_sites.sites[number], with_set_up)
+            site = self._make(self._call_sites.sites[number], with_setup)
             value = (site.name, site.frames, site.module_path, site.module_class, site.kept)
             site = self._known[key] = self._sites.setdefault(value, site)
         return site
 
     def stack(self, number: int) -> Stack:
-        """Return the part of the stack at a site that is shown."""
+        """Return the shown part of the stack at a call site."""
         stack = self._stacks.get(number)
         if stack is None:
             stack = self._stacks[number] = self.scope.frames(self._call_sites.sites[number].stack)
@@ -197,7 +194,7 @@ class SiteTable:
             self._gaps[stacks] = gap_site(*stacks)
         return self._gaps[stacks]
 
-    def _make(self, call: CallSite, with_set_up: bool) -> Site:
+    def _make(self, call: CallSite, with_setup: bool) -> Site:
         func = call.func
         if isinstance(func, str):
             name, private = func, False
@@ -208,7 +205,7 @@ class SiteTable:
         kept = self.scope.keeps(call, private=private)
         if is_placeholder(name, call.caller.code):
             kept = False
-        if with_set_up and any(entry.code.co_name == "__init__" for entry in stack[::2]):
+        if with_setup and any(entry.code.co_name == "__init__" for entry in stack[::2]):
             kept = False
         return Site(
             name=name,

@@ -1,11 +1,4 @@
-"""What the user calls a cell of a notebook whose code runs from a file that nobody knows.
-
-Which files are the user's project.
-
-What is known of each code object that runs: whose it is, and whether it is a module's method.
-
-The mark of a frame whose callers were walked before: a walk ends at it.
-"""
+"""Code objects that run: the file they are shown as, their project, and their kind."""
 
 from __future__ import annotations
 
@@ -27,10 +20,10 @@ _IN_KERNEL = f"{os.sep}ipykernel_"
 
 
 def cell_name(filename: str) -> str | None:
-    """Return `In [3]` for the code of a cell, None where a file holds no cell's.
+    """Return `In [3]` for the code of a notebook cell, None if a file is not a cell.
 
-    A kernel compiles each cell under the name of a file that is not there; which cell that was, its
-    shell knows as long as it lives, by the last time that the same text ran.
+    A kernel compiles each cell under a file name that does not exist. Its shell knows the number of
+    the last execution of the same text.
     """
     if (found := _NUMBERED.search(filename)) is not None:
         return f"In [{found[1]}]"
@@ -44,13 +37,18 @@ def _known_to_shell(filename: str) -> str | None:
     shell: Any = None if ipython is None else ipython.get_ipython()
     try:
         _, label = shell.compile.format_code_name(filename)
-    except (AttributeError, TypeError, ValueError):  # no shell, an older one, or not its cell
+    except (
+        AttributeError,
+        TypeError,
+        ValueError,
+    ):  # no shell, an older one, or a cell of another shell
         return None
     number = re.search(r"\d+", str(label))
     return None if number is None else f"In [{number[0]}]"
 
 
 _OWN_PACKAGE = Path(__file__).resolve().parents[1]
+# Packages whose frames are shown by default: models of well-known libraries.
 MODEL_CODE = (
     "transformers.models",
     "diffusers.models",
@@ -58,17 +56,16 @@ MODEL_CODE = (
     "timm.layers",
     "torchvision.models",
 )
-"""Packages whose frames are kept unasked: the models of well-known libraries."""
 
 _INSTALLED = frozenset({"site-packages", "dist-packages"})
 
 
 class Project:
-    """Decides which files are the user's: below the root, but not installed there.
+    """Decides which files belong to the user's project.
 
-    A virtual environment or a `site-packages` folder inside the root is not the project, nor
-    is the standard library or uprof itself. Symbolic links are followed on both sides. Files of
-    included packages are shown as well, wherever they are installed.
+    These are files below the root, except installed packages, virtual environments, the standard
+    library and uprof itself. Symbolic links are followed on both sides. Files of included packages
+    are shown too, wherever they are installed.
     """
 
     def __init__(self, root: Path, include: Sequence[str] = MODEL_CODE) -> None:
@@ -80,7 +77,7 @@ class Project:
         self._library = {Path(sysconfig.get_path(name)).resolve() for name in names}
 
     def relative_path(self, filename: str) -> str | None:
-        """Return `filename` relative to the root with forward slashes, None if not the user's."""
+        """Return `filename` relative to the root, with forward slashes; None if outside."""
         try:
             return self._paths[filename]
         except KeyError:
@@ -88,11 +85,11 @@ class Project:
             return path
 
     def included_path(self, filename: str, module: object) -> str | None:
-        """Return the path of an included file from the folder that holds its package.
+        """Return the path of a file of an included package, from its directory on, or None.
 
         Args:
-            filename: Of the file.
-            module: The name under which it was imported, as its `__name__` has it.
+            filename: File to look up.
+            module: `__name__` under which it was imported.
         """
         if not isinstance(module, str):
             return None
@@ -135,28 +132,28 @@ class Project:
 
 
 def _absolute(path: Path) -> Path:
-    """Return `path` absolute and without `..`, its symbolic links as they are."""
+    """Return `path` absolute and without `..`; symbolic links stay as they are."""
     return Path(os.path.normpath(path.absolute()))
 
 
 _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.py")
 
-# Frames that are left and taken up again, perhaps by another caller.
+# Functions that can be suspended and resumed by another caller.
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
 # What a code object means for the stack walk.
 FOREIGN = 0
 FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
 PROJECT = 2
-PROJECT_METHOD = 3  # has an owner, to be looked at in every frame
+PROJECT_METHOD = 3  # has an owner that may be a module: checked in every frame
 MODULE_METHOD = 4  # method of a subclass of nn.Module in the project: always a module
-BOTTOM = 5  # below here the stack is uprof's own
+BOTTOM = 5  # frames below are uprof's own
 PLUMBING = 6  # between an operation and its real caller
 METHODS = (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD)
 
 
 class CodeEntry:
-    """What is known of one code object; keeps it alive, so that its `id` stays its own."""
+    """Classification of one code object; keeps it alive, so that its `id` stays unique."""
 
     __slots__ = ("_lines", "_owner", "_packed", "_steady", "code", "kind", "method", "of_module",
                  "of_project", "path")  # fmt: skip
@@ -174,26 +171,26 @@ class CodeEntry:
         self.kind = kind
         self.path = path
         self.of_project = of_project
-        """Whether the file is the project's own, not an included package's."""
+        """True if the file is part of the project, False for an included package."""
         self._lines: dict[int, int] = {}
         self._owner, self._packed = owner or ("", False)
         self._steady: bool | None = None
         self.of_module = kind == MODULE_METHOD
-        """Whether a frame was seen as one of a module's methods."""
+        """True if a frame of this code is a method of a module."""
         self.method: CodeEntry = self
-        """Stands in a stack for frames of this code that are those of a module."""
+        """Entry used in stacks for frames that are methods of a module."""
         if kind == PROJECT_METHOD:
             self.method = CodeEntry(code, MODULE_METHOD, path, owner, of_project=of_project)
 
     def owner_in(self, frame: FrameType) -> Any:
-        """Return what a frame of a method was called on."""
+        """Return the object that the method in a frame was called on."""
         value = frame.f_locals.get(self._owner)
         if self._packed:  # def forward(*args)
             return value[0] if value else None
         return value
 
     def is_steady(self) -> bool:
-        """Whether a frame keeps its caller and what it was called on as long as it runs."""
+        """Return True if a frame keeps its caller and its owner for as long as it runs."""
         if self._steady is None:
             self._steady = not self.code.co_flags & _RESUMED and (
                 self.kind == PROJECT or self._owner not in _stored(self.code)
@@ -202,15 +199,15 @@ class CodeEntry:
 
     @property
     def first_line(self) -> int:
-        """The line of the `def`, which runs nothing when the function is called."""
+        """Line of the `def`, on which nothing runs when the function is called."""
         return self.code.co_firstlineno
 
     def lines(self) -> set[int]:
-        """Return the lines that have instructions; those of functions inside are not among them."""
+        """Return the lines with instructions; those of nested functions are not included."""
         return {line for _, _, line in self.code.co_lines() if line}
 
     def line(self, instruction: int) -> int:
-        """Return the line of the instruction at byte offset `instruction`, as a frame would."""
+        """Return the line of the instruction at byte offset `instruction`."""
         if not self._lines:
             for start, end, line in self.code.co_lines():
                 for offset in range(start, end, 2):
@@ -218,19 +215,19 @@ class CodeEntry:
         return self._lines.get(instruction, self.code.co_firstlineno)
 
 
+# Code entry, instruction, code entry, instruction and so on, innermost first.
 Stack = tuple[Any, ...]
-"""Interned by value: code entry, instruction, code entry, instruction... most specific first."""
 
 
 def frames_of(stack: Stack) -> tuple[Frame, ...]:
-    """Turn what a walk returned into frames with lines."""
+    """Return the frames of a stack with their lines."""
     return tuple(
         Frame(entry.path, entry.line(at)) for entry, at in zip(stack[::2], stack[1::2], strict=True)
     )
 
 
 def classify(frame: FrameType, project: Project, module_type: type) -> CodeEntry:
-    """Return what is known of the code that runs in `frame`, which tells its owner and module."""
+    """Classify the code that runs in `frame`."""
     code = frame.f_code
     path = project.relative_path(code.co_filename)
     of_project = path is not None
@@ -255,9 +252,9 @@ def classify(frame: FrameType, project: Project, module_type: type) -> CodeEntry
 
 
 def _kind_of_method(code: CodeType, owner: object, module_type: type) -> int:
-    """Return which kind of method `code` is, called on `owner`; PROJECT: it is none.
+    """Return the kind of method that `code` is when called on `owner`; PROJECT if it is no method.
 
-    Methods of mixed-in classes and those given to one object are looked at in every frame.
+    Methods of mixins, and methods assigned to one object, are checked in every frame.
     """
     for cls in type(owner).__mro__:
         if _has_code(cls.__dict__.get(code.co_name), code) or any(
@@ -274,10 +271,10 @@ def _kind_of_method(code: CodeType, owner: object, module_type: type) -> int:
 
 
 def _owner_name(code: CodeType) -> tuple[str, bool] | None:
-    """Return the name of what a method of this code would be called on, None if it cannot be one.
+    """Return the variable that holds the owner if code is a method, None if it cannot be one.
 
-    That is a `self`, also of the function around; otherwise the first positional argument, or
-    what holds it among all: then True.
+    That is `self`, also of the enclosing function, or else the first positional argument. The
+    second value is True if the variable is the tuple of all positional arguments.
     """
     if "self" in code.co_varnames or "self" in code.co_freevars:
         return "self", False
@@ -289,25 +286,27 @@ def _owner_name(code: CodeType) -> tuple[str, bool] | None:
 
 
 def _stored(code: CodeType) -> set[str]:
-    """Return the names that code binds anew or deletes."""
+    """Return the names that code rebinds or deletes."""
     names: set[str] = set()
     for instruction in dis.get_instructions(code):
         if instruction.opname.startswith(("STORE_FAST", "STORE_DEREF", "DELETE_")):
             value = instruction.argval
-            both = value if isinstance(value, tuple) else (value,)  # Python 3.13 joins two
+            both = (
+                value if isinstance(value, tuple) else (value,)
+            )  # Python 3.13 merges two instructions.
             names.update(both[:1] if instruction.opname.endswith("LOAD_FAST") else both)
     return names
 
 
 def _functions(cls: type, module_type: type) -> list[object]:
-    """Return what a module's class has under any name, such as `forward = helper`."""
+    """Return the functions of a module's class under any name, such as `forward = helper`."""
     if not issubclass(cls, module_type) or cls is module_type:
         return []
     return [value for value in vars(cls).values() if isinstance(value, FunctionType)]
 
 
 def _has_code(function: object, code: CodeType) -> bool:
-    """Whether a function, or one that it wraps, has this code; static methods have no owner."""
+    """Return True if a function, or one that it wraps, has this code; static methods never do."""
     while function is not None and not isinstance(function, (staticmethod, classmethod)):
         if isinstance(function, FunctionType) and function.__code__ is code:
             return True
@@ -316,12 +315,11 @@ def _has_code(function: object, code: CodeType) -> bool:
 
 
 class KnownFrame:
-    """What a walk from a running frame of the project gives, but for its own instruction.
+    """Result of a walk from a running frame of the project, except for the frame's instruction.
 
-    It hangs on the frame as its `f_trace`, which goes with the frame and which Python asks only
-    while a debugger traces the thread. As long as a function runs, what called it stays as it is:
-    the next walk need not go further than to the first frame that is known. Calls from the same
-    places in the same module share one.
+    It is attached to the frame as `f_trace`, which ends with the frame and which Python only calls
+    while a debugger traces the thread. The callers of a running function do not change, so the next
+    walk ends at the first known frame. Calls from the same places in the same module share one.
     """
 
     __slots__ = ("below", "entry", "in_module", "module", "sites", "walker")
@@ -330,16 +328,16 @@ class KnownFrame:
         self, walker: object, entry: CodeEntry, below: Stack, in_module: bool, module: Any
     ) -> None:
         self.walker = walker
-        """The one that walked: another may see another project."""
+        """Walker that made it; another walker may have another project."""
         self.entry = entry
-        """Stands for the frame in a stack."""
+        """Entry of the frame in a stack."""
         self.below = below
-        """The rest of the stack."""
+        """Rest of the stack."""
         self.in_module = in_module
         self.module = module
-        """Gives the innermost module, None once it is gone."""
+        """Returns the innermost module, None once it is gone."""
         self.sites: dict[tuple[Any, ...], int] = {}
-        """Numbers of call sites by function and instruction, and by way of a library's frames."""
+        """Numbers of call sites by function, instruction and the frames of a library in between."""
 
     def __call__(self, *_event: Any) -> None:
-        """A debugger has come: this frame is none of its own, so do not trace its lines."""
+        """Ignore events of a debugger."""

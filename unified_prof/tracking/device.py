@@ -1,7 +1,4 @@
-"""Time and memory of a device, whichever it is, through what torch offers for every device.
-
-Graphs that a program captured and replays: what is in them is no call that could be timed.
-"""
+"""Time and memory of a device, through torch's interface for all devices."""
 
 from __future__ import annotations
 
@@ -22,59 +19,59 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.errors import DeviceUnavailableError
 from unified_prof.tracking.torch_names import Patches
 
+# A point in time of one clock: nanoseconds of the host, or the number of an event.
 Mark = int
-"""A point in time as one clock takes it: nanoseconds of the host, or the number of an event."""
 
+# No mark was taken: the device is not in use yet, or must not be accessed now.
 NO_MARK: Mark = -1
-"""No point was taken: the device is not in use yet, or may not be touched now."""
 
 Marks = Sequence[Mark] | NDArray[np.int64]
+# A mark on each of several devices, by device number.
 Moment = Mapping[int, Mark]
-"""A mark on each of several devices, by their numbers."""
 Milliseconds = NDArray[np.float64]
 
 
 class Clock(Protocol):
-    """Takes points in time cheaply; says only afterwards how far apart they were."""
+    """Takes marks cheaply; times between them are computed later."""
 
     def mark(self) -> Mark:
-        """Take the current point of the device's time, without waiting for the device."""
+        """Return the current point in time, without waiting for the device."""
 
     def moment(self) -> Moment:
-        """Take the current point of every device that is used."""
+        """Return the current point in time on every device in use."""
 
     def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
-        """Return the time between two moments, of the slowest device; only after `synchronize`."""
+        """Return the longest time between two moments on a device; only after `synchronize`."""
 
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
         """Return the time from `start` to `end`; only after `synchronize`."""
 
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the time from each of `starts` to its end; only after `synchronize`."""
+        """Return the times from `starts` to `ends`; only after `synchronize`."""
 
     def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return how long the work between marks took, without what taking the marks takes."""
+        """Return the times of the work between marks, without the cost of the marks."""
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
-        """Whether what began at each of `starts` may hold time that is none of its own."""
+        """Return True for each start whose interval may contain other time, such as the host's."""
 
     def before_wait(self, starts: Marks) -> Marks:
-        """Return when each call came up, where that is not when it began."""
+        """Return the marks at which the calls arrived, before they were made to wait."""
 
     def synchronize(self) -> None:
         """Wait until everything that was marked has happened."""
 
     def forget(self) -> None:
-        """Let go of all marks taken so far; nobody will ask for them again."""
+        """Discard all marks taken so far."""
 
 
 class HostClock:
-    """The CPU's own time: operations are over when they return."""
+    """The host's clock: operations on the CPU end when they return."""
 
     mark = staticmethod(time.perf_counter_ns)
 
     def moment(self) -> Moment:
-        """Return the current time under the number of the one device there is."""
+        """Return the current time, for device number 0."""
         return {0: time.perf_counter_ns()}
 
     def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
@@ -86,30 +83,30 @@ class HostClock:
         return float(end - start) / NS_PER_MS
 
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the time from each of `starts` to its end in milliseconds."""
+        """Return the times from `starts` to `ends` in milliseconds."""
         return (np.array(ends, np.int64) - np.array(starts, np.int64)) / NS_PER_MS
 
     def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the time from each of `starts` to its end: a mark takes next to nothing."""
+        """Return the times from `starts` to `ends`: the cost of a mark is negligible."""
         return self.all_elapsed_ms(starts, ends)
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
-        """Nothing is."""
+        """Return False for each start."""
         return np.zeros(len(starts), np.bool_)
 
     def before_wait(self, starts: Marks) -> Marks:
-        """Nothing is made to wait."""
+        """Return `starts`: no call is made to wait."""
         return starts
 
     def synchronize(self) -> None:
-        """Nothing to wait for."""
+        """Do nothing."""
 
     def forget(self) -> None:
-        """Nothing is kept."""
+        """Do nothing."""
 
 
 class DeviceFault(Exception):  # noqa: N818
-    """An operation of the program's failed on the device, which is told only when one waits."""
+    """An operation of the program failed on the device, which only a synchronization reports."""
 
 
 class Device:
@@ -124,9 +121,9 @@ class Device:
 
         self.kind = kind
         self.module: Any = getattr(torch, kind, None)
-        """What torch has for this kind of device."""
+        """torch's module for this kind of device, None if there is none."""
         self.used: set[int] = set()
-        """The devices that the program was seen to use, by their numbers."""
+        """Numbers of the devices that the program was seen to use."""
         if kind != "cpu" and not (self.is_touched or self._is_there()):
             raise DeviceUnavailableError(f"torch finds no {kind} device here", slug="no-device")
 
@@ -134,23 +131,23 @@ class Device:
         available = getattr(self.module, "is_available", None)
         if available is None:
             return False
-        with runtime_left_alone():
-            return asked_in_child(lambda: "yes" if available() else "no") == "yes"
+        with driver_library_only():
+            return run_in_child(lambda: "yes" if available() else "no") == "yes"
 
     @property
     def is_cpu(self) -> bool:
-        """Whether operations run on the host itself."""
+        """True if operations run on the host itself."""
         return self.kind == "cpu"
 
     @property
     def is_touched(self) -> bool:
-        """Whether the program has begun to use it; before that nobody else may."""
+        """True if the program has started to use the device; before that, uprof must not."""
         asked = getattr(self.module, "is_initialized", None)
         return not self.is_cpu and (self.module is not None if asked is None else bool(asked()))
 
     @property
     def is_capturing(self) -> bool:
-        """Whether the program captures a graph now: whoever waits for the device then spoils it."""
+        """True if the program is capturing a graph, which a synchronization would break."""
         asked = getattr(self.module, "is_current_stream_capturing", None)
         return asked is not None and self.is_touched and bool(asked())
 
@@ -161,12 +158,12 @@ class Device:
             function = getattr(self.module, "get_device_name", None)
             try:
                 name = str(function() or "") if function is not None else ""
-            except Exception:  # of a device that has failed
+            except Exception:  # the device has failed
                 name = ""
         return f"{self.kind}: {name}" if name else self.kind
 
     def reset_peaks(self) -> tuple[MemoryUse, ...]:
-        """Start a new maximum on every device in use; return how things stand."""
+        """Reset the peaks of every device in use; return its memory use before that."""
         before = self.memory_use()
         reset = getattr(self.module, "reset_peak_memory_stats", None)
         if reset is not None:
@@ -175,7 +172,7 @@ class Device:
         return before
 
     def memory_use(self) -> tuple[MemoryUse, ...]:
-        """Return what torch's allocator has counted on every device in use; empty: it does not."""
+        """Return the allocator's counters of every device in use; empty if it has none."""
         allocated = getattr(self.module, "max_memory_allocated", None)
         if not self.is_touched or allocated is None:
             return ()
@@ -198,20 +195,20 @@ class Device:
 
 @dataclass(frozen=True, slots=True)
 class MemoryUse:
-    """What torch's allocator has counted on one device; pools of others' are not in it."""
+    """Counters of torch's allocator on one device; pools of other libraries are not included."""
 
     device: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
-    """With what is cached for later; None: not counted."""
+    """Includes cached memory; None if it is not counted."""
     retries: int | None
-    """How often the cache was emptied to find memory."""
+    """Number of times that the cache was emptied to find memory."""
     failures: int | None
-    """How often there was none."""
+    """Number of failed allocations."""
 
 
-def asked_in_child(ask: Callable[[], str]) -> str:
-    """Return what `ask` returns in a forked child; what it does to the runtime ends with that."""
+def run_in_child(ask: Callable[[], str]) -> str:
+    """Return the result of `ask` in a forked child, so that this process starts no runtime."""
     if not hasattr(os, "fork"):
         return ask()
     read, write = os.pipe()
@@ -228,10 +225,10 @@ def asked_in_child(ask: Callable[[], str]) -> str:
 
 
 @contextmanager
-def runtime_left_alone() -> Iterator[None]:
-    """Have torch ask the driver's library for devices, not the runtime: the program may fork yet.
+def driver_library_only() -> Iterator[None]:
+    """Make torch count devices through the driver library, not the runtime, within the block.
 
-    A process that has asked the runtime can use no device in the children that it forks.
+    A process that has initialized the runtime cannot use a device in forked children.
     """
     before = os.environ.get(_ASK_THE_LIBRARY)
     os.environ[_ASK_THE_LIBRARY] = "1"
@@ -261,11 +258,11 @@ def _cpu_name() -> str:
 
 
 class GraphReplays:
-    """Counts the replays of captured graphs on one kind of device.
+    """Counts replays of captured graphs on one kind of device.
 
     Args:
-        device: The kind of device.
-        is_measuring: Whether a replay now falls into what is measured.
+        device: Kind of device.
+        is_measuring: Returns True if a replay now is part of a measurement.
     """
 
     def __init__(self, device: Device, is_measuring: Callable[[], bool]) -> None:
@@ -275,7 +272,7 @@ class GraphReplays:
         self.count = 0
 
     def install(self) -> None:
-        """Begin to count; `remove` ends it."""
+        """Start counting; `remove` ends it."""
         replay = getattr(self._graph_type, "replay", None)
         if replay is None:
             return
@@ -288,5 +285,5 @@ class GraphReplays:
         self._patches.replace(self._graph_type, "replay", counted_replay)
 
     def remove(self) -> None:
-        """Leave torch as it was found."""
+        """Undo the patch."""
         self._patches.restore()

@@ -1,9 +1,4 @@
-"""What a recorder must offer to be driven over the measured iterations.
-
-Take a program's iterations through stages, each with its own instruments.
-
-How often what was measured so far is saved: at first at once, then at little cost.
-"""
+"""Move a program's iterations through stages, each with its own instruments."""
 
 from __future__ import annotations
 
@@ -17,32 +12,32 @@ from unified_prof.tracking.interference import collection_held_off
 
 
 class Instrument(Protocol):
-    """Something that records while iterations run, such as an operation tracker or a timeline.
+    """Records while iterations run, such as an operation tracker or a timeline.
 
-    The driver calls `start` once before the first iteration that is measured, then pairs of
-    `begin_iteration` and `end_iteration`, and `stop` once, whatever happened. All calls come
-    from the thread that runs the workload.
+    The driver calls `start` once before the first measured iteration, then pairs of
+    `begin_iteration` and `end_iteration`, and `stop` once in any case. All calls come from the
+    thread that runs the workload.
     """
 
     def start(self) -> None:
-        """Prepare and begin; the next iteration is the first measured one."""
+        """Prepare and start; the next iteration is the first measured one."""
 
     def begin_iteration(self, index: int) -> None:
-        """Measured iteration `index`, counted from 0, begins."""
+        """Begin measured iteration `index`, counted from 0."""
 
     def end_iteration(self, index: int) -> None:
-        """Measured iteration `index` is complete."""
+        """End measured iteration `index`."""
 
     def stop(self, complete: bool) -> None:
-        """Undo everything `start` did. `complete`: all asked iterations were measured."""
+        """Undo `start`; `complete` is True if all requested iterations were measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """Some consecutive iterations and what records them."""
+    """Consecutive iterations and their instruments."""
 
     name: str
-    """What goes on, in a few words for the user."""
+    """Description for progress messages."""
     instruments: tuple[Instrument, ...]
     iterations: int
 
@@ -50,8 +45,8 @@ class Stage:
 class Driver:
     """Moves from iteration to iteration and from stage to stage.
 
-    Whoever knows where iterations end (a provider loop, optimizer steps, `step()`) calls `begin`
-    once, `boundary` at each end, and `close` when no more will come.
+    The code that knows where iterations end (a provider loop, optimizer steps, `step()`) calls
+    `begin` once, `boundary` at each end, and `close` at last.
     """
 
     def __init__(
@@ -62,15 +57,15 @@ class Driver:
         on_failure: Callable[[Stage, Exception], None] = lambda _stage, _error: None,
         on_iteration: Callable[[Sequence[Instrument]], None] = lambda _: None,
     ) -> None:
-        """Take the stages in their order.
+        """Set up the stages.
 
         Args:
-            stages: What is measured, and how often.
-            progress: Told what begins.
+            stages: Stages in order; those without iterations are skipped.
+            progress: Called with the description of a stage when it begins.
             on_finished: Called once all stages are complete.
-            on_failure: Told what an instrument raised, and in which stage.
-            on_iteration: Called when an iteration is complete and the next has not begun, but not
-                after the last one; told the instruments that are not stopped.
+            on_failure: Called with an instrument's exception and its stage.
+            on_iteration: Called between two iterations, but not after the last one, with the
+                instruments that are running.
         """
         self._stages = tuple(stage for stage in stages if stage.iterations > 0)
         self._progress = progress
@@ -82,16 +77,16 @@ class Driver:
         self._open: list[Instrument] = []
         self._closed = False
         self.error: Exception | None = None
-        """What an instrument raised first; the rest of its stage was not measured."""
+        """First exception of an instrument; the rest of its stage was not measured."""
 
     @property
     def ended(self) -> bool:
-        """Whether nothing more will be measured."""
+        """True if nothing more will be measured."""
         return self.finished or self._closed
 
     @property
     def finished(self) -> bool:
-        """Whether all stages are complete."""
+        """True if all stages are complete."""
         return self._at >= len(self._stages)
 
     def begin(self) -> None:
@@ -118,7 +113,7 @@ class Driver:
             self._enter_stage()
 
     def restart(self, stage: int) -> None:
-        """Give up what was begun and go back to the first iteration of `stage`."""
+        """Stop the current stage and go back to the first iteration of `stage`."""
         if not self._closed:
             self._give_up_stage()
             self._at = stage
@@ -126,18 +121,18 @@ class Driver:
                 self._enter_stage()
 
     def close(self) -> None:
-        """End for good; an iteration under way does not count."""
+        """End; an unfinished iteration does not count."""
         self._closed = True
         self._give_up_stage()
 
     def abandon(self) -> None:
-        """End without touching any instrument."""
+        """End without calling any instrument."""
         self._closed = True
         self._open.clear()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Let no failure of an instrument reach the program, nor the stages that follow."""
+        """Keep failures of instruments from the program and from the stages that follow."""
         try:
             yield
         except Exception as error:
@@ -181,15 +176,12 @@ class Driver:
             self._open.pop().stop(complete)
 
 
+# Share of the elapsed time that saving may take.
 SHARE = 0.02
-"""Part of the time since the beginning that saving may take."""
 
 
 class Saving:
-    """Keeps the cost of saving to a share of the time.
-
-    The first time is free of this rule: after it there is something rather than nothing.
-    """
+    """Limits the cost of saving to a share of the elapsed time, except the first time."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -197,11 +189,11 @@ class Saving:
         self._saved: object = None
 
     @contextmanager
-    def of(self, measured: object) -> Iterator[bool]:
-        """Yield whether to save now; the time of a block that does counts.
+    def when_due(self, measured: object) -> Iterator[bool]:
+        """Yield True if it is time to save; the duration of such a block is counted.
 
         Args:
-            measured: What there is; it is saved only where it differs from the last time.
+            measured: What there is; nothing is saved if it equals the last value.
         """
         if measured == self._saved or not self._can_be_afforded():
             yield False

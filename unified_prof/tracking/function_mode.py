@@ -1,11 +1,8 @@
-"""Put a function mode below whatever modes the program has, and take it out from there.
+"""The function mode that sees every call of torch's public interface: the tracker's hot path.
 
-`with mode:` would push on top, and the program's own `with` blocks, which end by popping the
-top, would pop ours in place of theirs when tracking begins or ends inside such a block.
-
-What an operation is called, as Skyline calls it, and what is no operation at all.
-
-See every call of torch's public interface: the hot path of the tracker.
+The mode is inserted below the program's own modes. With `with mode:` it would be on top, and a
+`with` block of the program that ends by popping the top would pop ours if tracking began or ended
+inside of the block.
 """
 
 from __future__ import annotations
@@ -33,17 +30,16 @@ from unified_prof.tracking.torch_names import in_one_line
 
 
 class ModeStack:
-    """The function modes of the calling thread."""
+    """Function modes of the calling thread."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self._is_device_mode = internals.is_device_mode
         self._count, self._pop, self._push = internals.mode_stack()
 
     def insert(self, mode: Any) -> None:
-        """Make `mode` the lowest of the modes, above torch's own device mode.
+        """Insert `mode` below all modes, but above torch's own device mode.
 
-        torch keeps the mode of `torch.set_default_device` at the very bottom and checks that it
-        is.
+        torch keeps the mode of `torch.set_default_device` at the very bottom and checks that.
         """
         others = self._pop_all()
         if others and self._is_device_mode(others[-1]):
@@ -52,13 +48,13 @@ class ModeStack:
             self._push_all([*others, mode])
 
     def remove(self, mode: Any) -> bool:
-        """Take `mode` out; return whether it was there."""
+        """Remove `mode`; return True if it was there."""
         others = self._pop_all()
         self._push_all([other for other in others if other is not mode])
         return any(other is mode for other in others)
 
     def _pop_all(self) -> list[Any]:
-        """Empty the stack and return it, top first."""
+        """Empty the stack and return its modes, top first."""
         return [self._pop() for _ in range(self._count())]
 
     def _push_all(self, modes: list[Any]) -> None:
@@ -66,8 +62,8 @@ class ModeStack:
             self._push(mode)
 
 
-# Never operations: what torch's function mode sees but does not compute a tensor, and what
-# Skyline leaves alone. Results are checked as well; this list spares the stack walk.
+# Not operations: calls that a function mode sees but that compute no tensor, and calls that Skyline
+# ignores. Results are checked too; this list only saves the stack walk.
 NOT_OPERATIONS = frozenset(
     """
     __get__ __set__ __delete__ __len__ __bool__ __nonzero__ __float__ __int__ __index__ __complex__
@@ -82,7 +78,8 @@ NOT_OPERATIONS = frozenset(
     """.split()
 )
 
-# Inference fast paths that torch itself takes for a public module: private, and yet all there is.
+# Inference fast paths that torch itself takes for a public module: private, but nothing else is
+# called.
 FAST_PATHS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 
 _CHECKPOINT = "/torch/utils/checkpoint.py".replace("/", os.sep)
@@ -106,15 +103,15 @@ _FUNCTIONS_OF_OPERATORS = frozenset(
 
 
 def is_placeholder(name: str, code: CodeType) -> bool:
-    """Whether an operation `name`, called by `code`, is no computation.
+    """Return True if the operation `name`, called by `code`, computes nothing.
 
-    Before torch 2.10 its checkpoints make empty tensors, to hang on them what they keep.
+    Before torch 2.10, checkpoints create empty tensors to attach their state to.
     """
     return name == "empty" and code.co_filename.endswith(_CHECKPOINT)
 
 
 class OperationNames:
-    """Names calls; remembers per instruction, as decoding bytecode is slow."""
+    """Names calls; results are cached per instruction because decoding bytecode is slow."""
 
     def __init__(self) -> None:
         import torch
@@ -129,16 +126,16 @@ class OperationNames:
         self._operators: dict[int, tuple[CodeType, dict[int, str]]] = {}
 
     def is_private(self, func: Any) -> bool:
-        """Whether `func` is no public call of torch's; Skyline reports none of those."""
+        """Return True if `func` is not public in torch; Skyline reports no such calls."""
         name = str(getattr(func, "__name__", ""))
         private = name.startswith("_") and not (name.startswith("__") and name.endswith("__"))
         return private and name not in FAST_PATHS and id(func) not in self._public_aliases
 
     def name(self, func: Any, code: CodeType, instruction: int) -> str:
-        """Return the name of calling `func` from the instruction at offset `instruction`.
+        """Return the name of a call of `func` from the instruction at offset `instruction`.
 
-        torch says `add_` for `x += y` as well as for `x.add_(y)`: the caller's bytecode tells
-        which was written, and Skyline reports `iadd` and `add_`.
+        torch uses `add_` for `x += y` and for `x.add_(y)`. Skyline reports `iadd` and `add_`, which
+        the caller's bytecode distinguishes.
         """
         raw = str(getattr(func, "__name__", type(func).__name__))
         if raw in _FUNCTIONS_OF_OPERATORS:
@@ -188,16 +185,16 @@ _MAX_ROWS = 5 * MAX_CALLS
 def make_runner(
     recorder: Recorder, walker: StackWalker, modules: ModuleNames, sites: CallSites
 ) -> Runner:
-    """Return `run(label, func, frame, args, kwargs)`: call `func` and record it if it is one.
+    """Return `run(label, func, frame, args, kwargs)`, which calls `func` and records operations.
 
-    A call is an operation if it gives a tensor, or tensors; `label` is what it is named after.
-    A last argument is a module that is called as a whole, compiled.
+    A call is an operation if it returns a tensor or tensors; `label` is its identity. An optional
+    last argument is a compiled module that is called as a whole.
     """
     import torch
 
     tensor_type = torch.Tensor
     sequence_number = recorder.internals.sequence_number
-    walk, know, way_from_project = walker.walk, walker.know, walker.way_from_project
+    walk, know, path_from_project = walker.walk, walker.know, walker.path_from_project
     mark, find, numbers, new_site = recorder.mark, modules.find, sites.numbers, sites.add
     events, waiting = recorder.events, recorder.waiting
 
@@ -212,7 +209,7 @@ def make_runner(
         )
 
     def note_long_call(iteration: Iteration, previous: int, start: int, end: int) -> None:
-        """Charge the thread's waiting to the call, the gap before it, or both: what is long."""
+        """Charge the thread's waiting to the call, the gap before it, or both if both are long."""
         assert waiting is not None
         is_long = (start - previous > LONG_NS, end - start > LONG_NS)
         first = start if is_long == (False, True) else previous
@@ -233,7 +230,7 @@ def make_runner(
                 known_frame = frame.f_trace
                 if type(known_frame) is KnownFrame:
                     way = (label, frame.f_lasti)
-                elif (found := way_from_project(frame)) is not None:
+                elif (found := path_from_project(frame)) is not None:
                     known_frame, steps, module = found
                     if module is None:
                         way = (label, *steps)
@@ -252,7 +249,9 @@ def make_runner(
             note_failure(error)
             return func(*args, **kwargs)
         if recorder.on_call is not None:
-            with recorder.internals.anomalies.fenced("arguments_not_looked_at", "those of a call"):
+            with recorder.internals.anomalies.recording_failures(
+                "arguments_not_looked_at", "those of a call"
+            ):
                 recorder.on_call(args, kwargs, module)
         recorder.inside = True
         first_node = sequence_number()
@@ -262,7 +261,7 @@ def make_runner(
         finally:
             end = mark() if events is None else events.after(start)
             recorder.inside = False
-        if start == NO_MARK or end == NO_MARK:  # an operation of a graph, or none of the device
+        if start == NO_MARK or end == NO_MARK:  # captured in a graph, or not on the device
             return result
         try:
             if isinstance(result, tensor_type) or gives_tensors(result) or label == "setitem":
@@ -272,7 +271,8 @@ def make_runner(
                     site = numbers.get(key)
                     if site is None:
                         site = new_site(key, in_module=in_module)
-                    # A module in the making stands under a name that it shares with others.
+                    # A module under construction has a record that it shares with others of its
+                    # class.
                     if compiled is None and (named is None or named.module() is module):
                         known_frame = know(frame, find)
                         if known_frame is not None and way is not None:
@@ -287,7 +287,7 @@ def make_runner(
                     rows.extend((site, first_node, last_node, start, end))
                 else:
                     iteration.dropped_calls += 1
-        except Exception as error:  # a result that is no list, but says so
+        except Exception as error:  # a sequence whose elements cannot be read
             note_failure(error)
         return result
 
@@ -295,9 +295,9 @@ def make_runner(
 
 
 def make_mode(recorder: Recorder, run: Runner) -> Any:
-    """Return a function mode that hands every outermost call of torch to `run`.
+    """Return a function mode that passes every outermost call of torch to `run`.
 
-    None where torch has no such thing.
+    None if torch has no function modes.
     """
     mode_type: Any = recorder.internals.mode_type()
     if mode_type is None:
@@ -323,7 +323,7 @@ def make_mode(recorder: Recorder, run: Runner) -> Any:
 
 
 def _label(func: Any) -> Any:
-    """Return what a call of `func` is recorded under, None if it can be no operation."""
+    """Return the identity under which a call of `func` is recorded, None if it is no operation."""
     name = getattr(func, "__name__", None)
     if name in NOT_OPERATIONS:
         return None

@@ -1,9 +1,9 @@
 """Find the iterations of a program in which no optimizer steps.
 
-It may train with updates written by hand: then an iteration ends with each backward pass. Or it
-only runs a model: then one ends with each call of the outermost module. Either is believed only
-when it comes for the second time and nothing better was seen, and given up for something better:
-a backward pass says more than a call of a module, an optimizer's step more than both.
+If it trains with updates of its own, an iteration ends with each backward pass; if it only runs a
+model, with each call of the outermost module. Both count only from the second time on, and only
+until something better is seen: a backward pass is better than a call of a module, and an optimizer
+step better than both.
 """
 
 from __future__ import annotations
@@ -23,18 +23,18 @@ BACKWARD_PASSES = "backward passes"
 MODULE_CALLS = "calls of the outermost module"
 
 
-class UnmarkedLoop:
-    """Says where iterations end, on this thread, as long as nothing says it better.
+class InferredLoop:
+    """Reports where iterations end on this thread, until something better does.
 
-    Where several places go backward, or several modules are called, the one seen last leads: an
-    iteration has them all. Nothing takes the lead any more once an iteration was measured.
+    If backward passes start in several places, or several modules are called, the one seen last
+    leads: an iteration contains all of them. The lead is fixed once an iteration was measured.
 
     Args:
         boundary: Called where an iteration ends.
-        joined: Called where another place takes the lead: what was measured does not count.
-        measuring: Whether an iteration was measured by the lead that there is.
-        bottoms: Code below which the stack is not the program's.
-        internals: Where torch is reached.
+        joined: Called if another place takes the lead; earlier measurements do not count.
+        measuring: Returns True if an iteration was measured with the current lead.
+        bottoms: Code below which frames are not the program's.
+        internals: Access to torch.
     """
 
     def __init__(
@@ -55,24 +55,24 @@ class UnmarkedLoop:
         self._patches = Patches()
         self._watching = False
         self._running = False
-        """Within a module's call: what ends there is no end of its own."""
+        """True within a call of a module; what ends there is no end of an iteration."""
         self._kind: str | None = None
-        """What is waited for to come again, or ends iterations already."""
+        """Kind of event that ends iterations, or is expected again."""
         self._known: set[Any] = set()
         self._leader: Any = None
         self._awaits_optimizer = False
-        self._foreign: dict[int, Any] = {}
+        self._earlier_optimizers: dict[int, Any] = {}
         self.ended_by: str | None = None
-        """What ends iterations, None as long as nothing does."""
+        """Kind of event that ends iterations, None as long as none does."""
         self.boundaries = 0
-        """Iterations ended."""
+        """Number of iterations that ended."""
         self.elsewhere = 0
-        """Calls of modules and backward passes in other threads."""
+        """Number of calls of modules and backward passes in other threads."""
 
     def install(self) -> None:
-        """Begin to watch calls of modules."""
-        if self._bottoms:  # what was there before the script is not the script's
-            self._foreign = {id(one): weakref.ref(one) for one in _optimizers()}
+        """Start watching calls of modules."""
+        if self._bottoms:  # optimizers that existed before the script do not count
+            self._earlier_optimizers = {id(one): weakref.ref(one) for one in _optimizers()}
         self._watching = True
         self._take_places()
 
@@ -81,11 +81,11 @@ class UnmarkedLoop:
         self._watching = False
         self._patches.restore()
 
-    def beside_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
-        """Run what `torch.compile` made of `module`, or of a function (None).
+    def hide_from_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
+        """Run `call` of something compiled from `module`, or from a function (None).
 
-        The compiler would take a replaced `Module.__call__` for the program's and compile that:
-        a graph more, broken where it asks for the thread, or an error with `fullgraph=True`.
+        The compiler would treat a replaced `Module.__call__` as part of the program: another graph,
+        broken where it asks for the thread, or an error with `fullgraph=True`.
         """
         if not self._watching:
             return call()
@@ -110,7 +110,7 @@ class UnmarkedLoop:
         self._internals.replace(self._patches, "module_call", self._wrap_call)
 
     def engine_ended(self, frame: FrameType) -> None:
-        """Take note of a run of the autograd engine, called from `frame`."""
+        """Note that the autograd engine has run, called from `frame`."""
         if get_ident() != self._thread:
             self.elsewhere += 1
         elif not self._running:
@@ -119,7 +119,7 @@ class UnmarkedLoop:
     def _wrap_call(self, call: Any) -> Any:
         watch = self
 
-        # torch.profiler takes the local `self` of whatever `Module.__call__` is for the module.
+        # torch.profiler takes the local `self` of `Module.__call__` for the module.
         @functools.wraps(call)
         def watched_call(self: Any, *args: Any, **kwargs: Any) -> Any:
             if watch._running:
@@ -138,7 +138,7 @@ class UnmarkedLoop:
         return watched_call
 
     def _ended(self, kind: str, place: Any) -> None:
-        """Something came to its end that may be the end of an iteration."""
+        """Note an event that may be the end of an iteration."""
         if self._awaits_optimizer or (kind == MODULE_CALLS and self._kind == BACKWARD_PASSES):
             return
         if kind != self._kind:
@@ -165,18 +165,18 @@ class UnmarkedLoop:
             self._boundary()
 
     def _optimizer_lives(self) -> bool:
-        """Whether the program holds an optimizer: then its first step is worth waiting for."""
-        if not any(not self._is_foreign(one) for one in _optimizers()):
+        """Return True if the program holds an optimizer, whose first step is worth waiting for."""
+        if not any(not self._existed_before(one) for one in _optimizers()):
             return False
         gc.collect()  # optimizers are parts of cycles: one may be garbage of an earlier training
-        return any(not self._is_foreign(one) for one in _optimizers())
+        return any(not self._existed_before(one) for one in _optimizers())
 
-    def _is_foreign(self, optimizer: Any) -> bool:
-        before = self._foreign.get(id(optimizer))
+    def _existed_before(self, optimizer: Any) -> bool:
+        before = self._earlier_optimizers.get(id(optimizer))
         return before is not None and before() is optimizer
 
     def _place(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Return where in the program the stack from `frame` on stands."""
+        """Return the position of the program's stack from `frame` on."""
         place: list[int] = []
         while frame is not None and frame.f_code not in self._bottoms:
             place += (id(frame.f_code), frame.f_lasti)

@@ -1,8 +1,8 @@
-"""Stand at the few places that torch's function mode does not see.
+"""Patch the entry points that a function mode does not see.
 
-These are the autograd engine, `autograd.Function.apply` and what `torch.compile` made. The
-places are taken before the program starts, since a program binds `MyFunction.apply` and
-compiled functions when it is imported; as long as nothing records they only pass calls on.
+These are the autograd engine, `autograd.Function.apply`, checkpoints and compiled code. They are
+patched before the program starts, because a program binds `MyFunction.apply` and compiled functions
+when it is imported; while nothing is recorded, calls are only passed on.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENGINE_ENTRIES = (
 
 
 class Interception:
-    """Hands what it sees to the active recorder, on the thread that records."""
+    """Passes what it sees to the active recorder, on the thread that records."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self._internals = internals
@@ -47,17 +47,17 @@ class Interception:
         """Called after the autograd engine has run, with the frame that called it."""
         self._thread = 0
         self._entries = 0
-        """Number of calls under way on the tracked thread in which the engine may run."""
+        """Number of calls in progress on the tracked thread in which the engine may run."""
         self._engine_runs = self._engine_ran = False
         self._postponed: list[Callable[[], None]] = []
-        self.beside_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
-        """Runs a call of what `torch.compile` made (of a module, or of None: a function) with
-        nothing of its owner's in torch that the compiler would take for the program's."""
+        self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
+        """Runs a call of compiled code (of a module, or of a function: None) without patches that
+        the compiler would treat as part of the program."""
         self.eager_calls = 0
-        """Calls of functions compiled before the tracker came, which ran uncompiled."""
+        """Number of calls of functions compiled before tracking began, which ran uncompiled."""
 
     def install(self) -> None:
-        """Take the places; `remove` gives them back."""
+        """Patch torch; `remove` undoes it."""
         self._thread = get_ident()
         replace = self._internals.replace
         replace(self._patches, "backward_engine", self._wrap_engine)
@@ -68,14 +68,14 @@ class Interception:
         replace(self._patches, "recomputation", self._wrap_recomputation)
         replace(self._patches, "function_apply", self._wrap_apply)
         replace(self._patches, "compile", self._wrap_compile)
-        # Attention's inference fast path is refused as soon as any function mode is on.
+        # Attention refuses its inference fast path if any function mode is active.
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
         self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
-        """Leave torch as it was found."""
+        """Undo all patches."""
         self.deactivate()
         self._patches.restore()
         self._dynamo_patched = False
@@ -83,8 +83,8 @@ class Interception:
     def outside_engine(self, action: Callable[[], None]) -> None:
         """Run `action` now, or as soon as the autograd engine has returned to the program.
 
-        Within the engine, and within a call that torch has handed to a function mode, the stack of
-        modes is not the program's: iterations can neither end nor begin there.
+        Iterations cannot end or begin within the engine, or within a call that torch has passed to
+        a function mode: the stack of modes is not the program's there.
         """
         if not self._entries:
             action()
@@ -98,29 +98,29 @@ class Interception:
 
     @property
     def is_measuring(self) -> bool:
-        """Whether something is told of what happens."""
+        """True if something is being recorded."""
         return self._recorder is not None or self._passes is not None
 
     def activate(self, recorder: Recorder, run: Runner) -> None:
-        """Record from now on, on this thread."""
+        """Start recording on this thread."""
         self._patch_dynamo()
         self._recorder, self._run = recorder, run
         self._modes.insert(recorder.mode)
 
     def observe(self, passes: Passes) -> None:
-        """Tell `passes` where passes begin and end, and look at nothing else."""
+        """Report the begin and end of passes to `passes`, and record nothing else."""
         self._patch_dynamo()
         self._passes = passes
 
     def pause(self) -> None:
-        """See nothing for a while; `resume` ends it. Also spares the cost of looking."""
+        """Suspend recording until `resume`, which also saves its overhead."""
         if self._recorder is not None and not self._recorder.in_engine:
             self._modes.remove(self._recorder.mode)
 
     def resume(self) -> None:
-        """See again what `pause` hid."""
+        """Continue recording after `pause`."""
         if self._recorder is not None and not self._recorder.in_engine:
-            self._modes.remove(self._recorder.mode)  # an optimizer that raised was never resumed
+            self._modes.remove(self._recorder.mode)  # not resumed if an optimizer raised
             self._modes.insert(self._recorder.mode)
 
     def deactivate(self) -> None:
@@ -161,7 +161,7 @@ class Interception:
         return self._wrap_entry(tracked_engine)
 
     def _wrap_entry(self, call: Any) -> Any:
-        """Return `call`, a way into the autograd engine, followed by what waits for its end."""
+        """Return `call`, an entry point of the autograd engine, followed by postponed actions."""
 
         @functools.wraps(call)
         def entry(*args: Any, **kwargs: Any) -> Any:
@@ -202,7 +202,7 @@ class Interception:
         def tracked_hook(frame: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
             recorder = self._recorder
             with hook(frame, *args, **kwargs) as entered:
-                # Where memory is measured, times do not count.
+                # Times do not count where memory is measured.
                 times = recorder is not None and recorder.inside and recorder.on_node is None
                 if recorder is None or recorder.timers is None or not times:
                     yield entered
@@ -219,7 +219,7 @@ class Interception:
         return functools.wraps(hook, updated=())(tracked_hook)
 
     def _wrap_apply(self, apply: Any) -> Any:
-        # What binds to a class may be a classmethod or, written in C, something else that does.
+        # What binds to a class may be a classmethod, or another descriptor written in C.
         bind = apply.__get__
 
         @functools.wraps(getattr(apply, "__func__", apply))
@@ -237,7 +237,7 @@ class Interception:
             import torch
 
             # It keeps the module's `__call__` as it finds it.
-            compiled = self._unseen(None, lambda: compile_function(model, *args, **kwargs))
+            compiled = self._run_hidden(None, lambda: compile_function(model, *args, **kwargs))
             self._patch_dynamo()
             if model is None or compiled is model or isinstance(model, torch.nn.Module):
                 return compiled
@@ -249,27 +249,31 @@ class Interception:
         @functools.wraps(compiled)
         def tracked_compiled(*args: Any, **kwargs: Any) -> Any:
             frame = sys._getframe(1)
-            return self._unseen(None, lambda: self._region(label, compiled, frame, args, kwargs))
+            return self._run_hidden(
+                None, lambda: self._run_compiled(label, compiled, frame, args, kwargs)
+            )
 
         return tracked_compiled
 
-    def _unseen(self, module: Any, call: Callable[[], Any]) -> Any:
-        """Run a compiled module or function (None) so that the compiler sees nothing of ours."""
+    def _run_hidden(self, module: Any, call: Callable[[], Any]) -> Any:
+        """Run a compiled module or function (None) so that the compiler sees no patches."""
         passes = self._passes
         here = passes is not None and passes.thread == get_ident()
         if here and passes is not None and module is not None:
             passes.forward_begins()
         awaited = here and passes is not None and passes.give_up()
         try:
-            return call() if self.beside_compiler is None else self.beside_compiler(module, call)
+            return (
+                call() if self.hide_from_compiler is None else self.hide_from_compiler(module, call)
+            )
         finally:
             if awaited and passes is not None and passes is self._passes:
                 passes.await_forward()
 
-    def _region(
+    def _run_compiled(
         self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any, module: Any = None
     ) -> Any:
-        """Run a compiled region as one operation, no function mode in the compiler's way."""
+        """Run a compiled region as one operation, without the function mode."""
         recorder = self._active()
         if recorder is None or self._run is None:
             return compiled(*args, **kwargs)
@@ -281,7 +285,7 @@ class Interception:
                 self._modes.insert(recorder.mode)
 
     def _patch_dynamo(self) -> None:
-        """Take the places in the compiler, once something has imported it."""
+        """Patch the compiler once it has been imported."""
         if self._dynamo_patched or not self._internals.is_imported("compiled_module_call"):
             return
         self._dynamo_patched = True
@@ -291,8 +295,8 @@ class Interception:
         skip = self._internals.find("compiler_skips")
         if skip is not None:
             try:
-                torch_names.leave_out(skip)
-            except Exception as error:  # it wants something else than it did
+                torch_names.exclude_from_compilation(skip)
+            except Exception as error:  # its interface has changed
                 self._internals.note("compiler_skips", error)
 
     def _wrap_optimized_module(self, call: Any) -> Any:
@@ -300,11 +304,11 @@ class Interception:
         def tracked_call(module: Any, *args: Any, **kwargs: Any) -> Any:
             bound = functools.partial(call, module)
             if self._active() is None:
-                return self._unseen(module, lambda: bound(*args, **kwargs))
+                return self._run_hidden(module, lambda: bound(*args, **kwargs))
             label = f"torch.compile({self._internals.original_class(module)})"
             frame = sys._getframe(1)
-            return self._unseen(
-                module, lambda: self._region(label, bound, frame, args, kwargs, module)
+            return self._run_hidden(
+                module, lambda: self._run_compiled(label, bound, frame, args, kwargs, module)
             )
 
         return tracked_call
@@ -312,9 +316,9 @@ class Interception:
     def _wrap_stance(self, callback_from_stance: Callable[[Any], Any]) -> Any:
         @functools.wraps(callback_from_stance)
         def eager_where_recording(callback: Any) -> Any:
-            # Only functions compiled before the tracker came reach this while it records. The
-            # compiler must not trace into the function mode, so they run as they are written.
-            # Functions that torch itself keeps from being compiled have no callback.
+            # Only functions compiled before tracking began get here while it records. The compiler
+            # must not trace into the function mode, so they run uncompiled. Functions that torch
+            # itself excludes from compilation have no callback.
             if not callable(callback) or self._active() is None:
                 return callback_from_stance(callback)
             self.eager_calls += 1
@@ -323,7 +327,7 @@ class Interception:
         return eager_where_recording
 
     def _wrap_zero_grad(self, zero_grad: Any) -> Any:
-        """Spare the mode the hundreds of attributes that are read and set, and no operation."""
+        """Keep the mode away from the many attribute accesses in it, which are no operations."""
 
         @functools.wraps(zero_grad)
         def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,10 +1,8 @@
-"""Hold off Python's garbage collector while many objects are made that will not be garbage.
+"""Keep garbage collection and waiting for a processor out of measured times.
 
-How long this thread was ready to run while other programs had the processor.
-
-Linux counts it for every thread (`schedstat`, second field, nanoseconds). Taken off the time of an
-iteration it leaves what the program itself took, also on a machine that others use. It is read
-where passes begin and end, so that it is known of each of them.
+Linux counts for every thread how long it was ready to run while other programs had the processor
+(`schedstat`, second field, nanoseconds). It is read where passes begin and end, and after long
+intervals, so that it is known for each pass and each operation.
 """
 
 from __future__ import annotations
@@ -23,19 +21,19 @@ from unified_prof.tracking.device import Marks, Milliseconds
 
 _NEVER = (0, 0, 0)
 
+# Thresholds before automatic collection was suspended.
 _held: tuple[int, int, int] | None = None
-"""What the thresholds were before, while it is held off."""
 
 
 @contextmanager
 def collection_held_off() -> Iterator[None]:
-    """Start no automatic collection within the block.
+    """Suspend automatic garbage collection within the block.
 
-    By the thresholds, not by `gc.disable`: that is the program's own switch, which it may turn
-    within the block, and ask for. Thresholds that the program sets within the block stay.
+    Thresholds are set instead of calling `gc.disable`, whose state the program may change and query
+    within the block. Thresholds that the program sets within the block are kept.
     """
     global _held
-    if _held is not None or gc.get_threshold()[0] == 0:  # nested, or the program's own wish
+    if _held is not None or gc.get_threshold()[0] == 0:  # nested, or suspended by the program
         yield
         return
     _held = gc.get_threshold()
@@ -49,41 +47,37 @@ def collection_held_off() -> Iterator[None]:
 def _give_back() -> None:
     global _held
     before, _held = _held, None
-    # Python 3.14 knows no third threshold and always gives 0 for it.
+    # Python 3.14 has no third threshold and always returns 0 for it.
     if before is not None and gc.get_threshold()[0] == 0:
         gc.set_threshold(*before)
 
 
-if hasattr(os, "register_at_fork"):  # a child of another thread's has no end of the block
+if hasattr(os, "register_at_fork"):  # in a child forked by another thread, the block never ends
     os.register_at_fork(after_in_child=_give_back)
 
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-# Attempts at a reading that nothing interrupts; a longer one was interrupted.
+# Maximum attempts at a reading, and the duration from which one was interrupted.
 _READINGS = 3
 _UNDISTURBED_NS = 100_000
-# Intervals above this length get a reading of their own: a thread that loses its processor waits
-# for milliseconds, so shorter intervals hold no waiting.
+# Intervals above this length get a reading of their own. A thread that loses its processor waits
+# for milliseconds, so shorter intervals contain almost no waiting.
 LONG_NS = 500_000
 
 
 def waited_within(
     waits: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int]]
 ) -> float | None:
-    """Return how long the thread waited within `spans` (start, end), in nanoseconds.
+    """Return how long the thread waited within `spans`, in nanoseconds; None without two readings.
 
     Args:
-        waits: moments and how long it had waited until then, in order; in between it is taken to
-            have waited evenly.
-        spans: disjoint stretches of the same clock.
-
-    Returns:
-        None where it was not read at least twice.
+        waits: Readings; between two of them the thread is assumed to have waited evenly.
+        spans: Disjoint intervals (start, end) of the same clock.
     """
     if len(waits) < 2:
         return None
     moments, waited = zip(*waits, strict=True)
-    # Counted from the first: the sum of two such numbers would not be exact as floats.
+    # Relative to the first reading: floats cannot represent the full numbers exactly.
     known = np.interp(
         [(start - moments[0], end - moments[0]) for start, end in spans] or [(0, 0)],
         [moment - moments[0] for moment in moments],
@@ -92,12 +86,12 @@ def waited_within(
     return float((known[:, 1] - known[:, 0]).sum())
 
 
+# Readings in order: time of the host's clock, and the nanoseconds that the thread had waited.
 Waits = list[tuple[int, int]]
-"""Readings in order: moment of the host's clock, and the nanoseconds that the thread had waited."""
 
 
 def waited_ms(waits: Waits, starts: Marks, ends: Marks) -> Milliseconds:
-    """Return how long the thread waited in each interval; 0 if it was not read twice."""
+    """Return how long the thread waited in each interval; 0 without two readings."""
     if len(waits) < 2 or waits[-1][1] == waits[0][1]:
         return np.zeros(len(starts))
     moments, waited = np.array(waits, np.int64).T
@@ -110,7 +104,7 @@ def waited_ms(waits: Waits, starts: Marks, ends: Marks) -> Milliseconds:
 
 
 class WaitingTime:
-    """Reads the waiting time of the thread that made it; about two microseconds a reading."""
+    """Reads the waiting time of the thread that created it, at about 2 us per reading."""
 
     def __init__(self) -> None:
         try:
@@ -119,7 +113,7 @@ class WaitingTime:
             self._file = None
 
     def read_ns(self) -> int | None:
-        """Return the time waited since the thread began, None where the system does not say."""
+        """Return how long the thread has waited so far, None if the system does not report it."""
         if self._file is None:
             return None
         try:
@@ -128,8 +122,10 @@ class WaitingTime:
             return None
 
     def note(self, waits: Waits) -> None:
-        """Add a reading to `waits`; does nothing where the system does not count."""
-        for _ in range(_READINGS):  # waiting between the two would count for another interval
+        """Add a reading to `waits` if the system reports it."""
+        for _ in range(
+            _READINGS
+        ):  # waiting between both times would be counted in another interval
             before = perf_counter_ns()
             waited_ns = self.read_ns()
             moment = perf_counter_ns()
@@ -139,7 +135,7 @@ class WaitingTime:
             waits.append((moment, waited_ns))
 
     def note_interval(self, waits: Waits, start: int, end: int) -> None:
-        """Charge what the thread waited since the last reading to the interval `start` to `end`."""
+        """Charge the waiting since the last reading to the interval from `start` to `end`."""
         if waits and (waited_ns := self.read_ns()) is not None:
             moment, waited_before_ns = waits[-1]
             waits.append((max(start, moment), waited_before_ns))

@@ -1,9 +1,9 @@
-"""Keep a device behind the host: kernels that only take time, where it could catch up.
+"""Keep a device behind the host with kernels that only take time.
 
-How far the device is behind is not asked of it, which would cost as much as an event. It is known
-at least: a kernel of a known length that is launched now is not over before that length has gone
-by. Where that does not cover what is to come, another is launched. A device that is busy anyway is
-held up by that for as long as the host takes for its part of the program, which is a small part.
+The lag is not queried, as that would cost as much as an event. It has a known minimum: a kernel of
+known length that is launched now cannot end before that length has passed. If this does not cover
+the next call, another kernel is launched. A busy device is delayed by about the host's share of the
+program, which is small.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
+# Number of a device, number of a stream on it.
 Place = tuple[int, int]
-"""Number of a device, number of a stream of it."""
 
+# Host time assumed for a kind of call that was not seen before.
 _UNKNOWN_NS = 500_000
-"""What a call may take of the host's time that was not seen before."""
 _SLACK_NS = 100_000
-_SHORTEST_NS = 400_000
-_LONGEST_NS = 50_000_000
+_MIN_NS = 400_000
+_MAX_NS = 50_000_000
+# Kernels are longer than required by this factor, because device clocks change their speed.
 _MARGIN = 1.5
-"""A kernel is made so much longer than is counted on: clocks of devices change their speed."""
-_FORGETS = 0.7
-"""How much of what a call took once is remembered the next time."""
+# Share of the host time of a call that is remembered for the next call of its kind.
+_REMEMBERED_SHARE = 0.7
 _TRIAL = 200_000
 _WARM_NS = 5_000_000
 _FILL_BYTES = 2**26
@@ -35,13 +35,13 @@ _TRIES = 3
 
 
 class Lag:
-    """Holds the devices of one kind back.
+    """Holds back the devices of one kind.
 
     Args:
-        spin: Launches, on the current stream of the current device, what takes about so many
-            units of time there.
-        within: Returns a context in which a device is the current one.
-        event: Makes an event that can be timed.
+        spin: Launches work of about the given number of time units on the current stream of the
+            current device.
+        within: Returns a context in which the given device is current.
+        event: Creates an event with timing.
         wait: Waits for the current device.
     """
 
@@ -57,19 +57,19 @@ class Lag:
         self._event = event
         self._units_per_ns = _calibrated(spin, event, wait)
         self.event_ns = _event_cost_ns(spin, event, wait, self._units_per_ns)
-        """What lies between two events besides the work; see `_event_cost_ns`."""
+        """Time between two events besides the work; see `_event_cost_ns`."""
         self._until_ns: dict[Place, int] = {}
         self._needs: dict[Any, int] = {}
         self._launched: list[tuple[Any, Any, int]] = []
 
     def is_needed(self, place: Place, what: Any, now_ns: int) -> bool:
-        """Whether the device could catch up with the host before a call is complete."""
+        """Return True if the device could catch up with the host before a call is complete."""
         need = self._needs.get(what, _UNKNOWN_NS)
         return now_ns + need > self._until_ns.get(place, 0)
 
     def hold_back(self, place: Place, what: Any) -> None:
-        """Give the device something to do, on the stream that is current there."""
-        counted = max(2 * self._needs.get(what, _UNKNOWN_NS), _SHORTEST_NS)
+        """Launch work that occupies the current stream of the device."""
+        counted = max(2 * self._needs.get(what, _UNKNOWN_NS), _MIN_NS)
         units = int(counted * _MARGIN * self._units_per_ns)
         begin, end = self._event(), self._event()
         with self._within(place[0]):
@@ -80,18 +80,18 @@ class Lag:
         self._until_ns[place] = max(now_ns, self._until_ns.get(place, 0)) + counted
         self._launched.append((begin, end, counted))
 
-    def took(self, what: Any, host_ns: int) -> None:
-        """Learn how long the host took for a call."""
+    def record_host_time(self, what: Any, host_ns: int) -> None:
+        """Record the host time of a call."""
         before = self._needs.get(what, 0)
-        need = max(int(1.5 * host_ns) + _SLACK_NS, int(_FORGETS * before))
-        self._needs[what] = min(need, _LONGEST_NS)
+        need = max(int(1.5 * host_ns) + _SLACK_NS, int(_REMEMBERED_SHARE * before))
+        self._needs[what] = min(need, _MAX_NS)
 
     def covers(self, place: Place, now_ns: int) -> bool:
-        """Whether the device is certain to be behind at this moment."""
+        """Return True if the device is certainly behind the host at this moment."""
         return now_ns < self._until_ns.get(place, 0)
 
-    def held(self) -> bool:
-        """Whether all took as long as was counted on, now that the device was waited for."""
+    def lasted(self) -> bool:
+        """Return True if all kernels took as long as assumed; the device must be synchronized."""
         launched, self._launched = self._launched, []
         held = True
         for begin, end, counted_ns in launched:
@@ -102,17 +102,17 @@ class Lag:
         return held
 
     def forget(self) -> None:
-        """Begin anew: the device was waited for."""
+        """Discard the lag after the device was synchronized."""
         self._until_ns.clear()
 
 
 def _calibrated(
     spin: Callable[[int], None], event: Callable[[], Any], wait: Callable[[], None]
 ) -> float:
-    """Return how many units take a nanosecond, as fast as the device runs once it is warm."""
+    """Return the units per nanosecond at the speed of a warm device."""
     units, rate = _TRIAL, 1.0
     for _ in range(3):
-        spin(_TRIAL)  # what is timed begins on a device that works
+        spin(_TRIAL)  # so that what is timed begins on a busy device
         begin, end = event(), event()
         begin.record()
         spin(units)
@@ -130,12 +130,12 @@ def _event_cost_ns(
     wait: Callable[[], None],
     units_per_ns: float,
 ) -> float:
-    """Return what two events around some work show beyond what the work adds to a full queue.
+    """Return the time that two events add to the work between them on a busy device.
 
-    A device takes time to write an event down and to begin again: 2.1 us on an H100, where the
-    smallest kernels take 1.2 us and the gap to the next 0.85 us. Several kernels between two
-    events tell what one more adds, and that from what one alone takes leaves the events'. It is
-    0 where the device caught up with the host each time.
+    A device takes time to record an event and to continue: 2.1 us on an H100, where the smallest
+    kernels take 1.2 us and the gap to the next one 0.85 us. Several kernels between two events show
+    the time of one more; the rest of what one kernel takes is the events'. Returns 0 if the device
+    caught up with the host in each try.
     """
     holds_ns = _HOLDS_NS
     for _ in range(_TRIES):
@@ -161,8 +161,8 @@ def _event_cost_ns(
     return 0.0
 
 
-def lag_of(kind: str, module: Any) -> Lag:
-    """Return what holds back devices of a kind, of which torch has `module`."""
+def make_lag(kind: str, module: Any) -> Lag:
+    """Return a `Lag` for the devices of a kind; `module` is torch's module for them."""
     import torch
 
     event = getattr(torch, "Event", None) if hasattr(torch, "accelerator") else None
@@ -176,7 +176,7 @@ def lag_of(kind: str, module: Any) -> Lag:
 
 
 def _spinner(kind: str, module: Any) -> Callable[[int], None]:
-    """Return what keeps a device of a kind busy: its module's own kernel, or filling of memory."""
+    """Return a function that keeps a device busy: its module's `_sleep`, or memory fills."""
     sleep: Callable[[int], None] | None = getattr(module, "_sleep", None)
     if sleep is not None:
         return sleep
@@ -197,5 +197,5 @@ def _spinner(kind: str, module: Any) -> Callable[[int], None]:
     return fill
 
 
+# Units that one fill counts for.
 _FILL_UNITS = 10_000
-"""Units that one filling counts for."""

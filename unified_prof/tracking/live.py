@@ -20,10 +20,10 @@ _loop: TrackedLoop | None = None
 
 
 def step() -> None:
-    """Mark the end of one iteration, in a program that has no optimizer to step.
+    """Mark the end of one iteration.
 
-    Once it was called, optimizer steps no longer count as ends of iterations. It does nothing
-    where no tracking is under way, so it may stay in the program for good.
+    After the first call, optimizer steps no longer end iterations. It does nothing if tracking is
+    not active, so it can stay in the program.
     """
     if _loop is not None:
         _loop.mark()
@@ -31,7 +31,7 @@ def step() -> None:
 
 @contextmanager
 def tracked_by(loop: TrackedLoop) -> Iterator[None]:
-    """Let `step()` end iterations of `loop` for the time of the block."""
+    """Let `step()` end iterations of `loop` within the block."""
     global _loop
     if _loop is not None:
         raise UsageError(
@@ -47,21 +47,20 @@ def tracked_by(loop: TrackedLoop) -> Iterator[None]:
 class LiveTracking:
     """Context manager that measures the iterations of its body.
 
-    The first iteration is counted as warm-up, as it may hold the program's set-up; it is what
-    is reported when no other was complete. After the block `tracked` holds what was measured,
-    None if no iteration was complete, `failure` says why something is missing, and
-    `report_error` is what `spec.on_measured` raised.
+    The first iteration counts as warm-up, because it may contain the program's setup; it is
+    reported if no other one was complete. After the block, `tracked` is the result (None if no
+    iteration was complete), `failure` is the reason why something is missing, and `report_error` is
+    the exception that `spec.on_measured` raised.
 
     Args:
-        device: A torch device type; None takes the current accelerator, or the CPU where there
-            is none.
+        device: torch device type; None for the current accelerator, or else the CPU.
         spec: What to measure; `run-time` and `memory` of its reports are made from `tracked`.
-        instruments: More recorders to drive over measured iterations.
+        instruments: Further instruments for the measured iterations.
 
     Raises:
-        UsageError: Tracking is under way already.
+        UsageError: Tracking is already active.
         DeviceUnavailableError: The device cannot be used here.
-        CaptureError: On leaving: there was nothing to measure in the iterations.
+        CaptureError: On exit: there was nothing to measure in the iterations.
     """
 
     def __init__(
@@ -87,7 +86,7 @@ class LiveTracking:
 
     @property
     def is_of_this_process(self) -> bool:
-        """Whether this is the process that it began in, and none that was forked since."""
+        """True in the process in which tracking began, False in forked children."""
         return os.getpid() == self._owner
 
     def __enter__(self) -> LiveTracking:
@@ -104,7 +103,7 @@ class LiveTracking:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_of_this_process:  # it leaves the block, and measured nothing
+        if not self.is_of_this_process:  # a forked child leaves the block and measured nothing
             return
         try:
             if error is None:
@@ -115,11 +114,11 @@ class LiveTracking:
         self.report_error = self._session.report_error
         self._session.ended_well = error is None
         failures = []
-        if not self._loop.finished and not self._session.has_some_of_all:
+        if not self._loop.finished and not self._session.measured_each_kind:
             failures.append(self._session.why_incomplete(error))
         if error is None:
             self.tracked = self._session.result(complete=self._loop.finished)
-        else:  # the program's own error is what the caller must see
+        else:  # the caller must see the program's own error
             self.tracked = self._session.result_or_none()
-        failures += self._session.faults  # the device may have told of one only now
+        failures += self._session.faults  # the device may have reported one only now
         self.failure = "; ".join(failures) or None

@@ -1,4 +1,4 @@
-"""Parameters: where each was registered, and how much memory it and its gradient take."""
+"""Parameters: the code that registered each one, and the memory of it and its gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unified_prof.tracking.torch_names import Anomalies, Patches, parameters_of
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """A parameter given to a module under a name, and the code that did it."""
+    """A parameter registered with a module, and the stack of that call."""
 
     module: weakref.ref[Any]
     parameter: weakref.ref[Any]
@@ -30,18 +30,18 @@ class _Registration:
 
 @dataclass(frozen=True, slots=True)
 class SizedWeight:
-    """A weight as it was, and the code that registered it; its record has no frames as yet."""
+    """A weight with its sizes, and the stack that registered it; the record has no frames yet."""
 
     record: WeightRecord
     stack: Stack
 
     def shown_in(self, scope: Scope) -> WeightRecord:
-        """Return the record with the frames that are shown."""
+        """Return the record with the frames that the scope shows."""
         return replace(self.record, frames=frames_of(scope.frames(self.stack)))
 
 
 class InUse:
-    """What an iteration used: modules of the models that ran, and parameters used elsewhere."""
+    """Modules and parameters that an iteration used."""
 
     def __init__(self, modules: Sequence[Any], parameters: Collection[int]) -> None:
         self.modules = modules
@@ -52,16 +52,16 @@ class InUse:
         }
 
     def has(self, module: Any, parameter: Any) -> bool:
-        """Whether a parameter that `module` holds was used; it may be shared with others."""
+        """Return True if the iteration used a parameter of `module`, or shares it."""
         key = id(parameter)
         return id(module) in self._ids or key in self._shared or key in self._parameters
 
 
 class Weights:
-    """Watches parameters being registered from `install` on, and lists those in use.
+    """Watches the registration of parameters from `install` on, and lists the ones in use.
 
-    Modules that are copied or unpickled (as `nn.TransformerEncoder` copies its layers) register
-    nothing; they are seen when their state is set.
+    Copied or unpickled modules (`nn.TransformerEncoder` copies its layers) register nothing; their
+    parameters are seen when their state is set.
     """
 
     def __init__(self, walker: StackWalker, internals: TorchInternals) -> None:
@@ -72,12 +72,12 @@ class Weights:
         self._first: dict[int, _Registration] = {}
 
     def install(self) -> None:
-        """Begin to watch; `remove` ends it."""
+        """Start watching; `remove` ends it."""
         self._internals.replace(self._patches, "register_parameter", self._wrap_register)
         self._internals.replace(self._patches, "module_state", self._wrap_set_state)
 
     def remove(self) -> None:
-        """Stop watching; what was seen stays."""
+        """Stop watching; registrations seen so far are kept."""
         self._patches.restore()
 
     def _wrap_register(self, register: Any) -> Any:
@@ -100,7 +100,9 @@ class Weights:
         return tracked_set_state
 
     def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
-        with self._internals.anomalies.fenced("weights_not_listed", "where one was registered"):
+        with self._internals.anomalies.recording_failures(
+            "weights_not_listed", "where one was registered"
+        ):
             self._keep(module, name, parameter, self._walker.walk(frame)[2])
 
     def _keep(self, module: Any, name: str, parameter: Any, stack: Stack) -> None:
@@ -111,19 +113,19 @@ class Weights:
             self._first[id(parameter)] = seen
 
     def parameters(self) -> list[Any]:
-        """Return every registered parameter that is still a module's."""
+        """Return every registered parameter that a module still holds."""
         return [parameter for _, _, parameter, _ in self._held(())]
 
     def records(
         self, device: str, names: ModuleNames, used: InUse | None, anomalies: Anomalies
     ) -> tuple[SizedWeight, ...]:
-        """List the parameters in use on `device`, each once, in the order of registration.
+        """Return the parameters in use on `device`, each once, in order of registration.
 
         Args:
-            device: A torch device type.
-            names: What modules are called.
-            used: What counts as in use; None: every parameter that a module holds.
-            anomalies: Where parameters are counted that are left out.
+            device: torch device type.
+            names: Names of modules.
+            used: What counts as in use; None for every parameter that a module holds.
+            anomalies: Counts parameters that are left out.
         """
         from torch.nn.parameter import UninitializedParameter
 
@@ -151,7 +153,7 @@ class Weights:
         return tuple(records)
 
     def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, Stack]]:
-        """Return module, name, parameter and stack; a tied parameter as first registered."""
+        """Return module, name, parameter and stack of each; tied ones as first registered."""
         found = []
         seen: set[int] = set()
         slots = [
@@ -173,8 +175,9 @@ class Weights:
             first = self._first.get(id(parameter))
             if first is not None and first.parameter() is parameter:
                 owner = first.module()
-                # A first owner that gave the parameter away since does not hold it any more. Its
-                # name stays: the weight of a parametrized layer is its `weight`, as in Skyline.
+                # A first owner that no longer holds the parameter is replaced by the current one.
+                # The name stays: the weight of a parametrized layer is called `weight`, as in
+                # Skyline.
                 if owner is not None and parameters_of(owner).get(first.name) is parameter:
                     module = owner
                 name, stack = first.name, first.stack

@@ -1,4 +1,4 @@
-"""The instruments that record operations: one for their time, one for what they save."""
+"""Instruments that record operations: one for their times, one for the bytes that they save."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
 from unified_prof.tracking.interception import Interception
 from unified_prof.tracking.interference import WaitingTime
-from unified_prof.tracking.launch_delay import Lag, lag_of
+from unified_prof.tracking.launch_delay import Lag, make_lag
 from unified_prof.tracking.modules import InUse, SizedWeight, Weights
 from unified_prof.tracking.passes import Passes
 from unified_prof.tracking.raw_calls import (
     CallSites,
     Iteration,
-    Measured,
+    MeasuredIteration,
     ModuleNames,
     NamedModule,
     Recorder,
@@ -33,9 +33,9 @@ from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, leaf_of
 
-_KEPT_RAW = 10_000
-"""Calls and autograd nodes that may stay as they were marked until a stage has ended; that takes a
-megabyte. Turning them into times costs a small iteration as much as thirty of its operations."""
+# Maximum number of recorded calls and autograd nodes, about a megabyte, before they are converted
+# to times. Converting takes as long as thirty operations of a small iteration.
+_MAX_RAW = 10_000
 # Iterations that one sample of the run time takes.
 ITERATIONS_PER_SAMPLE = 2
 
@@ -44,9 +44,9 @@ class OperationTracker:
     """Records the operations of iterations and their times.
 
     A sample takes two iterations (`ITERATIONS_PER_SAMPLE`): in the first one every operation is
-    timed (and a device is kept behind the host for that), in the second one only the passes are, so
-    that the duration of an iteration does not contain the time of tracking. The last sample may be
-    half of one: if there is no other, it counts.
+    timed (with a device kept behind the host), in the second one only the passes are, so that the
+    duration of an iteration does not contain the overhead of tracking. If the program ends after
+    the first iteration of the only sample, that iteration is the result.
     """
 
     def __init__(
@@ -64,22 +64,22 @@ class OperationTracker:
         self._sites = sites
         self._internals = internals
         self.modules = modules
-        self.with_set_up = False
-        """Whether the iterations hold the program's set-up."""
+        self.with_setup = False
+        """True if iterations contain the program's setup."""
         self.begins_with_forward = False
-        """Whether they begin with the forward pass, no data being loaded before it."""
+        """True if iterations begin with the forward pass, without loading data before it."""
         self.on_call: Callable[[FrameType], None] | None = None
-        """Told of each call, before it, in which frame it stands; must raise nothing."""
+        """Called before each call, with its frame; must not raise."""
         self.events: EventClock | None = None
-        """The device's clock; None: it is the host's."""
+        """The device's clock; None if the host's clock is used."""
         if not device.is_cpu:
             self.events = EventClock(device.kind, device.module, internals.anomalies, device.used)
         self.clock: Clock = self.events or HostClock()
         self.iterations_per_sample = 1
-        """ITERATIONS_PER_SAMPLE if every other iteration is timed as a whole only."""
+        """ITERATIONS_PER_SAMPLE if every second iteration is only timed as a whole."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
-        self._measured: list[Measured] = []
+        self._measured: list[MeasuredIteration] = []
         self._walker = walker
         self._interception = interception
         self._recorder: Recorder | None = None
@@ -87,7 +87,7 @@ class OperationTracker:
         self._run: Runner = _not_started
 
     def start(self) -> None:
-        """Prepare to watch torch's calls on this thread."""
+        """Prepare recording on this thread."""
         recorder = Recorder(
             get_ident(),
             self.clock.mark,
@@ -95,25 +95,25 @@ class OperationTracker:
             self.events,
             self._internals,
         )
-        self._listen(recorder)
-        if self.device.is_cpu:  # a device's time does not depend on the host's processor
+        self._set_callbacks(recorder)
+        if self.device.is_cpu:  # the time of a device does not depend on the host's processor
             self._waiting = recorder.waiting = WaitingTime()
             recorder.note_waiting = self._note_waiting
         self._run = make_runner(recorder, self._walker, self.modules, self._sites)
         if self.on_call is not None:
-            self._run = _announced(self._run, self.on_call)
+            self._run = _with_callback(self._run, self.on_call)
         recorder.mode = make_mode(recorder, self._run)
         self._recorder = recorder
 
-    def _listen(self, recorder: Recorder) -> None:
-        """Ask to be told more than what is recorded anyway."""
+    def _set_callbacks(self, recorder: Recorder) -> None:
+        """Set further callbacks of the recorder."""
 
     def begin_iteration(self, index: int) -> None:
-        """Record a new iteration."""
+        """Begin an iteration."""
         assert self._recorder is not None
         if index % self.iterations_per_sample:
             if self.events is not None:
-                self.events.get_ahead_no_more()
+                self.events.release()
             self._passes = Passes(self.clock, self._waiting)
             self._interception.observe(self._passes)
             self._passes.begin()
@@ -123,7 +123,7 @@ class OperationTracker:
             self.events.lag = self.events.lag or self._lag()
         iteration = self._recorder.iteration = Iteration(
             self.clock,
-            with_set_up=self.with_set_up,
+            with_setup=self.with_setup,
             begins_with_forward=self.begins_with_forward,
         )
         self._regions.follow(iteration)
@@ -133,87 +133,89 @@ class OperationTracker:
         iteration.begin = self.clock.mark()
 
     def end_iteration(self, index: int) -> None:
-        """Keep the iteration."""
+        """End the iteration and keep it."""
         assert self._recorder is not None
         if self._passes is not None:
             passes, self._passes = self._passes, None
             passes.end()
             self._interception.deactivate()
-            self._raw[-1].whole = passes
-            if self.device.is_cpu and sum(one.size for one in self._raw) > _KEPT_RAW:
-                self._settle()
+            self._raw[-1].untracked = passes
+            if self.device.is_cpu and sum(one.size for one in self._raw) > _MAX_RAW:
+                self._convert()
             return
         iteration = self._recorder.iteration
         iteration.end = self.clock.mark()
         self._note_waiting()
         self._interception.deactivate()
-        self._regions.follow_no_more()
+        self._regions.stop_following()
         self._walker.forget_frames(sys._getframe())
-        with self._internals.anomalies.fenced("modules_not_named", "the paths of some modules"):
+        with self._internals.anomalies.recording_failures(
+            "modules_not_named", "the paths of some modules"
+        ):
             self.modules.settle()
         self._raw.append(iteration)
 
     def stop(self, complete: bool) -> None:
-        """Stop watching, also in the midst of an iteration."""
+        """Stop recording, also within an iteration."""
         self._passes = None
         if self._recorder is not None:
             self._interception.deactivate()
-            self._regions.follow_no_more()
+            self._regions.stop_following()
             self._walker.forget_frames(sys._getframe())
             self._recorder = None
             self._run = _not_started  # it holds the last iteration
             if complete:
-                self._settle()
+                self._convert()
         if self._waiting is not None:
             self._waiting.close()
             self._waiting = None
 
     @property
-    def iterations(self) -> list[Measured]:
-        """The complete iterations in numbers; on a device this waits for it."""
-        self._settle()
+    def iterations(self) -> list[MeasuredIteration]:
+        """Complete iterations as numbers; waits for the device."""
+        self._convert()
         return self._measured
 
     @property
-    def settled(self) -> list[Measured]:
-        """Those of them that are known without waiting."""
+    def available_iterations(self) -> list[MeasuredIteration]:
+        """Complete iterations that are available without waiting for the device."""
         return self._measured
 
     @property
     def count(self) -> int:
-        """How many samples are complete."""
+        """Number of complete samples."""
         samples = len(self._raw) + len(self._measured)
         return samples - self._is_half if samples > 1 else samples
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Discard all measurements."""
         self._raw.clear()
         self._measured.clear()
         self.clock.forget()
 
     @property
     def _is_half(self) -> bool:
-        """Whether the operations of the last sample are known, and the whole is not."""
-        is_open = bool(self._raw) and self._raw[-1].whole is None
+        """True if only the first iteration of the last sample is complete."""
+        is_open = bool(self._raw) and self._raw[-1].untracked is None
         return self.iterations_per_sample > 1 and is_open
 
     def _lag(self) -> Lag | None:
         lag = None
-        with self._internals.anomalies.fenced(
+        with self._internals.anomalies.recording_failures(
             "device_not_held_back", "times of short operations may hold time of the host"
         ):
-            lag = lag_of(self.device.kind, self.device.module)
+            lag = make_lag(self.device.kind, self.device.module)
             if self.events is not None:
                 self.events.event_ms = lag.event_ns / NS_PER_MS
         return lag
 
-    def _settle(self) -> None:
-        """Turn marks into times, which take far less room."""
+    def _convert(self) -> None:
+        """Convert marks to times, which take far less memory."""
         raw, self._raw = self._raw, []
-        if raw and self.iterations_per_sample > 1 and raw[-1].whole is None:
+        if raw and self.iterations_per_sample > 1 and raw[-1].untracked is None:
             half = raw.pop()
             if self._recorder is not None:
-                self._raw = [half]  # in the midst of a sample
+                self._raw = [half]  # in the middle of a sample
             elif not (raw or self._measured):
                 raw = [half]
         if raw:
@@ -224,7 +226,7 @@ class OperationTracker:
                 self.clock.forget()
 
     def _note_waiting(self) -> None:
-        """Note how long this thread has waited for the processor; a pass begins or ends here."""
+        """Read how long this thread has waited; called where passes begin and end."""
         if self._waiting is None or self._recorder is None:
             return
         self._waiting.note(self._recorder.iteration.waits)
@@ -232,13 +234,13 @@ class OperationTracker:
             self._recorder.on_call = self._forward_begins
 
     def _forward_begins(self, _args: Any, _kwargs: Any, module: Any) -> None:
-        """Note the waiting before the first operation of the model; what came before is no pass."""
+        """Read the waiting time before the model's first operation, where the pass begins."""
         if module is not None and self._recorder is not None:
             self._note_waiting()
             self._recorder.on_call = None
 
     def note_optimizer_step(self) -> None:
-        """Note that an optimizer begins its step: what ran before is forward."""
+        """Note that an optimizer step begins, which ends a forward pass."""
         if self._passes is not None:
             self._passes.optimizer_steps()
         elif self._recorder is not None:
@@ -248,7 +250,7 @@ class OperationTracker:
 
 
 class ActivationTracker(OperationTracker):
-    """Records what each operation saves for the backward pass; its times do not count."""
+    """Records the bytes that each operation saves for the backward pass; its times are not used."""
 
     def __init__(
         self,
@@ -265,39 +267,41 @@ class ActivationTracker(OperationTracker):
         self._weights = weights
         self._argument_devices: set[str] = set()
         self._used: dict[int, Any] = {}
-        """Weak references to the parameters that an operation or a backward pass used, by id."""
+        """Weak references by id to parameters that an operation or a backward pass used."""
         self._roots: dict[NamedModule, None] = {}
-        """Roots of the modules that ran in any iteration so far."""
+        """Roots of the modules that have run so far."""
         self._in_backward: set[int] = set()
         self._saved: SavedTensors | None = None
         self.saved_bytes: list[dict[int, int] | None] = []
-        """For each iteration: bytes by index of the call; -1 is what no call of the backward
-        pass saved. None where torch does not tell."""
+        """For each iteration: bytes by index of the call, -1 for bytes that no call of the backward
+        pass saved. None if torch does not report saved tensors."""
         self.weight_records: tuple[SizedWeight, ...] = ()
-        """As they were, with their gradients, when the last iteration ended."""
-        self.oddities = Anomalies()
-        """What was odd about those weights."""
+        """Weights and their gradients at the end of the last iteration."""
+        self.irregularities = Anomalies()
+        """Irregularities of these weights."""
         self.devices: set[str] = set()
-        """Device types of the parameters, or of the arguments where there are none."""
+        """Device types of the parameters, or of the arguments if there are no parameters."""
 
-    def _listen(self, recorder: Recorder) -> None:
+    def _set_callbacks(self, recorder: Recorder) -> None:
         recorder.on_call = self._on_call
         recorder.on_node = self._on_node
         recorder.on_engine = self._on_engine
 
     def begin_iteration(self, index: int) -> None:
-        """Begin to watch what is saved."""
+        """Start measuring saved bytes."""
         assert self._recorder is not None
         self._argument_devices.clear()
         self._in_backward.clear()
         self._saved = SavedTensors(self.device.kind, self._recorder)
-        with self._internals.anomalies.fenced("activations_not_measured", "the activations"):
+        with self._internals.anomalies.recording_failures(
+            "activations_not_measured", "the activations"
+        ):
             self._saved.start(self._weights.parameters(), self.modules.members(self._roots))
         self._used.clear()
         super().begin_iteration(index)
 
     def end_iteration(self, index: int) -> None:
-        """Keep what was saved, by call, and what the weights take."""
+        """Keep the saved bytes by call, and the sizes of the weights."""
         assert self._saved is not None
         assert self._recorder is not None
         known = self._recorder.iteration.backwards and self._internals.has(
@@ -311,16 +315,18 @@ class ActivationTracker(OperationTracker):
         self.devices = parameters or set(self._argument_devices)
         if self.device.kind in self.devices:
             used = None
-            self.oddities = Anomalies()
-            with self.oddities.fenced("weights_of_all_modules", "which modules ran"):
+            self.irregularities = Anomalies()
+            with self.irregularities.recording_failures(
+                "weights_of_all_modules", "which modules ran"
+            ):
                 used = self._in_use(sites)
-            with self.oddities.fenced("weights_not_listed", "the weights"):
+            with self.irregularities.recording_failures("weights_not_listed", "the weights"):
                 self.weight_records = self._weights.records(
-                    self.device.kind, self.modules, used, self.oddities
+                    self.device.kind, self.modules, used, self.irregularities
                 )
 
     def _in_use(self, sites: set[int]) -> InUse | None:
-        """Return what an iteration used of the program's modules, None if that is not known."""
+        """Return what an iteration used of the program's modules, None if it is not known."""
         modules = [self._sites.sites[number].module for number in sorted(sites)]
         roots = dict.fromkeys(module.root for module in modules if module is not None)
         self._roots |= roots
@@ -328,13 +334,13 @@ class ActivationTracker(OperationTracker):
         return InUse(self.modules.members(roots), parameters) if roots or parameters else None
 
     def clear(self) -> None:
-        """Forget what was measured."""
+        """Discard all measurements."""
         super().clear()
         self.saved_bytes.clear()
         self.weight_records = ()
 
     def stop(self, complete: bool) -> None:
-        """Stop watching, also in the midst of an iteration."""
+        """Stop recording, also within an iteration."""
         super().stop(complete)
         if self._saved is not None:
             self._saved.stop()
@@ -360,12 +366,16 @@ class ActivationTracker(OperationTracker):
             self._in_backward.add(call)
         elif (leaf := leaf_of(node)) is not None:
             self._used[id(leaf)] = weakref.ref(leaf)
-        with self._internals.anomalies.fenced("saved_numbers_not_counted", "those of a node"):
+        with self._internals.anomalies.recording_failures(
+            "saved_numbers_not_counted", "those of a node"
+        ):
             self._saved.saved_numbers(node, call)
 
     def _on_engine(self, runs: bool) -> None:
         if self._saved is not None:
-            with self._internals.anomalies.fenced("saved_tensor_not_counted", "around a backward"):
+            with self._internals.anomalies.recording_failures(
+                "saved_tensor_not_counted", "around a backward"
+            ):
                 (self._saved.pause if runs else self._saved.resume)()
 
 
@@ -373,8 +383,8 @@ def _not_started(*_: Any) -> Any:
     raise AssertionError("begin_iteration before start")
 
 
-def _announced(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
-    """Return `run`, told to `on_call` before each call."""
+def _with_callback(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
+    """Return `run`, preceded by a call of `on_call`."""
 
     def announced(label: Any, func: Any, frame: FrameType, *call: Any) -> Any:
         on_call(frame)

@@ -17,7 +17,7 @@ from typing import Any
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.device import Clock, Moment
 from unified_prof.tracking.interference import WaitingTime, Waits, waited_within
-from unified_prof.tracking.raw_calls import Whole
+from unified_prof.tracking.raw_calls import IterationTimes
 
 _Span = tuple[Moment, Moment]
 
@@ -98,12 +98,12 @@ class Passes:
         """Number of backward passes and of optimizer steps."""
         return len(self._backward), self._optimizer_steps
 
-    def whole(self) -> Whole | None:
+    def times(self) -> IterationTimes | None:
         """Return the times, None if they are not known; the device must have been synchronized."""
         total = self._clock.elapsed_between_ms(self._begin, self._end)
         if math.isnan(total):
             return None
-        return Whole(
+        return IterationTimes(
             total,
             self._sum(self._forward),
             self._sum(self._backward),

@@ -1,4 +1,4 @@
-"""Peak memory of one whole iteration, in an iteration of its own without any other tracking."""
+"""Peak memory of one iteration, measured in an iteration without other tracking."""
 
 from __future__ import annotations
 
@@ -14,28 +14,28 @@ from typing import Any, Protocol
 from unified_prof.tracking.activations import plain_tensors, storage_of
 from unified_prof.tracking.device import Device, MemoryUse
 from unified_prof.tracking.regions import RegionWatch
-from unified_prof.tracking.timeline import another_is_prepared
+from unified_prof.tracking.timeline import is_profiler_prepared
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
 
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"
 _CHANGE = "uprof: a region opens or closes"
+# Maximum number of region changes in the iteration; with more, regions have no peak.
 _MAX_CHANGES = 50_000
-"""Of regions within the iteration: beyond that it is left in peace, and regions have no peak."""
 
 
 class PeakMeter(Protocol):
-    """An instrument that knows the peak once it has stopped."""
+    """Instrument that measures a peak."""
 
     lead_in: int
-    """Iterations it must see before the one it measures."""
+    """Number of iterations that it must see before the one it measures."""
     peak_bytes: int | None
     failure: str | None
-    """Why there is no peak."""
+    """Reason why there is no peak."""
     facts: dict[str, str]
     region_peaks: dict[int, int]
-    """Peak while each region was open, where regions have one."""
+    """Peak while each region was open, if regions are measured."""
 
     def start(self) -> None: ...  # noqa: D102
     def begin_iteration(self, index: int) -> None: ...  # noqa: D102
@@ -45,10 +45,10 @@ class PeakMeter(Protocol):
 
 
 class AllocatorPeak:
-    """The peak as the device's allocator counts it; its own maximum starts anew for that.
+    """Peak according to the device's allocator, whose own maximum is reset for it.
 
-    On several devices it is the sum of theirs. Where regions open and close, the maximum is read
-    and starts anew, so that each stretch in between has its own.
+    On several devices it is their sum. Where regions open or close, the maximum is read and reset,
+    so that each interval between has its own.
     """
 
     lead_in = 0
@@ -58,29 +58,29 @@ class AllocatorPeak:
         self._regions = regions
         self.region_peaks: dict[int, int] = {}
         self._highest: dict[int, int] = {}
-        """By innermost region: the highest of the stretches so far."""
+        """Highest peak so far by innermost region."""
         self._uses: dict[int, MemoryUse] = {}
-        """By device: the same of all stretches so far."""
+        """Memory use by device, with the highest peaks so far."""
         self._changes = 0
         self.peak_bytes: int | None = None
         self.failure: str | None = None
         self.facts: dict[str, str] = {}
-        """What is known beyond the peak, for each device."""
+        """Further figures for each device."""
         self._before: dict[int, MemoryUse] = {}
 
     def start(self) -> None:
-        """Nothing to prepare."""
+        """Do nothing."""
 
     def begin_iteration(self, index: int) -> None:
-        """Start a new maximum."""
+        """Reset the maximum."""
         self._highest, self._uses, self._changes = {}, {}, 0
         self._before = {one.device: one for one in self._device.reset_peaks()}
-        self._regions.tell(self._stretch_ends)
+        self._regions.notify(self._stretch_ends)
 
     def end_iteration(self, index: int) -> None:
         """Read the maximum."""
         innermost = self._regions.innermost
-        self._regions.follow_no_more()
+        self._regions.stop_following()
         self._read(innermost)
         uses = self._uses.values()
         if not uses:
@@ -88,12 +88,12 @@ class AllocatorPeak:
             return
         self.peak_bytes = sum(one.peak_allocated_bytes for one in uses)
         if self._changes <= _MAX_CHANGES:
-            self.region_peaks = self._regions.regions.with_those_around(self._highest)
+            self.region_peaks = self._regions.regions.including_inner(self._highest)
         for one in uses:
             self._describe(one)
 
     def _stretch_ends(self, innermost: int) -> None:
-        """Read the maximum of the stretch since the last change of what regions are open."""
+        """Read and reset the maximum before the set of open regions changes."""
         self._changes += 1
         if self._changes <= _MAX_CHANGES:
             self._read(innermost)
@@ -120,15 +120,15 @@ class AllocatorPeak:
         self.facts["peak_is_of"] = "torch's allocator; pools of other libraries are not seen"
 
     def stop(self, complete: bool) -> None:
-        """Look at regions no more."""
-        self._regions.follow_no_more()
+        """Stop watching regions."""
+        self._regions.stop_following()
 
     def forget(self) -> None:
-        """Nothing to forget."""
+        """Do nothing."""
 
 
 def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
-    """Return how things stand now, with the higher maxima of two stretches."""
+    """Return the current memory use with the higher peaks of both."""
     reserved = (before.peak_reserved_bytes, now.peak_reserved_bytes)
     known = [one for one in reserved if one is not None]
     return replace(
@@ -139,11 +139,11 @@ def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
 
 
 class ProfiledPeak:
-    """The peak on the CPU: what is alive as the iteration begins, and every allocation in it.
+    """Peak on the CPU: memory in use at the start of the iteration, and all allocations in it.
 
-    Allocations and releases are as torch's own profiler records them. It reports the release
-    only of what it saw allocated, so it runs from the iteration before on: what that one leaves
-    behind (gradients) is then known. Where regions open and close it is told that too, by a mark.
+    torch's profiler records allocations and releases. It reports the release only of blocks that it
+    saw allocated, so it starts one iteration earlier and knows what that one leaves behind
+    (gradients). Region changes are marked in the profile.
     """
 
     lead_in = 1
@@ -153,7 +153,7 @@ class ProfiledPeak:
         self._regions = regions
         self.region_peaks: dict[int, int] = {}
         self._innermost: list[int] = []
-        """The innermost region until each change."""
+        """Innermost region before each change."""
         self.peak_bytes: int | None = None
         self.failure: str | None = None
         self.facts: dict[str, str] = {}
@@ -168,10 +168,10 @@ class ProfiledPeak:
 
         internals = self._internals
         self.peak_bytes = self.failure = None
-        if internals.profiler_enabled() or another_is_prepared():
+        if internals.profiler_enabled() or is_profiler_prepared():
             self.failure = "the program runs torch's profiler itself"
             return
-        # There is only one profiler: the program's comes first should it want to start.
+        # There is only one profiler; ours must stop if the program starts one.
         giving_way = internals.replace(self._patches, "profiler_prepare", self._wrap_prepare)
         if not giving_way or not internals.has("profiler_enabled"):
             self._patches.restore()
@@ -187,7 +187,7 @@ class ProfiledPeak:
                 internals.set_log_level(self._log_level_before)
 
     def begin_iteration(self, index: int) -> None:
-        """Count what is alive when the measured iteration begins."""
+        """Measure the memory in use when the measured iteration begins."""
         import torch
 
         if self._profiler is not None and index == self.lead_in:
@@ -195,10 +195,10 @@ class ProfiledPeak:
             with torch.autograd.profiler.record_function(_MARK):
                 pass
             self._innermost.clear()
-            self._regions.tell(self._changes)
+            self._regions.notify(self._changes)
 
     def _changes(self, innermost: int) -> None:
-        """Mark where what regions are open changes."""
+        """Mark a change of the open regions in the profile."""
         import torch
 
         if len(self._innermost) < _MAX_CHANGES:
@@ -207,10 +207,10 @@ class ProfiledPeak:
                 pass
 
     def end_iteration(self, index: int) -> None:
-        """End the profile with the measured iteration."""
+        """End the profile with the measured iteration and compute the peak."""
         if self._profiler is not None and index == self.lead_in:
             innermost = [*self._innermost, self._regions.innermost]
-            self._regions.follow_no_more()
+            self._regions.stop_following()
             profiler = self._finish()
             events = profiler.kineto_results.events()
             began = next((event.start_ns() for event in events if event.name() == _MARK), None)
@@ -236,12 +236,12 @@ class ProfiledPeak:
         """Return the peak while each region was open.
 
         Args:
-            times: when the level changed...
-            levels: ...and to what.
-            changes: when regions opened or closed.
-            innermost: the innermost region until each of these, and at last.
+            times: Times at which the allocated bytes changed.
+            levels: Allocated bytes after each change, relative to the start.
+            changes: Times at which regions opened or closed.
+            innermost: Innermost region before each of these, and at the end.
         """
-        # Each stretch begins with the level that the one before it ended with.
+        # Each interval begins with the level at the end of the one before.
         ends = [max(1, bisect_left(times, one)) for one in changes]
         highest: dict[int, int] = {}
         for region, (first, behind) in zip(
@@ -249,24 +249,26 @@ class ProfiledPeak:
         ):
             peak = self._live_bytes + max(levels[first - 1 : behind])
             highest[region] = max(highest.get(region, peak), peak)
-        return self._regions.regions.with_those_around(highest)
+        return self._regions.regions.including_inner(highest)
 
     def stop(self, complete: bool) -> None:
-        """End the profile where the iteration did not end."""
-        self._regions.follow_no_more()
+        """End the profile if the iteration did not end."""
+        self._regions.stop_following()
         if self._profiler is not None:
             self._finish()
         self._patches.restore()
 
     def forget(self) -> None:
-        """Leave the profiler alone in a forked child, where its threads are missing."""
+        """Drop the profiler in a forked child, which lacks its threads."""
         self._profiler = None
         self._patches.restore()
 
     def _wrap_prepare(self, prepare: Any) -> Any:
         @functools.wraps(prepare)
         def prepare_after_ours(other: Any, *args: Any, **kwargs: Any) -> Any:
-            with self._internals.anomalies.fenced("peak_usage_not_measured", "giving way"):
+            with self._internals.anomalies.recording_failures(
+                "peak_usage_not_measured", "giving way"
+            ):
                 self._give_up()
             return prepare(other, *args, **kwargs)
 
@@ -274,7 +276,7 @@ class ProfiledPeak:
 
     def _give_up(self) -> None:
         if self._profiler is not None:
-            self._regions.follow_no_more()
+            self._regions.stop_following()
             self._finish()
             self.failure = "the program started torch's profiler during the measured iteration"
 
@@ -291,13 +293,13 @@ def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
     import torch
 
     storages: dict[int, int] = {}
-    # By type, not isinstance: that would wake up lazy proxies.
+    # By type, not isinstance, which would initialize lazy proxies.
     tensors = [item for item in gc.get_objects() if issubclass(type(item), torch.Tensor)]
     tensors += [t.grad for t in tensors if t.is_leaf and t.requires_grad and t.grad is not None]
     for tensor in tensors:
         for part in plain_tensors(tensor):
             storage = storage_of(part)
-            # The storage's device: a compiler's fake tensors only pretend to be on one.
+            # The storage's device: fake tensors of a compiler only pretend to be on one.
             if storage is not None and storage.device.type == device:
                 storages[storage_key(storage)] = storage.nbytes()
     return sum(storages.values())

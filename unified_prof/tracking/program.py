@@ -1,8 +1,7 @@
-"""Load and run the user's program as Python itself would, and show its errors as Python would.
+"""Load and run a program as Python does, and print its errors as Python does.
 
-Whether a program does its work where it is not seen: in other threads or child processes.
-
-Provider mode: a script that gives a model, inputs and an iteration, as Skyline asks for.
+Also detects work in other threads and child processes, which is not tracked, and checks scripts
+with providers: functions that return a model, inputs and an iteration, as in Skyline.
 """
 
 from __future__ import annotations
@@ -25,32 +24,36 @@ from typing import Any
 from unified_prof.base.run_spec import RunSpec
 from unified_prof.errors import CaptureError, UsageError
 
+# Exit code after Ctrl-C, as a shell reports it.
 INTERRUPTED = 130
-"""Exit code after Ctrl-C, as a shell reports it."""
 
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program that is read, but not yet compiled or run."""
+    """A program that was read, but not compiled or run."""
 
     path: str
-    """Absolute path of its file."""
+    """Absolute path of the file."""
     source: bytes
     spec: ModuleSpec | None
-    """Of a module that is run by name."""
+    """Spec of a module that is run by name."""
     first_argument: str
-    """What `sys.argv[0]` is."""
+    """Value of `sys.argv[0]`."""
     search_path: str
-    """What `sys.path[0]` is while it runs."""
+    """Value of `sys.path[0]` while it runs."""
     arguments: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Name of the script or module."""
         return self.spec.name if self.spec else Path(self.path).name
 
     def compile(self) -> CodeType:
-        """Compile it; SyntaxError where it is no Python."""
+        """Compile the program.
+
+        Raises:
+            SyntaxError: It is not valid Python.
+        """
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
@@ -59,7 +62,7 @@ def find_program(asked: RunSpec) -> Program:
 
     Raises:
         UsageError: There is no such file or module, or it cannot be read.
-        Exception: Whatever importing the packages above a module raises.
+        Exception: Any exception from importing the packages above a module.
     """
     target, spec = asked.target, None
     if asked.is_module:
@@ -113,7 +116,7 @@ def _first_on_path(folder: str) -> Iterator[None]:
 
 @contextmanager
 def running_as(program: Program, name: str) -> Iterator[ModuleType]:
-    """Yield the module to run `program` in, with sys set up as Python does for a program."""
+    """Yield the module to run `program` in, with `sys` set up as Python does."""
     module = ModuleType(name)
     spec = program.spec
     vars(module).update(
@@ -124,8 +127,8 @@ def running_as(program: Program, name: str) -> Iterator[ModuleType]:
         __loader__=spec.loader if spec else None,
         __cached__=None,
     )
-    # What spawned children send back is looked up by the second name, which multiprocessing, if
-    # it was imported before, has given to our own __main__.
+    # Spawned children look up their results under the second name, which multiprocessing, if it was
+    # imported before, has given to our own __main__.
     names = (name, "__mp_main__") if name == "__main__" else (name,)
     before = (sys.argv, sys.path[:], {each: sys.modules.get(each) for each in names})
     sys.argv = [program.first_argument, *program.arguments]
@@ -143,20 +146,20 @@ def running_as(program: Program, name: str) -> Iterator[ModuleType]:
 
 
 def execute(code: CodeType, namespace: dict[str, Any]) -> None:
-    """Run `code`; the stack below this function is not the program's."""
+    """Run `code`; frames outside of this function are not the program's."""
     exec(code, namespace)
 
 
 def call_program(function: Any, *arguments: Any) -> Any:
-    """Call a function of the program's; the stack below here is not the program's either."""
+    """Call a function of the program; frames outside of this function are not the program's."""
     return function(*arguments)
 
 
 def exit_code_of(error: BaseException) -> int:
-    """Return the exit code with which Python would end on `error`, which is shown as it would.
+    """Print `error` as Python does, and return Python's exit code for it.
 
-    A SystemExit with a message prints that, Ctrl-C prints nothing, anything else the traceback
-    of the user's code.
+    A SystemExit with a message prints that message, Ctrl-C prints nothing, and any other exception
+    prints the traceback of the user's code.
     """
     if isinstance(error, SystemExit):
         if error.code is None or isinstance(error.code, int):
@@ -170,12 +173,12 @@ def exit_code_of(error: BaseException) -> int:
 
 
 def show(error: BaseException) -> None:
-    """Print the traceback of `error` through sys.excepthook, without uprof's own frames."""
+    """Print the traceback of `error` through sys.excepthook, without uprof's frames."""
     for each in _chain(error):
         each.with_traceback(_without_own_frames(each.__traceback__))
     try:
         sys.excepthook(type(error), error, error.__traceback__)
-    except Exception:  # a broken hook of the program's own
+    except Exception:  # a broken hook of the program
         traceback.print_exception(type(error), error, error.__traceback__)
 
 
@@ -194,7 +197,7 @@ _OWN = str(Path(__file__).absolute().parent) + os.sep
 
 
 def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
-    """Return `trace` without uprof's frames, unless uprof itself is what failed."""
+    """Return `trace` without uprof's frames, unless the exception is uprof's own."""
     whole, frames, own = trace, [], False
     while trace is not None:
         filename = trace.tb_frame.f_code.co_filename
@@ -211,7 +214,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def last_user_line(error: BaseException) -> str:
-    """Say in one line what went wrong and where, such as `ValueError: bad at train.py:3`."""
+    """Return the error and its position in one line, such as `ValueError: bad at train.py:3`."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
     trace = _without_own_frames(error.__traceback__)
     if isinstance(error, SyntaxError) or trace is None:
@@ -221,20 +224,20 @@ def last_user_line(error: BaseException) -> str:
     return text
 
 
-_NOTABLE_S = 0.2
-"""Processor time of children that is more than that of a command asked for a version."""
+# Minimum CPU time of child processes to report them; a command that prints a version takes less.
+_MIN_CHILDREN_S = 0.2
 
 
-class Elsewhere:
-    """What was noticed of work that cannot be tracked."""
+class UntrackedWork:
+    """Detects work in other threads and processes, which cannot be tracked."""
 
     def __init__(self) -> None:
         self.in_threads = 0
-        """Calls of modules, backward passes and optimizer steps in other threads."""
+        """Number of calls of modules, backward passes and optimizer steps in other threads."""
         self._children_before_s = _children_s()
 
     def reason(self) -> tuple[str, str] | None:
-        """Say where the work was done, and what to do about it; None: nothing was noticed."""
+        """Return where the work was done and a hint, None if nothing was detected."""
         if self.in_threads:
             return (
                 "the workload runs its model in another thread than the one it started in; only "
@@ -244,7 +247,7 @@ class Elsewhere:
             )
         running = len(multiprocessing.active_children())
         children_s = _children_s() - self._children_before_s
-        if running or children_s > _NOTABLE_S:
+        if running or children_s > _MIN_CHILDREN_S:
             still = f", {running} still running" if running else ""
             return (
                 f"the workload does its work in child processes ({children_s:.1f} s of processor "
@@ -256,7 +259,7 @@ class Elsewhere:
 
 
 def _children_s() -> float:
-    """Return the processor time of all children that have ended."""
+    """Return the CPU time of all child processes that have ended."""
     times = os.times()
     return times.children_user + times.children_system
 
@@ -272,7 +275,7 @@ _EXPECTED = {
 
 @dataclass(frozen=True, slots=True)
 class Providers:
-    """The three functions of a script, their signatures checked."""
+    """The three functions of a script with providers, with checked signatures."""
 
     script: str
     names: tuple[str, str, str]
@@ -282,13 +285,13 @@ class Providers:
 
 
 def prefix_of(source: bytes | str, filename: str) -> str | None:
-    """Return the prefix of the providers that `source` defines, None if it defines none.
+    """Return the prefix of the providers that `source` defines, None if there are none.
 
-    Looks at the text only: whether there are providers decides how the script is run.
+    Only the text is examined, because providers decide how the script is run.
 
     Raises:
-        SyntaxError: `source` is no Python.
-        CaptureError: Some of the three functions are there, but none of the sets is complete.
+        SyntaxError: `source` is not valid Python.
+        CaptureError: Some of the three functions exist, but no complete set.
     """
     defined = set(_top_level_names(ast.parse(source, filename).body))
     begun: list[tuple[str, list[str]]] = []
@@ -329,7 +332,7 @@ def _top_level_names(body: Iterable[ast.stmt]) -> Iterable[str]:
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """Whether `node` is `if __name__ == "__main__":`, which a provider script never enters."""
+    """Return True for `if __name__ == "__main__":`, whose body a provider script never runs."""
     return isinstance(node, ast.If) and "__name__" in {
         n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)
     }
@@ -339,7 +342,7 @@ def checked_providers(namespace: dict[str, Any], prefix: str, script: str) -> Pr
     """Return the providers of `namespace`.
 
     Raises:
-        CaptureError: One is missing, is no function or has another signature than asked for.
+        CaptureError: One is missing, is not a function or has an unexpected signature.
     """
     functions = []
     for part in _PARTS:
@@ -381,7 +384,7 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
     """Return `model` if it can be called and is on `device`.
 
     Raises:
-        CaptureError: It is not.
+        CaptureError: It cannot be called, or is on another device.
     """
     from torch.nn import Module
 
@@ -407,7 +410,7 @@ def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
     """Return `inputs` as the arguments of an iteration.
 
     Raises:
-        CaptureError: They are one bare tensor, or nothing one can go through.
+        CaptureError: They are a bare tensor or not iterable.
     """
     import torch
 

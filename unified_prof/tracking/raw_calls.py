@@ -1,12 +1,9 @@
-"""Qualified names of modules, as `named_modules()` of their root has them.
+"""Recorded calls of an iteration, and their conversion to times.
 
-What one iteration leaves behind, raw: numbers in flat arrays, filled in the hot path.
-
-Whatever a call is beyond numbers (function, place in the program, module) is kept once for all
-calls of the same kind, in a `CallSite`. A program of ten thousand operations then leaves no ten
-thousand objects that the garbage collector would have to look at again and again.
-
-One iteration in numbers: what its marks say, in about thirty bytes a call.
+Recording fills flat arrays with numbers. Everything else about a call (function, position in the
+program, module) is kept once per kind of call, in a `CallSite`, so that the garbage collector need
+not visit an object for each call. A `MeasuredIteration` takes about 40 bytes per call.
+`ModuleNames` gives modules their qualified names, as in `named_modules()` of their root.
 """
 
 from __future__ import annotations
@@ -33,74 +30,76 @@ from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, wa
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, children_of
 
+# Maximum number of searches of the whole heap, which are slow; a program may create modules in
+# every iteration.
 _MAX_SEARCHES = 5
-"""Searches of the whole heap: they take a moment, and programs may make modules all the time."""
 
 
 class NamedModule:
-    """What is known of one module; it does not keep the module alive."""
+    """Name of a module; does not keep the module alive."""
 
     __slots__ = ("class_name", "members", "module", "path", "root", "settled")
 
     def __init__(self, module: Any) -> None:
         self.module = weakref.ref(module)
-        """Gives the module, None once it is gone."""
+        """Returns the module, None once it is gone."""
         self.class_name = type(module).__name__
         self.path = ""
         self.root: NamedModule = self
         self.members: dict[NamedModule, None] = {}
-        """Of a root: itself and the modules below it."""
+        """For a root: itself and the modules below it."""
         self.settled = False
-        """Of a root: whether it is known that no other module holds it."""
+        """For a root: True if no other module holds it."""
 
 
 class ModuleNames:
-    """Finds the path of any module of the program below its root.
+    """Finds the path of a module below its root.
 
-    A root is a module that no other module holds. Where several roots hold a module, the first
-    one given or found names it. A module may be gone before its root was looked for: it is
-    named at once, below the outermost module that was running, and anew once the root is found.
+    A root is a module that no other module holds. If several roots hold a module, the first one
+    added or found names it. As a module may be deleted before its root is searched, it is first
+    named below the outermost running module, and renamed when the root is found.
     """
 
     def __init__(self) -> None:
         self.known: dict[int, NamedModule] = {}
-        """By `id`, which is good only as long as the module is the one that is named."""
-        self._in_making: dict[str, NamedModule] = {}
-        """Stands for modules of a class while they, or what will hold them, are being made."""
+        """Names by `id` of the module; check that the module is still the same."""
+        self._under_construction: dict[str, NamedModule] = {}
+        """By class name: stands for modules of a class that are under construction or whose holder
+        is."""
         self._unsettled: list[NamedModule] = []
         self._searches_left = _MAX_SEARCHES
 
     def add_root(self, root: Any) -> None:
-        """Name `root` and everything below it; the first name of a shared module counts."""
+        """Name `root` and everything below it; a shared module keeps its first name."""
         self._name_below(root).settled = True
 
     def find(self, module: Any) -> NamedModule | None:
-        """Return what is known of a module."""
+        """Return the name of a module, None if it has none."""
         named = self.known.get(id(module))
         return named if named is not None and named.module() is module else None
 
     def name(self, module: Any, running: Sequence[Any] | None) -> NamedModule:
-        """Return what a module is called that runs for the first time.
+        """Name a module that runs for the first time.
 
         Args:
-            module: The module.
-            running: Modules that are running, the outermost first; None where one is being
-                made, so that it cannot be told yet who will hold the module.
+            module: Module to name.
+            running: Running modules, outermost first; None if one is under construction, so that
+                the module's holder is not known yet.
         """
         if running is None:
-            return self._in_making.setdefault(type(module).__name__, NamedModule(module))
+            return self._under_construction.setdefault(type(module).__name__, NamedModule(module))
         for holder in running:
             if self.find(holder) is None or holder is module:
                 self._unsettled.append(self._name_below(holder))
             if named := self.find(module):
                 return named
-        # Made for the moment, as in `nn.Softmax(-1)(x)`, or added since its holder was named.
+        # A temporary module, as in `nn.Softmax(-1)(x)`, or one added after its holder was named.
         named = self._name_below(module)
         self._unsettled.append(named)
         return named
 
     def settle(self) -> None:
-        """Look for the roots of what was named since the last time and is still alive."""
+        """Search the roots of modules that were named since the last call and still exist."""
         alive = [
             named
             for named in self._unsettled
@@ -112,12 +111,12 @@ class ModuleNames:
             self._find_roots()
 
     def path(self, module: Any) -> str:
-        """Return what a module is called that need not have run."""
+        """Return the path of a module, which need not have run."""
         named = self.find(module)
         return self.name(module, ()).path if named is None else named.path
 
     def members(self, roots: Iterable[NamedModule]) -> list[Any]:
-        """Return all modules below `roots` that are alive, also those added lately."""
+        """Return all existing modules below `roots`, including new ones."""
         found = []
         for root in roots:
             if (module := root.module()) is not None:
@@ -127,17 +126,17 @@ class ModuleNames:
         return found
 
     def _name_below(self, root: Any) -> NamedModule:
-        owner = self._named(root)
+        owner = self._record_of(root)
         for path, module in root.named_modules():
-            named = self._named(module)
-            # What another root has named keeps its name, unless that turned out to be none.
+            named = self._record_of(module)
+            # A module named by another root keeps its name, unless that is not a root after all.
             if named.root is not owner and not named.root.settled:
                 named.path, named.root = path, owner
             if named.root is owner:
                 owner.members[named] = None
         return owner
 
-    def _named(self, module: Any) -> NamedModule:
+    def _record_of(self, module: Any) -> NamedModule:
         named = self.find(module)
         if named is None:
             named = self.known[id(module)] = NamedModule(module)
@@ -146,7 +145,7 @@ class ModuleNames:
     def _find_roots(self) -> None:
         from torch.nn import Module
 
-        # By type, not isinstance: that would wake up lazy proxies.
+        # By type, not isinstance, which would initialize lazy proxies.
         modules = [item for item in gc.get_objects() if issubclass(type(item), Module)]
         held = {id(child) for module in modules for child in (children_of(module) or {}).values()}
         roots = [
@@ -158,15 +157,15 @@ class ModuleNames:
             if (named := self.find(root)) is not None and named.root is named:
                 named.settled = True
         for root in roots:
-            # Any module of the process comes by here; one may refuse to be walked.
+            # This visits any module of the process; some cannot be walked.
             with suppress(Exception):
                 self.add_root(root)
 
 
-# Calls that a recomputation may leave out between two that it repeats.
+# Maximum number of calls that a recomputation may skip between two that it repeats.
 _MAX_SKIPPED = 64
+# Maximum number of calls of one iteration; a whole script without steps may have any number.
 MAX_CALLS = 1_000_000
-"""Calls kept of one iteration; a whole script without steps may have any number."""
 NO_CALL = -1
 NO_REGION = -1
 
@@ -175,25 +174,25 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class CallSite:
-    """What calls of one function, from one place in the program, in one module have in common."""
+    """What calls of one function from one position of the program in one module have in common."""
 
     func: Any
-    """torch's function, or the name of what is no function of torch's."""
+    """Function of torch, or a name."""
     caller: CodeEntry
     caller_at: int
     stack: Stack
     in_module: bool
     module: NamedModule | None
-    """The innermost one that was running."""
+    """Innermost running module."""
 
 
 class CallSites:
-    """All call sites of a run by their number; the same calls have the same number for good."""
+    """All call sites of a run; equal calls have the same number throughout."""
 
     def __init__(self) -> None:
         self.sites: list[CallSite] = []
         self.numbers: dict[tuple[Any, ...], int] = {}
-        """By function, caller, instruction, stack and module."""
+        """Numbers by function, caller, instruction, stack and module."""
 
     def add(self, key: tuple[Any, ...], *, in_module: bool) -> int:
         """Return the number of a new site under `key`."""
@@ -209,23 +208,23 @@ class Backward:
 
     calls_before: int
     last_sequence: int
-    """Number of autograd nodes made on this thread before it."""
+    """Number of autograd nodes created on this thread before it."""
     start: Mark = 0
     end: Mark = 0
     numbers: list[int] = field(default_factory=list)
-    """Sequence number of every node that ran, in their order..."""
+    """Sequence number of every node that ran, in order of execution."""
     starts: list[Mark] = field(default_factory=list)
     ends: list[Mark] = field(default_factory=list)
-    """...and when it did."""
+    """Ends of these nodes."""
 
 
 @dataclass(frozen=True, slots=True)
-class Whole:
-    """One iteration in which no operation was timed; None marks what is not known."""
+class IterationTimes:
+    """One iteration in which no operation was timed; None marks unknown values."""
 
     total_ms: float
     forward_ms: float | None
-    """None: no module was called before a backward pass."""
+    """None if no module was called before a backward pass."""
     backward_ms: float | None
     waited_ms: float | None
     """Part of the total in which the thread waited for a processor; None on a device."""
@@ -233,61 +232,61 @@ class Whole:
     backward_waited_ms: float | None
 
 
-class Timed(Protocol):
+class IterationTimer(Protocol):
     """Times an iteration as a whole."""
 
     @property
     def counts(self) -> tuple[int, int]:
         """Number of backward passes and of optimizer steps."""
 
-    def whole(self) -> Whole | None:
+    def times(self) -> IterationTimes | None:
         """Return the times, None if they are not known."""
 
 
 @dataclass(slots=True)
 class Iteration:
-    """Everything seen during one iteration."""
+    """Recording of one iteration."""
 
     clock: Clock
-    """What its marks are of."""
+    """Clock of its marks."""
     begin: Mark = 0
     end: Mark = 0
     rows: array[int] = field(default_factory=lambda: array("q"))
-    """For each call five numbers: site, autograd nodes made on this thread before and after it
-    (those it made are in between), start, end."""
+    """Five numbers per call: site, autograd nodes created on this thread before and after it,
+    start, end."""
     backwards: list[Backward] = field(default_factory=list)
     optimizer_steps: list[int] = field(default_factory=list)
     """Number of calls before each optimizer step."""
     claims: list[tuple[int, int, int]] = field(default_factory=list)
-    """First node, the node after the last one, call: nodes that a backward pass made."""
+    """Nodes that a backward pass created: first node, node after the last one, call."""
     waits: Waits = field(default_factory=list)
-    """How long this thread had waited for a processor at some moments; empty: not known."""
+    """Readings of the thread's waiting time; empty if it is not known."""
     recomputed: list[tuple[int | None, Iteration]] = field(default_factory=list)
-    """For each run of a checkpointed function within a backward pass: the number of the first call
-    that it repeats (None: a call of another iteration), and the calls of that run."""
-    with_set_up: bool = False
-    """The program sets itself up in it: the first iteration of a script."""
+    """Runs of checkpointed functions within a backward pass: number of the first call that each
+    repeats (None if that is of another iteration), and its calls."""
+    with_setup: bool = False
+    """True if it contains the program's setup: the first iteration of a script."""
     begins_with_forward: bool = False
-    """Nothing but the forward pass runs between its begin and its first operation in a module."""
-    whole: Timed | None = None
-    """Another iteration, in which nothing was timed but the whole and its passes."""
+    """True if only the forward pass runs between its begin and its first operation in a module."""
+    untracked: IterationTimer | None = None
+    """The sample's other iteration, in which only the passes were timed."""
     regions: array[int] = field(default_factory=lambda: array("q"))
-    """For each opening and closing of a region three numbers: calls before it, the innermost
-    region after it, the one that was opened."""
+    """Three numbers per opening and closing of a region: calls before it, innermost region after
+    it, region that was opened."""
     first_region: int = NO_REGION
-    """The innermost one that was open when it began."""
+    """Innermost region at the begin."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     dropped_calls: int = 0
 
     @property
     def count(self) -> int:
-        """How many calls there are."""
+        """Number of calls."""
         return len(self.rows) // 5
 
     @property
     def size(self) -> int:
-        """How many calls and runs of autograd nodes there are."""
+        """Number of calls and of runs of autograd nodes."""
         repeated = sum(one.count for _, one in self.recomputed)
         return self.count + repeated + sum(len(one.numbers) for one in self.backwards)
 
@@ -297,7 +296,7 @@ class Iteration:
         return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
 
     def owners(self, numbers: Integers) -> Integers:
-        """Return the call that made each node, given their numbers; -1 where none did."""
+        """Return the call that created each node, NO_CALL if none did."""
         _, first, last, _, _ = self.columns()
         calls = np.flatnonzero(last > first)
         starts, ends = first[calls], last[calls]
@@ -324,41 +323,42 @@ class NodeTimers(Protocol):
 
 @dataclass(slots=True)
 class Recorder:
-    """The state that the interceptions share while they record; one thread's."""
+    """State that the interception shares while one thread is recorded."""
 
     thread: int
     mark: Callable[[], Mark]
     iteration: Iteration
     events: EventClock | None
-    """What marks are of; None: they are the host's own time."""
+    """Clock of the marks; None if they are host times."""
     internals: TorchInternals
     inside: bool = False
-    """Within an operation or the autograd engine: what is called now is part of it."""
+    """True within an operation or the autograd engine, which contain all calls made now."""
     in_engine: bool = False
-    """Within the autograd engine."""
+    """True within the autograd engine."""
     waiting: WaitingTime | None = None
     """Reads how long this thread waits for a processor; None on a device."""
     note_waiting: Callable[[], None] | None = None
     """Called at both ends of a backward pass; None on a device."""
     timers: NodeTimers | None = None
-    """Time the nodes of the backward pass that runs."""
+    """Timers of the nodes of the running backward pass."""
     checkpoints: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     """Frame of `torch.utils.checkpoint` -> number of its first call in this iteration."""
     repeats: int | None = 0
-    """Number of the call that the first one in `iteration` repeats, None if it is not known; 0
-    outside of a recomputation."""
+    """Number of the call that the first one of `iteration` repeats, None if it is not known; 0
+    except during recomputation."""
     mode: Any = None
-    """The function mode to take out of the way of a compiler."""
+    """Function mode, which is removed during compiled code."""
     on_call: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None
-    """Told arguments and innermost module of every call, where times do not count."""
+    """Called with arguments and innermost module of every call; for measurements without times."""
     on_node: Callable[[Any, int], None] | None = None
-    """Told every autograd node and its call, where times do not count."""
+    """Called with every autograd node and its call; for measurements without times."""
     on_engine: Callable[[bool], None] | None = None
-    """Told, before and after, whether the autograd engine runs; where times do not count."""
+    """Called with True before and False after a run of the engine; for measurements without times.
+    """
 
 
+# Start and end of an interval, in ms since the iteration began.
 Span = tuple[float, float]
-"""Start and end of a stretch of time, in ms since an iteration began."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -367,61 +367,61 @@ class Pass:
 
     calls_before: int
     after_ms: float
-    """How long after the last call before it (or the iteration's begin) it began."""
+    """Time from the last call before it (or the begin of the iteration) to its start."""
     ms: float
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Measured:
-    """One complete iteration; the arrays run along its calls."""
+class MeasuredIteration:
+    """One complete iteration; arrays have one element per call."""
 
     sites: NDArray[np.int32]
     """Numbers in `CallSites`."""
     forward_ms: Floats
     backward_ms: Floats
-    """NaN: the call took no part in a backward pass."""
+    """NaN if the call took no part in a backward pass."""
     recomputed_ms: Floats | None
-    """Time in which a checkpointed function ran the call again; None if none was, NaN if this one
-    was not."""
+    """Time in which a checkpointed function ran the call again, NaN if it did not; None if no call
+    ran again."""
     end_ms: Floats
-    """When each call ended, since the iteration began. On a device it is the sum of short times:
-    long ones have the precision of a 32-bit float."""
+    """End of each call since the begin of the iteration. On a device it is a sum of short times,
+    because long ones have the precision of a 32-bit float."""
     gap_ms: Floats
-    """From the end of the call before, or the iteration's begin, to the call. Events of a device
-    may be recorded out of order on two streams: then it is negative."""
+    """Time from the end of the call before, or the begin of the iteration, to the call. It can be
+    negative on a device, where events on two streams may be recorded out of order."""
     made_nodes: NDArray[np.bool_]
-    """Whether the call made autograd nodes."""
+    """True if the call created autograd nodes."""
     passes: tuple[Pass, ...]
     optimizer_steps: tuple[int, ...]
     """Number of calls before each."""
     total_ms: float
     begin: int
-    """The moment it began, by the host's clock or as a device counts its events."""
+    """Begin: host time or number of an event."""
     waits: tuple[tuple[int, int], ...]
-    """As in `Iteration`."""
-    with_set_up: bool
+    """See `Iteration`."""
+    with_setup: bool
     begins_with_forward: bool
     losses: tuple[float, ...]
     foreign_nodes: int
-    """Nodes of the graph that ran and were made by another thread or in an earlier iteration."""
+    """Number of executed nodes that another thread or an earlier iteration created."""
     dropped_calls: int
     doubtful: NDArray[np.bool_]
-    """Whether the times of a call, forward or backward, may hold time that is none of its own."""
+    """True if a time of the call, forward or backward, may contain other time."""
     untimed: NDArray[np.bool_]
-    """Whether a time of a call, forward or backward, could not be read."""
-    whole: Whole | None
-    """On a device: how long it takes when operations are not timed."""
+    """True if a time of the call, forward or backward, could not be read."""
+    untracked: IterationTimes | None
+    """Times of the iteration without timed operations."""
     regions: NDArray[np.int32] | None
-    """The innermost region around each call, -1 where there is none; None: none was open."""
+    """Innermost region around each call, -1 outside of regions; None if there are no regions."""
     opened: Mapping[int, int]
-    """How many times each region was opened."""
+    """How often each region was opened."""
 
     def region(self, call: int) -> int:
-        """Return the innermost region around a call, -1 where there is none."""
+        """Return the innermost region around a call, -1 outside of regions."""
         return NO_REGION if self.regions is None else int(self.regions[call])
 
     def waited_ms(self, spans: Sequence[Span]) -> float | None:
-        """Return how long the thread waited for the processor in `spans`; None: not known."""
+        """Return how long the thread waited within `spans`, None if it is not known."""
         if not self.waits:
             return None
         moments = [
@@ -433,18 +433,20 @@ class Measured:
 
     @property
     def pass_starts(self) -> tuple[int, ...]:
-        """The calls that are the first of a forward pass."""
+        """Calls that are the first of a forward pass."""
         return (0, *self.optimizer_steps, *(one.calls_before for one in self.passes))
 
 
-def measure(iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite]) -> Measured:
-    """Turn the marks of an iteration into times; its clock must have been synchronized.
+def measure(
+    iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite]
+) -> MeasuredIteration:
+    """Convert the marks of an iteration to times; its clock must be synchronized.
 
     On the host, times of calls do not contain the time in which the thread waited for a processor.
     """
     losses = []
     for loss in iteration.losses:
-        with anomalies.fenced("loss_not_read", "whether the loss is finite"):
+        with anomalies.recording_failures("loss_not_read", "whether the loss is finite"):
             losses.append(float(loss))
     clock = iteration.clock
     numbers, first, last, starts, ends = iteration.columns()
@@ -457,7 +459,7 @@ def measure(iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite
         end_ms = clock.all_elapsed_ms(np.full(len(ends), begin), ends)
     else:
         end_ms = np.cumsum(np.nan_to_num(gap_ms) + np.nan_to_num(forward_ms))
-    return Measured(
+    return MeasuredIteration(
         sites=numbers.astype(np.int32),
         forward_ms=forward_ms,
         backward_ms=backward_ms,
@@ -477,25 +479,25 @@ def measure(iteration: Iteration, anomalies: Anomalies, sites: Sequence[CallSite
         total_ms=clock.elapsed_ms(begin, end),
         begin=begin,
         waits=tuple(iteration.waits),
-        with_set_up=iteration.with_set_up,
+        with_setup=iteration.with_setup,
         begins_with_forward=iteration.begins_with_forward,
         losses=tuple(losses),
         foreign_nodes=foreign_nodes,
         dropped_calls=iteration.dropped_calls,
         doubtful=doubtful | clock.is_doubtful(starts),
         untimed=untimed | np.isnan(forward_ms),
-        whole=_whole(iteration),
+        untracked=_untracked_times(iteration),
         regions=_regions(iteration, len(numbers)),
         opened=Counter(number for number in iteration.regions[2::3] if number != NO_REGION),
     )
 
 
-def _whole(iteration: Iteration) -> Whole | None:
-    """Return the times of the sample's other iteration, None if that is of another kind."""
+def _untracked_times(iteration: Iteration) -> IterationTimes | None:
+    """Return the times of the sample's other iteration, None if it is of another kind."""
     counts = len(iteration.backwards), len(iteration.optimizer_steps)
-    if iteration.whole is None or iteration.whole.counts != counts:
+    if iteration.untracked is None or iteration.untracked.counts != counts:
         return None
-    return iteration.whole.whole()
+    return iteration.untracked.times()
 
 
 def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
@@ -511,8 +513,8 @@ def _recomputed(
 ) -> Floats | None:
     """Return the time in which checkpointed functions ran each call again.
 
-    A function runs the same calls in the same order again, up to the last one that the backward
-    pass needs. A call that is not found among those that follow is of no known operation.
+    A function repeats its calls in the same order, up to the last one that the backward pass needs.
+    Repeated calls that are not found among the next calls count for no operation.
     """
     if not iteration.recomputed:
         return None
@@ -546,7 +548,7 @@ def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
 
 
 def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
-    """Return the mark of the begin; one that began before its device was touched has none."""
+    """Return the mark of the begin, or of the first call on a device not in use before."""
     if iteration.begin == NO_MARK and len(starts):
         return int(starts[0])
     return iteration.begin
@@ -555,10 +557,7 @@ def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
 def _backward(
     iteration: Iteration, calls: int
 ) -> tuple[Floats, int, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return the backward time of each call, and how many nodes belong to none of this thread.
-
-    And whether the times of each call are to be doubted, or could not be read.
-    """
+    """Return backward times, number of foreign nodes, doubtful and untimed calls."""
     total = np.full(calls, np.nan)
     doubtful, untimed = np.zeros(calls, np.bool_), np.zeros(calls, np.bool_)
     foreign = 0

@@ -1,7 +1,7 @@
-"""Regions that a program marks on a thread, by `record_function` or NVTX, and which are open.
+"""Regions that a program marks with `record_function` or NVTX, and the ones open at each time.
 
-Operations are not asked which region they stand in: where regions open and close the number of
-calls so far is noted, and the rest follows from that. A program without regions pays nothing.
+Operations are not assigned to regions while they run: the number of calls so far is recorded where
+regions open and close. A program without regions has no overhead.
 """
 
 from __future__ import annotations
@@ -20,43 +20,43 @@ from unified_prof.tracking.raw_calls import NO_REGION, Iteration
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
 
+# Maximum number of regions, counted by name and enclosing region; further ones get no row.
 _MAX_REGIONS = 10_000
-"""Regions with another name, or another one around them: there are no more rows."""
+# Maximum number of times that regions open or close in one iteration.
 _MAX_CHANGES = 1_000_000
-"""Of one iteration: how often a region opens or closes."""
 _STEP = "ProfilerStep#"
 _NVTX = "nvtx"
 
 
 @dataclass(slots=True)
 class _Open:
-    """A region that is open."""
+    """An open region."""
 
     key: object
-    """What closes it."""
+    """Identifies the call that closes it."""
     name: str
     of_program: bool
-    """Whether it is the program's own, not one of torch's."""
+    """True if the program opened it, False if torch did."""
     ends: object
-    """Keeps what notes the end of its object."""
+    """Weak reference whose callback closes the region when its object is deleted."""
     region: int = NO_REGION
-    """Its number; known where its thread is followed."""
+    """Number of the region; known if its thread is followed."""
 
 
 class Regions:
-    """The tree of regions: one is told from another by its name and by the one around it."""
+    """Tree of regions; a region is identified by its name and the region around it."""
 
     def __init__(self) -> None:
         self.names: list[str] = []
         self.around: list[int] = []
         self.of_program: list[bool] = []
-        """Whether the program ever opened it itself: torch marks the steps of optimizers too."""
+        """True if the program opened the region itself; torch marks optimizer steps too."""
         self.dropped = 0
-        """How many times there was no room for one more."""
+        """Number of times that a region was not recorded because there are too many."""
         self._numbers: dict[tuple[int, str], int] = {}
 
     def number(self, around: int, name: str, *, of_program: bool) -> int:
-        """Return the number of a region within another; that one's own where there is no room."""
+        """Return the number of a region within another one, or `around` if there are too many."""
         number = self._numbers.get((around, name))
         if number is None:
             if len(self.names) >= _MAX_REGIONS:
@@ -69,8 +69,8 @@ class Regions:
         self.of_program[number] |= of_program
         return number
 
-    def with_those_around(self, highest: Mapping[int, int]) -> dict[int, int]:
-        """Return the highest value in each region, those within it counted."""
+    def including_inner(self, highest: Mapping[int, int]) -> dict[int, int]:
+        """Return the highest value in each region, regions within it included."""
         found: dict[int, int] = {}
         for innermost, value in highest.items():
             region = innermost
@@ -81,28 +81,29 @@ class Regions:
 
 
 class RegionWatch:
-    """Knows at any time which regions are open on each thread, and notes changes on one of them."""
+    """Knows the open regions of each thread, and records changes on the followed thread."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self.regions = Regions()
         self._internals = internals
         self._patches = Patches()
         self._open: dict[int, list[_Open]] = {}
-        """By thread, the outermost first."""
+        """Open regions by thread, outermost first."""
         self._thread: int | None = None
-        """The one that is followed."""
+        """Thread that is followed."""
         self._iteration: Iteration | None = None
         self._on_change: Callable[[int], None] | None = None
 
     def install(self) -> None:
-        """Take the places in torch; `remove` gives them back."""
+        """Patch torch; `remove` undoes it."""
         replace = self._internals.replace
         replace(self._patches, "region_enter", self._wrap_enter)
         replace(self._patches, "region_exit", self._wrap_exit)
-        # What torch.cuda.nvtx calls, as a compiler has the functions of that in its graphs.
+        # The functions behind torch.cuda.nvtx; the compiler puts those of torch.cuda.nvtx in its
+        # graphs.
         nvtx = self._internals.find("nvtx")
         if not hasattr(nvtx, "rangeStartA"):
-            # A torch without CUDA has the calls of before, to refuse them.
+            # A torch without CUDA has the old functions only, which raise.
             if nvtx is not None and not hasattr(nvtx, "rangePushA"):
                 self._internals.note("nvtx", AttributeError("it has no rangePushA"))
             return
@@ -113,28 +114,28 @@ class RegionWatch:
             self._patches.replace(nvtx, "rangeEnd", self._wrap_end(nvtx.rangeEnd))
 
     def remove(self) -> None:
-        """Leave torch as it was found."""
+        """Undo all patches."""
         self._patches.restore()
-        self.follow_no_more()
+        self.stop_following()
         self._open.clear()
 
     def follow(self, iteration: Iteration) -> None:
-        """Note in `iteration`, from now on, what opens and closes on this thread."""
+        """Record in `iteration` which regions open and close on this thread from now on."""
         self._thread, self._iteration = get_ident(), iteration
         iteration.first_region = self._begin()
 
-    def tell(self, on_change: Callable[[int], None]) -> None:
-        """Tell the innermost region of this thread whenever that is about to change."""
+    def notify(self, on_change: Callable[[int], None]) -> None:
+        """Call `on_change` with this thread's innermost region before it changes."""
         self._thread, self._on_change = get_ident(), on_change
         self._begin()
 
-    def follow_no_more(self) -> None:
-        """Note and tell nothing any more."""
+    def stop_following(self) -> None:
+        """Stop recording and reporting changes."""
         self._thread = self._iteration = self._on_change = None
 
     @property
     def innermost(self) -> int:
-        """The innermost region that is open on the thread that is followed."""
+        """Innermost open region of the followed thread."""
         stack = self._open.get(self._thread or 0)
         return stack[-1].region if stack else NO_REGION
 
@@ -143,20 +144,20 @@ class RegionWatch:
         return self.innermost
 
     def _renumber(self, stack: list[_Open], first: int) -> None:
-        """Give numbers to the regions of a stack from one of them on."""
+        """Number the regions of a stack from position `first` on."""
         around = stack[first - 1].region if first else NO_REGION
         for one in stack[first:]:
             one.region = self.regions.number(around, one.name, of_program=one.of_program)
             around = one.region
 
     def _opens(self, key: object, name: object, frame: FrameType | None, owner: Any = None) -> None:
-        """Note that a region opens, by what is called in `frame`.
+        """Record that a region opens.
 
         Args:
-            key: What closes it.
-            name: Its name.
-            frame: Who opens it; None: the program.
-            owner: The object whose end is the region's, if nothing else ends it.
+            key: Identifies the call that closes it.
+            name: Name of the region.
+            frame: Frame that opens it; None means the program.
+            owner: Object with which the region ends if nothing else ends it.
         """
         package = _package_of(frame)
         text = str(name)
@@ -175,7 +176,7 @@ class RegionWatch:
             self._note(opened.region)
 
     def _closes(self, key: object) -> None:
-        """Note that the region under `key` closes, whoever opened it, and in whatever order."""
+        """Record that the region under `key` closes, on any thread and in any order."""
         here = get_ident()
         if self._closes_on(here, key):
             return
@@ -201,7 +202,7 @@ class RegionWatch:
             self._note(NO_REGION)
 
     def _gone(self, key: object) -> None:
-        """Note that a region was dropped while it was open: that closes it."""
+        """Close a region whose object was deleted while it was open."""
         with self._fenced():
             self._closes(key)
 
@@ -223,7 +224,9 @@ class RegionWatch:
             raise error
 
     def _fenced(self) -> AbstractContextManager[None]:
-        return self._internals.anomalies.fenced("regions_not_seen", "some regions of the program")
+        return self._internals.anomalies.recording_failures(
+            "regions_not_seen", "some regions of the program"
+        )
 
     def _wrap_enter(self, enter: Any) -> Any:
         opens, failed, frame_of = self._opens, self._failed, sys._getframe
@@ -294,10 +297,10 @@ class RegionWatch:
 
 
 def _in_place_of(original: Any, stands_in: Any) -> Any:
-    """Return a function with the names of the module that the original is of.
+    """Return a function with the globals of the original's module.
 
-    TorchScript compiles the class from the source of its methods, which is the original's, and
-    looks up the names in it where the function has its own.
+    TorchScript compiles a class from the source of its methods, which is the original's, and looks
+    up names in the globals of the function.
     """
     made = FunctionType(
         stands_in.__code__, original.__globals__, original.__name__, None, stands_in.__closure__
@@ -306,7 +309,7 @@ def _in_place_of(original: Any, stands_in: Any) -> Any:
 
 
 def _package_of(frame: FrameType | None) -> str:
-    """Return the package that opens a region in `frame`; context managers only pass it on."""
+    """Return the package that opens a region in `frame`, skipping context managers."""
     while frame is not None:
         package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
         if package != "contextlib":

@@ -1,4 +1,4 @@
-"""What the complete iterations of a session gave, as the records of a run."""
+"""Convert the complete iterations of a session to the records of a run."""
 
 from __future__ import annotations
 
@@ -21,16 +21,16 @@ from unified_prof.base.run_spec import (
 from unified_prof.base.text import ms_to_ns
 from unified_prof.errors import CaptureError
 from unified_prof.tracking.assemble import (
-    Shown,
-    activations_of,
-    alike,
-    note_oddities,
-    operations_of,
-    shown,
+    SelectedCalls,
+    build_activations,
+    build_operations,
+    count_irregularities,
+    is_same_kind,
+    select_calls,
 )
-from unified_prof.tracking.call_sites import ShownRegions, SiteTable
+from unified_prof.tracking.call_sites import ReportRegions, SiteTable
 from unified_prof.tracking.operations import ActivationTracker
-from unified_prof.tracking.raw_calls import Measured
+from unified_prof.tracking.raw_calls import MeasuredIteration
 from unified_prof.tracking.stack_walker import Scope
 from unified_prof.tracking.torch_names import OPERATIONS, Anomalies
 
@@ -39,11 +39,11 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """Makes the records of a session once; it leaves the session as it is.
+    """Makes the records of a session once, without changing the session.
 
     Args:
-        session: What has measured.
-        complete: Whether all that was asked for is there.
+        session: Session with measurements.
+        complete: True if everything requested was measured.
     """
 
     def __init__(self, session: Session, *, complete: bool) -> None:
@@ -68,13 +68,15 @@ class Results:
             self._note_set_up((times, "run times"), (saves, "weights and activations"))
         self._require_device()
         table, operations, records, usual = self._shown(times or saves)
-        with self._anomalies.fenced("oddities_not_looked_for", "what is strange in the iterations"):
-            note_oddities(times or saves, self._anomalies)
+        with self._anomalies.recording_failures(
+            "oddities_not_looked_for", "what is strange in the iterations"
+        ):
+            count_irregularities(times or saves, self._anomalies)
         weights: tuple[WeightRecord, ...] = ()
         activations: tuple[ActivationRecord, ...] = ()
         if saves:
             weights, activations = self._memory(saves[-1], table, usual)
-        regions = ShownRegions(
+        regions = ReportRegions(
             session.regions.regions, (*operations, *activations), usual.iteration
         )
         self._note_peak()
@@ -82,9 +84,9 @@ class Results:
         self._note_end()
         return TrackedRun(
             device=session.device.describe(),
-            operations=regions.of(operations) if times else (),
+            operations=regions.renumber(operations) if times else (),
             weights=weights,
-            activations=regions.of(activations),
+            activations=regions.renumber(activations),
             iterations=records,
             peak_usage_bytes=session.peak.peak_bytes,
             complete=self._complete and not session.faults,
@@ -93,9 +95,9 @@ class Results:
             regions=regions.records(times or saves, session.peak.region_peaks),
         )
 
-    def _note_set_up(self, *measured: tuple[Sequence[Measured], str]) -> None:
+    def _note_set_up(self, *measured: tuple[Sequence[MeasuredIteration], str]) -> None:
         for found, what in measured:
-            if found and found[0].with_set_up:
+            if found and found[0].with_setup:
                 self._anomalies.add(
                     "first_iteration_reported",
                     f"the program ended before a later one was complete: {what} are those of "
@@ -103,7 +105,7 @@ class Results:
                 )
 
     def _require_device(self) -> None:
-        found = self._session.whole.devices | self._session.memory.devices
+        found = self._session.first_iteration.devices | self._session.memory.devices
         if found and self._session.device.kind not in found:
             others = " and ".join(sorted(found))
             raise CaptureError(
@@ -114,9 +116,9 @@ class Results:
             )
 
     def _shown(
-        self, iterations: Sequence[Measured]
-    ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], Shown]:
-        """Return the operations in the scope that was asked for, or else in a wider one.
+        self, iterations: Sequence[MeasuredIteration]
+    ) -> tuple[SiteTable, tuple[OperationRecord, ...], tuple[IterationRecord, ...], SelectedCalls]:
+        """Return the operations in the requested scope, or in a wider one if it has none.
 
         Raises:
             CaptureError: There was no operation at all.
@@ -124,14 +126,14 @@ class Results:
         scope: Scope | None = Scope(self._session.spec.scope)
         while scope is not None:
             table, found = SiteTable(self._session.sites, scope), Anomalies()
-            operations, records, reference = operations_of(
-                [shown(one, table) for one in iterations], table, found
+            operations, records, reference = build_operations(
+                [select_calls(one, table) for one in iterations], table, found
             )
             if operations:
                 break
             scope = scope.wider()
         if not operations and self._session.internals.has(*OPERATIONS):
-            message, hint = self._session.elsewhere.reason() or (
+            message, hint = self._session.untracked_work.reason() or (
                 "the workload ran no operation on tensors: there is nothing to report",
                 "is it the right script? It has to run a model in this process and thread",
             )
@@ -167,22 +169,24 @@ class Results:
         }
 
     def _memory(
-        self, iteration: Measured, table: SiteTable, usual: Shown
+        self, iteration: MeasuredIteration, table: SiteTable, usual: SelectedCalls
     ) -> tuple[tuple[WeightRecord, ...], tuple[ActivationRecord, ...]]:
-        """Return the weights, and what the operations of an iteration saved."""
+        """Return the weights, and the bytes saved by the operations of an iteration."""
         session, anomalies = self._session, self._anomalies
-        memory: ActivationTracker = session.memory if session.memory.count else session.whole
+        memory: ActivationTracker = (
+            session.memory if session.memory.count else session.first_iteration
+        )
         weights: tuple[WeightRecord, ...] = ()
         activations: tuple[ActivationRecord, ...] = ()
-        anomalies.merge(memory.oddities)
-        with anomalies.fenced("weights_not_listed", "the weights"):
+        anomalies.merge(memory.irregularities)
+        with anomalies.recording_failures("weights_not_listed", "the weights"):
             weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
         saved_bytes = memory.saved_bytes[-1]
-        with anomalies.fenced("activations_not_listed", "the activations"):
+        with anomalies.recording_failures("activations_not_listed", "the activations"):
             if saved_bytes is not None:
-                activations, other_bytes = activations_of(iteration, saved_bytes, table)
+                activations, other_bytes = build_activations(iteration, saved_bytes, table)
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)
-        if not alike(shown(iteration, table), usual):
+        if not is_same_kind(select_calls(iteration, table), usual):
             anomalies.add(
                 "activations_of_another_sequence",
                 "the iteration that activations were measured in ran other operations than "
@@ -211,13 +215,13 @@ class Results:
                 "functions compiled before tracking began were measured as they are written",
                 session.interception.eager_calls,
             )
-        if not self._complete and not session.has_some_of_all:
+        if not self._complete and not session.measured_each_kind:
             self._anomalies.add("run_not_complete", "the workload ended before all was measured")
 
     def _note_device(self) -> None:
-        """Say what the times of operations on a device do not hold, and how sure they are."""
-        for one in self._session.run_time.settled:
-            if one.whole is None:
+        """Record limits of the times of operations on a device."""
+        for one in self._session.run_time.available_iterations:
+            if one.untracked is None:
                 self._anomalies.add(
                     "iteration_not_timed_as_a_whole",
                     "its total contains the time of tracking its operations",
@@ -244,7 +248,7 @@ class Results:
         self._note_other_streams()
 
     def _switches(self) -> dict[str, str]:
-        """Return the devices that were used, and what else changes their times."""
+        """Return the devices in use, and settings that change their times."""
         import torch
 
         used = ", ".join(
@@ -256,7 +260,7 @@ class Results:
         return facts
 
     def _note_other_streams(self) -> None:
-        """Say what ran on other streams than the one that an operation was called on."""
+        """Record work on other streams than the one on which its operation was called."""
         untimed = "operations that put work on another stream than their own are timed without it"
         recorded = [getattr(one, "facts", {}) for one in self._session.instruments]
         for facts in recorded:

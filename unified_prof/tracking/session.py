@@ -1,4 +1,4 @@
-"""Everything that tracking one workload takes, put together and taken apart again."""
+"""Set up everything that tracking one workload needs, and remove it again."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ from unified_prof.tracking.operations import (
     OperationTracker,
 )
 from unified_prof.tracking.peak import AllocatorPeak, PeakMeter, ProfiledPeak
-from unified_prof.tracking.program import Elsewhere, last_user_line
-from unified_prof.tracking.raw_calls import CallSites, Measured, ModuleNames
+from unified_prof.tracking.program import UntrackedWork, last_user_line
+from unified_prof.tracking.raw_calls import CallSites, MeasuredIteration, ModuleNames
 from unified_prof.tracking.regions import RegionWatch
 from unified_prof.tracking.results import Results
 from unified_prof.tracking.stack_walker import StackWalker
@@ -37,7 +37,7 @@ NOTHING_MARKED = (
 
 
 class Session:
-    """Tracks one workload in this process; there is at most one at a time."""
+    """Tracks one workload in this process; only one can exist at a time."""
 
     def __init__(self, device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> None:
         self.device = Device(device)
@@ -52,19 +52,19 @@ class Session:
         self.weights = Weights(self.walker, self.internals)
         self.regions = RegionWatch(self.internals)
         self.facts: dict[str, str] = {}
-        self.elsewhere = Elsewhere()
+        self.untracked_work = UntrackedWork()
         self.ended_well = False
-        """The program came to its end without an error."""
+        """True if the program ended without an error."""
         self.report_error: Exception | None = None
-        """What `RunSpec.on_measured` raised."""
+        """Exception that `RunSpec.on_measured` raised."""
         self._final: TrackedRun | None = None
         self._saving = Saving()
         self.faults: list[str] = []
-        """What uprof itself failed in, or the device."""
+        """Failures of uprof or of the device."""
         self.device_fault: str | None = None
-        """What of the program's failed on the device, as told to us when we waited for it."""
+        """Failure of the program on the device, which a synchronization reported."""
         self.on_abandon: list[Callable[[], None]] = []
-        """What else is to be let go of in a forked child."""
+        """Called in a forked child, to release what is shared."""
         self.sites = CallSites()
         parts = (
             self.device,
@@ -77,9 +77,9 @@ class Session:
         )
         self.run_time = OperationTracker(*parts)
         self.memory = ActivationTracker(*parts, self.weights)
-        self.whole = ActivationTracker(*parts, self.weights)
-        self.whole.with_set_up = True
-        """Sees a script up to its first step: all there is, if it never steps."""
+        self.first_iteration = ActivationTracker(*parts, self.weights)
+        self.first_iteration.with_setup = True
+        """Sees a script up to its first step, or all of it if it never steps."""
         self.peak: PeakMeter = (
             ProfiledPeak(self.internals, self.regions)
             if self.device.is_cpu
@@ -87,7 +87,7 @@ class Session:
         )
 
     def install(self, bottoms: Sequence[CodeType]) -> None:
-        """Take the places in torch; the stack below any of `bottoms` is not the program's."""
+        """Patch torch; frames outside of `bottoms` are not the program's."""
         global _current
         for code in bottoms:
             self.walker.set_bottom(code)
@@ -99,7 +99,7 @@ class Session:
         _register_fork_handler()
 
     def remove(self) -> None:
-        """Give every place in torch back."""
+        """Undo all patches."""
         global _current
         _current = None
         self.regions.remove()
@@ -108,32 +108,32 @@ class Session:
         self.weights.remove()
 
     def abandon(self) -> None:
-        """Leave a forked child's program alone: what is recorded there would reach nobody."""
+        """Stop tracking in a forked child, whose records would be lost."""
         for abandon in self.on_abandon:
             abandon()
-        for tracker in (self.run_time, self.memory, self.whole):
+        for tracker in (self.run_time, self.memory, self.first_iteration):
             tracker.stop(complete=False)
         self.peak.forget()
         self.remove()
 
-    def stages(self, *, whole_first: bool) -> list[Stage]:
-        """Return the stages of measuring.
+    def stages(self, *, setup_first: bool) -> list[Stage]:
+        """Return the stages of the measurement.
 
-        Run time and memory are measured in different iterations, so that neither disturbs the
-        other. One iteration's run time comes first, for programs that end early.
+        Run time and memory are measured in different iterations, so that they do not disturb each
+        other. The run time of one sample comes first, for programs that end early.
 
         Args:
-            whole_first: The first iteration holds the program's set-up. It counts as warm-up,
-                and is what is reported if no other iteration is complete.
+            setup_first: True if the first iteration contains the program's setup. It counts as
+                warm-up, and is reported if no other iteration is complete.
         """
         asked = self.spec
         stages = []
         warmup = asked.warmup
-        if whole_first:
+        if setup_first:
             recorders = self._recorders_of_whole()
-            stages.append(Stage("first iteration", (self.whole, *recorders), 1))
+            stages.append(Stage("first iteration", (self.first_iteration, *recorders), 1))
             if recorders:
-                self.whole.on_call = recorders[0].saw
+                self.first_iteration.on_call = recorders[0].count_operation
             warmup -= 1
         stages.append(Stage("warm-up", (), max(0, warmup)))
         remaining = asked.iterations if RUN_TIME in asked.reports else 0
@@ -149,11 +149,11 @@ class Session:
             stages.append(Stage("timeline", self.instruments, lead_in + asked.iterations))
         return [stage for stage in stages if stage.iterations > 0]
 
-    def driver(self, *, whole_first: bool) -> Driver:
-        """Return a driver through the stages; everything is taken down after the last."""
-        self.run_time.begins_with_forward = not whole_first
+    def driver(self, *, setup_first: bool) -> Driver:
+        """Return a driver for the stages; patches are removed after the last one."""
+        self.run_time.begins_with_forward = not setup_first
         return Driver(
-            self.stages(whole_first=whole_first),
+            self.stages(setup_first=setup_first),
             self.spec.progress,
             on_finished=self.remove,
             on_failure=self._stage_failed,
@@ -161,36 +161,36 @@ class Session:
         )
 
     def _save(self, running: Sequence[Instrument]) -> None:
-        """Hand over what the complete iterations gave, lest it is lost with the process.
+        """Pass the result so far to `RunSpec.on_partial`, in case the process is killed.
 
         Args:
-            running: What is not stopped; nothing but the trackers may see how this takes time.
+            running: Instruments that are not stopped; only trackers tolerate the delay.
         """
-        trackers = (self.whole, self.run_time, self.memory)
+        trackers = (self.first_iteration, self.run_time, self.memory)
         hand_over = self.spec.on_partial
         if hand_over is None or any(one not in trackers for one in running):
             return
-        # What waits for a device would empty its queue, and the next iteration begin otherwise.
+        # Waiting for a device would empty its queue and change the next iteration.
         if running and not self.device.is_cpu:
             return
         measured = (*(one.count for one in trackers), self.peak.peak_bytes)
-        with self._saving.of(measured) as is_due:
+        with self._saving.when_due(measured) as is_due:
             if not is_due:
                 return
-            with self.anomalies.fenced("not_saved_meanwhile", "for `uprof recover`"):
+            with self.anomalies.recording_failures("not_saved_meanwhile", "for `uprof recover`"):
                 so_far = self.result_or_none()
                 if so_far is not None:
                     hand_over(so_far)
 
     def _device_failed(self, error: DeviceFault) -> None:
-        """An operation of the program's failed on the device, and we were the first to wait."""
+        """Record an operation of the program that failed on the device."""
         self.device_fault = f"an operation of the workload failed on the device ({error})"
         if self.device_fault not in self.faults:
             self.faults.append(self.device_fault)
             self.anomalies.add("operation_failed_on_device", self.device_fault)
 
     def _stage_failed(self, stage: Stage, error: Exception) -> None:
-        """An instrument failed: what it would have measured is missing, the rest is not."""
+        """Record that an instrument failed; the others continue."""
         if isinstance(error, DeviceFault):
             self._device_failed(error)
             return
@@ -201,35 +201,35 @@ class Session:
             self.peak.failure = fault
 
     def optimizer_begins(self) -> None:
-        """Note that an optimizer steps; its operations are of no pass and not recorded."""
-        for tracker in (self.run_time, self.memory, self.whole):
+        """Note that an optimizer steps; its operations are in no pass and not recorded."""
+        for tracker in (self.run_time, self.memory, self.first_iteration):
             tracker.note_optimizer_step()
         self.interception.pause()
 
     def optimizer_ended(self) -> None:
-        """An optimizer has stepped."""
+        """Note that an optimizer has stepped."""
         self.interception.resume()
 
     def add_model(self, model: Any) -> None:
-        """Name the modules of `model` as its own `named_modules()` does."""
+        """Name the modules of `model` as its `named_modules()` does."""
         from torch.nn import Module
 
         if isinstance(model, Module):
             self.modules.add_root(model)
 
     def _recorders_of_whole(self) -> list[Any]:
-        """Return what else records a program that may mark no iterations: one at most."""
+        """Return the recorder of programs that mark no iterations, if there is one."""
         parts = (getattr(one, "whole_program", None) for one in self.instruments)
         return [one for one in parts if one is not None][:1]
 
-    def note_never_stepped(self) -> None:
-        """Say in the report that the whole program is shown as one iteration."""
+    def note_whole_program(self) -> None:
+        """Record that the whole program is reported as one iteration."""
         for recorder in self._recorders_of_whole():
-            recorder.is_all_there_is()
+            recorder.program_ended()
         self.facts["whole_program"] = NOTHING_MARKED
 
     def why_incomplete(self, error: BaseException | None) -> str:
-        """Say why not everything was measured that was asked for."""
+        """Return the reason why not everything was measured."""
         done = self.run_time.count
         asked = self.spec.iterations
         if isinstance(error, KeyboardInterrupt):
@@ -241,15 +241,15 @@ class Session:
         else:
             what = "the workload ended"
         if what == "the workload ended" and "whole_program" in self.facts:
-            elsewhere = self.elsewhere.reason()
+            elsewhere = self.untracked_work.reason()
             return elsewhere[0] if elsewhere else NOTHING_MARKED
         if RUN_TIME not in self.spec.reports:
             return f"{what} before all was measured"
         return f"{what} after {done} of {asked} measured iterations"
 
     @property
-    def has_some_of_all(self) -> bool:
-        """Whether the program ended well and all kinds of figures were measured, if fewer times."""
+    def measured_each_kind(self) -> bool:
+        """True if the program ended normally and each kind of figure was measured once."""
         asked = self.spec
         return (
             self.ended_well
@@ -259,35 +259,35 @@ class Session:
         )
 
     def hint(self) -> str:
-        """Say what to do where not one iteration was measured."""
-        elsewhere = self.elsewhere.reason()
+        """Return a hint for a run without a measured iteration."""
+        elsewhere = self.untracked_work.reason()
         if elsewhere is not None:
             return elsewhere[1]
         if "whole_program" in self.facts:
             return "call unified_prof.step() at the end of each iteration"
         return "let it run for more iterations, or ask for fewer with --warmup and --iterations"
 
-    def forget_set_up(self) -> None:
-        """Drop the first iteration, with all that it holds, once later ones have it all."""
+    def discard_setup(self) -> None:
+        """Discard the first iteration once later ones have everything."""
         reports = self.spec.reports
         if (RUN_TIME not in reports or self.run_time.count) and (
             MEMORY not in reports or self.memory.count
         ):
-            self.whole.clear()
+            self.first_iteration.clear()
 
     def restarted(self) -> None:
-        """Forget what was measured before the program's iterations were understood."""
+        """Discard measurements made before the program's iterations were understood."""
         self.run_time.clear()
         self.memory.clear()
 
     def result(self, *, complete: bool) -> TrackedRun | None:
-        """Return what the complete iterations gave, None if there is not one.
+        """Return the result of the complete iterations, None if there are none.
 
-        May be asked at any time, also again, on the thread that is tracked; it changes nothing.
-        Once everything was measured (`measured`) the answer stays the same.
+        It can be called at any time on the tracked thread, and changes nothing. Once everything was
+        measured (`measured`), the result stays the same.
 
         Args:
-            complete: Whether all that was asked for is there.
+            complete: True if everything requested was measured.
 
         Raises:
             CaptureError: Iterations were complete, but there was nothing to measure in them.
@@ -297,9 +297,9 @@ class Session:
         return Results(self, complete=complete).run()
 
     def measured(self) -> None:
-        """Everything was measured: settle the result and tell it while the program runs on.
+        """Store the result and pass it on while the program continues.
 
-        Whatever goes wrong here is left to the end of the program, which asks again.
+        Errors are left to the end of the program, when the result is requested again.
         """
         with suppress(Exception):
             self._final = self.result(complete=True)
@@ -311,21 +311,21 @@ class Session:
             self.report_error = error
 
     def result_or_none(self) -> TrackedRun | None:
-        """Return what was measured of a program that failed, if there is anything."""
+        """Return the result of a program that failed, None if there is none."""
         try:
             return self.result(complete=False)
         except CaptureError:
             return None
 
-    def iterations_of(self, tracker: OperationTracker, report: str) -> list[Measured]:
-        """Return what a tracker measured for a report, or else of the first iteration."""
+    def iterations_of(self, tracker: OperationTracker, report: str) -> list[MeasuredIteration]:
+        """Return the iterations of a tracker, or the first iteration if there are none."""
         if report not in self.spec.reports:
             return []
         try:
-            return tracker.iterations or self.whole.iterations
+            return tracker.iterations or self.first_iteration.iterations
         except DeviceFault as error:
             self._device_failed(error)
-            return tracker.settled or self.whole.settled
+            return tracker.available_iterations or self.first_iteration.available_iterations
 
 
 _current: weakref.ref[Session] | None = None
@@ -333,7 +333,7 @@ _fork_handler_registered = False
 
 
 def _register_fork_handler() -> None:
-    """Stop tracking in forked children: they run their part of the program untouched."""
+    """Stop tracking in forked children, which run their part of the program untracked."""
     global _fork_handler_registered
     if not _fork_handler_registered and hasattr(os, "register_at_fork"):
         _fork_handler_registered = True

@@ -1,7 +1,4 @@
-"""Where on the running stack the user's project is: walked for every operation.
-
-Which operations a report shows, and which frames of each.
-"""
+"""Read the project's frames off the running stack, for every operation, and select those shown."""
 
 from __future__ import annotations
 
@@ -30,7 +27,7 @@ from unified_prof.tracking.raw_calls import CallSite
 
 
 class StackWalker:
-    """Reads the user's frames off the running stack."""
+    """Reads the project's frames off the running stack."""
 
     def __init__(self, project: Project) -> None:
         from torch.nn import Module
@@ -41,16 +38,16 @@ class StackWalker:
         self._known_frames: dict[tuple[Any, ...], KnownFrame] = {}
 
     def set_bottom(self, code: CodeType) -> None:
-        """Stop every walk at a frame of `code`: what is below it is not the user's."""
+        """End every walk at a frame of `code`; frames below it are not the program's."""
         self._entries[id(code)] = CodeEntry(code, BOTTOM, None)
 
     def walk(self, frame: FrameType | None) -> tuple[CodeEntry, int, Stack, bool, Any]:
-        """Walk the stack from `frame` down.
+        """Walk the stack from `frame` outwards.
 
         Returns:
-            The code entry and instruction offset of the direct caller; the frames of the project
-            and of included packages; whether one of them is a method of a module; the innermost
-            module, or None.
+            Code entry and instruction offset of the direct caller; frames of the project and of
+            included packages; True if one of them is a method of a module; innermost module or
+            None.
         """
         known = self._entries
         module_type = self._module_type
@@ -106,15 +103,15 @@ class StackWalker:
     def remember(
         self, frame: FrameType, stack: Stack, in_module: bool, named: Any
     ) -> KnownFrame | None:
-        """Mark a frame of the project as known until `forget_frames`, and return what marks it.
+        """Mark a project frame as known until `forget_frames`; return its mark, or None.
 
-        None where it may not be marked: the next walk has to begin anew.
+        None means that the frame cannot be marked; the next walk starts from the beginning.
 
         Args:
-            frame: The one that a walk began with.
-            stack: What the walk gave...
-            in_module: ...
-            named: ...and what is known of the innermost module, None where there was none.
+            frame: Frame at which a walk began.
+            stack: Stack that the walk returned.
+            in_module: True if a frame of the stack is a method of a module.
+            named: Innermost module, None if there is none.
         """
         known = frame.f_trace
         if type(known) is KnownFrame and known.walker is self:
@@ -122,7 +119,7 @@ class StackWalker:
         entry = self._entries[id(frame.f_code)]
         if not PROJECT <= entry.kind <= MODULE_METHOD or not entry.is_steady():
             return None
-        if known is not None or sys.gettrace() is not None:  # a debugger's
+        if known is not None or sys.gettrace() is not None:  # A debugger is active.
             return None
         key = (stack[0], stack[2:], named)
         known = self._known_frames.get(key)
@@ -133,16 +130,16 @@ class StackWalker:
         frame.f_trace = known
         return known
 
-    def way_from_project(
+    def path_from_project(
         self, frame: FrameType | None
     ) -> tuple[KnownFrame | None, tuple[Any, ...], Any] | None:
-        """Find the frame of the project from which torch is called, maybe by a library in `frame`.
+        """Find the project frame from which torch is called, directly or through a library.
 
         Returns:
-            What marks that frame as known; what the calls from there differ in, but for the module
-            (its instruction, where a library called torch, and where frames in between stand that
-            cannot be known, such as generators'); the innermost module of those frames, or None.
-            None in place of all where only a walk can tell.
+            The mark of that frame, or None; what distinguishes calls from it besides the module
+            (its instruction, the library's call of torch, and frames between them that cannot be
+            marked, such as those of generators); the innermost module of the frames between, or
+            None. None instead of the tuple if only a walk can tell.
         """
         entries, module_type = self._entries, self._module_type
         way: tuple[Any, ...] = ()
@@ -170,15 +167,15 @@ class StackWalker:
         return None
 
     def know(self, frame: FrameType | None, named: Callable[[Any], Any]) -> KnownFrame | None:
-        """Mark the frames of the project from `frame` down as known, and return what marks it.
+        """Mark the project's frames from `frame` outwards; return the first mark.
 
         Args:
-            frame: One that a walk came by.
-            named: Gives what is known of a module, None where that is nothing.
+            frame: Frame of a stack that was walked.
+            named: Returns the record of a module, None if there is none.
         """
         unknown = []
         known = None
-        if sys.gettrace() is not None:  # a debugger's
+        if sys.gettrace() is not None:  # A debugger is active.
             return None
         while frame is not None:
             entry = self._entries[id(frame.f_code)]
@@ -191,7 +188,7 @@ class StackWalker:
                     break
                 unknown.append(frame)
             frame = frame.f_back
-        for each in reversed(unknown):  # from the outermost in: each walk ends at the one before
+        for each in reversed(unknown):  # outermost first: each walk ends at the frame before
             known = None
             if each.f_trace is None:
                 _, _, stack, in_module, module = self.walk(each)
@@ -202,16 +199,16 @@ class StackWalker:
 
     @staticmethod
     def forget_frames(frame: FrameType | None) -> None:
-        """Take the marks off the frames from `frame` down: all that this thread still runs."""
+        """Remove the marks from all frames from `frame` outwards."""
         while frame is not None:
             if type(frame.f_trace) is KnownFrame:
                 frame.f_trace = None
             frame = frame.f_back
 
     def running_modules(self, frame: FrameType | None) -> list[Any] | None:
-        """Return the modules whose methods are on the stack, the outermost first.
+        """Return the modules whose methods are on the stack, outermost first.
 
-        None while one of them is being made: it does not hold all its parts yet.
+        None if one of them is under construction, because its children are not complete yet.
         """
         found: list[Any] = []
         while frame is not None:
@@ -229,7 +226,7 @@ class StackWalker:
 
 
 def _no_module() -> None:
-    """Stands for a reference to a module where there is none."""
+    """Stand for a weak reference if there is no module."""
 
 
 _EVERYTHING = "everything"
@@ -238,11 +235,11 @@ _WIDER = {MODULE: PROJECT_SCOPE, PROJECT_SCOPE: _EVERYTHING}
 
 
 class Scope:
-    """One of the scopes: of modules of the project, of the whole project, or of everything.
+    """Scope of a report: `module`, `project` or everything.
 
-    In scope `module` an operation is called below a method of a module of the project, and shows
-    those methods; in scope `project` it has any frame in the project, and shows them all. Included
-    packages count as the project's.
+    In scope `module`, operations called below a method of a module of the project are shown with
+    those methods as frames; in scope `project`, operations with any frame in the project, with all
+    of them. Included packages count as part of the project.
     """
 
     def __init__(self, name: str) -> None:
@@ -250,12 +247,12 @@ class Scope:
         self._frames: dict[Stack, Stack] = {}
 
     def wider(self) -> Scope | None:
-        """Return the scope to take where this one leaves nothing, None where there is none."""
+        """Return the next wider scope, None for the widest."""
         name = _WIDER.get(self.name)
         return None if name is None else Scope(name)
 
     def keeps(self, call: CallSite, *, private: bool) -> bool:
-        """Whether an operation is shown; `private` is one that is no public call of torch's."""
+        """Return True if an operation is shown; `private` means no public function of torch."""
         if self.name == PROJECT_SCOPE:
             return bool(call.stack)
         return not private and (call.in_module or self.name == _EVERYTHING)
@@ -273,7 +270,7 @@ class Scope:
 def _of_modules(stack: Stack) -> Stack:
     """Return the frames that are methods of modules.
 
-    Where all of those are of included packages, the lines of the project that led there stay.
+    If all of these are in included packages, the project's lines that lead there are kept.
     """
     entries = stack[::2]
     any_module = any(entry.of_module for entry in entries)

@@ -1,15 +1,8 @@
-"""torch.profiler as the timeline needs it, whichever torch there is.
+"""Record iterations with torch.profiler for the timeline report.
 
-How whole a recording of torch.profiler's is, of what the device did.
-
-Profilers that the program runs itself: there is only one in a process, and theirs come first.
-
-Programs that mark no iterations: their timeline is of the whole run, as far as it goes.
-
-Records the measured iterations with torch.profiler, for the timeline report.
-
-There is one profiler in a process, and the program comes first: where it records itself, its
-recording is left alone and what it covers is missing from ours.
+A process has one profiler, and the program's own comes first: what the program records itself is
+left alone and missing from the timeline. If a program marks no iterations, the timeline contains
+the whole run, up to a limit.
 """
 
 from __future__ import annotations
@@ -31,15 +24,15 @@ from typing import Any
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.torch_names import Patches
 
+# Details that can be recorded besides times.
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
-"""What can be recorded besides times."""
+# Details recorded by default: the others almost double the duration of a step and let a device
+# wait.
 USUAL_DETAILS = (SHAPES,)
-"""What is recorded unless something else is asked for: the others make a step almost twice as long,
-and a device wait for it."""
 
 
-def made(device: str, details: tuple[str, ...]) -> Any:
-    """Return a profiler of the CPU and of `device`, a torch device type, that records `details`."""
+def make_profiler(device: str, details: tuple[str, ...]) -> Any:
+    """Return a profiler of the CPU and of `device`, a torch device type, with `details`."""
     from torch.profiler import ProfilerActivity, profile
 
     activities = [ProfilerActivity.CPU]
@@ -51,20 +44,20 @@ def made(device: str, details: tuple[str, ...]) -> Any:
         record_shapes=SHAPES in details,
         profile_memory=MEMORY in details,
         with_stack=STACKS in details,
-        # The profiler of all threads tells of no memory.
-        experimental_config=_everything() if MEMORY not in details else None,
+        # A profiler of all threads reports no memory.
+        experimental_config=_all_threads_config() if MEMORY not in details else None,
     )
 
 
 def is_beyond_stacks() -> bool:
-    """Return whether a file of the program's has a name that torch's stacks cannot hold."""
+    """Return True if a file of the program has a name that torch's stacks cannot hold."""
     modules = list(sys.modules.values())
     files = [getattr(module, "__file__", None) for module in modules]
     return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
 
 
-def _everything() -> Any:
-    """Return the profiler's options that record all threads and waits, None where it has none."""
+def _all_threads_config() -> Any:
+    """Return the profiler's options to record all threads and waits, None if it has none."""
     import torch
 
     config = getattr(torch.profiler, "_ExperimentalConfig", None)
@@ -77,14 +70,14 @@ def _everything() -> Any:
     return None
 
 
+# Runtime calls that enqueue device work; names of operators contain `::`.
 _LAUNCH = re.compile(r"[a-z]+(LaunchKernel|LaunchCooperative|Memcpy|Memset|GraphLaunch)")
-"""Calls of a device's runtime that put work on the device; operators have `::` in their names."""
 
 
-def look_at(events: Any) -> tuple[dict[str, str], str | None]:
-    """See whether what was launched has records of the device's, and on which streams.
+def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
+    """Check whether launches have device records, and on which streams.
 
-    Returns facts, and what has to be said in a sentence.
+    Returns facts, and a sentence for the report or None.
     """
     from torch.autograd import DeviceType
 
@@ -98,7 +91,7 @@ def look_at(events: Any) -> tuple[dict[str, str], str | None]:
                 launches.add(event.correlation_id())
             continue
         if event.is_user_annotation() or event.device_resource_id() < 0:
-            continue  # a range drawn around work, or a wait for all streams: no work
+            continue  # a range around work, or a wait for all streams
         records.add(event.correlation_id())
         place = (event.device_index(), event.device_resource_id())
         busy_ns[place] = busy_ns.get(place, 0) + event.duration_ns()
@@ -130,21 +123,21 @@ def look_at(events: Any) -> tuple[dict[str, str], str | None]:
     return facts, note
 
 
+# Functions that every way to start a profiler calls, by their names in the modules that use them.
 _STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
-"""What every way to start a profiler goes through, as the modules that do it have them."""
 
 
-def another_is_at_work() -> bool:
-    """Return whether a torch.profiler records in this thread, or is prepared to do so."""
+def is_profiler_active() -> bool:
+    """Return True if a torch.profiler records in this thread or is prepared to."""
     import torch
 
-    return bool(torch.autograd._profiler_enabled()) or another_is_prepared()
+    return bool(torch.autograd._profiler_enabled()) or is_profiler_prepared()
 
 
-def another_is_prepared() -> bool:
-    """Return whether a torch.profiler with a schedule warms up for recording.
+def is_profiler_prepared() -> bool:
+    """Return True if a torch.profiler with a schedule is warming up.
 
-    It does not count as enabled then, but to start another would undo what it has prepared.
+    It does not count as enabled, but starting another one would discard its preparation.
     """
     from torch.autograd.profiler import profile
 
@@ -155,17 +148,17 @@ def another_is_prepared() -> bool:
 
 
 def program_marks_steps() -> bool:
-    """Return whether a torch.profiler of the program's marks steps, as it does between cycles.
+    """Return True if a torch.profiler of the program marks steps, also between its cycles.
 
-    Its marks would stand beside ours in a trace.
+    Its marks would be in the trace in addition to ours.
     """
     from torch.profiler import profile
 
     return any(type(one) is profile and one.step_rec_fn is not None for one in gc.get_objects())
 
 
-def watch_for_others(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
-    """Have `give_way` called before the program starts a profiler in `thread`."""
+def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], None]) -> None:
+    """Call `give_way` before the program starts a profiler in `thread`."""
     from torch.autograd import profiler, profiler_legacy
 
     def after_ours(start: Any) -> Any:
@@ -182,21 +175,21 @@ def watch_for_others(patches: Patches, thread: int, give_way: Callable[[], None]
                 patches.replace(module, name, after_ours(start))
 
 
-_MOST_OPERATIONS = 20_000
-"""Of a program that marks no iterations: a trace of more is too large to be of use."""
+# Maximum number of operations recorded of a program that marks no iterations.
+_MAX_OPERATIONS = 20_000
 
 
 class WholeProgram:
     """Records a program from its first module call on, in case it never marks an iteration.
 
-    It stands beside the instruments of a program's first iteration and is told of every operation
-    there. Where that iteration ends with an optimizer's step its recording is thrown away: what
-    comes then are the iterations to be recorded.
+    It runs beside the instruments of the program's first iteration, and is called for every
+    operation in it. If that iteration ends with an optimizer step, its recording is discarded, as
+    the next iterations are recorded.
     """
 
     def __init__(self, timeline: TimelineInstrument) -> None:
         self.is_all = False
-        """Whether the program has ended without marking an iteration."""
+        """True if the program ended without marking an iteration."""
         self._timeline = timeline
         self._open = False
         self._operations = 0
@@ -210,14 +203,14 @@ class WholeProgram:
         self._open = True
 
     def begin_iteration(self, index: int) -> None:
-        """Nothing to do before the first module call."""
+        """Do nothing."""
 
     def end_iteration(self, index: int) -> None:
-        """Close the one step there is."""
+        """Close the only step."""
         self._timeline.close_step()
 
     def stop(self, complete: bool) -> None:
-        """Write the recording of a program that is one iteration."""
+        """Stop recording; write the trace if the program is one iteration."""
         self._open = False
         if self.is_all:
             self._timeline.end_recording(keep=True)
@@ -225,19 +218,19 @@ class WholeProgram:
             self._timeline.halt()
             self._timeline.skipped = 0
 
-    def is_all_there_is(self) -> None:
-        """The program has ended, and nothing later than its first iteration is to come."""
+    def program_ended(self) -> None:
+        """Note that the program has ended and its first iteration is the only one."""
         self.is_all = True
         if not self._open:
             self._timeline.end_recording(keep=True)
 
-    def saw(self, frame: FrameType | None) -> None:
-        """Take note of an operation that is called in `frame`."""
+    def count_operation(self, frame: FrameType | None) -> None:
+        """Count an operation called in `frame`; start recording at the first in a module."""
         if not self._open:
             return
         if self._operations:
             self._operations += 1
-            if self._operations > _MOST_OPERATIONS and self._timeline.is_recording:
+            if self._operations > _MAX_OPERATIONS and self._timeline.is_recording:
                 self._open = False
                 self._timeline.close_step()
                 self._timeline.halt()
@@ -254,43 +247,43 @@ class WholeProgram:
 
     @property
     def remark(self) -> str | None:
-        """What there is to know of the trace of a program that marked no iterations."""
+        """Remark about the trace of a program that marked no iterations, or None."""
         if not self.is_all or not self._timeline.written:
             return None
         held = "all of it from its first module call on"
-        if self._operations > _MOST_OPERATIONS:
-            held = f"its first {_MOST_OPERATIONS} operations"
+        if self._operations > _MAX_OPERATIONS:
+            held = f"its first {_MAX_OPERATIONS} operations"
         return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
 
 
 class TimelineInstrument:
-    """Runs torch.profiler over the iterations and leaves its trace in a file.
+    """Runs torch.profiler over the iterations and writes its trace to a file.
 
-    Each iteration is marked as torch.profiler marks its steps. What the profiler takes for
-    itself, starting and stopping, lies outside of them. On a device it is made ready one iteration
-    before (`lead_in`): the first one that it records there is longer than others.
+    Each iteration is marked as torch.profiler marks its steps, without the time in which the
+    profiler starts and stops. On a device it is prepared one iteration earlier (`lead_in`), because
+    the first iteration that it records there is longer than the others.
 
     Args:
-        path: The trace; gzip if it ends in `.gz`. It appears only if an iteration was complete,
-            and under another name where another process has written one of that name meanwhile.
-        device: A torch device type; what torch.profiler knows of it is recorded too.
-        details: Of `torch_profiler.DETAILS`; each makes the recording slower.
+        path: Trace to write, compressed if it ends in `.gz`. It is written only if an iteration was
+            complete, and under another name if another process has written it meanwhile.
+        device: torch device type; what torch.profiler knows of it is recorded too.
+        details: Members of DETAILS; each slows the recording down.
     """
 
     def __init__(self, path: Path, device: str, details: tuple[str, ...] = USUAL_DETAILS) -> None:
         self.path = path
         self.lead_in = 0 if device == "cpu" else 1
-        """Iterations that it must see before those that it records."""
+        """Number of iterations that it must see before those that it records."""
         self.facts: dict[str, str] = {}
-        """What was on, and how whole the recording is."""
+        """Settings, and completeness of the recording."""
         self.iterations = 0
-        """Complete ones."""
+        """Number of complete iterations."""
         self.skipped = 0
-        """Iterations, or parts of them, that the program recorded itself."""
+        """Number of iterations that the program recorded itself, completely or in part."""
         self.written = False
-        """Whether `path` holds their trace."""
+        """True if `path` has been written."""
         self.failure: str | None = None
-        """Why there is no trace although iterations were complete, in a sentence."""
+        """Reason why there is no trace although iterations were complete."""
         self.whole_program = WholeProgram(self)
         """Records a program that may mark no iterations."""
         self._notes: list[str] = []
@@ -299,7 +292,7 @@ class TimelineInstrument:
         self._details = details
         self._profiler: Any = None
         self._prepared: Any = None
-        """A profiler that is ready to record."""
+        """Profiler that is ready to record."""
         self._step: Any = None
         self._in_step = False
         self._marks_steps = True
@@ -309,7 +302,7 @@ class TimelineInstrument:
 
     @property
     def remarks(self) -> str | None:
-        """What has to be said about the trace, in a sentence; None where there is nothing."""
+        """Remarks about the trace for the report, None if there are none."""
         notes = [*filter(None, (self.whole_program.remark, self.failure)), *self._notes]
         if self.skipped:
             left = "the timeline lacks" if self.written else "there is no timeline:"
@@ -320,10 +313,10 @@ class TimelineInstrument:
         return "; ".join(notes) or None
 
     def start(self) -> None:
-        """Make ready; recording begins with the first iteration that the program leaves to us."""
+        """Do nothing: the first iteration that the program does not record starts it."""
 
     def begin_iteration(self, index: int) -> None:
-        """Open the mark of one step, and begin to record if that was not possible before."""
+        """Mark the begin of a step; start recording if that was not possible before."""
         if index < self.lead_in:
             self._make_ready()
             return
@@ -335,7 +328,7 @@ class TimelineInstrument:
             self.skipped += 1
 
     def end_iteration(self, index: int) -> None:
-        """Close the mark of one step."""
+        """Mark the end of the step."""
         self.close_step()
 
     def stop(self, complete: bool) -> None:
@@ -349,15 +342,15 @@ class TimelineInstrument:
         self._patches.restore()
         profiler, self._prepared = self._prepared, None
         if profiler is not None:
-            self._profiler = self._told("start_trace", profiler)
+            self._profiler = self._call("start_trace", profiler)
         if self._profiler is not None:
-            watch_for_others(self._patches, self._thread, self._give_way)
+            patch_profiler_starts(self._patches, self._thread, self._give_way)
 
     def _make_ready(self) -> None:
         """Prepare torch.profiler, unless the program uses it now."""
         if self._halted:
             self.end_recording(keep=False)
-        if another_is_at_work():
+        if is_profiler_active():
             return
         self._thread = get_ident()
         self._marks_steps = not program_marks_steps()
@@ -371,12 +364,12 @@ class TimelineInstrument:
                 "details take time of the host's, more so stacks and memory: idle time of a device "
                 "is longer than without"
             )
-        self._prepared = self._told("prepare_trace", made(self._device, details))
+        self._prepared = self._call("prepare_trace", make_profiler(self._device, details))
         if self._prepared is not None:
-            watch_for_others(self._patches, self._thread, self._give_way)
+            patch_profiler_starts(self._patches, self._thread, self._give_way)
 
     def open_step(self) -> None:
-        """Mark the beginning of a step, unless the program marks its steps itself."""
+        """Mark the begin of a step, unless the program marks its steps itself."""
         from torch.profiler import record_function
 
         self._in_step = True
@@ -385,13 +378,13 @@ class TimelineInstrument:
             self._step.__enter__()
 
     def close_step(self) -> None:
-        """Mark the end of a step, which is complete."""
+        """Mark the end of a complete step."""
         if self._in_step:
             self._close_mark()
             self.iterations += 1
 
     def end_recording(self, *, keep: bool) -> None:
-        """Stop, and write the trace of the complete iterations if it is to be kept."""
+        """Stop, and write the trace of the complete iterations if `keep` is True."""
         self.halt()
         self._drop_prepared()
         profiler, self._profiler = self._profiler, None
@@ -405,7 +398,7 @@ class TimelineInstrument:
             self.iterations = 0
 
     def halt(self) -> None:
-        """Stop recording; what was recorded stays until `end_recording`."""
+        """Stop recording; the recording is kept until `end_recording`."""
         self._patches.restore()
         if self._profiler is None or self._halted:
             return
@@ -415,15 +408,15 @@ class TimelineInstrument:
         except RuntimeError as err:
             self.failure = f"torch.profiler failed: {_first_line(err)}"
             self._profiler = None
-        self._close_mark()  # too late for the profiler, which marks the step as unfinished
+        self._close_mark()  # The profiler has stopped, so it marks this step as unfinished.
 
     @property
     def is_recording(self) -> bool:
-        """Whether torch.profiler runs for us now."""
+        """True if our torch.profiler is recording."""
         return self._profiler is not None and not self._halted
 
-    def _told(self, action: str, profiler: Any) -> Any:
-        """Return `profiler` once it was told to do something, None where it could not."""
+    def _call(self, action: str, profiler: Any) -> Any:
+        """Call a method of `profiler`; return `profiler`, or None if it failed."""
         try:
             getattr(profiler, action)()
         except RuntimeError as err:
@@ -432,7 +425,7 @@ class TimelineInstrument:
         return profiler
 
     def _drop_prepared(self) -> None:
-        """End what was made ready and never recorded."""
+        """End a prepared profiler that never recorded."""
         profiler, self._prepared = self._prepared, None
         if profiler is not None:
             self._patches.restore()
@@ -451,12 +444,12 @@ class TimelineInstrument:
             step.__exit__(None, None, None)
 
     def _export(self, profiler: Any) -> None:
-        # Another process may have been told the same folder, and be at it in this moment.
+        # Another process may use the same directory at this moment.
         partial = self.path.with_name(f".{os.getpid()}.{self.path.name}")
         if self.path.suffix == ".gz":
             partial = partial.with_suffix(".partial.gz")
         if self._device != "cpu":
-            facts, note = look_at(profiler.profiler.kineto_results.events())
+            facts, note = check_device_records(profiler.profiler.kineto_results.events())
             self.facts |= facts
             self._notes += [note] if note else []
         try:
@@ -474,7 +467,7 @@ class TimelineInstrument:
 
 
 def _changed_since(moment_ns: int, path: Path) -> bool:
-    """Return whether another process has written `path` since then."""
+    """Return True if another process has written `path` since then."""
     try:
         return path.stat().st_mtime_ns >= moment_ns
     except OSError:

@@ -1,7 +1,4 @@
-"""The stack of saved-tensor hooks, also where torch does not show what is on it.
-
-What tracking asks of the places that `torch_places` names, tried out before it is relied on.
-"""
+"""Access to torch's internals (`torch_names.PLACES`), each checked before it is used."""
 
 from __future__ import annotations
 
@@ -16,16 +13,16 @@ from typing import Any
 
 from unified_prof.tracking.torch_names import PLACES, Anomalies, Patches, TorchLookup
 
+# Pack hook and unpack hook.
 Pair = tuple[Any, Any]
-"""A pack hook and its unpack hook."""
 
 
 class UnknownHooksError(LookupError):
-    """Hooks are in place that cannot be taken away for a while, as nobody saw them pushed."""
+    """Hooks cannot be removed for a while, because they were pushed unobserved."""
 
 
 class SavedTensorHooks:
-    """The stack of pairs of hooks that torch gives saved tensors to; only the top is called."""
+    """Stack of saved-tensor hooks of a thread; torch calls only the pair on top."""
 
     def __init__(
         self,
@@ -38,14 +35,14 @@ class SavedTensorHooks:
         self._top = top
 
     def top(self) -> Pair | None:
-        """Return the pair of hooks on top, None where there is none."""
-        return self._top(True)  # also where none may be used at present
+        """Return the hooks on top, None if the stack is empty."""
+        return self._top(True)  # also while hooks are disabled
 
     def pop_all(self) -> list[Pair]:
         """Empty the stack and return it, top first.
 
         Raises:
-            UnknownHooksError: There are others below; the stack is as it was.
+            UnknownHooksError: There are unknown hooks below; the stack is unchanged.
         """
         hooks: list[Pair] = []
         try:
@@ -60,9 +57,9 @@ class SavedTensorHooks:
 
 
 class PushedHooks:
-    """What each thread pushed and has not popped: `top` for a torch that has none.
+    """Pairs of hooks that each thread has pushed, for a torch that cannot show the top.
 
-    torch refuses to disable hooks while there are any; that is how an empty stack is told.
+    torch refuses to disable hooks while there are any, which reveals an empty stack.
     """
 
     def __init__(self, disabled: Callable[[str], AbstractContextManager[None]]) -> None:
@@ -70,7 +67,7 @@ class PushedHooks:
         self._threads = threading.local()
 
     def wrap_push(self, push: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """Return `push`, which also notes what is pushed."""
+        """Return `push`, which also records what is pushed."""
 
         @functools.wraps(push)
         def noting_push(pack: Any, unpack: Any) -> None:
@@ -90,15 +87,15 @@ class PushedHooks:
         return noting_pop
 
     def top(self, _also_while_tracing: bool) -> Pair | None:
-        """Return the pair of hooks on top, None where there is none.
+        """Return the hooks on top, None if the stack is empty.
 
         Raises:
-            UnknownHooksError: Those on top were pushed before pushing was watched, or the
-                autograd engine gave them to one of its threads.
+            UnknownHooksError: Those on top were pushed before pushing was observed, or the autograd
+                engine passed them to one of its threads.
         """
         stack = self._stack()
         if self._is_empty():
-            stack.clear()  # the engine ends with the stack that it began with
+            stack.clear()  # the engine ends with the stack with which it began
             return None
         if not stack:
             raise UnknownHooksError("saved-tensor hooks were in place before tracking began")
@@ -121,7 +118,7 @@ class PushedHooks:
 
 
 class TorchInternals(TorchLookup):
-    """The places as this torch has them, or what stands in for those that it has not."""
+    """Functions of torch's internals, or replacements for those that this torch lacks."""
 
     def __init__(self, anomalies: Anomalies) -> None:
         super().__init__(anomalies)
@@ -129,16 +126,16 @@ class TorchInternals(TorchLookup):
         self._pushed_hooks: PushedHooks | None = None
         self._carrier = _plain_tensor()
         self.sequence_number: Callable[[], int] = self._probed_counter()
-        """Number of the autograd nodes that this thread made; always 0 where torch does not say."""
+        """Returns the number of autograd nodes that this thread has created; 0 if not available."""
         self.node_number: Callable[[Any], int] = methodcaller(PLACES["node_number"].path)
-        """The count that stood in `sequence_number` when a node was made."""
+        """Returns the value of `sequence_number` when a node was created."""
         self.storage_key: Callable[[Any], int] = self._storage_key()
-        """What tells storages apart as long as both are alive."""
+        """Returns the identity of a storage, unique while it exists."""
 
     def mode_stack(self) -> tuple[Callable[[], int], Callable[[], Any], Callable[[Any], None]]:
-        """Return how to count, pop and push the function modes of this thread.
+        """Return functions that count, pop and push the function modes of this thread.
 
-        Where that is not known the stack looks empty, and nothing is ever pushed.
+        If they are not available, the stack looks empty and nothing is pushed.
         """
         count, pop, push = (self.find(f"mode_{name}") for name in ("count", "pop", "push"))
         base = self.mode_type()
@@ -162,7 +159,7 @@ class TorchInternals(TorchLookup):
         return count, pop, push
 
     def watch_saved_tensor_hooks(self, patches: Patches) -> None:
-        """Note which hooks are pushed from now on, where torch does not show them."""
+        """Record which hooks are pushed from now on, if torch cannot show them."""
         if self.find("saved_hooks_top") is not None:
             return
         disable = self.find("saved_hooks_disable")
@@ -175,7 +172,7 @@ class TorchInternals(TorchLookup):
             self._pushed_hooks = pushed
 
     def saved_tensor_hooks(self) -> SavedTensorHooks | None:
-        """Return this thread's stack of saved-tensor hooks, None where it cannot be reached."""
+        """Return this thread's stack of saved-tensor hooks, None if not available."""
         push, pop, top = (self.find(f"saved_hooks_{name}") for name in ("push", "pop", "top"))
         if top is None and self._pushed_hooks is not None:
             top = self._pushed_hooks.top
@@ -201,7 +198,7 @@ class TorchInternals(TorchLookup):
         return hooks
 
     def mode_type(self) -> Any:
-        """Return the base class of function modes, None where there is none."""
+        """Return the base class of function modes, None if there is none."""
         found = self.find("function_mode")
         if found is not None and not isinstance(found, type):
             self.note("function_mode", TypeError("it is no class"))
@@ -209,7 +206,7 @@ class TorchInternals(TorchLookup):
         return found
 
     def without_torch_function(self) -> Callable[[], Any]:
-        """Return the context in which no function mode and no subclass sees torch's calls."""
+        """Return a context without function modes and functions of tensor subclasses."""
         found = self.find("disable_torch_function")
         try:
             with found():
@@ -220,20 +217,21 @@ class TorchInternals(TorchLookup):
         return found  # type: ignore[no-any-return]
 
     def current_node(self) -> Callable[[], Any] | None:
-        """Return what gives the autograd node that is about to run, None where nothing does."""
+        """Return a function that returns the autograd node about to run, None if not available."""
         found = self.find("current_node")
         try:
-            found()  # there is none
+            found()  # no node is running
         except Exception as error:
             self.note("current_node", error)
             return None
         return found  # type: ignore[no-any-return]
 
     def hooking(self, hooks: dict[int, Any]) -> Callable[[Any], None] | None:
-        """Return what makes an autograd node call `hooks` before it runs, None where nothing does.
+        """Return a function that makes a node call `hooks` before it runs, None if not available.
 
-        Nodes keep the dictionary itself, so what is taken out of it later is called no more. torch
-        has this for the hooks of a node's tensor, and takes the dictionary from a tensor.
+        Nodes keep the dictionary itself, so hooks removed from it later are not called any more.
+        torch has this function for the hooks of a node's tensor, and takes the dictionary from a
+        tensor.
         """
         if not self.has("node_hooks") or self._carrier is None:
             return None
@@ -245,7 +243,7 @@ class TorchInternals(TorchLookup):
         return methodcaller(PLACES["node_hooks"].path, self._carrier)
 
     def weak_storage(self, storage: Any) -> Any:
-        """Return what keeps the address of `storage` from being used again, but not its data."""
+        """Return an object that keeps the address of `storage`, but not its data, in use."""
         make = self.find("storage_reference")
         try:
             return make(storage)
@@ -254,7 +252,7 @@ class TorchInternals(TorchLookup):
             return None
 
     def saved_fields(self, node_type: Any) -> tuple[str, ...]:
-        """Return the names under which nodes of a type keep what they saved, as it was packed."""
+        """Return the attributes in which nodes of a type keep saved tensors as packed."""
         fields = self._saved_fields.get(node_type)
         if fields is None:
             prefix, names = PLACES["saved_fields"].path, dir(node_type)
@@ -265,17 +263,17 @@ class TorchInternals(TorchLookup):
         return fields
 
     def unpacked(self, node: Any, *, hooked_by_program: bool) -> Iterator[Any]:
-        """Yield what a node saved and no hook of the program's packed.
+        """Yield the tensors that a node saved and no hook of the program packed.
 
         Args:
-            node: An autograd node.
-            hooked_by_program: Whether the program's hooks packed anything of its call: torch
-                before 2.10 does not say of what, and to read it would call their unpack hooks.
+            node: Autograd node.
+            hooked_by_program: True if the program's hooks packed anything of its call: before 2.10,
+                torch does not tell of which tensors, and reading them would call the unpack hooks.
         """
         for field in self.saved_fields(type(node)):
             saved = getattr(node, field)
             try:
-                if not hasattr(saved, "register_hooks"):  # a list of them
+                if not hasattr(saved, "register_hooks"):  # a list of saved tensors
                     continue
                 if hasattr(saved, "unpack_hook"):
                     tensor = None if saved.unpack_hook is not None else saved.data
@@ -287,7 +285,7 @@ class TorchInternals(TorchLookup):
                 yield tensor
 
     def original_class(self, compiled: Any) -> str:
-        """Return the name of the class that a compiled module was made of."""
+        """Return the class name of the module from which a compiled module was made."""
         try:
             return type(attrgetter(PLACES["compiled_original"].path)(compiled)).__name__
         except AttributeError as error:
@@ -295,7 +293,7 @@ class TorchInternals(TorchLookup):
             return "Module"
 
     def is_device_mode(self, mode: Any) -> bool:
-        """Whether a function mode is that of `torch.set_default_device`."""
+        """Return True if a function mode is that of `torch.set_default_device`."""
         found = self.find("device_mode")
         if isinstance(found, type):
             return isinstance(mode, found)
@@ -303,7 +301,7 @@ class TorchInternals(TorchLookup):
         return type(mode).__name__ == "DeviceContext"
 
     def is_transformed(self, tensor: Any) -> bool:
-        """Whether a tensor only exists within a transform of torch.func; True where not known."""
+        """Return True if a tensor exists only within a torch.func transform, or may."""
         function = self.find("functorch_wrapped")
         try:
             return bool(function(tensor))
@@ -312,7 +310,7 @@ class TorchInternals(TorchLookup):
             return True
 
     def profiler_enabled(self) -> bool:
-        """Whether torch's profiler is running in this process; False where torch does not say."""
+        """Return True if torch's profiler is running in this process; False if not available."""
         found = self.find("profiler_enabled")
         try:
             return bool(found())
@@ -321,7 +319,7 @@ class TorchInternals(TorchLookup):
             return False
 
     def set_log_level(self, level: int | None) -> int | None:
-        """Set torch's C++ log level and return the one before; None leaves or finds it unknown."""
+        """Set torch's C++ log level and return the previous one; None if unknown or to leave it."""
         import torch
 
         if level is None:
@@ -375,7 +373,7 @@ def _plain_tensor() -> Any:
         import torch
 
         return torch.empty(0, device="cpu")
-    except Exception:  # a torch that has no tensors has no nodes either
+    except Exception:  # a torch without tensors has no nodes either
         return None
 
 

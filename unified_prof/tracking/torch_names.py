@@ -1,25 +1,12 @@
-"""The names in torch that tracking touches beyond torch's public interface: all of them, here.
+"""Names in torch beyond its public interface, and how to find and patch them.
 
-A new torch may move any of them: each says what a report lacks without it. `torch_lookup`
-finds them.
+A new torch may move any of these names. The program must then run as if it were not tracked: a
+missing or changed name is recorded once as an anomaly with what the report lacks, and the caller
+does without it.
 
-What torch's modules, nodes, tensors and devices hold, under the names of every torch so far.
-
-Replace attributes of torch's for a while, and put every one back.
-
-Keep torch's compiler away from this package, whose hooks run in the midst of what it compiles.
-
-A program that compiles its optimizer's step has our hooks of that step in what is compiled. The
-compiler then takes whatever they call for the program's: with numpy's arrays as tensors, graphs by
-the dozen, and errors of its own in the midst of ours.
-
-Counts what could not be measured or was left out, for the report to say so.
-
-Finds places of torch, puts others in their stead, and tells of each that is not there.
-
-A new torch may move any of them. Then the program that is measured must go on as if it were not
-watched: a place that is missing, or is no longer what it was, is noted once as an anomaly that
-says what the report lacks, and whoever asked for the place does without.
+torch's compiler is kept away from this package, because a program that compiles its optimizer step
+has our hooks in the compiled code. The compiler would treat everything they call as part of the
+program, with dozens of graphs and errors of its own.
 """
 
 from __future__ import annotations
@@ -45,10 +32,10 @@ class Place:
     """A name in torch, and what a report lacks without it."""
 
     path: str
-    """`module:attribute.attribute`, or the bare name of an attribute that objects of torch have."""
+    """`module:attribute.attribute`, or the bare name of an attribute of torch's objects."""
     loss: str
     since: tuple[int, int] = (0, 0)
-    """The first torch that has it; its absence before that is no news."""
+    """First torch that has it; its absence before that is not reported."""
 
 
 _NO_OPERATIONS = "operations are not seen"
@@ -183,28 +170,28 @@ PLACES: dict[str, Place] = {
     ),
 }
 
+# Without one of these, no operation is seen.
 OPERATIONS = tuple(key for key, place in PLACES.items() if place.loss is _NO_OPERATIONS)
-"""Without one of these no operation is seen."""
 
 
 def version_of(torch: Any) -> tuple[int, int]:
-    """Return the major and minor version of torch, zeros where it has another form."""
+    """Return the major and minor version of torch, zeros if it has another form."""
     found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def parameters_of(module: Any) -> Mapping[str, Any]:
-    """Return name -> parameter, or None, of what a module itself holds."""
+    """Return name -> parameter or None of a module, without its children."""
     return _mapping(getattr(module, "_parameters", None))
 
 
 def buffers_of(module: Any) -> Mapping[str, Any]:
-    """Return name -> buffer, or None, of what a module itself holds."""
+    """Return name -> buffer or None of a module, without its children."""
     return _mapping(getattr(module, "_buffers", None))
 
 
 def children_of(module: Any) -> Mapping[str, Any] | None:
-    """Return name -> module, or None, of what a module holds; None if it is not made yet."""
+    """Return name -> module or None of a module's children; None while it is under construction."""
     found = vars(module).get("_modules")
     return None if found is None else _mapping(found)
 
@@ -212,11 +199,11 @@ def children_of(module: Any) -> Mapping[str, Any] | None:
 def _mapping(found: Any) -> Mapping[str, Any]:
     if isinstance(found, Mapping):
         return found
-    return dict(found.items()) if hasattr(found, "items") else {}  # as TorchScript's modules have
+    return dict(found.items()) if hasattr(found, "items") else {}  # as in TorchScript modules
 
 
 def leaf_of(node: Any) -> Any:
-    """Return the tensor into whose `.grad` a node accumulates, None if it is no such node."""
+    """Return the tensor into whose `.grad` a node accumulates, None for other nodes."""
     return getattr(node, "variable", None)
 
 
@@ -226,32 +213,32 @@ def sparse_parts(tensor: Any) -> Iterator[Any]:
 
 
 def accelerator_kind() -> str:
-    """Return the type of torch's current accelerator, `cpu` where there is none."""
+    """Return the type of torch's current accelerator, `cpu` if there is none."""
     import torch
 
     if hasattr(torch, "accelerator"):
         if torch.accelerator.is_available():
             return str(torch.accelerator.current_accelerator().type)
         return "cpu"
-    with suppress(Exception):  # of torch 2.4 and 2.5; the CPU where there is none
+    with suppress(Exception):  # torch 2.4 and 2.5
         return str(torch._C._get_accelerator().type)
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 class Patches:
-    """Attributes replaced and their originals, restored in reverse order."""
+    """Replaced attributes and their originals, restored in reverse order."""
 
     def __init__(self) -> None:
         self._originals: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name` to `value`; descriptors of a class are kept as they were."""
+        """Set `owner.name` to `value`; descriptors of a class are restored as they were."""
         before = vars(owner).get(name, _INHERITED)
         setattr(owner, name, value)
         self._originals.append((owner, name, before))
 
     def restore(self) -> None:
-        """Put back everything that was replaced."""
+        """Restore everything that was replaced."""
         while self._originals:
             owner, name, value = self._originals.pop()
             if value is _INHERITED:
@@ -260,18 +247,19 @@ class Patches:
                 setattr(owner, name, value)
 
 
+# Marks an attribute that the owner inherits.
 _INHERITED = object()
-"""Stands for an attribute that the owner has from elsewhere."""
 
 
-_LOOKED_AT = "unified_prof.tracking.interception"
-"""Its functions stand in for torch's, and a call that was skipped would break a graph."""
+# The compiler must see this module: skipping a call of its functions, which replace torch's, would
+# break a graph.
+_COMPILED_MODULE = "unified_prof.tracking.interception"
 
 _told: set[str] = set()
 
 
-def leave_out(skip: Callable[[str], None]) -> None:
-    """Tell the compiler, by its `skip`, all modules that it need not look at; once a process."""
+def exclude_from_compilation(skip: Callable[[str], None]) -> None:
+    """Exclude our modules from compilation with the compiler's `skip`; once per process."""
     for name in _modules():
         if name not in _told:
             skip(name)
@@ -279,25 +267,25 @@ def leave_out(skip: Callable[[str], None]) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """Return the names of all but one module, packages for all that is in them."""
+    """Yield the names of all modules but one; a package stands for its modules."""
     top = Path(__file__).parents[1]
-    for folder in (top, top / "tracking", top / "tracking" / "watch"):
+    for folder in (top, top / "tracking"):
         package = ".".join(folder.relative_to(top.parent).parts)
         for module in iter_modules([str(folder)], f"{package}."):
-            if not _LOOKED_AT.startswith(module.name):
+            if not _COMPILED_MODULE.startswith(module.name):
                 yield module.name
 
 
 class Anomalies(Ledger):
-    """A ledger into which failures of the tracker's own work go."""
+    """Ledger of what could not be measured or was left out."""
 
     @contextmanager
-    def fenced(self, name: str, what: str) -> Iterator[None]:
-        """Turn a failure of the block into the anomaly `name`: the program is not to blame.
+    def recording_failures(self, name: str, what: str) -> Iterator[None]:
+        """Turn a failure of the block into the anomaly `name`.
 
         Args:
-            name: The anomaly.
-            what: What is missing from the report where the block failed.
+            name: Name of the anomaly.
+            what: What the report lacks after a failure.
         """
         try:
             yield
@@ -306,7 +294,7 @@ class Anomalies(Ledger):
 
 
 def in_one_line(error: BaseException) -> str:
-    """Return the type of an error and the first line of what it says."""
+    """Return the type of an error and the first line of its message."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
 
@@ -315,18 +303,18 @@ Wrapper = Callable[[Any], Any]
 
 
 class TorchLookup:
-    """Places by their keys; `anomalies` is told, once, of each that is not there."""
+    """Finds and replaces names in torch by key; records each missing one once."""
 
     def __init__(self, anomalies: Anomalies) -> None:
         self.anomalies = anomalies
         self._noted: set[str] = set()
 
     def has(self, *keys: str) -> bool:
-        """Whether none of these places was found to be missing."""
+        """Return True if none of these names was found to be missing."""
         return self._noted.isdisjoint(keys)
 
     def find(self, key: str) -> Any:
-        """Return what is at a place, None where nothing is."""
+        """Return the object at a key, None if it is missing."""
         try:
             return pkgutil.resolve_name(PLACES[key].path)
         except Exception as error:  # importing a part of torch may fail in any way
@@ -334,7 +322,7 @@ class TorchLookup:
             return None
 
     def note(self, key: str, error: Exception) -> None:
-        """Say in the report what is not seen without a place, and why that is."""
+        """Record what the report lacks without a name."""
         import torch
 
         place = PLACES[key]
@@ -350,17 +338,17 @@ class TorchLookup:
             )
 
     def is_imported(self, key: str) -> bool:
-        """Whether the module of a place is there already; importing it may take seconds."""
+        """Return True if the module of a name is imported; importing it may take seconds."""
         module = sys.modules.get(PLACES[key].path.partition(":")[0])
         return module is not None and not getattr(module.__spec__, "_initializing", False)
 
     def replace(self, patches: Patches, key: str, wrap: Wrapper) -> bool:
-        """Put what `wrap` makes of a place in its stead; return whether that could be done.
+        """Replace an object by the result of `wrap`; return False if that is not possible.
 
         Args:
-            patches: What gives the place back.
-            key: The place.
-            wrap: Given what is there, as `vars` of its owner has it: a descriptor of a class.
+            patches: Restores the object.
+            key: Key of the name.
+            wrap: Called with the object as in `vars` of its owner, such as a class's descriptor.
         """
         module, _, path = PLACES[key].path.partition(":")
         owner_path, _, name = path.rpartition(".")

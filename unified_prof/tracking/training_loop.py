@@ -1,11 +1,9 @@
-"""Find the iterations of a training script from the steps of its optimizers.
+"""Find the iterations of a training loop from optimizer steps, and drive a session by them.
 
-One iteration is everything from one step of the leading optimizer to its next. The leader is
-the optimizer that joined last: where one optimizer steps, that one; where a critic steps five
-times for each step of the generator, the generator; where two alternate, the second. Each
-optimizer seen for the first time starts the count anew, as the loop was not understood before.
-
-Follow a training loop from within: where its iterations end, and when all is measured.
+An iteration is everything from one step of the leading optimizer to its next. The leader is the
+optimizer that stepped last for the first time: the only one; the generator, if a critic steps five
+times for each of its steps; the second one, if two alternate. Each new optimizer restarts the
+measurement, as the loop was not understood before.
 """
 
 from __future__ import annotations
@@ -19,23 +17,23 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
-from unified_prof.tracking.inferred_iterations import UnmarkedLoop
+from unified_prof.tracking.inferred_iterations import InferredLoop
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, Patches
 
 
 class StepWatcher:
-    """Says what the optimizers of this thread do.
+    """Watches the optimizers of this thread.
 
     Args:
-        boundary: Called after each step of the leader: an iteration ends.
+        boundary: Called after each step of the leader, which ends an iteration.
         joined: Called after the first step of an optimizer that takes the lead from another.
         step_begins: Called before each step, and after a closure of the program that it runs.
         step_ended: Called after each step, and before a closure that it runs.
-        is_tracked_thread: True if a step in this thread belongs to what is tracked.
-        anomalies: Where steps are counted that cannot be followed.
-        internals: Where torch tells of steps.
+        is_tracked_thread: Returns True if this thread belongs to the tracked program.
+        anomalies: Counts steps that cannot be followed.
+        internals: Access to torch.
     """
 
     def __init__(
@@ -65,10 +63,10 @@ class StepWatcher:
         self._marked = False
         self.steps = 0
         self.elsewhere = 0
-        """Steps and marks in other threads."""
+        """Number of steps and marks in other threads."""
 
     def install(self) -> None:
-        """Begin to watch all optimizers of the process."""
+        """Start watching all optimizers of the process."""
         for key, hook in (
             ("optimizer_pre_hook", self._before),
             ("optimizer_post_hook", self._after),
@@ -77,7 +75,7 @@ class StepWatcher:
             if register is not None:
                 try:
                     self._handles.append(register(hook))
-                except Exception as error:  # it wants something else than it did
+                except Exception as error:  # its interface has changed
                     self._internals.note(key, error)
         self._internals.replace(self._patches, "scaler_step", self._wrap_scaler_step)
 
@@ -90,7 +88,7 @@ class StepWatcher:
         self._open.clear()
 
     def marked(self) -> None:
-        """Take a mark of the program's own; from now on optimizers end no iteration."""
+        """Take a mark of the program; from then on optimizers end no iteration."""
         if not self._is_tracked_thread():
             self._note_thread()
         elif self._marked:
@@ -106,9 +104,9 @@ class StepWatcher:
             return self._opened(optimizer, args, kwargs, sys._getframe(1))
 
     def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
-        """Note that a step begins; return its arguments if they are to be others."""
+        """Note that a step begins; return changed arguments, None if they stay the same."""
         running = _frames_below(caller)
-        self._open = [entry for entry in self._open if entry[1] in running]  # others raised
+        self._open = [entry for entry in self._open if entry[1] in running]  # the others raised
         is_outermost = not self._open
         self._open.append((optimizer, caller))
         if not is_outermost:
@@ -121,7 +119,7 @@ class StepWatcher:
         return None
 
     def _resumed_within(self, closure: Any) -> Any:
-        """Return the closure of an optimizer, whose operations are those of the model."""
+        """Return the closure of an optimizer, during which operations are recorded."""
 
         @functools.wraps(closure)
         def tracked_closure(*args: Any, **kwargs: Any) -> Any:
@@ -145,7 +143,7 @@ class StepWatcher:
                 self._stepped(optimizer)
 
     def _fenced(self) -> AbstractContextManager[None]:
-        return self._anomalies.fenced("steps_not_followed", "where iterations end")
+        return self._anomalies.recording_failures("steps_not_followed", "where iterations end")
 
     def _stepped(self, optimizer: Any) -> None:
         self.steps += 1
@@ -198,12 +196,12 @@ def _frames_below(frame: FrameType | None) -> set[FrameType]:
     return found
 
 
+# Fact of a report: what ended iterations if the program marked none.
 ENDED_BY = "iterations_end_with"
-"""Fact of a report: what ended iterations where the program marked none."""
 
 
 class TrackedLoop:
-    """Drives a session by the optimizer steps, or the marks, of a program that runs by itself."""
+    """Drives a session by the optimizer steps or marks of a running program."""
 
     def __init__(
         self,
@@ -213,7 +211,7 @@ class TrackedLoop:
     ) -> None:
         self._session = session
         self._on_finished = on_finished
-        self._driver = session.driver(whole_first=True)
+        self._driver = session.driver(setup_first=True)
         self._whole = True
         self._steps = StepWatcher(
             boundary=self._marked,
@@ -224,7 +222,7 @@ class TrackedLoop:
             anomalies=session.anomalies,
             internals=session.internals,
         )
-        self._unmarked = UnmarkedLoop(
+        self._unmarked = InferredLoop(
             boundary=self._unmarked_boundary,
             joined=self._restart,
             measuring=lambda: bool(session.run_time.count or session.memory.count),
@@ -239,54 +237,54 @@ class TrackedLoop:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was measured."""
+        """True if everything was measured."""
         return self._driver.finished
 
     @property
     def tracking_error(self) -> Exception | None:
-        """What uprof itself failed with."""
+        """First failure of uprof itself."""
         return self._driver.error
 
     def begin(self) -> None:
-        """Begin to watch, on this thread; the session is installed."""
+        """Start watching on this thread; the session must be installed."""
         self._steps.install()
         self._unmarked.install()
         self._session.interception.on_backward = self._unmarked.engine_ended
-        self._session.interception.beside_compiler = self._unmarked.beside_compiler
+        self._session.interception.hide_from_compiler = self._unmarked.hide_from_compiler
         self._driver.begin()
 
     def mark(self) -> None:
-        """The program says that an iteration ends here."""
+        """End an iteration, as marked by the program."""
         self._steps.marked()
 
     def ended(self) -> None:
-        """The program ended well. If it never stepped, all of it was one iteration."""
+        """Note that the program ended normally; without a step, all of it is one iteration."""
         if self.finished:
             return
         if self._whole:
-            self._session.note_never_stepped()
+            self._session.note_whole_program()
             self._driver.boundary()
         elif self._unmarked.boundaries == 1 and self._unmarked.ended_by is not None:
-            self._session.note_never_stepped()  # the first iteration is all but the very end
+            self._session.note_whole_program()  # the first iteration is all but the very end
 
     def close(self) -> None:
-        """Stop watching, whatever happened."""
+        """Stop watching."""
         self._driver.close()
         self._stop_watching()
         self._session.remove()
 
     def _stop_watching(self) -> None:
-        self._session.elsewhere.in_threads = self._steps.elsewhere + self._unmarked.elsewhere
+        self._session.untracked_work.in_threads = self._steps.elsewhere + self._unmarked.elsewhere
         self._steps.remove()
         self._ignore_unmarked()
 
     def _ignore_unmarked(self) -> None:
         self._session.interception.on_backward = None
-        self._session.interception.beside_compiler = None
+        self._session.interception.hide_from_compiler = None
         self._unmarked.remove()
 
     def _marked(self) -> None:
-        """An optimizer steps, or the program says it: nothing else ends iterations any more."""
+        """Handle an optimizer step or a mark: nothing else ends iterations any more."""
         self._ignore_unmarked()
         if self._unmarked.ended_by is None:
             self._boundary()
@@ -315,7 +313,7 @@ class TrackedLoop:
             return
         self._whole = False
         self._driver.boundary()
-        self._session.forget_set_up()
+        self._session.discard_setup()
         if self.finished:
             self._stop_watching()
             self._session.measured()

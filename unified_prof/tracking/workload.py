@@ -1,8 +1,7 @@
-"""Drive a script with providers: make the model once, run its iteration as often as needed.
+"""Run a workload under the tracker: the entry point for backends.
 
-Run any script as it is and measure the iterations that it makes.
-
-Run a workload of the user's under the tracker: the entry point for backends.
+A script with providers is driven: its model is created once and its iteration run as often as
+needed. Any other script runs unmodified, and its iterations are found.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ from unified_prof.tracking.program import (
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.training_loop import StepWatcher, TrackedLoop
 
+# Not `__main__`: a script with providers does nothing by itself, as in Skyline.
 _MODULE_NAME = "__uprof_workload__"
-"""Not `__main__`: a script with providers does nothing by itself, as in Skyline."""
 
 
 class ProviderRun:
@@ -49,7 +48,7 @@ class ProviderRun:
         self._program = program
         self._code = code
         self._prefix = prefix
-        self._driver = session.driver(whole_first=False)
+        self._driver = session.driver(setup_first=False)
         self._steps = StepWatcher(
             boundary=lambda: None,
             joined=lambda: None,
@@ -63,19 +62,19 @@ class ProviderRun:
 
     @property
     def finished(self) -> bool:
-        """Whether everything was measured."""
+        """True if everything was measured."""
         return self._driver.finished
 
     @property
     def tracking_error(self) -> Exception | None:
-        """What uprof itself failed with."""
+        """First failure of uprof itself."""
         return self._driver.error
 
     def run(self) -> BaseException | None:
-        """Run the workload; return what it raised.
+        """Run the workload; return the exception that it raised, or None.
 
         Raises:
-            CaptureError: A provider is not as it must be.
+            CaptureError: A provider is not valid.
         """
         self._session.install((execute.__code__, call_program.__code__))
         self._steps.install()
@@ -92,7 +91,7 @@ class ProviderRun:
         return None
 
     def _drive(self, namespace: dict[str, Any]) -> None:
-        """Make the model once and run its iteration as often as is needed."""
+        """Create the model once and run its iteration as often as needed."""
         session, driver = self._session, self._driver
         execute(self._code, namespace)
         providers = checked_providers(namespace, self._prefix, self._program.path)
@@ -113,18 +112,18 @@ class ProviderRun:
         return providers.inputs if size is None else partial(providers.inputs, batch_size=size)
 
     def close(self) -> None:
-        """End the run, whatever happened."""
+        """End the run."""
         self._driver.close()
         self._steps.remove()
         self._session.remove()
 
     def why_incomplete(self, error: BaseException | None) -> str:
-        """Say why not everything was measured."""
+        """Return the reason why not everything was measured."""
         return self._session.why_incomplete(error)
 
 
 class _StopAfterMeasuring(BaseException):
-    """Ends the script from within; no `except Exception` of the script's catches it."""
+    """Ends the script from within; `except Exception` does not catch it."""
 
 
 class ScriptRun:
@@ -142,21 +141,21 @@ class ScriptRun:
 
     @property
     def hint(self) -> str:
-        """What to do where not one iteration was measured."""
+        """Hint for a run without a measured iteration."""
         return self._session.hint()
 
     @property
     def finished(self) -> bool:
-        """Whether everything was measured."""
+        """True if everything was measured."""
         return self._loop.finished
 
     @property
     def tracking_error(self) -> Exception | None:
-        """What uprof itself failed with."""
+        """First failure of uprof itself."""
         return self._loop.tracking_error
 
     def run(self) -> BaseException | None:
-        """Run the script to its end; return what it raised."""
+        """Run the script to its end; return the exception that it raised, or None."""
         self._session.install((execute.__code__,))
         self._loop.begin()
         try:
@@ -179,11 +178,11 @@ class ScriptRun:
         return None
 
     def close(self) -> None:
-        """End the run, whatever happened."""
+        """End the run."""
         self._loop.close()
 
     def why_incomplete(self, error: BaseException | None) -> str:
-        """Say why not everything was measured."""
+        """Return the reason why not everything was measured."""
         return self._session.why_incomplete(error)
 
     def _stop(self) -> None:
@@ -193,34 +192,34 @@ class ScriptRun:
 def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> Capture:
     """Run the workload of `spec` on `device` and measure some of its iterations.
 
-    A script that defines providers is driven through them; any other is executed unmodified
-    and its iterations are found from its optimizer steps. The user's traceback, without our
-    frames, is printed to stderr when the workload fails; nothing else is printed.
+    A script that defines providers is driven through them; any other script runs unmodified and its
+    iterations are found from its optimizer steps. If the workload fails, the user's traceback
+    without our frames is printed to stderr; nothing else is printed.
 
     Args:
-        device: A torch device type such as `cpu`, `cuda` or `npu`.
-        spec: What to run and what to measure; `run-time` and `memory` of its reports are made
-            from what is returned.
-        instruments: More recorders to drive over the measured iterations.
+        device: torch device type such as `cpu`, `cuda` or `npu`.
+        spec: What to run and measure; `run-time` and `memory` of its reports are made from the
+            result.
+        instruments: Further instruments for the measured iterations.
 
     Raises:
         UsageError: The workload cannot be read or found.
         DeviceUnavailableError: `device` cannot be used here.
-        CaptureError: The workload broke the rules of providers.
-        MeasuringError: It ended well, but there was nothing to measure.
+        CaptureError: The workload's providers are not valid.
+        MeasuringError: It ended normally, but there was nothing to measure.
     """
     session = Session(device, spec, instruments)
     try:
         program = find_program(spec)
     except UprofError:
         raise
-    except BaseException as error:  # of the packages above a module
+    except BaseException as error:  # from importing the packages above a module
         return Capture(exit_code_of(error), failure=last_user_line(error))
     try:
         prefix = prefix_of(program.source, program.path)
         code = program.compile()
     except (SyntaxError, ValueError) as error:
-        error = error.with_traceback(None)  # the text it quotes says it all
+        error = error.with_traceback(None)  # the quoted text is enough
         return Capture(exit_code_of(error), failure=f"{program.name}: {last_user_line(error)}")
     if prefix is None and spec.batch_size is not None:
         raise CaptureError(
@@ -244,8 +243,8 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
     exit_code = 0 if raised is None else exit_code_of(raised)
     session.ended_well = raised is None or (isinstance(raised, SystemExit) and not exit_code)
     failures: list[str] = []
-    # A script of a few iterations less than asked for is told by `TrackedRun.complete` alone.
-    if not workload.finished and not session.has_some_of_all:
+    # If only some iterations are missing, `TrackedRun.complete` says so.
+    if not workload.finished and not session.measured_each_kind:
         failures.insert(0, workload.why_incomplete(raised))
     try:
         tracked = session.result(complete=workload.finished)
@@ -254,9 +253,9 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
             return Capture(exit_code, failure=str(refused))
         _raise_fault(session, workload.tracking_error)
         raise MeasuringError(str(refused), hint=refused.hint, slug=refused.slug) from refused
-    except Exception as bug:  # the workload has ended as it did, whatever is wrong with us
+    except Exception as bug:  # the workload's exit code is kept
         return Capture(exit_code, failure=f"tracking failed: {last_user_line(bug)}", error=bug)
-    failures += session.faults  # asked for last: the device may have told of one only now
+    failures += session.faults  # last, because the device may report one only now
     failure = "; ".join(failures) or None
     if failure is not None and tracked is None and exit_code == 0:
         _raise_fault(session, workload.tracking_error)
@@ -265,7 +264,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
 
 
 def _raise_fault(session: Session, error: Exception | None) -> None:
-    """Raise what uprof itself failed with, or the device, which is why nothing was measured."""
+    """Raise the failure of uprof or the device because of which nothing was measured."""
     if session.device_fault is not None:
         raise MeasuringError(
             session.device_fault,

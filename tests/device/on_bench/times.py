@@ -139,16 +139,16 @@ def test_holding_back_that_fails_later_does_not_reach_the_program(
 
 
 def test_a_clock_that_speeds_up_is_noticed() -> None:
-    lag = lag_module.lag_of("bench", torch.bench)
+    lag = lag_module.make_lag("bench", torch.bench)
     lag.hold_back((0, 0), "first")
     torch.accelerator.synchronize()
-    assert lag.held()
+    assert lag.lasted()
     rate = lag._units_per_ns
     lag._units_per_ns /= 10  # as calibrated on a device that ran slower
     bench.launch("ahead", 50 * MS)
     lag.hold_back((0, 0), "second")
     torch.accelerator.synchronize()
-    assert not lag.held()
+    assert not lag.lasted()
     assert lag._units_per_ns == pytest.approx(rate / 1.5, rel=1e-6)
 
 

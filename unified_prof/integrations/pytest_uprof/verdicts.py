@@ -71,7 +71,7 @@ def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     outcome: Outcome = "unclear" if verdict.outcome == "inconclusive" else verdict.outcome
     worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
     reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
-    told = "" if outcome == "pass" else _told(test, base, new, verdict, outcome, known)
+    told = "" if outcome == "pass" else _call(test, base, new, verdict, outcome, known)
     new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
     return Judged(outcome, new_ns, base_ns, base.label, reason, told)
 
@@ -92,8 +92,8 @@ def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
 def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     """Return a table of all steps for people."""
     from unified_prof.report import names
-    from unified_prof.report.document import Column, Document
-    from unified_prof.report.terminal import render_text
+    from unified_prof.report.tables import Column
+    from unified_prof.report.terminal import TerminalPage
 
     def time(value: float | None) -> str:
         return names.NOT_MEASURED if value is None else names.format_duration(value)
@@ -117,31 +117,30 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
                 is_prose=True,
             ),
         ]
-    document = Document()
-    document.table(columns)
-    return render_text(document).splitlines()
+    page = TerminalPage(width=None, color=False)
+    page.table(columns)
+    return page.text().splitlines()
 
 
-def _told(
+def _call(
     test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
 ) -> str:
     """Return why a test fails, and which operations changed most."""
-    from unified_prof.report.operation_difference import difference_document
-    from unified_prof.report.terminal import render_text
+    from unified_prof.report import comparison
 
     found = diff(base, new, noise=known)
     lines = [f"uprof: {outcome} of {test} against {base.label}"]
     lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
     lines += [f"  note: {doubt}" for doubt in doubts(base, new)]
     if outcome == "regression":
-        text = render_text(difference_document(found, top=_TOP))
+        text = comparison.diff_text(found, top=_TOP, everything=False, width=None, color=False)
         _, _, tables = text.partition("\n\n")
         lines += ["", *tables.rstrip().splitlines()] if tables else []
     return "\n".join(lines)
 
 
 def _line(check: Check) -> str:
-    from unified_prof.report.verdict_documents import check_values
+    from unified_prof.report.comparison import check_values
 
     return f"{check.metric}: {check_values(check)}: {check.reason}"
 
