@@ -133,7 +133,7 @@ def test_a_run_that_was_built_is_judged_without_its_recordings(
 ) -> None:
     made = summaries.make(tmp_path / "run.cluster", summaries.Made(slow={3: 1.5}))
     text = run(capsys, str(made))
-    assert text.startswith("findings of the multi-rank run")
+    assert text.startswith("Findings of the multi-rank run")
     assert "rank" in text
     document = json.loads(run(capsys, str(made), "--json"))
     assert document["run"]

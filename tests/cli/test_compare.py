@@ -331,7 +331,7 @@ def test_an_output_file_is_not_overwritten_unasked(base: Path, same: Path, tmp_p
         ("gate", "o.md", "## "),
         ("gate", "o.json", "{"),
         ("gate", "o.XML", "<?xml"),
-        ("gate", "o.txt", "metric"),
+        ("gate", "o.txt", "uprof gate: "),
     ],
 )
 def test_the_format_follows_the_ending_of_the_output(

@@ -112,7 +112,7 @@ def test_people_read_stderr_and_the_workload_keeps_stdout(
     assert out == "said by the workload\n"
     for text in (
         "cpu: a processor",
-        "22.0 ms, median of 3; forward 9.00 ms, backward 5.00 ms, optimizer and other 8.00 ms",
+        "median 22.0 ms, p90 23.6 ms (n = 3); forward 9.00 ms (40.9 %), backward 5.00 ms",
         "peak 2.93 KiB",
         "net.py:11",
         "iterations unmatched",

@@ -8,8 +8,7 @@ from pathlib import Path
 
 from tests.analysis.builders import Frame, memory_report, run_time_report, training_step
 from unified_prof.explain.api import open_analyses
-from unified_prof.report import heading, terminal
-from unified_prof.report import terminal as brief
+from unified_prof.report import report_document, terminal
 from unified_prof.report.figures import collect_figures
 
 
@@ -22,7 +21,7 @@ def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_mi
     anomalies = [("unmatched_iterations", 2, "number 3")]
     run_time = run_time_report(tmp_path / "run_time.sqlite", operations, anomalies=anomalies)
     memory = memory_report(tmp_path / "memory.sqlite")
-    shown = brief.run_footer({"run-time": [run_time], "memory": [memory]})
+    shown = report_document.run_footer({"run-time": [run_time], "memory": [memory]})
     assert "operations    78.0 ms in 12 calls" in shown
     assert "memory        peak 97.7 KiB" in shown
     assert [line.split()[0] for line in shown.splitlines() if line.startswith("op_")] == [
@@ -35,16 +34,18 @@ def test_it_holds_headline_top_rows_oddities_and_files_but_not_what_is_always_mi
     assert "not measured" not in shown, "that is the same at the end of every run"
     assert shown.splitlines()[-2:] == [
         f"run-time report  {run_time}",
-        f"memory report  {memory}",
+        f"memory report    {memory}",
     ]
 
 
 def test_its_figures_are_those_of_report(tmp_path: Path) -> None:
     path = training_step(tmp_path / "msprof_1.db")
-    shown = brief.run_footer({"timeline": [path]}).splitlines()
+    shown = report_document.run_footer({"timeline": [path]}).splitlines()
     with open_analyses(path) as analyses:
         whole = terminal.render_text(
-            [collect_figures(analyses[0], ["operation"])], width=None, color=False
+            report_document.report_document([collect_figures(analyses[0], ["operation"])]),
+            width=None,
+            color=False,
         )
     assert set(shown[:-2]) <= set(whole.splitlines())
 
@@ -53,7 +54,7 @@ def test_a_report_that_cannot_be_read_back_is_told_and_does_not_fail_the_run(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "run_time.sqlite").write_bytes(b"")
-    shown = brief.run_footer({"run-time": [tmp_path / "run_time.sqlite"]})
+    shown = report_document.run_footer({"run-time": [tmp_path / "run_time.sqlite"]})
     assert "warning: " in shown
     assert "is empty" in shown
     assert "run-time report" in shown
@@ -71,10 +72,12 @@ def test_the_parts_of_an_iteration_add_up_to_it(tmp_path: Path) -> None:
     """Medians of parts would say forward 2, backward 2 of an iteration of 11 ms."""
     path = run_time_report(tmp_path / "r.sqlite", iterations=ITERATIONS)
     with open_analyses(path) as analyses:
-        headline = dict(heading.report_headline(collect_figures(analyses[0], [])))
+        headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"] == (
-        "11.0 ms, median of 3; forward 7.00 ms, backward 2.00 ms, optimizer and other 2.00 ms"
+        "median 11.0 ms, p90 26.2 ms (n = 3); forward 7.00 ms (63.6 %), "
+        "backward 2.00 ms (18.2 %), optimizer and other 2.00 ms (18.2 %)"
     )
+    assert next(iter(headline)) == "iteration", "the length of a step comes first"
 
 
 def test_of_an_even_number_the_two_in_the_middle_are_taken(tmp_path: Path) -> None:
@@ -94,5 +97,5 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
         db.execute("ALTER TABLE UPROF_ITERATIONS ADD COLUMN waited_ms DOUBLE")
         db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     with open_analyses(path) as analyses:
-        headline = dict(heading.report_headline(collect_figures(analyses[0], [])))
+        headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
     assert headline["iteration"].endswith("; 4.00 ms of it waiting for a processor (busy machine)")

@@ -167,8 +167,7 @@ def test_kernels_stand_under_their_operation_and_by_name(sides: tuple[Path, Path
     tables = sections(uprof(*sides, "--by", "kernel", "--top", "50").stdout)
     under = tables["Kernels under each operation"]
     at = next(i for i, line in enumerate(under) if line.startswith("matmul "))
-    names = {line.split()[-9] for line in under[at : at + 2]}
-    assert names == {"nvjet_tst_64x8", "aclnnMatmul_1"}
+    assert {"nvjet_tst_64x8", "aclnnMatmul_1"} < set(" ".join(under[at : at + 2]).split())
     assert any("aclnnFlash" in line for line in tables["Kernels by name"])
 
 

@@ -14,9 +14,8 @@ import pytest
 from tests.analysis.builders import memory_report, run_time_report, training_step
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import formats, renderers, terminal
+from unified_prof.report import formats, renderers, report_document, report_formats, terminal
 from unified_prof.report import html_page as html
-from unified_prof.report import renderers as csv_text
 from unified_prof.report.figures import Figures, collect_figures, figures_document
 from unified_prof.report.formats import ReportRequest, encode_varints
 
@@ -76,7 +75,11 @@ def test_sorting_by_what_nobody_measured_is_refused(tmp_path: Path) -> None:
 
 def test_text_has_headline_table_and_remarks(tmp_path: Path) -> None:
     shown = terminal.render_text(
-        figures_of(training_step(tmp_path / "msprof_1.db"), details=False), width=None, color=False
+        report_document.report_document(
+            figures_of(training_step(tmp_path / "msprof_1.db"), details=False)
+        ),
+        width=None,
+        color=False,
     )
     lines = shown.splitlines()
     assert "640 ns in 5 calls; forward 150 ns (23.4 %), backward 220 ns (34.4 %)" in shown
@@ -96,22 +99,30 @@ def test_a_table_fits_the_terminal(tmp_path: Path, width: int) -> None:
         [("a_name_that_goes_on_and_on_" * 4, 1.5, 2.0, [("some/folder/model.py", 1)])],
     )
     memory_report(tmp_path / "memory.sqlite")
-    shown = terminal.render_text(figures_of(tmp_path, details=False), width=width, color=False)
+    shown = terminal.render_text(
+        report_document.report_document(figures_of(tmp_path, details=False)),
+        width=width,
+        color=False,
+    )
     assert max(map(len, shown.splitlines())) <= width
     assert "1.50 ms" in shown or "3.50 ms" in shown
 
 
 def test_colour_is_only_there_when_asked_for(nasty: Path) -> None:
-    plain = terminal.render_text(figures_of(nasty), width=None, color=False)
+    plain = terminal.render_text(
+        report_document.report_document(figures_of(nasty)), width=None, color=False
+    )
     assert "\x1b" not in plain
     assert r"\x1b[2Jwiped" in plain
-    coloured = terminal.render_text(figures_of(nasty), width=100, color=True)
+    coloured = terminal.render_text(
+        report_document.report_document(figures_of(nasty)), width=100, color=True
+    )
     assert "\x1b[1m" in coloured
     assert "\x1b[2J" not in coloured
 
 
 def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
-    rows = list(csv.DictReader(io.StringIO(csv_text.render_csv(figures_of(nasty)))))
+    rows = list(csv.DictReader(io.StringIO(report_formats.breakdowns_csv(figures_of(nasty)))))
     names = [row["name"] for row in rows]
     assert "'=HYPERLINK(0)" in names
     assert '"quoted", with comma' in names
@@ -120,7 +131,7 @@ def test_csv_is_one_table_and_runs_no_formula(nasty: Path) -> None:
 
 
 def test_markdown_shows_names_as_they_are(nasty: Path) -> None:
-    shown = renderers.render_markdown(figures_of(nasty))
+    shown = renderers.render_markdown(report_document.report_document(figures_of(nasty)))
     table = [line for line in shown.splitlines() if line.startswith("|")]
     cells = {len(re.findall(r"(?<!\\)\|", line)) for line in table}
     assert len(cells) == 1, "every row has the same cells"

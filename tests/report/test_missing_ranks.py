@@ -92,7 +92,7 @@ def test_the_other_ranks_are_shown_in_every_format_and_the_lost_one_is_named(
     shown = uprof("report", folder).stdout
     assert shown.startswith(f"7 of 8 ranks: rank 3: {lost} {DAMAGES[damage]}")
     assert shown.count("6.25 ms in 3 calls") == 7
-    assert uprof("report", folder, "--format", "markdown").stdout.startswith("**7 of 8 ranks**\n")
+    assert uprof("report", folder, "--format", "markdown").stdout.startswith("- **7 of 8 ranks**: ")
 
     document = json.loads(uprof("report", folder, "--json").stdout)
     assert len(document["reports"]) == 7

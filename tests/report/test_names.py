@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.analysis.builders import Device
 from tests.cli.test_report import uprof
 from unified_prof.report import names
-from unified_prof.report.tables import Column, collapse_equal_rows
+from unified_prof.report.document import Column, display_columns
 
 AT = "at::native::"
 FUNCTOR = f"{AT}BinaryFunctor<float, float, float, {AT}binary_internal::MulFunctor<float> >"
@@ -120,10 +120,10 @@ def test_rows_that_differ_in_nothing_are_one() -> None:
         Column("operation", ("add", "add", "add", "add", "add"), is_name=True),
         Column("change", ("-1 µs", "-1 µs", "-2 µs", "-2 µs", "-1 µs")),
     ]
-    grouped = collapse_equal_rows(columns)
+    grouped = display_columns(columns)
     assert grouped[1].cells == ("add (x2)", "add", "add", "add")
     assert grouped[2].cells == ("-1 µs", "-2 µs", "-2 µs", "-1 µs")
-    assert collapse_equal_rows(grouped) == grouped
+    assert display_columns(grouped) == grouped
 
 
 @pytest.fixture

@@ -13,8 +13,8 @@ import unified_prof
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.pipeline.live import Profile
 from unified_prof.recording.model import Advice, Finding, NotJudged
-from unified_prof.report.html_page import InertPage
-from unified_prof.report.notebook import html_of
+from unified_prof.report.document import Document
+from unified_prof.report.notebook import object_html, render_fragment
 
 TAGS = {"div", "span", "b", "table", "thead", "tbody", "tr", "th", "td"}
 HOSTILE = '<script>alert(1)</script><img src=x onerror="a()">\u202e&amp;\x1b[2J' + "A" * 700
@@ -151,13 +151,13 @@ def test_hostile_names_stay_text_and_nothing_grows_without_end(
 
 
 def test_a_page_that_is_too_long_says_so() -> None:
-    page = InertPage()
+    document = Document()
     for _ in range(1000):
-        page.plain("x" * 500)
-    found = Read(page.html())
+        document.line("x" * 500)
+    found = Read(render_fragment(document))
     assert found.text.endswith("more lines not shown")
 
 
 def test_what_is_not_known_is_refused() -> None:
     with pytest.raises(TypeError, match="int"):
-        html_of(3)
+        object_html(3)

@@ -13,8 +13,14 @@ import pytest
 from tests.analysis.builders import Device, memory_report, run_time_report, training_step
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import formats, renderers, terminal, viewer_traces
-from unified_prof.report import renderers as csv_text
+from unified_prof.report import (
+    formats,
+    renderers,
+    report_document,
+    report_formats,
+    terminal,
+    viewer_traces,
+)
 from unified_prof.report.figures import collect_figures, figures_document
 
 ODD = [None, -1, 0, 2**63 - 1, -(2**63), 1e308, float("inf"), "", "soon", b"\xff\x00", "<b>\x1b["]
@@ -25,9 +31,9 @@ def everything(path: Path) -> None:
     with open_analyses(path) as analyses:
         figures = [collect_figures(one) for one in analyses]
         json.dumps(figures_document(figures), allow_nan=False)
-        terminal.render_text(figures, width=80, color=False)
-        renderers.render_markdown(figures)
-        csv_text.render_csv(figures)
+        terminal.render_text(report_document.report_document(figures), width=80, color=False)
+        renderers.render_markdown(report_document.report_document(figures))
+        report_formats.breakdowns_csv(figures)
         for one in formats.FORMATS:
             with open_reports(path) as opened:
                 one.produce(opened, formats.ReportRequest())

@@ -18,7 +18,7 @@ from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import REASONS
 from unified_prof.report import html_page as html
-from unified_prof.report import names, page_data, terminal
+from unified_prof.report import names, page_data, report_formats
 from unified_prof.report.figures import collect_figures, figures_document
 from unified_prof.report.formats import ReportRequest
 
@@ -64,7 +64,7 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
         (tmp_path / "msprof_2.db", " of window: ", " of steps: "),
     ):
         with open_reports(path) as opened:
-            shown = terminal.produce_text(opened, ReportRequest())
+            shown = report_formats.produce_text(opened, ReportRequest())
         (idle,) = (line for line in shown.splitlines() if line.startswith("idle "))
         assert step in idle
         assert window not in idle

@@ -20,7 +20,7 @@ from unified_prof.pipeline.convert import convert
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import html_page as page_module
 from unified_prof.report import names as words
-from unified_prof.report import renderers, terminal
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 pytestmark = pytest.mark.quick(cases=2)
@@ -76,7 +76,11 @@ def report(request: pytest.FixtureRequest, tmp_path: Path) -> Path:
     return make(tmp_path, lambda: request.getfixturevalue("shared"))
 
 
-FOR_PEOPLE = (terminal.produce_text, renderers.produce_markdown, renderers.produce_csv)
+FOR_PEOPLE = (
+    report_formats.produce_text,
+    report_formats.produce_markdown,
+    report_formats.produce_csv,
+)
 
 
 def told(path: Path, produce: Any) -> str:
@@ -92,7 +96,7 @@ def data_of(page: str) -> dict[str, Any]:
 
 
 def test_the_page_is_given_what_json_has(report: Path) -> None:
-    document = json.loads(told(report, renderers.produce_json))
+    document = json.loads(told(report, report_formats.produce_json))
     sent = data_of(told(report, page_module.produce_page))
     assert len(sent["reports"]) == len(document["reports"]) > 0
     for one, expected in zip(sent["reports"], document["reports"], strict=True):
@@ -114,9 +118,12 @@ def test_the_page_is_given_what_json_has(report: Path) -> None:
 
 
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:
-    document = json.loads(told(report, renderers.produce_json))
-    plain, marked = told(report, terminal.produce_text), told(report, renderers.produce_markdown)
-    rows = list(csv.DictReader(io.StringIO(told(report, renderers.produce_csv))))
+    document = json.loads(told(report, report_formats.produce_json))
+    plain, marked = (
+        told(report, report_formats.produce_text),
+        told(report, report_formats.produce_markdown),
+    )
+    rows = list(csv.DictReader(io.StringIO(told(report, report_formats.produce_csv))))
     for one in document["reports"]:
         totals = one["totals"]
         for key, show in (("total_ns", words.format_duration), ("peak_bytes", words.format_size)):
@@ -136,7 +143,7 @@ def test_other_formats_have_the_figures_of_json(report: Path) -> None:
 
 
 def test_nothing_that_is_no_figure_is_printed(report: Path) -> None:
-    document = json.loads(told(report, renderers.produce_json))
+    document = json.loads(told(report, report_formats.produce_json))
     names = {
         row["name"]
         for one in document["reports"]
@@ -199,7 +206,7 @@ def test_what_is_seen_is_what_json_has(
     window: Browser, tmp_path: Path, request: pytest.FixtureRequest, name: str
 ) -> None:
     path = RECORDINGS[name](tmp_path, lambda: request.getfixturevalue("shared"))
-    document = json.loads(told(path, renderers.produce_json))
+    document = json.loads(told(path, report_formats.produce_json))
     page = tmp_path / "page.html"
     page.write_text(told(path, page_module.produce_page), encoding="utf-8")
     window.open(page)

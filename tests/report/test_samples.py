@@ -12,7 +12,7 @@ import pytest
 from tests.report.test_odd_values import everything
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.pipeline.convert import convert
-from unified_prof.report import names, terminal
+from unified_prof.report import names, report_formats
 from unified_prof.report.formats import ReportRequest
 
 TRACES = [
@@ -101,7 +101,7 @@ def test_kernels_of_real_devices_fit_a_table_and_stay_apart(
     path = tmp_path / "report.db"
     convert(shared / "samples" / "kineto" / f"{name}.json.gz", path)
     with open_reports(path) as opened:
-        shown = terminal.produce_text(opened, ReportRequest(by="kernel", top=1000))
+        shown = report_formats.produce_text(opened, ReportRequest(by="kernel", top=1000))
         whole = [row.name for row in opened.analyses[0].breakdown("kernel").rows]
     assert max(map(len, shown.splitlines())) <= 200
     assert len(set(names.readable_names(whole))) == len(set(whole))

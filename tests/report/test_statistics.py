@@ -16,7 +16,7 @@ from tests.analysis.builders import Device, run_time_report, training_step
 from unified_prof.cli.app import app
 from unified_prof.explain.api import open_reports
 from unified_prof.recording.breakdowns import _by_key
-from unified_prof.report import renderers, terminal
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 TIMES = [7, 100, 30, 30, 55, 2000, 81]
@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
 
 def rows(path: Path, by: str, **wishes: Any) -> dict[str, dict[str, Any]]:
     with open_reports(path) as opened:
-        document = json.loads(renderers.produce_json(opened, ReportRequest(by=by, **wishes)))
+        document = json.loads(report_formats.produce_json(opened, ReportRequest(by=by, **wishes)))
     return {row["name"]: row for row in document["reports"][0]["breakdowns"][by]["rows"]}
 
 
@@ -76,11 +76,11 @@ def test_operations_have_launches_too(path: Path) -> None:
 def test_nothing_of_it_is_there_unless_asked_for(path: Path) -> None:
     assert "stddev_ns" not in rows(path, "kernel")["mm"]
     with open_reports(path) as opened:
-        assert "stddev" not in terminal.produce_text(opened, ReportRequest(by="kernel"))
-        assert "stddev" in terminal.produce_text(
+        assert "stddev" not in report_formats.produce_text(opened, ReportRequest(by="kernel"))
+        assert "stddev" in report_formats.produce_text(
             opened, ReportRequest(by="kernel", statistics=True)
         )
-        assert "p99_ns" in renderers.produce_csv(
+        assert "p99_ns" in report_formats.produce_csv(
             opened, ReportRequest(by="kernel", statistics=True)
         )
 

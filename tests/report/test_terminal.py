@@ -1,32 +1,49 @@
-"""Lines of a headline that are too long for a person where no terminal breaks them."""
+"""Text of documents: wrapping and columns."""
 
 from __future__ import annotations
 
 import pytest
 
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report.document import Column, Document
+from unified_prof.report.terminal import render_text
 
 
-def told(text: str, width: int | None = None) -> list[str]:
-    page = TerminalPage(width=width, color=False)
-    page.fact("idle", text)
-    return page.text().splitlines()
+def fact_lines(text: str, width: int | None = None) -> list[str]:
+    document = Document()
+    document.fact("idle", text)
+    return render_text(document, width=width).splitlines()
 
 
+@pytest.mark.parametrize("width", [40, 80, 120, None])
 @pytest.mark.parametrize("count", [1, 5, 15])
-def test_a_long_fact_is_broken_between_its_parts(count: int) -> None:
-    parts = [f"waiting for reason number {number} 1.00 ms" for number in range(count)]
-    lines = told("; ".join(parts))
-    assert "; ".join(line[14:].removesuffix(";") for line in lines) == "; ".join(parts)
+def test_facts_are_wrapped_with_an_indent_and_units_stay_with_their_numbers(
+    count: int, width: int | None
+) -> None:
+    text = "; ".join(f"idle for reason {number} 1.00 ms (10.0 %)" for number in range(count))
+    lines = fact_lines(text, width)
+    assert " ".join(line[14:] for line in lines) == text
     assert all(line.startswith(" " * 14) for line in lines[1:])
-    assert len(lines) == (1 if count <= 5 else 8)
-    assert all(len(line) <= 200 for line in lines)
+    assert all(len(line) <= (width or 120) for line in lines)
+    assert not any(line.strip().startswith(("ms", "%")) for line in lines)
 
 
-def test_one_that_has_no_parts_stays_on_its_line() -> None:
-    assert told("x" * 500) == [f"idle          {'x' * 500}"]
+def test_a_word_that_is_too_long_is_not_broken_in_a_pipe() -> None:
+    assert fact_lines("x" * 500) == [f"idle          {'x' * 500}"]
 
 
-def test_a_terminal_breaks_lines_itself() -> None:
-    text = "; ".join(["host-bound 1.00 ms"] * 20)
-    assert [len(line) > 80 for line in told(text, width=80)].count(True) == 0
+def test_empty_columns_are_dropped_first_on_a_narrow_terminal() -> None:
+    document = Document()
+    document.table(
+        [
+            Column("device", ("device 0 (Ascend910B4)",), is_name=True),
+            Column("steps", ("152 ms",)),
+            Column("copies", ("1.00 ms (0.7 %)",), importance=6),
+            Column("overlapped", ("-",), importance=9),
+            Column("communication", ("101 ms (66.6 %)",), importance=7),
+        ]
+    )
+    assert render_text(document, width=50).splitlines()[0].split() == [
+        "device",
+        "steps",
+        "communication",
+    ]

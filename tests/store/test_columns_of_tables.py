@@ -129,3 +129,70 @@ def test_a_view_is_read_a_part_at_a_time(tmp_path: Path, monkeypatch: pytest.Mon
     assert found["start"].tolist() == [Device.T0 + number for number in range(5)]
     assert found["device"].tolist() == [MISSING] * 5
     assert str(found["end"].dtype) == "int64"
+
+
+@pytest.mark.parametrize("small_bytes", [-1, 1 << 30], ids=["large file", "small file"])
+@pytest.mark.parametrize("value", [None, 3, "x"])
+@pytest.mark.parametrize("names", [("rowid",), ("ROWID", "oid"), ("rowid", "Oid", "_rowid_")])
+def test_columns_with_the_names_of_row_ids_hide_no_rows(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    names: tuple[str, ...],
+    value: Any,
+    small_bytes: int,
+) -> None:
+    monkeypatch.setattr(integer_columns, "_SMALL_BYTES", small_bytes)
+    path = database(tmp_path / "report.db", [(row, row) for row in range(1, 100)])
+    with closing(sqlite3.connect(path)) as db, db:
+        for name in names:
+            db.execute(f"ALTER TABLE TASK ADD COLUMN {name}")
+            db.execute(f"UPDATE TASK SET {name} = ?", (value,))
+    with open_report(path, any_revision=True) as report:
+        for expression in ("startNs", "startNs + 0"):
+            found = report.integers("TASK", {"start": expression})["start"].tolist()
+            assert found == list(range(1, 100))
+        parts = [part["start"] for part, _ in report.windows("TASK", {"start": "startNs"})]
+    assert sum(map(len, parts)) == 99
+
+
+def pages_of(path: Path, table: str) -> tuple[bytearray, list[int]]:
+    """Return the bytes of a file, and where the leaf pages of a table begin."""
+    with closing(sqlite3.connect(path)) as db:
+        (size,) = db.execute("PRAGMA page_size").fetchone()
+        query = "SELECT rootpage FROM sqlite_master WHERE name = ?"
+        root = (db.execute(query, (table,)).fetchone()[0] - 1) * size
+    data = bytearray(path.read_bytes())
+    assert data[root] == 5, "the root has pages below it"
+    count = int.from_bytes(data[root + 3 : root + 5], "big")
+    cells = [
+        root + int.from_bytes(data[root + 12 + 2 * at : root + 14 + 2 * at], "big")
+        for at in range(count)
+    ]
+    return data, [(int.from_bytes(data[cell : cell + 4], "big") - 1) * size for cell in cells]
+
+
+@pytest.mark.parametrize("small_bytes", [-1, 1 << 30], ids=["large file", "small file"])
+@pytest.mark.parametrize("damage", ["copied", "exchanged"])
+@pytest.mark.parametrize("expression", ["startNs", "startNs + 0"], ids=["pages", "SQLite"])
+def test_row_ids_that_do_not_ascend_are_damage(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    damage: str,
+    expression: str,
+    small_bytes: int,
+) -> None:
+    monkeypatch.setattr(integer_columns, "_SMALL_BYTES", small_bytes)
+    monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 100)
+    path = database(tmp_path / "report.db", [(row, row) for row in range(1, 3000)])
+    data, leaves = pages_of(path, "TASK")
+    one, other = (slice(at, at + 4096) for at in (leaves[1], leaves[-2]))
+    kept = data[one]
+    data[one] = data[other]
+    if damage == "exchanged":
+        data[other] = kept
+    path.write_bytes(data)
+    with open_report(path, any_revision=True) as report:
+        with pytest.raises(StoreError, match=r"damaged: table TASK"):
+            report.integers("TASK", {"start": expression})
+        with pytest.raises(StoreError, match=r"damaged: table TASK"):
+            list(report.pieces("TASK", {"start": expression}))

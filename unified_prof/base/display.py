@@ -1,6 +1,6 @@
-"""What objects of the public API have in common: notebooks show them as HTML.
+"""Base classes of objects that notebooks show as HTML.
 
-How they look is for `report`, which lies above all that it shows: it is asked by name.
+The renderer is imported by name, because `report` is a higher layer than the objects.
 """
 
 from __future__ import annotations
@@ -9,22 +9,22 @@ from collections.abc import Iterable
 from importlib import import_module
 from typing import TypeVar
 
-One = TypeVar("One")
+Item = TypeVar("Item")
 
 
 class Displayed:
-    """Shown by notebooks as `report.notebook` draws its kind."""
+    """Shown in notebooks as HTML by `report.notebook`."""
 
     __slots__ = ()
 
     def _repr_html_(self) -> str:
-        return str(import_module("unified_prof.report.notebook").html_of(self))
+        return str(import_module("unified_prof.report.notebook").object_html(self))
 
 
-class Together(list[One], Displayed):
-    """A list that notebooks show as what is in it."""
+class DisplayedList(list[Item], Displayed):
+    """List whose items notebooks show."""
 
     __slots__ = ()
 
-    def __init__(self, things: Iterable[One] = ()) -> None:
-        super().__init__(things)
+    def __init__(self, items: Iterable[Item] = ()) -> None:
+        super().__init__(items)

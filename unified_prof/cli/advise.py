@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from contextlib import ExitStack
 from enum import Enum
 from pathlib import Path
@@ -115,18 +114,9 @@ def advise(
         reports = told.gather_advice(opened)
         if shape == "json":
             text = told.advice_json(reports, opened, of_run, top=top)
-        elif shape == "markdown":
-            text = told.advice_markdown(reports, of_run, top=top or _DEFAULT_FINDINGS)
         else:
-            width, color = _terminal(to_file=file is not None)
-            text = told.advice_text(
-                reports,
-                of_run,
-                top=top or _DEFAULT_FINDINGS,
-                width=width,
-                color=color,
-                full_names=full_names,
-            )
+            document = told.advice_document(reports, of_run, top=top or _DEFAULT_FINDINGS)
+            text = printing.render(document, shape, to_file=file is not None, full_names=full_names)
         missing = opened.coverage.sentence
     _show(text, shape, file, force=force)
     if missing:
@@ -141,10 +131,6 @@ def _show(text: str, shape: str, file: Path | None, *, force: bool) -> None:
         printing.write(file, text, force=force)
 
 
-def _terminal(*, to_file: bool) -> tuple[int | None, bool]:
-    return printing.terminal() if not to_file and sys.stdout.isatty() else (None, False)
-
-
 def _cluster_findings_only(
     of_run: tuple[Finding, ...], shape: str, top: int | None, *, to_file: bool, full: bool
 ) -> str:
@@ -153,18 +139,8 @@ def _cluster_findings_only(
 
     if shape == "json":
         return told.advice_json([], None, of_run[:top], top=top)
-    if shape == "markdown":
-        return told.advice_markdown([], of_run, top=top or _DEFAULT_FINDINGS)
-    width, color = _terminal(to_file=to_file)
-    return told.advice_text(
-        [],
-        of_run,
-        top=top or _DEFAULT_FINDINGS,
-        width=width,
-        color=color,
-        full_names=full,
-        is_run=True,
-    )
+    document = told.advice_document([], of_run, top=top or _DEFAULT_FINDINGS, is_run=True)
+    return printing.render(document, shape, to_file=to_file, full_names=full)
 
 
 def _findings(overview: Overview) -> tuple[Finding, ...]:
@@ -281,11 +257,8 @@ def what_if(
         if shape == "json":
             text = told.what_if_json(reports, changes, opened)
         else:
-            to_terminal = file is None and sys.stdout.isatty()
-            width, color = printing.terminal() if to_terminal else (None, False)
-            text = told.what_if_text(
-                reports, changes, width=width, color=color, full_names=full_names
-            )
+            document = told.what_if_document(reports, changes)
+            text = printing.render(document, shape, to_file=file is not None, full_names=full_names)
         missing = opened.coverage.sentence
     if file is None:
         printing.put(text, for_people=shape == "text")

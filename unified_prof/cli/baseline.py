@@ -146,15 +146,16 @@ def history(
             shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
             for metric in allowed.metrics
         ]
-    width, color = (None, False) if file else printing.terminal()
     if shape == "json":
-        text = printing.json_text(shown.history_document(series, limits))
+        text = printing.json_text(shown.history_fields(series, limits))
     elif shape == "csv":
         text = shown.history_csv(series)
     elif shape == "html":
         text = shown.history_page(series, limits)
     else:
-        text = shown.history_text(series, limits, width=width, color=color)
+        width = None if file else printing.terminal()[0]
+        document = shown.history_document(series, limits, width=width)
+        text = printing.render(document, shape, to_file=file is not None)
     if file is None:
         printing.put(text, for_people=shape == "text")
         return
@@ -168,15 +169,13 @@ def _put(entries: list[Entry], as_json: bool) -> None:
         printing.put_json([_document(entry) for entry in entries])
         return
     from unified_prof.report import names as words
-    from unified_prof.report.tables import Column
-    from unified_prof.report.terminal import TerminalPage
+    from unified_prof.report.document import Column, Document
 
-    width, color = printing.terminal()
-    page = TerminalPage(width=width, color=color)
+    document = Document()
     if not entries:
         printing.print_message("no baselines; save one with `uprof baseline save NAME FILE`")
         return
-    page.table(
+    document.table(
         [
             Column(
                 "baseline",
@@ -200,7 +199,7 @@ def _put(entries: list[Entry], as_json: bool) -> None:
             ),
         ]
     )
-    printing.put(page.text())
+    printing.put(printing.render(document, "text"))
 
 
 def _samples(entry: Entry) -> str:

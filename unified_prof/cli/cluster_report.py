@@ -218,15 +218,9 @@ def diff(
         found = run_comparison.compare_cluster_runs(before, after, by=by.value)
         if shape == "json":
             text = cluster_comparison.cluster_difference_json(found)
-        elif shape == "markdown":
-            text = cluster_comparison.cluster_difference_markdown(
-                found, top=top, full_names=full_names
-            )
         else:
-            width, color = (None, False) if file else printing.terminal()
-            text = cluster_comparison.cluster_difference_text(
-                found, top=top, width=width, color=color, full_names=full_names
-            )
+            document = cluster_comparison.cluster_difference_document(found, top=top)
+            text = printing.render(document, shape, to_file=file is not None, full_names=full_names)
     if file is None:
         printing.put(text, for_people=shape == "text")
     else:

@@ -25,6 +25,7 @@ from unified_prof.errors import UsageError
 if TYPE_CHECKING:
     from unified_prof.compare.device_diff import DeviceDifference
     from unified_prof.compare.operation_changes import By
+    from unified_prof.report.document import Document
 
 
 class ByOption(str, Enum):
@@ -160,8 +161,7 @@ def diff(
             hint="write it to a file with -o",
             slug="not-for-a-terminal",
         )
-    width, color = (None, False) if file else printing.terminal()
-    how = _Shown(shape, by, top, everything, width, color, full_names, noise)
+    how = _Shown(shape, by, top, everything, file is not None, full_names, noise)
     if capture is not None and (base_capture or new_capture):
         raise UsageError(
             "--with applies to both runs",
@@ -204,7 +204,7 @@ def diff(
     else:
         sides = [base, *(more_base or [])], [new, *(more_new or [])]
         found = _compared(*sides, reading, how)
-        text, warnings = found.text(), found.warnings
+        text, warnings = found.text(how), found.warnings
     if file is None:
         printing.put(text, for_people=shape is FormatOption.TEXT)
     else:
@@ -222,10 +222,14 @@ class _Shown:
     by: ByOption
     top: int
     everything: bool
-    width: int | None
-    color: bool
+    to_file: bool
     full_names: bool
     noise: str | None
+
+    def render(self, document: Document) -> str:
+        return printing.render(
+            document, self.shape.value, to_file=self.to_file, full_names=self.full_names
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -257,17 +261,20 @@ class _SideReader:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """A comparison and its presentation."""
+    """A comparison and its presentation: data for JSON, a document, or other text."""
 
-    shape: FormatOption
-    document: Callable[[], dict[str, Any]]
-    words: Callable[[], str]
+    fields: Callable[[], dict[str, Any]]
+    document: Document
     warnings: Sequence[str]
+    # Text in a format that a document has not, such as CSV; None otherwise.
+    produce: Callable[[], str] | None = None
 
-    def text(self) -> str:
-        if self.shape is FormatOption.JSON:
-            return printing.json_text(self.document())
-        return self.words()
+    def text(self, how: _Shown) -> str:
+        if self.produce is not None:
+            return self.produce()
+        if how.shape is FormatOption.JSON:
+            return printing.json_text(self.fields())
+        return how.render(self.document)
 
 
 def _compare_each(
@@ -276,7 +283,7 @@ def _compare_each(
     """Compare several workloads: overall change, then each workload."""
     from unified_prof.compare.comparable import PEAK, TIMES
     from unified_prof.compare.gate import compare_each
-    from unified_prof.report import comparison as shown
+    from unified_prof.report import operation_difference
 
     found = {name: _compared(*sides, reading, how) for name, sides in given.items()}
     pairs = {
@@ -291,13 +298,12 @@ def _compare_each(
     }
     warnings = [f"{name}: {one}" for name, each in found.items() for one in each.warnings]
     if how.shape is FormatOption.JSON:
-        documents = {name: one.document() for name, one in found.items()}
-        return printing.json_text(shown.diff_document(documents, together)), warnings
-    return shown.diffs_text(
-        {name: one.words() for name, one in found.items()},
-        together,
-        as_markdown=how.shape is FormatOption.MARKDOWN,
-    ), warnings
+        fields = {name: one.fields() for name, one in found.items()}
+        return printing.json_text(
+            operation_difference.differences_fields(fields, together)
+        ), warnings
+    documents = {name: one.document for name, one in found.items()}
+    return how.render(operation_difference.differences_document(documents, together)), warnings
 
 
 def _compared(
@@ -331,22 +337,23 @@ def _devices(found: DeviceDifference, how: _Shown) -> _Comparison:
             "--by annotation for one recording",
             slug="no-breakdown",
         )
-    from unified_prof.report.device_documents import device_document
+    from unified_prof.report.device_documents import device_document, device_fields
     from unified_prof.report.formats import DEVICE_FORMATS, DeviceRequest
 
     shown = DeviceRequest(
         by=how.by.value,
         top=how.top,
         everything=how.everything,
-        width=how.width,
-        color=how.color,
         full_names=how.full_names,
     )
 
-    def words() -> str:
-        return DEVICE_FORMATS[how.shape.value].produce(found, shown)
-
-    return _Comparison(how.shape, lambda: device_document(found), words, found.warnings)
+    special = how.shape in _DEVICE_OPTIONS
+    return _Comparison(
+        lambda: device_fields(found),
+        device_document(found, shown),
+        found.warnings,
+        (lambda: DEVICE_FORMATS[how.shape.value].produce(found, shown)) if special else None,
+    )
 
 
 def _check_options(shape: FormatOption, why: str) -> UsageError:
@@ -360,7 +367,7 @@ def _check_options(shape: FormatOption, why: str) -> UsageError:
 def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     """Compare tracked workloads."""
     from unified_prof.compare import diff as analysis
-    from unified_prof.report import comparison, operation_difference
+    from unified_prof.report import operation_difference
 
     if how.shape in _DEVICE_OPTIONS:
         raise _check_options(
@@ -378,17 +385,9 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: nothing to compare", slug="empty-report")
     found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
-    shown: dict[str, Any] = {
-        "top": how.top,
-        "everything": how.everything,
-        "full_names": how.full_names,
-    }
-
-    def words() -> str:
-        if how.shape is FormatOption.MARKDOWN:
-            return comparison.diff_markdown(found, **shown)
-        return comparison.diff_text(found, width=how.width, color=how.color, **shown)
-
+    document = operation_difference.difference_document(
+        found, top=how.top, everything=how.everything
+    )
     return _Comparison(
-        how.shape, lambda: operation_difference.difference_document(found), words, found.warnings
+        lambda: operation_difference.difference_fields(found), document, found.warnings
     )

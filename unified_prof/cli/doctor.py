@@ -19,8 +19,8 @@ def doctor(
 ) -> None:
     """Show which backends can run on this machine, and what is installed."""
     from unified_prof.backends import environment, registry
-    from unified_prof.report.tables import text_columns
-    from unified_prof.report.terminal import TerminalPage
+    from unified_prof.report.document import Document, text_columns
+    from unified_prof.report.terminal import render_text
 
     backends = list(registry.survey())
     versions = {"uprof": VERSION, **environment.versions()}
@@ -43,8 +43,7 @@ def doctor(
         can = "no" if answer.reason else "only on request" if answer.doubt else "yes"
         rows.append((answer.name, can, answer.reason or answer.doubt or ""))
     # Reasons are sentences and are never cut, however narrow the terminal is.
-    page = TerminalPage(width=None, color=False)
-    page.table(text_columns(rows))
-    page.gap()
-    page.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
-    output.put(page.text())
+    document = Document()
+    document.table(text_columns(rows))
+    document.table(text_columns([("installed", ""), *((k, v or "-") for k, v in versions.items())]))
+    output.put(render_text(document))

@@ -206,32 +206,28 @@ def verdicts_text(
     verdicts: Verdicts, pairs: Pairs, shape: FormatOption, *, to_file: bool = False
 ) -> str:
     """Render the verdicts on several workloads."""
-    from unified_prof.report import comparison as shown
+    from unified_prof.report import verdict_documents
 
     if shape is FormatOption.JSON:
-        return output.json_text(shown.verdicts_document(verdicts, pairs))
-    if shape is FormatOption.MARKDOWN:
-        return shown.verdicts_markdown(verdicts, pairs)
+        return output.json_text(verdict_documents.verdicts_fields(verdicts, pairs))
     if shape is FormatOption.JUNIT:
-        return shown.verdicts_junit(verdicts, pairs)
-    width, color = (None, False) if to_file else output.terminal()
-    return shown.verdicts_text(verdicts, width=width, color=color)
+        return verdict_documents.verdicts_junit(verdicts, pairs)
+    document = verdict_documents.verdicts_document(verdicts)
+    return output.render(document, shape.value, to_file=to_file)
 
 
 def verdict_text(
     verdict: Verdict, labels: tuple[str, str], shape: FormatOption, *, to_file: bool = False
 ) -> str:
     """Render the verdict on (baseline, candidate)."""
-    from unified_prof.report import comparison
+    from unified_prof.report import verdict_documents
 
     if shape is FormatOption.JSON:
-        return output.json_text(comparison.gate_document(verdict, *labels))
-    if shape is FormatOption.MARKDOWN:
-        return comparison.gate_markdown(verdict, *labels)
+        return output.json_text(verdict_documents.gate_fields(verdict, *labels))
     if shape is FormatOption.JUNIT:
-        return comparison.gate_junit(verdict, *labels)
-    width, color = (None, False) if to_file else output.terminal()
-    return comparison.gate_text(verdict, width=width, color=color)
+        return verdict_documents.gate_junit(verdict, *labels)
+    document = verdict_documents.gate_document(verdict, *labels)
+    return output.render(document, shape.value, to_file=to_file)
 
 
 def _append(path: Path, text: str) -> None:

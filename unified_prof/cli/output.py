@@ -16,6 +16,7 @@ from unified_prof.errors import OutputError, StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.pipeline.sources import Source
+    from unified_prof.report.document import Document
 
 
 # Control sequence that erases the current terminal line.
@@ -102,9 +103,22 @@ def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
 
 def json_text(document: object) -> str:
     """Return a document as JSON; NaN and infinity raise ValueError."""
-    from unified_prof.report.figures import dump_json
+    from unified_prof.report.renderers import dump_json
 
     return dump_json(document)
+
+
+def render(
+    document: Document, shape: str, *, to_file: bool = False, full_names: bool = False
+) -> str:
+    """Render a document as Markdown, or as text for the terminal, a pipe or a file."""
+    from unified_prof.report.renderers import render_markdown
+    from unified_prof.report.terminal import render_text
+
+    if shape == "markdown":
+        return render_markdown(document, full_names=full_names)
+    width, color = (None, False) if to_file else terminal()
+    return render_text(document, width=width, color=color, full_names=full_names)
 
 
 def put_json(document: object) -> None:

@@ -121,7 +121,7 @@ def produce(
         top=request.top, full_names=request.full_names, width=request.width, color=request.color
     )
     if shape.name == "json":
-        told: dict[str, Any] = {"cluster": cluster_document.run_document(overview)}
+        told: dict[str, Any] = {"cluster": cluster_document.run_fields(overview)}
         if reports is not None:
             told |= json.loads(shape.text(reports, request))
         return output.json_text(told)

@@ -86,10 +86,10 @@ class RunEnd:
     def _say_figures(self, result: RunResult) -> None:
         if result.files and not self.quiet:
             from unified_prof.cli.output import terminal
-            from unified_prof.report import terminal as brief
+            from unified_prof.report.report_document import run_footer
 
             width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
-            text = brief.run_footer(result.files, top=self._top, width=width, color=color)
+            text = run_footer(result.files, top=self._top, width=width, color=color)
             self._say(text.rstrip("\n"))
 
 

@@ -20,7 +20,7 @@ from pathlib import Path
 
 import numpy as np
 
-from unified_prof.base.display import Together
+from unified_prof.base.display import DisplayedList
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.explain.report_questions import Analysis, Change, Supposed
 from unified_prof.explain.what_if import WITHOUT
@@ -242,7 +242,7 @@ def advise(path: str | os.PathLike[str]) -> list[Advice]:
         StoreError: the file is no report or cannot be read.
     """
     with open_analyses(path) as analyses:
-        return Together(one.advice() for one in analyses)
+        return DisplayedList(one.advice() for one in analyses)
 
 
 def what_if(

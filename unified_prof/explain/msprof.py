@@ -315,6 +315,7 @@ class MsprofAnalysis(Analysis):
             count=self._timed_calls() if recording.clock != "none" else None,
             peak_bytes=counters.peak_memory(recording.source, recording.strings),
             iteration_ns=int(np.median(steps)) if steps else None,
+            iteration_p90_ns=int(np.percentile(steps, 90)) if len(steps) > 1 else None,
             iterations=len(steps) or None,
         )
 

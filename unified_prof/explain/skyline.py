@@ -282,6 +282,9 @@ def _median_iteration(steps: list[Step]) -> dict[str, int | None]:
 
     return {
         "iteration_ns": mean([step.total_ns for step in middle]),
+        "iteration_p90_ns": int(np.percentile([step.total_ns or 0 for step in known], 90))
+        if len(known) > 1
+        else None,
         "iteration_forward_ns": mean([step.forward_ns for step in middle]),
         "iteration_backward_ns": mean([step.backward_ns for step in middle]),
         "iteration_waited_ns": mean([step.waited_ns for step in middle]),

@@ -18,10 +18,9 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import Connection, create_engine, event
 from sqlalchemy.pool import StaticPool
 
-from unified_prof.base import resources
 from unified_prof.migrate.steps import FileState
 from unified_prof.schema import catalogue
-from unified_prof.schema.catalogue import REVISION_ROW
+from unified_prof.schema.catalogue import REVISION_ROW, resource_directory
 from unified_prof.sqlite.detect import VERSION_ROWS
 from unified_prof.sqlite.fingerprint import Facts
 from unified_prof.sqlite.statements import quoted
@@ -78,7 +77,7 @@ def config_of(family: str) -> Config:
     `env.py` there says which attributes it needs to run; other families than those of files,
     which keep their version elsewhere, set their own.
     """
-    folder = resources.folder("migrations")
+    folder = resource_directory("migrations")
     config = Config()
     config.set_main_option("script_location", _literal(folder))
     config.set_main_option("version_locations", _literal(folder / family.replace("-", "_")))

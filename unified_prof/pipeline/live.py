@@ -93,13 +93,11 @@ class Profile:
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
         """Write what IPython shows in a terminal."""
-        from unified_prof.report import terminal
+        from unified_prof.report.report_document import run_footer
 
         if self.failure is not None:
             printer.text(f"incomplete: {self.failure}\n")
-        printer.text(
-            terminal.run_footer({kind: [path] for kind, path in self.files.items()}).rstrip()
-        )
+        printer.text(run_footer({kind: [path] for kind, path in self.files.items()}).rstrip())
 
 
 @contextmanager

@@ -153,6 +153,8 @@ class Totals:
     """Highest memory in use at any time."""
     iteration_ns: int | None = None
     """Median time of a whole measured iteration."""
+    iteration_p90_ns: int | None = None
+    """90th percentile of the measured iterations; None for one iteration."""
     iteration_forward_ns: int | None = None
     """Of the iterations in the middle, whose time the median is: so the parts add up to it."""
     iteration_backward_ns: int | None = None

@@ -11,12 +11,11 @@ from unified_prof.explain.api import Opened
 from unified_prof.explain.critical_path import IN_WORDS
 from unified_prof.explain.report_questions import Analysis, Change, Supposed
 from unified_prof.recording.model import Advice, Finding
-from unified_prof.report import heading, names, renderers
-from unified_prof.report import names as words
-from unified_prof.report.figures import advice_fields, coverage_fields, dump_json, readable_answers
-from unified_prof.report.heading import report_title
-from unified_prof.report.tables import Column, SheetWriter
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report import names
+from unified_prof.report.document import Column, Document
+from unified_prof.report.figures import advice_fields, coverage_fields, readable_answers
+from unified_prof.report.renderers import dump_json
+from unified_prof.report.report_document import report_title
 
 # Version of the JSON document; raised when a key changes its meaning or is removed.
 FORMAT_VERSION = 1
@@ -24,7 +23,7 @@ FORMAT_VERSION = 1
 ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 # Number of rules to name if many are skipped for the same reason.
 _MAX_RULES_PER_REASON = 4
-_HEALTHY = "no findings"
+_NO_FINDINGS = "no findings"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,77 +77,52 @@ def advice_json(
     )
 
 
-def advice_text(
+def advice_document(
     reports: Iterable[ReportAdvice],
     of_run: Sequence[Finding],
     *,
     top: int | None,
-    width: int | None,
-    color: bool,
-    full_names: bool,
     is_run: bool = False,
-) -> str:
-    """Render findings as text; for a multi-rank run also if there are none."""
-    page = TerminalPage(width=width, color=color, full_names=full_names)
+) -> Document:
+    """Return the document of findings.
+
+    Args:
+        reports: Findings of each report.
+        of_run: Findings of the multi-rank run.
+        top: Maximum number of findings of each.
+        is_run: If True, also say if a multi-rank run has no findings.
+    """
+    document = Document()
     if of_run or is_run:
-        page.title("findings of the multi-rank run")
+        document.title("Findings of the multi-rank run")
+        for number, finding in enumerate(of_run[:top], start=1):
+            document.line(f"{number}. {finding.text}")
         if not of_run:
-            page.plain(f"  {_HEALTHY}")
-        for cause in of_run[:top]:
-            page.plain(f"  {words.neutral(cause.text)}")
-    for number, one in enumerate(reports):
-        if number or of_run:
-            page.gap()
-        page.title(one.title)
-        add_advice(page, one.advice, top=top)
-    return page.text()
-
-
-def add_advice(page: SheetWriter, advice: Advice, *, top: int | None) -> None:
-    """Add the findings of one report to a page."""
-    page.fact("analyzed", _analyzed_part(advice))
-    for place, found in enumerate(advice.findings[:top], start=1):
-        page.heading(f"{place}. {_heading(found, advice)}")
-        page.plain(f"   {words.neutral(found.text)}")
-        if found.advice:
-            page.plain(f"   try: {found.advice}")
-        if found.evidence:
-            page.table(_evidence(found))
-    if not advice.findings:
-        page.fact("findings", _HEALTHY)
-    elif top is not None and len(advice.findings) > top:
-        page.left_out(len(advice.findings) - top)
-    for line in _skipped_by_reason(advice):
-        page.note(line)
-
-
-def advice_markdown(
-    reports: Iterable[ReportAdvice], of_run: Sequence[Finding], *, top: int | None
-) -> str:
-    """Render findings as Markdown."""
-    parts = []
-    if of_run:
-        lines = [f"- {renderers.escape_markdown(cause.text)}" for cause in of_run[:top]]
-        parts.append("\n".join(["## Findings of the multi-rank run", "", *lines]))
+            document.line(_NO_FINDINGS)
     for one in reports:
-        lines = [
-            f"## {renderers.escape_markdown(one.title)}",
-            "",
-            renderers.escape_markdown(_analyzed_part(one.advice)),
-            "",
-        ]
-        for place, found in enumerate(one.advice.findings[:top], start=1):
-            lines += [f"### {place}. {renderers.escape_markdown(_heading(found, one.advice))}", ""]
-            lines += [renderers.escape_markdown(found.text), ""]
-            if found.advice:
-                lines += [f"Try: {renderers.escape_markdown(found.advice)}", ""]
-            if found.evidence:
-                lines += [*renderers.markdown_table(_evidence(found)), ""]
-        if not one.advice.findings:
-            lines += [renderers.escape_markdown(_HEALTHY), ""]
-        lines += [f"- {renderers.escape_markdown(line)}" for line in _skipped_by_reason(one.advice)]
-        parts.append("\n".join(lines).rstrip())
-    return "\n\n".join(parts or [renderers.escape_markdown(_HEALTHY)]) + "\n"
+        document.title(one.title)
+        add_advice(document, one.advice, top=top)
+    if not document.blocks:
+        document.line(_NO_FINDINGS)
+    return document
+
+
+def add_advice(document: Document, advice: Advice, *, top: int | None) -> None:
+    """Add the findings of one report."""
+    document.fact("analyzed", _analyzed_part(advice))
+    if not advice.findings:
+        document.fact("findings", _NO_FINDINGS)
+    for place, found in enumerate(advice.findings[:top], start=1):
+        document.heading(f"{place}. {_heading(found, advice)}")
+        document.line(f"   {found.text}")
+        if found.advice:
+            document.line(f"   try: {found.advice}")
+        if found.evidence:
+            document.table(_evidence(found))
+    if top is not None and len(advice.findings) > top:
+        document.note(f"and {names.format_number(len(advice.findings) - top)} more (--top)")
+    for line in _skipped_by_reason(advice):
+        document.note(line)
 
 
 def _first(advice: Advice, top: int | None) -> Advice:
@@ -158,7 +132,7 @@ def _first(advice: Advice, top: int | None) -> Advice:
 def _analyzed_part(advice: Advice) -> str:
     if advice.step_ms is None:
         return "no times recorded"
-    length = words.format_duration(advice.step_ms * 1e6)
+    length = names.format_duration(advice.step_ms * 1e6)
     if not advice.steps:
         return f"{length}, no steps recorded{_excluded_part(advice)}"
     many = "1 step" if advice.steps == 1 else f"{advice.steps} steps"
@@ -170,7 +144,7 @@ def _excluded_part(advice: Advice) -> str:
     if not advice.pauses:
         return ""
     many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
-    length = words.format_duration(advice.paused_ms * 1e6)
+    length = names.format_duration(advice.paused_ms * 1e6)
     return (
         f"; {many} of {length}{' in total' if advice.pauses > 1 else ''} excluded, in "
         "which the device is idle: without steps a pause cannot be distinguished from a "
@@ -182,7 +156,7 @@ def _heading(found: Finding, advice: Advice) -> str:
     cost = ""
     if found.cost_ms_per_step:
         a_step = " per step" if advice.steps else " of the recorded time"
-        cost = f"{words.format_duration(found.cost_ms_per_step * 1e6)}{a_step}, "
+        cost = f"{names.format_duration(found.cost_ms_per_step * 1e6)}{a_step}, "
     return f"{found.kind}: {cost}{found.sure}"
 
 
@@ -224,16 +198,16 @@ def _evidence_name(name: str) -> str:
     """Return the display name of an evidence row."""
     before = "before "
     if name.startswith(before):
-        return f"{before}{words.neutral(names.readable_names([name.removeprefix(before)])[0])}"
-    return words.neutral(name)
+        return f"{before}{names.neutral(names.readable_names([name.removeprefix(before)])[0])}"
+    return names.neutral(name)
 
 
 def _cell(key: str, value: Any) -> str:
     if value is None:
         return ""
     if key.endswith("_ns"):
-        return words.format_duration(value)
-    return words.format_number(value) if isinstance(value, int) else words.neutral(str(value))
+        return names.format_duration(value)
+    return names.format_number(value) if isinstance(value, int) else names.neutral(str(value))
 
 
 WHAT_IF_SUFFIXES = {"text": (".txt",), "json": (".json",)}
@@ -261,7 +235,7 @@ def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> li
 
     def ask(analysis: Analysis) -> WhatIfAnswer:
         supposed, summary = analysis.what_if(changes, top=top), analysis.summary
-        return WhatIfAnswer(summary.path, summary.family, heading.report_title(summary), supposed)
+        return WhatIfAnswer(summary.path, summary.family, report_title(summary), supposed)
 
     return readable_answers(opened, ask)
 
@@ -277,7 +251,7 @@ def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], ope
                 for one in changes
             ],
             "reports": [
-                {"path": one.path, "family": one.family, **_document(one.supposed)}
+                {"path": one.path, "family": one.family, **_supposed_fields(one.supposed)}
                 for one in reports
             ],
             "coverage": coverage_fields(opened.coverage),
@@ -285,7 +259,7 @@ def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], ope
     )
 
 
-def _document(one: Supposed) -> dict[str, Any]:
+def _supposed_fields(one: Supposed) -> dict[str, Any]:
     gain = one.gain
     return {
         "steps": one.steps,
@@ -314,32 +288,24 @@ def _document(one: Supposed) -> dict[str, Any]:
     }
 
 
-def what_if_text(
-    reports: Iterable[WhatIfAnswer],
-    changes: Sequence[Change],
-    *,
-    width: int | None,
-    color: bool,
-    full_names: bool,
-) -> str:
-    """Render estimates as text."""
-    page = TerminalPage(width=width, color=color, full_names=full_names)
-    for number, one in enumerate(reports):
-        if number:
-            page.gap()
-        page.title(one.title)
+def what_if_document(reports: Iterable[WhatIfAnswer], changes: Sequence[Change]) -> Document:
+    """Return the document of estimates."""
+    document = Document()
+    for one in reports:
+        document.title(one.title)
         supposed = one.supposed
         if supposed.gain is None:
-            page.fact("critical path", _step_time(supposed))
-            page.gap()
-            page.table(_gain_text(supposed))
+            document.fact("critical path", _step_time(supposed))
+            document.table(_candidate_columns(supposed))
             if any(found.kind == "synchronising" for found in supposed.worth):
-                page.note(f"synchronizations: time saved per {_gain_unit(supposed)} without them")
+                document.note(
+                    f"synchronizations: time saved per {_gain_unit(supposed)} without them"
+                )
         else:
-            _gain(page, supposed, changes)
+            _add_gain(document, supposed, changes)
         for limit in supposed.limits:
-            page.note(limit)
-    return page.text()
+            document.note(limit)
+    return document
 
 
 def _gain_unit(one: Supposed) -> str:
@@ -352,14 +318,14 @@ def _step_time(one: Supposed) -> str:
     return f"{names.format_number(one.steps)} steps, mean {length}" if one.steps > 1 else length
 
 
-def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
+def _add_gain(document: Document, one: Supposed, changes: Sequence[Change]) -> None:
     gain = one.gain
     assert gain is not None
     a_step = gain.before_ns / gain.steps
     for change in changes:
         how = "gone" if isinf(change.factor) else f"{change.factor:g}x faster"
-        page.fact("if", f"{names.neutral(change.name)} is {how}")
-    page.fact(
+        document.fact("if", f"{names.neutral(change.name)} is {how}")
+    document.fact(
         "then",
         f"saves {names.format_duration(gain.per_step_ns)} of "
         f"{names.format_duration(a_step)} per {_gain_unit(one)} "
@@ -368,15 +334,14 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
     )
     changed = gain.changed_ns / gain.steps
     if changed > 1.01 * max(gain.per_step_ns, 0):
-        page.fact(
+        document.fact(
             "hidden",
             f"the changed items themselves take {names.format_duration(changed)} less; the "
             "rest is not on the critical path",
         )
     if 1 < gain.steps <= _MAX_STEPS:
-        page.gap()
         rows = gain.by_step_ns
-        page.table(
+        document.table(
             [
                 Column("step", tuple(names.neutral(name) for name, _, _ in rows), is_name=True),
                 Column("recorded", tuple(names.format_duration(before) for _, before, _ in rows)),
@@ -389,7 +354,7 @@ def _gain(page: TerminalPage, one: Supposed, changes: Sequence[Change]) -> None:
         )
 
 
-def _gain_text(one: Supposed) -> list[Column]:
+def _candidate_columns(one: Supposed) -> list[Column]:
     found = one.worth
     whole = one.before_ns
     return [

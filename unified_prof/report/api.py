@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from importlib import import_module
 from typing import Any
 
-from unified_prof.base.display import Displayed, Together
+from unified_prof.base.display import Displayed, DisplayedList
 from unified_prof.compare import gate as judging
 from unified_prof.compare import runs
 from unified_prof.compare.confidence import Noise
@@ -87,7 +87,7 @@ class Answer(Displayed):
         Raises:
             UsageError: As `breakdown`, or pyarrow is not installed.
         """
-        from unified_prof.report.renderers import arrow_table
+        from unified_prof.report.report_formats import arrow_table
 
         self.breakdown(by)
         chosen = tuple(one for one in self.figures.selections if one.breakdown.by == by)
@@ -113,7 +113,7 @@ def figures(path: Path, *, by: By | Sequence[By] | None = None) -> list[Answer]:
                 f"unknown breakdown {one!r}", hint=f"known: {', '.join(KINDS)}", slug="no-breakdown"
             )
     with open_reports(path) as opened:
-        return Together(
+        return DisplayedList(
             Answer(one)
             for one in readable_answers(opened, lambda one: collect_figures(one, wanted))
         )

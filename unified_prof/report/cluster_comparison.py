@@ -15,12 +15,10 @@ from unified_prof.cluster.run_comparison import (
     RoleChange,
 )
 from unified_prof.cluster.stored_run import STEP_PARTS
-from unified_prof.report import cluster_document, renderers
-from unified_prof.report import names as words
+from unified_prof.report import cluster_document, names
 from unified_prof.report.cluster_text import ClusterSection, cluster_title
-from unified_prof.report.figures import dump_json
-from unified_prof.report.tables import Column
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report.document import Column, Document
+from unified_prof.report.renderers import dump_json
 
 _HEADINGS = {
     "span_ns": "step",
@@ -37,40 +35,24 @@ _HEADINGS = {
 _LEVELS = {True: "between hosts", False: "within a host", None: "-"}
 
 
-def cluster_difference_text(
-    found: ClusterDifference, *, top: int, width: int | None, color: bool, full_names: bool = False
-) -> str:
-    """Render a comparison as text for a terminal of `width` columns, or None for a pipe."""
-    page = TerminalPage(width=width, color=color, full_names=full_names)
-    for side, overview in (("base", found.base), ("new", found.new)):
-        page.fact(side, cluster_title(overview))
-    for heading, lines in _findings(found):
-        page.heading(heading)
-        for line in lines:
-            page.plain(line)
+def cluster_difference_document(found: ClusterDifference, *, top: int) -> Document:
+    """Return the document of a comparison with at most `top` rows per table."""
+    document = Document()
+    document.fact("base", cluster_title(found.base))
+    document.fact("new", cluster_title(found.new))
+    for heading, findings in (
+        ("new findings", found.new_findings),
+        ("resolved findings", found.gone_findings),
+        ("unchanged findings", found.kept_findings),
+    ):
+        if findings:
+            document.heading(heading)
+            for finding in findings:
+                document.line(finding.text)
     for section in _sections(found, top):
-        page.heading(section.heading)
-        page.table(section.columns)
-        if section.left_out:
-            page.note(f"and {words.format_number(section.left_out)} more (--top)")
-    return page.text()
-
-
-def cluster_difference_markdown(
-    found: ClusterDifference, *, top: int, full_names: bool = False
-) -> str:
-    """Render a comparison as GitHub-flavored Markdown."""
-    sides = [renderers.escape_markdown(cluster_title(one)) for one in (found.base, found.new)]
-    lines = [f"## {sides[0]} -> {sides[1]}"]
-    for heading, texts in _findings(found):
-        lines += ["", f"### {heading.capitalize()}", ""]
-        lines += [f"- {renderers.escape_markdown(one)}" for one in texts]
-    for section in _sections(found, top):
-        lines += ["", f"### {section.heading.capitalize()}", ""]
-        lines += renderers.markdown_table(section.columns, full_names=full_names)
-        if section.left_out:
-            lines += ["", f"and {words.format_number(section.left_out)} more"]
-    return "\n".join(lines) + "\n"
+        document.heading(section.heading)
+        document.table(section.columns, left_out=section.left_out)
+    return document
 
 
 def cluster_difference_json(found: ClusterDifference) -> str:
@@ -111,27 +93,17 @@ def _row_fields(row: Any) -> dict[str, Any]:
     return {name: told(getattr(row, name), plain) for name, plain in asdict(row).items()}
 
 
-def _findings(found: ClusterDifference) -> Iterator[tuple[str, list[str]]]:
-    for heading, some in (
-        ("new findings", found.new_findings),
-        ("resolved findings", found.gone_findings),
-        ("unchanged findings", found.kept_findings),
-    ):
-        if some:
-            yield heading, [words.neutral(one.text) for one in some]
-
-
 def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
-    names = [
+    parts = [
         name
         for name in ("span_ns", *STEP_PARTS)
         if (pair := found.step[name]).base is not None or pair.new is not None
     ]
-    pairs = [found.step[name] for name in names]
+    pairs = [found.step[name] for name in parts]
     yield ClusterSection(
         "mean step",
         [
-            Column("part", tuple(_HEADINGS[name] for name in names), is_name=True),
+            Column("part", tuple(_HEADINGS[name] for name in parts), is_name=True),
             *_times(pairs),
         ],
     )
@@ -149,10 +121,10 @@ def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
 def _times(pairs: Sequence[QuantityPair], *, importance: int = 10) -> list[Column]:
     return [
         Column(
-            "base", tuple(words.format_duration(one.base) for one in pairs), importance=importance
+            "base", tuple(names.format_duration(one.base) for one in pairs), importance=importance
         ),
         Column(
-            "new", tuple(words.format_duration(one.new) for one in pairs), importance=importance
+            "new", tuple(names.format_duration(one.new) for one in pairs), importance=importance
         ),
         Column("ratio", tuple(_ratio(one) for one in pairs), importance=importance),
     ]
@@ -161,14 +133,14 @@ def _times(pairs: Sequence[QuantityPair], *, importance: int = 10) -> list[Colum
 def _pair_column(heading: str, pairs: Sequence[QuantityPair], importance: int) -> Column:
     """Return one column of `base -> new`."""
     cells = tuple(
-        f"{words.format_duration(one.base)} -> {words.format_duration(one.new)}" for one in pairs
+        f"{names.format_duration(one.base)} -> {names.format_duration(one.new)}" for one in pairs
     )
     return Column(heading, cells, importance=importance)
 
 
 def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
     return [
-        Column("role", tuple(words.neutral(row.role) for row in rows), is_name=True),
+        Column("role", tuple(names.neutral(row.role) for row in rows), is_name=True),
         Column(
             "ranks", tuple(f"{row.base_ranks} -> {row.new_ranks}" for row in rows), importance=5
         ),
@@ -182,13 +154,13 @@ def _role_columns(rows: Sequence[RoleChange]) -> list[Column]:
 
 def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
     return [
-        Column("collective", tuple(words.neutral(row.kind) for row in rows), is_name=True),
+        Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
         Column(
             "group",
             tuple(f"{row.group_kind} of {_sizes(row.base_size, row.new_size)}" for row in rows),
             is_name=True,
         ),
-        Column("size", tuple(words.format_size(row.bytes) for row in rows)),
+        Column("size", tuple(names.format_size(row.bytes) for row in rows)),
         *_times([row.transfer_ns for row in rows]),
         _pair_column("waiting", [row.wait_ns for row in rows], 7),
         Column("bus", tuple(_rates(row.bus_gb_per_s) for row in rows), importance=6),
@@ -197,7 +169,7 @@ def _collective_columns(rows: Sequence[CollectiveChange]) -> list[Column]:
 
 def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
     return [
-        Column("links", tuple(words.neutral(row.kind) for row in rows), is_name=True),
+        Column("links", tuple(names.neutral(row.kind) for row in rows), is_name=True),
         Column("where", tuple(_LEVELS[row.across_hosts] for row in rows), is_name=True),
         Column(
             "count", tuple(f"{row.base_links} -> {row.new_links}" for row in rows), importance=5
@@ -208,7 +180,7 @@ def _link_columns(rows: Sequence[LinkChange]) -> list[Column]:
 
 
 def _operation_columns(rows: Sequence[OperationChange]) -> list[Column]:
-    columns = [Column("kernel", tuple(words.neutral(row.name) for row in rows), is_name=True)]
+    columns = [Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True)]
     if {row.stage for row in rows} != {"all"}:
         columns.append(Column("stage", tuple(row.stage for row in rows), importance=8))
     return [*columns, *_times([row.time_ns for row in rows])]

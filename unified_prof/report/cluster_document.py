@@ -6,9 +6,7 @@ of group and link occurs once, so that a run of a thousand ranks stays readable.
 
 from __future__ import annotations
 
-import csv
 from dataclasses import asdict, dataclass
-from io import StringIO
 from statistics import median
 from typing import Any
 
@@ -16,9 +14,8 @@ import numpy as np
 
 from unified_prof.cluster.overview import GroupRow, LinkRow, Overview, RankRow, StepRow
 from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, GroupRecord
-from unified_prof.report.figures import dump_json
 from unified_prof.report.formats import ClusterRequest
-from unified_prof.report.renderers import csv_cell
+from unified_prof.report.renderers import csv_text, dump_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,7 +114,7 @@ def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...
 CLUSTER_FORMAT_VERSION = 1
 
 
-def run_document(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
+def run_fields(overview: Overview, *, top: int | None = None) -> dict[str, Any]:
     """Return the whole run as plain data; `top` limits all lists except the findings."""
     return {
         "version": CLUSTER_FORMAT_VERSION,
@@ -237,12 +234,7 @@ def produce_cluster_csv(overview: Overview, request: ClusterRequest) -> str:
     rows = [_flatten_row(row) for row in _rows(overview, request)]
     if request.top is not None:
         rows = rows[: request.top]
-    output = StringIO()
-    fields = list(dict.fromkeys(name for row in rows for name in row))
-    writer = csv.DictWriter(output, fields, lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return output.getvalue()
+    return csv_text(rows)
 
 
 def _rows(overview: Overview, request: ClusterRequest) -> list[dict[str, Any]]:
@@ -274,11 +266,11 @@ def _flatten_row(row: dict[str, Any]) -> dict[str, Any]:
     flat: dict[str, Any] = {}
     for name, value in row.items():
         if isinstance(value, dict):
-            flat |= {f"{name}.{inner}": csv_cell(one) for inner, one in value.items()}
+            flat |= {f"{name}.{inner}": one for inner, one in value.items()}
         elif isinstance(value, list):
             flat[name] = " ".join(map(str, value))
         elif not (value is None and name in ("blame",)):
-            flat[name] = csv_cell(value)
+            flat[name] = value
     return flat
 
 
@@ -296,7 +288,7 @@ def produce_cluster_json(overview: Overview, request: ClusterRequest) -> str:
                 "ranks": [rank_fields(row) for row in rows[: request.top]],
             }
         )
-    return dump_json(run_document(overview, top=request.top))
+    return dump_json(run_fields(overview, top=request.top))
 
 
 def _rank(overview: Overview, number: int, step: int | None) -> dict[str, Any]:

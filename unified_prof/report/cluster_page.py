@@ -155,7 +155,7 @@ def produce_cluster_page(overview: Overview, request: ClusterRequest) -> str:
 
 
 def _data(overview: Overview, request: ClusterRequest) -> dict[str, Any]:
-    whole = cluster_document.run_document(overview)
+    whole = cluster_document.run_fields(overview)
     return {
         "coverage": {"headline": "", "missing": []},
         "title": cluster_title(overview, folder=False),

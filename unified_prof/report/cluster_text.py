@@ -14,11 +14,12 @@ from unified_prof.cluster.overview import (
     StepRow,
     format_ranges,
 )
-from unified_prof.report import names, renderers
+from unified_prof.report import names
 from unified_prof.report.cluster_document import RankDetail, RankOperationRow
+from unified_prof.report.document import Column, Document
 from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
-from unified_prof.report.tables import Column
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report.renderers import render_markdown
+from unified_prof.report.terminal import render_text
 
 
 def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
@@ -28,7 +29,7 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
         return tuple(names.format_duration(row.parts.get(name)) for row in rows)
 
     blames = [row.blame for row in rows]
-    columns = [
+    return [
         Column("rank", tuple(str(row.rank.rank) for row in rows)),
         Column(
             "host",
@@ -72,7 +73,6 @@ def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
             importance=9,
         ),
     ]
-    return _recorded_name(columns)
 
 
 def step_columns(rows: Sequence[StepRow]) -> list[Column]:
@@ -81,94 +81,84 @@ def step_columns(rows: Sequence[StepRow]) -> list[Column]:
     def times(name: str) -> tuple[str, ...]:
         return tuple(names.format_duration(row.parts.get(name)) for row in rows)
 
-    return _recorded_name(
-        [
-            Column("step", tuple(str(row.step) for row in rows)),
-            Column("mean", tuple(names.format_duration(row.span_ns) for row in rows)),
-            Column("longest", tuple(names.format_duration(row.longest_ns) for row in rows)),
-            Column("by rank", tuple(str(row.longest_rank) for row in rows)),
-            Column("compute", times("compute_ns")),
-            Column("most", tuple(names.format_duration(row.most_compute_ns) for row in rows)),
-            Column("by rank", tuple(str(row.most_compute_rank) for row in rows), importance=9),
-            Column("communication", times("exposed_communication_ns"), importance=8),
-            Column("waiting", times("exposed_wait_ns"), importance=7),
-            Column("idle", times("idle_ns"), importance=6),
-        ]
-    )
+    return [
+        Column("step", tuple(str(row.step) for row in rows)),
+        Column("mean", tuple(names.format_duration(row.span_ns) for row in rows)),
+        Column("longest", tuple(names.format_duration(row.longest_ns) for row in rows)),
+        Column("by rank", tuple(str(row.longest_rank) for row in rows)),
+        Column("compute", times("compute_ns")),
+        Column("most", tuple(names.format_duration(row.most_compute_ns) for row in rows)),
+        Column("by rank", tuple(str(row.most_compute_rank) for row in rows), importance=9),
+        Column("communication", times("exposed_communication_ns"), importance=8),
+        Column("waiting", times("exposed_wait_ns"), importance=7),
+        Column("idle", times("idle_ns"), importance=6),
+    ]
 
 
 def group_columns(rows: Sequence[GroupRow]) -> list[Column]:
     """Return the table of collectives by kind of group."""
-    return _recorded_name(
-        [
-            Column(
-                "group",
-                tuple(f"{row.group_kind} of {row.size:,} (x{row.groups:,})" for row in rows),
-                is_name=True,
+    return [
+        Column(
+            "group",
+            tuple(f"{row.group_kind} of {row.size:,} (x{row.groups:,})" for row in rows),
+            is_name=True,
+        ),
+        Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
+        Column("size", tuple(names.format_size(row.bytes) for row in rows)),
+        Column("per step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
+        Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
+        Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
+        Column(
+            "set-up",
+            tuple(names.format_duration(row.setup_ns or None) for row in rows),
+            importance=4,
+        ),
+        Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
+        Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
+        Column(
+            "ranks",
+            tuple(
+                "-" if row.slowest_group is None else format_ranges(row.slowest_group.ranks, most=3)
+                for row in rows
             ),
-            Column("collective", tuple(names.neutral(row.kind) for row in rows), is_name=True),
-            Column("size", tuple(names.format_size(row.bytes) for row in rows)),
-            Column("per step", tuple(f"{row.per_step:,.3g}" for row in rows), importance=6),
-            Column("transfer", tuple(names.format_duration(row.transfer_ns) for row in rows)),
-            Column("waiting", tuple(names.format_duration(row.wait_ns) for row in rows)),
-            Column(
-                "set-up",
-                tuple(names.format_duration(row.setup_ns or None) for row in rows),
-                importance=4,
-            ),
-            Column("bus", tuple(_rate(row.bus_gb_per_s) for row in rows), importance=8),
-            Column("slowest", tuple(_rate(row.slowest_gb_per_s) for row in rows), importance=7),
-            Column(
-                "ranks",
-                tuple(
-                    "-"
-                    if row.slowest_group is None
-                    else format_ranges(row.slowest_group.ranks, most=3)
-                    for row in rows
-                ),
-                is_name=True,
-                importance=5,
-            ),
-        ]
-    )
+            is_name=True,
+            importance=5,
+        ),
+    ]
 
 
 def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
     """Return the table of links."""
     where = {0: "within a host", 1: "between hosts", None: "-"}
-    return _recorded_name(
-        [
-            Column(
-                "link",
-                tuple(f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows),
-                is_name=True,
-            ),
-            Column(
-                "of",
-                tuple(names.neutral(row.link.kind) for row in rows),
-                is_name=True,
-                importance=7,
-            ),
-            Column(
-                "where",
-                tuple(where[row.link.across_hosts] for row in rows),
-                is_name=True,
-                importance=6,
-            ),
-            Column(
-                "transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4
-            ),
-            Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
-            Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
-            Column("slow rank", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
-            Column(
-                ("similar links"),
-                tuple(_rate(row.link.like_gb_per_s) for row in rows),
-                importance=8,
-            ),
-            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
-        ]
-    )
+    return [
+        Column(
+            "link",
+            tuple(f"{row.link.src_rank} -> {row.link.dst_rank}" for row in rows),
+            is_name=True,
+        ),
+        Column(
+            "of",
+            tuple(names.neutral(row.link.kind) for row in rows),
+            is_name=True,
+            importance=7,
+        ),
+        Column(
+            "where",
+            tuple(where[row.link.across_hosts] for row in rows),
+            is_name=True,
+            importance=6,
+        ),
+        Column("transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4),
+        Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
+        Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
+        Column("slow rank", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+        Column(
+            ("similar links"),
+            tuple(_rate(row.link.like_gb_per_s) for row in rows),
+            importance=8,
+        ),
+        Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+    ]
 
 
 def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> list[Column]:
@@ -183,37 +173,33 @@ def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> li
         "input_late_ns": "late input",
         "idle_ns": "idle",
     }
-    return _recorded_name(
-        [Column("step", tuple(str(number) for number, _ in rows))]
-        + [
+    return [
+        Column("step", tuple(str(number) for number, _ in rows)),
+        *(
             Column(heading, tuple(names.format_duration(parts[name]) for _, parts in rows))
             for name, heading in headings.items()
-        ]
-    )
+        ),
+    ]
 
 
 def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
     """Return the table of one rank's kernels, compared with its pipeline stage."""
-    return _recorded_name(
-        [
-            Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
-            Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
-            Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
-            Column(
-                "vs stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
-            ),
-            Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
-            Column(
-                "longest", tuple(names.format_duration(row.max_ns) for row in rows), importance=4
-            ),
-            Column(
-                "module",
-                tuple(names.neutral(row.module) for row in rows),
-                is_name=True,
-                importance=3,
-            ),
-        ]
-    )
+    return [
+        Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
+        Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
+        Column("time", tuple(names.format_duration(row.total_ns) for row in rows)),
+        Column(
+            "vs stage", tuple(names.format_duration(row.stage_ns) for row in rows), importance=7
+        ),
+        Column("ratio", tuple(_factor(row.ratio) for row in rows), importance=9),
+        Column("longest", tuple(names.format_duration(row.max_ns) for row in rows), importance=4),
+        Column(
+            "module",
+            tuple(names.neutral(row.module) for row in rows),
+            is_name=True,
+            importance=3,
+        ),
+    ]
 
 
 @dataclass(frozen=True, slots=True)
@@ -238,15 +224,6 @@ def kernel_kind_columns(rows: Sequence[KernelKindRow]) -> list[Column]:
         Column("per rank", tuple(names.format_duration(row.total_ns / row.ranks) for row in rows)),
         Column("most", tuple(names.format_duration(row.most_ns) for row in rows), importance=8),
         Column("by rank", tuple(str(row.most_rank) for row in rows), importance=8),
-    ]
-
-
-def _recorded_name(columns: list[Column]) -> list[Column]:
-    """Drop columns without any value."""
-    return [
-        column
-        for index, column in enumerate(columns)
-        if index == 0 or any(cell not in ("", names.NOT_MEASURED) for cell in column.cells)
     ]
 
 
@@ -443,40 +420,36 @@ def _operations(overview: Overview) -> list[KernelKindRow]:
 
 def produce_cluster_text(overview: Overview, request: ClusterRequest) -> str:
     """Render the run as text."""
-    page = TerminalPage(width=request.width, color=request.color, full_names=request.full_names)
-    page.title(cluster_title(overview))
-    for what, text in cluster_headline(overview):
-        page.fact(what, text)
-    for line in cluster_remarks(overview):
-        page.remark("warning", line)
-    if request.by is None and request.rank is None and request.step is None:
-        page.heading("findings")
-        for line in verdict(overview):
-            page.plain(line)
-    for section in cluster_sections(overview, request):
-        page.heading(section.heading)
-        page.table(section.columns)
-        if section.left_out:
-            page.note(f"and {names.format_number(section.left_out)} more (--top)")
-    return page.text()
+    return render_text(
+        run_document(overview, request),
+        width=request.width,
+        color=request.color,
+        full_names=request.full_names,
+    )
 
 
 def produce_cluster_markdown(overview: Overview, request: ClusterRequest) -> str:
     """Render the run as Markdown."""
-    lines = [f"## {renderers.escape_markdown(cluster_title(overview))}", ""]
-    lines += [
-        f"- **{what}**: {renderers.escape_markdown(text)}"
-        for what, text in cluster_headline(overview)
-    ]
-    lines += [
-        f"- **warning**: {renderers.escape_markdown(line)}" for line in cluster_remarks(overview)
-    ]
+    return render_markdown(run_document(overview, request), full_names=request.full_names)
+
+
+def run_document(overview: Overview, request: ClusterRequest) -> Document:
+    """Return the document of a run, or of one rank or step.
+
+    Raises:
+        UsageError: The run has no such rank or step.
+    """
+    document = Document()
+    document.title(cluster_title(overview))
+    for label, text in cluster_headline(overview):
+        document.fact(label, text)
+    for line in cluster_remarks(overview):
+        document.warning("warning", line)
     if request.by is None and request.rank is None and request.step is None:
-        lines += ["", "### Findings", ""]
-        lines += [f"- {renderers.escape_markdown(line)}" for line in verdict(overview)]
+        document.heading("findings")
+        for line in verdict(overview):
+            document.line(line)
     for section in cluster_sections(overview, request):
-        lines += ["", f"### {section.heading.capitalize()}", ""]
-        lines += renderers.markdown_table(section.columns, full_names=request.full_names)
-        if section.left_out:
-            lines += ["", f"and {names.format_number(section.left_out)} more"]
-    return "\n".join(lines) + "\n"
+        document.heading(section.heading)
+        document.table(section.columns, left_out=section.left_out)
+    return document

@@ -11,10 +11,10 @@ from unified_prof.compare.device_side import PARTS, UNKNOWN_DEVICE, Side
 from unified_prof.compare.device_tables import Allowed, Amount, Line
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import IN_WORDS
-from unified_prof.report import names as words
+from unified_prof.report import names
+from unified_prof.report.document import Column
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import IDENTICAL_SIDES, comparison_text, format_signed
-from unified_prof.report.tables import Column
 
 NONE: Final = "-"
 
@@ -26,7 +26,7 @@ _SMALL_RATIO: Final = 0.01
 
 def device_title(found: DeviceDifference) -> str:
     """Return the names of both sides."""
-    return f"{words.neutral(found.base.label)} -> {words.neutral(found.new.label)}"
+    return f"{names.neutral(found.base.label)} -> {names.neutral(found.new.label)}"
 
 
 def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
@@ -38,7 +38,7 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
         lines.append(
             (
                 unit(found),
-                f"{words.format_duration(before)} -> {words.format_duration(after)} ({change})",
+                f"{names.format_duration(before)} -> {names.format_duration(after)} ({change})",
             )
         )
     for metric, comparison in found.totals.items():
@@ -46,11 +46,11 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
             is_size = metric == PEAK
             said = comparison_text(comparison, is_size=is_size)
             if found.identical:
-                show = words.format_size if is_size else words.format_duration
+                show = names.format_size if is_size else names.format_duration
                 said = f"{show(comparison.new_median)} on both sides"
             elif not found.same_devices:
                 base, new = comparison.base_median, comparison.new_median
-                said = f"{words.format_size(base)} -> {words.format_size(new)}"
+                said = f"{names.format_size(base)} -> {names.format_size(new)}"
             lines.append((metric if is_size else "median step", said))
     return lines
 
@@ -98,7 +98,7 @@ def _amount_of_steps(side: Side) -> str:
     of = f" of {side.recordings} recordings" if side.recordings > 1 else ""
     if side.steps is None:
         return f"no steps{of}"
-    return f"{words.format_number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
+    return f"{names.format_number(side.steps)} step{'s' if side.steps != 1 else ''}{of}"
 
 
 def unit(found: DeviceDifference) -> str:
@@ -125,7 +125,7 @@ def _peaks(found: DeviceDifference) -> list[str]:
             said.setdefault(f"{_peak(limits.base)} -> {_peak(limits.new)}", []).append(name)
     if not said:
         return []
-    parts = "; ".join(f"{', '.join(names)}: {peaks}" for peaks, names in said.items())
+    parts = "; ".join(f"{', '.join(classes)}: {peaks}" for peaks, classes in said.items())
     return [
         f"attainable: ratio if both devices worked at their peak ({parts}; ? marks an "
         "uncertain peak)"
@@ -264,16 +264,16 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
             rows.append((said, before, after))
     return [
         Column("of which", tuple(name for name, _, _ in rows), is_name=True),
-        Column("base", tuple(words.format_duration(before) for _, before, _ in rows)),
+        Column("base", tuple(names.format_duration(before) for _, before, _ in rows)),
         Column(
             "share",
-            tuple(words.format_share(before, whole[0]) for _, before, _ in rows),
+            tuple(names.format_share(before, whole[0]) for _, before, _ in rows),
             importance=5,
         ),
-        Column("new", tuple(words.format_duration(after) for _, _, after in rows)),
+        Column("new", tuple(names.format_duration(after) for _, _, after in rows)),
         Column(
             "share",
-            tuple(words.format_share(after, whole[1]) for _, _, after in rows),
+            tuple(names.format_share(after, whole[1]) for _, _, after in rows),
             importance=5,
         ),
         Column("change", tuple(format_signed(after - before) for _, before, after in rows)),
@@ -325,8 +325,8 @@ def _columns(
         )
         columns.append(Column("attainable", told, importance=7))
     for heading, places in (
-        ("module", [_decimals(row.modules) for row in lines]),
-        ("line", [_decimals(row.lines) for row in lines]),
+        ("module", [_first_of(row.modules) for row in lines]),
+        ("line", [_first_of(row.lines) for row in lines]),
     ):
         if any(places):
             columns.append(Column(heading, tuple(places), is_name=True, importance=4))
@@ -345,8 +345,8 @@ def _name_with_calls(found: DeviceDifference, row: Line) -> str:
 
 def _shown(name: str) -> str:
     if name.endswith(" B") and name[:-2].isdigit():
-        return words.format_size(int(name[:-2]))
-    return words.neutral(name)
+        return names.format_size(int(name[:-2]))
+    return names.neutral(name)
 
 
 def _count(value: float) -> str:
@@ -358,7 +358,7 @@ def _runs(amount: Amount | None, side: Side) -> str:
 
 
 def _time(amount: Amount | None, side: Side) -> str:
-    return NONE if amount is None else words.format_duration(side.per_share(amount.total_ns))
+    return NONE if amount is None else names.format_duration(side.per_share(amount.total_ns))
 
 
 def _attainable_ratio(limits: Allowed | None) -> str:
@@ -366,11 +366,12 @@ def _attainable_ratio(limits: Allowed | None) -> str:
     return "" if limits is None else f"{limits.ratio:.2f} x{'?' if limits.uncertain else ''}"
 
 
-def _decimals(names: Sequence[str]) -> str:
-    if not names:
+def _first_of(places: Sequence[str]) -> str:
+    """Return the first of several places and the number of the others."""
+    if not places:
         return ""
-    more = f" (+{len(names) - 1})" if len(names) > 1 else ""
-    return f"{words.neutral(names[0])}{more}"
+    more = f" (+{len(places) - 1})" if len(places) > 1 else ""
+    return f"{names.neutral(places[0])}{more}"
 
 
 # Fields of a row; times and counts are per step (or recording) of one device.

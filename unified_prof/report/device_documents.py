@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import asdict
-from io import StringIO
 from typing import Any, Final
 
 from unified_prof.compare.device_diff import DeviceDifference
@@ -13,9 +11,7 @@ from unified_prof.compare.device_side import PARTS, Side
 from unified_prof.compare.device_tables import Amount, Line
 from unified_prof.recording.calls import UNKNOWN
 from unified_prof.recording.idle import IN_WORDS
-from unified_prof.report import device_comparison as headline_page
-from unified_prof.report import html_page, names, renderers
-from unified_prof.report import names as words
+from unified_prof.report import html_page, names
 from unified_prof.report.device_comparison import (
     DEVICE_ROW_FIELDS,
     device_headline,
@@ -24,15 +20,14 @@ from unified_prof.report.device_comparison import (
     device_tables,
     device_title,
 )
-from unified_prof.report.figures import dump_json
+from unified_prof.report.document import Document
 from unified_prof.report.formats import DeviceRequest
 from unified_prof.report.operation_difference import DIFFERENCE_FORMAT_VERSION, finite_or_none
-from unified_prof.report.renderers import csv_cell
-from unified_prof.report.tables import SheetWriter
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report.renderers import csv_text, dump_json, render_markdown
+from unified_prof.report.terminal import render_text
 
 
-def device_document(found: DeviceDifference) -> dict[str, Any]:
+def device_fields(found: DeviceDifference) -> dict[str, Any]:
     """Return a comparison as plain data for JSON, with all rows."""
     rows = {
         "class": found.classes,
@@ -54,7 +49,7 @@ def device_document(found: DeviceDifference) -> dict[str, Any]:
         "identical": found.identical,
         "warnings": list(found.warnings),
         "left_out": list(found.left_out),
-        "sides": {"base": _side_document(found.base), "new": _side_document(found.new)},
+        "sides": {"base": _side_fields(found.base), "new": _side_fields(found.new)},
         "totals": {
             name: {
                 **asdict(comparison),
@@ -69,16 +64,16 @@ def device_document(found: DeviceDifference) -> dict[str, Any]:
             "slower_ns": slower,
             "faster_ns": faster,
         },
-        "parts": [_part_document(found, name) for name in PARTS],
+        "parts": [_part_fields(found, name) for name in PARTS],
         "breakdowns": {
-            by: [_row_document(found, row) for row in lines] for by, lines in rows.items()
+            by: [_row_fields(found, row) for row in lines] for by, lines in rows.items()
         },
     }
     plain: dict[str, Any] = finite_or_none(made)
     return plain
 
 
-def _side_document(side: Side) -> dict[str, Any]:
+def _side_fields(side: Side) -> dict[str, Any]:
     return {
         "devices": list(side.devices),
         "device_count": side.device_count,
@@ -92,7 +87,7 @@ def _side_document(side: Side) -> dict[str, Any]:
     }
 
 
-def _part_document(found: DeviceDifference, name: str) -> dict[str, Any]:
+def _part_fields(found: DeviceDifference, name: str) -> dict[str, Any]:
     before, after = found.part_ns(name)
     return {
         "name": name,
@@ -105,12 +100,12 @@ def _part_document(found: DeviceDifference, name: str) -> dict[str, Any]:
     }
 
 
-def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
+def _row_fields(found: DeviceDifference, row: Line) -> dict[str, Any]:
     made: dict[str, Any] = {
         "name": row.name,
         "side": row.side,
-        "base": _amount_document(row.base, found.base),
-        "new": _amount_document(row.new, found.new),
+        "base": _amount_fields(row.base, found.base),
+        "new": _amount_fields(row.new, found.new),
         "delta_ns": found.change_ns(row),
         "ratio": found.ratio(row),
     }
@@ -123,17 +118,17 @@ def _row_document(found: DeviceDifference, row: Line) -> dict[str, Any]:
         ("new_name", row.new_name, str),
         ("modules", row.modules, list),
         ("lines", row.lines, list),
-        ("shapes", row.shapes, lambda rows: [_row_document(found, one) for one in rows]),
+        ("shapes", row.shapes, lambda rows: [_row_fields(found, one) for one in rows]),
         (
             "kernels",
             found.kernels_of(row) if row.number != UNKNOWN else (),
-            lambda rows: [_row_document(found, one) for one in rows],
+            lambda rows: [_row_fields(found, one) for one in rows],
         ),
     )
     return made | {name: plain(value) for name, value, plain in more if value}
 
 
-def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None:
+def _amount_fields(amount: Amount | None, side: Side) -> dict[str, Any] | None:
     if amount is None:
         return None
     return {
@@ -146,56 +141,50 @@ def _amount_document(amount: Amount | None, side: Side) -> dict[str, Any] | None
 
 def produce_device_json(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as JSON with all rows."""
-    return dump_json(device_document(found))
+    return dump_json(device_fields(found))
 
 
 def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as one CSV table; cells that a side lacks are empty."""
-    output = StringIO()
-    writer = csv.DictWriter(output, DEVICE_ROW_FIELDS, lineterminator="\n")
-    writer.writeheader()
-    for row in device_rows(found):
-        writer.writerow({name: csv_cell(value) for name, value in row.items()})
-    return output.getvalue()
+    return csv_text(device_rows(found), DEVICE_ROW_FIELDS)
 
 
 def produce_device_markdown(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as Markdown."""
-    lines = [f"## {renderers.escape_markdown(device_title(found))}", ""]
-    lines += [f"- **warning**: {renderers.escape_markdown(warning)}" for warning in found.warnings]
-    lines += [
-        f"- **{what}**: {renderers.escape_markdown(line)}" for what, line in device_headline(found)
-    ]
-    for heading, columns, left_out in device_tables(found, shown):
-        lines += ["", f"### {renderers.escape_markdown(heading)}", ""]
-        lines += renderers.markdown_table(columns, full_names=shown.full_names)
-        if left_out:
-            lines += ["", f"and {names.format_number(left_out)} more"]
-    lines += ["", *map(renderers.escape_markdown, device_remarks(found))]
-    return "\n".join(lines) + "\n"
+    return render_markdown(device_document(found, shown), full_names=shown.full_names)
 
 
 def produce_device_text(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as text for a terminal or a pipe."""
-    page = TerminalPage(width=shown.width, color=shown.color, full_names=shown.full_names)
-    add_device_comparison(page, found, shown)
-    return page.text()
+    return render_text(
+        device_document(found, shown),
+        width=shown.width,
+        color=shown.color,
+        full_names=shown.full_names,
+    )
 
 
-def add_device_comparison(page: SheetWriter, found: DeviceDifference, shown: DeviceRequest) -> None:
-    """Add a comparison to a page."""
-    page.title(device_title(found))
+def device_document(found: DeviceDifference, shown: DeviceRequest) -> Document:
+    """Return the document of a comparison."""
+    document = Document()
+    add_device_comparison(document, found, shown)
+    return document
+
+
+def add_device_comparison(
+    document: Document, found: DeviceDifference, shown: DeviceRequest
+) -> None:
+    """Add a comparison to a document."""
+    document.title(device_title(found))
     for warning in found.warnings:
-        page.remark("warning", names.neutral(warning))
-    for what, line in device_headline(found):
-        page.fact(what, names.neutral(line))
+        document.warning("warning", warning)
+    for label, text in device_headline(found):
+        document.fact(label, text)
     for heading, columns, left_out in device_tables(found, shown):
-        page.heading(heading)
-        page.table(columns)
-        if left_out:
-            page.left_out(left_out)
+        document.heading(heading)
+        document.table(columns, left_out=left_out)
     for line in device_remarks(found):
-        page.note(names.neutral(line))
+        document.note(line)
 
 
 _SCRIPTS: Final = ("base.js", "frame.js", "table.js", "difference.js")
@@ -211,7 +200,7 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     label = f"{found.base.label} -> {found.new.label}"
     parts = [
         {
-            "name": _finding_lines(name),
+            "name": _part_name(name),
             "color": _COLORS.get(name) or f"idle-{name.removeprefix(_IDLE)}",
             "base_ns": found.part_ns(name)[0],
             "new_ns": found.part_ns(name)[1],
@@ -219,15 +208,13 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
         for name in PARTS
         if any(found.part_ns(name))
     ]
-    tables = _tables(found)
+    tables = _page_tables(found)
     data: dict[str, Any] = {
-        "title": words.neutral(label),
+        "title": names.neutral(label),
         "unit": "step" if found.base.steps and found.new.steps else "recording",
-        "warnings": [words.neutral(one) for one in found.warnings],
-        "headline": [
-            [what, words.neutral(text)] for what, text in headline_page.device_headline(found)
-        ],
-        "remarks": [words.neutral(one) for one in headline_page.device_remarks(found)],
+        "warnings": [names.neutral(one) for one in found.warnings],
+        "headline": [[what, names.neutral(text)] for what, text in device_headline(found)],
+        "remarks": [names.neutral(one) for one in device_remarks(found)],
         "base_ns": found.base.per_share(found.base.window_ns),
         "new_ns": found.new.per_share(found.new.window_ns),
         "parts": parts,
@@ -238,13 +225,13 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     return html_page.fill_page(title, ("page.css",), _SCRIPTS, data)
 
 
-def _finding_lines(part: str) -> str:
+def _part_name(part: str) -> str:
     if not part.startswith(_IDLE):
         return part
     return f"idle: {IN_WORDS.get(part.removeprefix(_IDLE), part)}"
 
 
-def _tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
+def _page_tables(found: DeviceDifference) -> dict[str, dict[str, Any]]:
     """Return the largest changes of each breakdown, and the number of further rows."""
     tables: dict[str, dict[str, Any]] = {}
     for row in device_rows(found):

@@ -1,11 +1,9 @@
-"""Figures of a report, selected and sorted: the common input of all formats; JSON text."""
+"""Figures of a report, selected and sorted: the common input of all formats."""
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, replace
-from functools import cache
 from typing import Any, TypeVar
 
 from unified_prof.errors import StoreError, UsageError
@@ -349,56 +347,3 @@ def row_fields(breakdown: Breakdown, row: Row) -> dict[str, Any]:
         "allocated_bytes": row.allocated_bytes,
         **row.extra,
     }
-
-
-_STEP = "  "
-
-
-def dump_json(document: object) -> str:
-    """Return a document as JSON; NaN and infinity raise ValueError.
-
-    Same text as `json.dumps` with an indent of two. Values without nested values, such as rows, are
-    encoded in C, which takes a fifth of the time.
-    """
-    return "".join(_json_lines(document, "\n")) + "\n"
-
-
-def _json_lines(value: object, line: str) -> Iterator[str]:
-    """Yield the text of a value; its closing bracket is preceded by the line break `line`."""
-    if isinstance(value, dict) and all(isinstance(key, str) for key in value):
-        if not _is_nested(value.values()):
-            yield _flatten_row(value, line)
-            return
-        between = "{" + line + _STEP
-        for key, one in value.items():
-            yield f"{between}{json.dumps(key)}: "
-            yield from _json_lines(one, line + _STEP)
-            between = "," + line + _STEP
-        yield line + "}"
-    elif isinstance(value, list | tuple):
-        if not _is_nested(value):
-            yield _flatten_row(value, line)
-            return
-        between = "[" + line + _STEP
-        for one in value:
-            yield between
-            yield from _json_lines(one, line + _STEP)
-            between = "," + line + _STEP
-        yield line + "]"
-    else:
-        # Line breaks occur only between values: within strings they are escaped.
-        yield json.dumps(value, indent=2, allow_nan=False).replace("\n", line)
-
-
-def _is_nested(values: Iterable[object]) -> bool:
-    return any(isinstance(one, dict | list | tuple) for one in values)
-
-
-def _flatten_row(value: dict[str, object] | list[object] | tuple[object, ...], line: str) -> str:
-    text = _encoder(line + _STEP).encode(value)
-    return f"{text[0]}{line}{_STEP}{text[1:-1]}{line}{text[-1]}" if value else text
-
-
-@cache
-def _encoder(line: str) -> json.JSONEncoder:
-    return json.JSONEncoder(allow_nan=False, separators=("," + line, ": "))

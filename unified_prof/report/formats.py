@@ -90,19 +90,23 @@ class Format:
 
 
 FORMATS: tuple[Format, ...] = (
-    Format("text", "terminal:produce_text", (".txt",), for_people=True),
-    Format("json", "renderers:produce_json", (".json",)),
-    Format("csv", "renderers:produce_csv", (".csv",)),
-    Format("markdown", "renderers:produce_markdown", (".md", ".markdown")),
+    Format("text", "report_formats:produce_text", (".txt",), for_people=True),
+    Format("json", "report_formats:produce_json", (".json",)),
+    Format("csv", "report_formats:produce_csv", (".csv",)),
+    Format("markdown", "report_formats:produce_markdown", (".md", ".markdown")),
     Format(
         "html", "html_page:produce_page", (".html", ".htm"), for_terminal=False, embeds_source=True
     ),
     Format(
-        "parquet", "renderers:produce_parquet", (".parquet",), for_terminal=False, is_text=False
+        "parquet",
+        "report_formats:produce_parquet",
+        (".parquet",),
+        for_terminal=False,
+        is_text=False,
     ),
     Format(
         "arrow",
-        "renderers:produce_arrow",
+        "report_formats:produce_arrow",
         (".arrow", ".feather"),
         for_terminal=False,
         is_text=False,

@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import csv
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
-from io import StringIO
 from typing import Any, Protocol
 
 from unified_prof.compare.gate import Limits
 from unified_prof.compare.history import Change, History, Point
-from unified_prof.report import html_page as page_file
-from unified_prof.report import names as words
-from unified_prof.report import renderers
-from unified_prof.report.tables import Column
-from unified_prof.report.terminal import TerminalPage
+from unified_prof.report import html_page, names
+from unified_prof.report.document import Column, Document
+from unified_prof.report.renderers import csv_text
 
 FORMAT_VERSION = 1
-_CHART, _NARROW_CHART = 40, 24
-"""Columns of the chart in a terminal, and in one of less than _WIDE columns."""
+# Width of the chart in a terminal, and in a terminal narrower than _WIDE.
+_CHART_WIDTH, _NARROW_CHART_WIDTH = 40, 24
 _WIDE = 110
+# Characters of a commit id that are shown.
 _COMMIT = 10
 _STYLES = ("page.css", "history.css")
 _SCRIPTS = ("base.js", "frame.js", "table.js", "history.js")
@@ -66,13 +63,13 @@ class BaselineSeries:
         """Yield each version with its point, oldest first."""
         yield from zip(self.entries, self.history.points, strict=True)
 
-    def in_words(self, value: float | None) -> str:
+    def format_value(self, value: float | None) -> str:
         """Format a value."""
         return (
-            words.format_size(value) if self.history.unit == "B" else words.format_duration(value)
+            names.format_size(value) if self.history.unit == "B" else names.format_duration(value)
         )
 
-    def change_in_words(self, change: Change | None) -> str:
+    def describe_change(self, change: Change | None) -> str:
         """Format a change; empty if there is none."""
         if change is None:
             return ""
@@ -80,57 +77,54 @@ class BaselineSeries:
         return said if change.ratio is None else f"{said} {(change.ratio - 1) * 100:+.1f} %"
 
 
-def history_text(
-    series: Sequence[BaselineSeries], limits: Limits, *, width: int | None, color: bool
-) -> str:
-    """Render charts for a terminal of `width` columns (None for a pipe), a row per version."""
-    page = TerminalPage(width=width, color=color)
-    columns = _CHART if width is None or width >= _WIDE else _NARROW_CHART
-    for number, one in enumerate(series):
-        if number:
-            page.gap()
-        page.title(words.neutral(one.title))
-        rows = list(one.rows())
-        page.table(
-            [
-                Column("version", tuple(f"@{entry.version}" for entry, _ in rows)),
-                Column(
-                    "saved (UTC)",
-                    tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
-                    importance=6,
-                ),
-                Column(
-                    "commit",
-                    tuple(words.neutral(_commit(entry)) for entry, _ in rows),
-                    is_name=True,
-                    importance=7,
-                ),
-                Column(
-                    "runs",
-                    tuple(words.format_number(point.runs) for _, point in rows),
-                    importance=5,
-                ),
-                Column("median", tuple(one.in_words(point.value) for _, point in rows)),
-                Column(_scale(one, columns), tuple(_chart(one, columns))),
-                Column(
-                    "change",
-                    tuple(one.change_in_words(point.change) for _, point in rows),
-                    is_name=True,
-                ),
-            ]
-        )
-        for entry, point in rows:
+def history_document(
+    series: Sequence[BaselineSeries], limits: Limits, *, width: int | None
+) -> Document:
+    """Return the document of the histories, with charts for a terminal of `width` columns."""
+    document = Document()
+    chart_width = _CHART_WIDTH if width is None or width >= _WIDE else _NARROW_CHART_WIDTH
+    for one in series:
+        document.title(one.title)
+        document.table(_version_columns(one, chart_width))
+        for entry, point in one.rows():
             if point.change is not None and point.change.kind == "restarted":
-                page.note(f"@{entry.version}: {words.neutral(point.change.reason)}")
-    page.note(series_remarks(limits))
+                document.note(f"@{entry.version}: {point.change.reason}")
+    document.note(series_remarks(limits))
     if any(
         point.low is None and point.value is not None for one in series for _, point in one.rows()
     ):
-        page.note(
+        document.note(
             "no confidence interval: one run, and the run-to-run variation is unknown "
             "(`uprof gate --self-test`)"
         )
-    return page.text()
+    return document
+
+
+def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
+    """Return the table of versions with a chart row each."""
+    rows = list(series.rows())
+    return [
+        Column("version", tuple(f"@{entry.version}" for entry, _ in rows)),
+        Column(
+            "saved (UTC)",
+            tuple(f"{entry.saved_at:%Y-%m-%d %H:%M}" for entry, _ in rows),
+            importance=6,
+        ),
+        Column(
+            "commit",
+            tuple(names.neutral(_commit(entry)) for entry, _ in rows),
+            is_name=True,
+            importance=7,
+        ),
+        Column("runs", tuple(names.format_number(point.runs) for _, point in rows), importance=5),
+        Column("median", tuple(series.format_value(point.value) for _, point in rows)),
+        Column(_scale(series, chart_width), tuple(_chart(series, chart_width))),
+        Column(
+            "change",
+            tuple(series.describe_change(point.change) for _, point in rows),
+            is_name=True,
+        ),
+    ]
 
 
 def series_remarks(limits: Limits) -> str:
@@ -138,12 +132,12 @@ def series_remarks(limits: Limits) -> str:
     return (
         "changes are marked by the gate's rule against the versions since the last "
         f"change; limits: {limits.max_regress * 100:g} % and "
-        f"{words.format_duration(limits.min_abs_ns)} or "
-        f"{words.format_size(limits.min_abs_bytes)}"
+        f"{names.format_duration(limits.min_abs_ns)} or "
+        f"{names.format_size(limits.min_abs_bytes)}"
     )
 
 
-def history_document(series: Sequence[BaselineSeries], limits: Limits) -> dict[str, Any]:
+def history_fields(series: Sequence[BaselineSeries], limits: Limits) -> dict[str, Any]:
     """Return the histories as plain data for JSON."""
     return {
         "format_version": FORMAT_VERSION,
@@ -163,30 +157,25 @@ def history_document(series: Sequence[BaselineSeries], limits: Limits) -> dict[s
 
 def history_csv(series: Sequence[BaselineSeries]) -> str:
     """Render the histories as one CSV table; unknown values are empty."""
-    output = StringIO()
-    rows = [
+    return csv_text(
         {"name": one.name, "metric": one.history.metric, "unit": one.history.unit}
         | _row(entry, point)
         for one in series
         for entry, point in one.rows()
-    ]
-    writer = csv.DictWriter(output, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    for row in rows:
-        writer.writerow({name: renderers.csv_cell(value) for name, value in row.items()})
-    return output.getvalue()
+    )
 
 
 def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
     """Render the histories as one HTML page."""
-    names = list(dict.fromkeys(one.name for one in series))
-    title = f"History of {', '.join(names[:3])}" + (" and others" if len(names) > 3 else "")
-    data = history_document(series, limits)
+    baselines = list(dict.fromkeys(one.name for one in series))
+    others = " and others" if len(baselines) > 3 else ""
+    title = f"History of {', '.join(baselines[:3])}{others}"
+    data = history_fields(series, limits)
     for found, one in zip(data["series"], series, strict=True):
         found["title"] = one.title
         for point, (_, known) in zip(found["points"], one.rows(), strict=True):
-            point["said"] = one.change_in_words(known.change)
-    return page_file.fill_page(
+            point["said"] = one.describe_change(known.change)
+    return html_page.fill_page(
         title,
         _STYLES,
         _SCRIPTS,
@@ -232,8 +221,8 @@ def _range(series: BaselineSeries) -> tuple[float, float]:
 
 def _scale(series: BaselineSeries, columns: int) -> str:
     if all(point.value is None for point in series.history.points):
-        return words.NOT_MEASURED
-    low, high = (series.in_words(one) for one in _range(series))
+        return names.NOT_MEASURED
+    low, high = (series.format_value(one) for one in _range(series))
     return f"{low}{high:>{max(1, columns - len(low))}}"
 
 

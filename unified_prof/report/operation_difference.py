@@ -1,22 +1,141 @@
-"""Columns, headline, JSON and phrases of the comparison of tracked workloads."""
+"""Documents and JSON of comparisons of tracked workloads."""
 
 from __future__ import annotations
 
 import math
+from collections import Counter
+from collections.abc import Mapping
 from dataclasses import asdict
 from typing import Any
 
 from unified_prof.compare.comparable import PEAK, Place, Waiting
 from unified_prof.compare.diff import Difference
-from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange
-from unified_prof.compare.statistics import MIN_SAMPLES, Comparison
+from unified_prof.compare.operation_changes import Change, KernelChange, SizeChange, Status
+from unified_prof.compare.statistics import MIN_SAMPLES, SAME_WITHIN, Comparison
 from unified_prof.report import names
-from unified_prof.report.tables import Column
+from unified_prof.report.document import Column, Document
 
+# Name of the figures over all workloads.
+GEOMETRIC_MEAN = "geometric mean"
 _TIMES = "total, forward and backward"
+_HIDDEN_REASONS: dict[Status, str] = {
+    "same": f"unchanged within {SAME_WITHIN * 100:g} %",
+    "unclear": "inconclusive, within the run-to-run variation",
+    "inconclusive": "with too few samples",
+}
+_TESTED = ("same", "unclear", "slower", "faster")
+_UNCHANGED: tuple[Status, ...] = ("same", "unclear", "inconclusive")
 
 # Version of the JSON document; raised when a key changes its meaning or is removed.
 DIFFERENCE_FORMAT_VERSION = 1
+
+MORE_RUNS = (
+    "the run-to-run variation is unknown with one run per side: give several with --base "
+    "and --new, or measure it with `uprof gate --self-test`"
+)
+
+
+def difference_document(found: Difference, *, top: int, everything: bool = False) -> Document:
+    """Return the document of a comparison.
+
+    Args:
+        found: Comparison.
+        top: Maximum rows of each table.
+        everything: If True, also show unchanged rows.
+    """
+    document = Document()
+    add_difference(document, found, top=top, everything=everything)
+    return document
+
+
+def add_difference(document: Document, found: Difference, *, top: int, everything: bool) -> None:
+    """Add a comparison to a document."""
+    document.title(f"{found.base.label} -> {found.new.label}")
+    for warning in found.warnings:
+        document.warning("warning", warning)
+    for label, text in difference_headline(found):
+        document.fact(label, text)
+    hidden = _hidden_statuses(found, everything)
+    changes = tuple(change for change in found.changes if change.status not in hidden)
+    for heading, columns, count in (
+        ("Time", change_columns(changes[:top], found.new_ns - found.base_ns), len(changes)),
+        ("Memory", size_columns(found.size_changes[:top]), len(found.size_changes)),
+        (
+            "Kernels under each operation",
+            kernel_columns(found.kernel_changes[:top]),
+            len(found.kernel_changes),
+        ),
+    ):
+        if count:
+            document.heading(heading)
+            document.table(columns, left_out=max(0, count - top))
+    for line in _remarks(found, everything):
+        document.note(line)
+
+
+def _hidden_statuses(found: Difference, everything: bool) -> tuple[Status, ...]:
+    """Return the statuses that are hidden by default; none if nothing could be tested."""
+    tested = any(change.status in _TESTED for change in found.changes)
+    return _UNCHANGED if tested and not everything else ()
+
+
+def _remarks(found: Difference, everything: bool) -> list[str]:
+    lines = [names.neutral(line) for line in found.left_out]
+    if found.identical:
+        lines.insert(0, IDENTICAL_SIDES)
+        if found.changes and not everything:
+            lines.append(
+                f"{names.format_number(len(found.changes))} rows hidden (--all shows them)"
+            )
+        return lines
+    if (line := waiting_text(found.waiting)) is not None and found.totals:
+        lines.append(line)
+    hidden = _hidden_statuses(found, everything)
+    count = Counter(change.status for change in found.changes)
+    said = [
+        f"{names.format_number(count[status])} {_HIDDEN_REASONS[status]}"
+        for status in _UNCHANGED
+        if status in hidden and count[status]
+    ]
+    if said:
+        lines.append(f"hidden (--all shows them): {', '.join(said)}")
+    if count["inconclusive"]:
+        lines.append(
+            f"comparing an operation needs {MIN_SAMPLES} samples per side: measure more "
+            "iterations, or give several reports with --base and --new"
+        )
+    if any(total.of_one_run for metric, total in found.totals.items() if metric != PEAK):
+        lines.append(MORE_RUNS)
+    return lines
+
+
+def differences_document(
+    found: Mapping[str, Document], means: Mapping[str, Comparison]
+) -> Document:
+    """Return the document of several comparisons: geometric means, then each comparison."""
+    document = Document()
+    document.title(f"{GEOMETRIC_MEAN} of {', '.join(found)}")
+    for metric, comparison in means.items():
+        document.fact(metric, comparison_text(comparison, is_size=metric == PEAK))
+    if not means:
+        document.line("no figure that all workloads have")
+    for name, one in found.items():
+        document.add(one, name)
+    return document
+
+
+def differences_fields(
+    found: Mapping[str, dict[str, Any]], means: Mapping[str, Comparison]
+) -> dict[str, Any]:
+    """Return several comparisons and their geometric means as plain data for JSON."""
+    plain: dict[str, Any] = {
+        "format_version": DIFFERENCE_FORMAT_VERSION,
+        "workloads": dict(found),
+        "geometric_mean": finite_or_none(
+            {metric: {**asdict(one), "verdict": one.verdict()} for metric, one in means.items()}
+        ),
+    }
+    return plain
 
 
 def change_columns(changes: tuple[Change, ...], net_ns: float) -> list[Column]:
@@ -157,7 +276,7 @@ ONE_RUN = "run-to-run variation unknown with one run per side"
 RUNS_DIFFER = "run-to-run variation too large"
 
 
-def difference_document(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
+def difference_fields(difference: Difference, *, top: int | None = None) -> dict[str, Any]:
     """Return a comparison as plain data for JSON."""
     found: dict[str, Any] = {
         "format_version": DIFFERENCE_FORMAT_VERSION,
@@ -166,7 +285,7 @@ def difference_document(difference: Difference, *, top: int | None = None) -> di
         "warnings": list(difference.warnings),
         "left_out": list(difference.left_out),
         "identical": difference.identical,
-        "waiting": waiting_document(difference.waiting),
+        "waiting": waiting_fields(difference.waiting),
         "totals": {
             name: {
                 **asdict(found),
@@ -278,8 +397,8 @@ def waiting_text(waiting: Waiting | None) -> str | None:
     )
 
 
-def waiting_document(waiting: Waiting | None) -> dict[str, Any] | None:
-    """Return the same as plain data."""
+def waiting_fields(waiting: Waiting | None) -> dict[str, Any] | None:
+    """Return the shares of waiting as plain data."""
     return None if waiting is None else asdict(waiting)
 
 

@@ -1,303 +1,219 @@
-"""Text pages for terminals and pipes, the text format of reports, the footer of `uprof run`."""
+"""Text of documents for terminals and pipes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import re
+import textwrap
+from collections.abc import Sequence
 from io import StringIO
-from pathlib import Path
 
 from rich.cells import cell_len
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
+from rich.table import Table as RichTable
+from rich.text import Text as RichText
 
-from unified_prof.errors import UprofError
-from unified_prof.explain.api import Opened, open_files
-from unified_prof.explain.report_questions import Analysis
-from unified_prof.recording.source import Coverage
-from unified_prof.report import heading, names, tables
-from unified_prof.report import heading as sections
-from unified_prof.report import names as words
-from unified_prof.report.figures import DEFAULT_TEXT_ROWS, Figures, collect_figures, gather_figures
-from unified_prof.report.formats import ReportRequest
-from unified_prof.report.tables import Column, SheetWriter
+from unified_prof.report import names
+from unified_prof.report.document import Column, Document, Table, Text, Warnings, display_columns
 
-# If a name column would be narrower than this, other columns are dropped.
+# Name columns are shortened to this width before other columns are dropped.
 _MIN_NAME_WIDTH = 24
-_REASONS = 20
+# Width of the first name column if even the columns that are never dropped do not fit.
+_MIN_FIRST_NAME_WIDTH = 12
 _MAX_NAME_WIDTH = 100
 # Maximum width of a table in a pipe, unless its figures need more.
 _MAX_TABLE_WIDTH = 200
-# Maximum width of a fact in a pipe; longer facts are wrapped at semicolons.
-_MAX_FACT_WIDTH = 200
-# Line width of wrapped facts.
-_WRAPPED_FACT_WIDTH = 120
+# Width at which facts and findings are wrapped in a pipe.
+_PIPE_WIDTH = 120
+# Wider than any line: no wrapping.
 _UNLIMITED = 100_000
+# Minimum width of the labels of facts.
+_MIN_LABEL_WIDTH = 12
 _GAP = 2
+_MAX_REASONS = 20
+_BAR_WIDTH = 60
+# Characters of the parts of a bar, the first one by default.
+_BAR_CHARACTERS = {
+    "compute": "█",
+    "exposed communication": "▓",
+    "copies": "▒",
+    "idle": "·",
+    "forward": "█",
+    "backward": "▓",
+    "optimizer and other": "▒",
+}
+# A number and its unit stay on one line: the space between them is this character while wrapping.
+_UNBREAKABLE = "\ue000"
+_NUMBER_AND_UNIT = re.compile(r"(?<=\d) (?=[%A-Za-zµ])")
+_STYLES = {"title": "bold", "heading": "bold", "note": "dim"}
 
 
-class TerminalPage:
-    """Text page.
+def render_text(
+    document: Document, *, width: int | None = None, color: bool = False, full_names: bool = False
+) -> str:
+    """Render a document as text without trailing spaces.
 
     Args:
+        document: Document.
         width: Width of the terminal; None for a pipe.
         color: If True, use escape sequences for color.
-        full_names: If True, do not shorten names.
+        full_names: If True, neither shorten names nor wrap lines.
     """
+    renderer = _TextRenderer(width, color=color, full_names=full_names)
+    for is_separated, blocks in document.groups():
+        renderer.add(blocks, document.more, is_separated=is_separated)
+    return renderer.text()
 
-    def __init__(self, *, width: int | None, color: bool, full_names: bool = False) -> None:
-        self._terminal_width = width
+
+class _TextRenderer:
+    def __init__(self, width: int | None, *, color: bool, full_names: bool) -> None:
+        self._width = None if full_names else width
         self._full_names = full_names
+        self._draws = width is not None
         self._output = StringIO()
         self._console = Console(
             file=self._output,
-            width=_UNLIMITED if width is None or full_names else width,
+            width=self._width or _UNLIMITED,
             force_terminal=color,
-            force_jupyter=False,  # in a kernel it would be shown there, and not be our text
+            force_jupyter=False,  # in a kernel the text would be displayed, not returned
             no_color=not color,
             color_system="standard" if color else None,
             highlight=False,
             emoji=False,
             markup=False,
-            soft_wrap=width is None or full_names,
+            soft_wrap=self._width is None,
         )
 
-    def title(self, text: str) -> None:
-        """Add a title."""
-        self._console.print(Text(text, style="bold"))
+    def text(self) -> str:
+        return "\n".join(line.rstrip() for line in self._output.getvalue().split("\n"))
 
-    def heading(self, text: str) -> None:
-        """Add an empty line and the heading of a table."""
-        self._console.print()
-        self._console.print(Text(text, style="bold"))
+    def add(self, blocks: Sequence[object], more: str, *, is_separated: bool) -> None:
+        """Add consecutive blocks of one kind."""
+        labels = [block.label for block in blocks if isinstance(block, Text)]
+        label_width = max(map(cell_len, labels), default=0)
+        for index, block in enumerate(blocks):
+            if is_separated and (not index or not isinstance(block, Text) or not block.label):
+                self._console.print()
+            if isinstance(block, Table):
+                self._table(block, more)
+            elif isinstance(block, Warnings):
+                self._warning(block)
+            elif isinstance(block, Text):
+                if block.kind == "finding" and not index:
+                    self._console.print(RichText("findings", style="bold"))
+                self._text(block, label_width)
 
-    def gap(self) -> None:
-        """Add an empty line."""
-        self._console.print()
-
-    def fact(self, what: str, text: str) -> None:
-        """Add a headline figure.
-
-        Long lines are wrapped by the terminal, and at semicolons in a pipe.
-        """
-        label = f"{what:<12}  "
-        if self._terminal_width is None and len(label) + len(text) > _MAX_FACT_WIDTH:
-            text = f"\n{' ' * len(label)}".join(
-                _wrap_at_semicolons(text, _WRAPPED_FACT_WIDTH - len(label))
-            )
-        self._console.print(Text.assemble((label, "cyan"), text))
-
-    def remark(self, what: str, text: str) -> None:
-        """Add a warning."""
-        self._console.print(Text.assemble((f"{what}: ", "yellow"), text))
-
-    def warnings(self, what: str, reasons: Sequence[str]) -> None:
-        """Add a warning with its reasons, one line each if there are several."""
-        first, *more = reasons
-        if not more:
-            self.remark(what, first)
+    def _text(self, block: Text, label_width: int) -> None:
+        if block.kind in ("fact", "finding"):
+            minimum = _MIN_LABEL_WIDTH if block.kind == "fact" else 0
+            label = f"{block.label:<{max(label_width, minimum)}}  "
+            self._print(block.text, RichText(label, "cyan"), pipe_width=_PIPE_WIDTH)
+            if block.bar and self._draws:
+                self._console.print(f"{' ' * len(label)}{_bar(block.bar)}")
             return
-        self._console.print(Text(f"{what}:", style="yellow"))
-        for reason in reasons[:_REASONS]:
-            self._console.print(Text(f"  {reason}"))
-        if len(reasons) > _REASONS:
-            self.note(f"  and {len(reasons) - _REASONS:,} more")
+        text = block.text.lstrip()
+        indent = " " * (len(block.text) - len(text))
+        self._print(text, RichText(indent), style=_STYLES.get(block.kind, ""))
 
-    def plain(self, text: str) -> None:
-        """Add a line."""
-        self._console.print(Text(text))
+    def _print(self, text: str, label: RichText, *, style: str = "", pipe_width: int = 0) -> None:
+        """Print a label and a text; further lines are indented to the beginning of the text."""
+        width = self._width or (0 if self._full_names else pipe_width)
+        room = width - label.cell_len
+        lines = [text]
+        if 0 < room < cell_len(text):
+            whole = _NUMBER_AND_UNIT.sub(_UNBREAKABLE, text)
+            if self._width is None:
+                wrapped = textwrap.wrap(whole, room, break_long_words=False, break_on_hyphens=False)
+            else:
+                wrapped = [line.plain for line in RichText(whole).wrap(self._console, room)]
+            lines = [line.replace(_UNBREAKABLE, " ").rstrip() for line in wrapped]
+        indent = RichText(" " * label.cell_len)
+        for index, line in enumerate(lines):
+            start = indent if index else label
+            self._console.print(RichText.assemble(start, (line, style)))
 
-    def note(self, text: str) -> None:
-        """Add a less important line."""
-        self._console.print(Text(text, style="dim"))
+    def _warning(self, block: Warnings) -> None:
+        if len(block.reasons) == 1:
+            self._print(f"{block.label}: {block.reasons[0]}", RichText(), style="yellow")
+            return
+        self._print(f"{block.label}:", RichText(), style="yellow")
+        for reason in block.reasons[:_MAX_REASONS]:
+            self._print(reason, RichText("  "))
+        if len(block.reasons) > _MAX_REASONS:
+            left_out = f"  and {len(block.reasons) - _MAX_REASONS:,} more"
+            self._console.print(RichText(left_out, "dim"))
 
-    def left_out(self, count: int) -> None:
-        """Add the number of rows that are not shown."""
-        self.note(f"and {words.format_number(count)} more (--top)")
-
-    def table(self, columns: Sequence[Column]) -> None:
-        """Add a table.
-
-        On a narrow terminal the least important columns are dropped. In a pipe all columns stay and
-        names are shortened.
-        """
-        if not self._full_names:
-            columns = tables.with_readable_names(columns)
-        columns = tables.collapse_equal_rows(columns)
-        shown, widths = self._fitting(columns)
-        table = Table(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
-        for column, wide in zip(shown, widths, strict=True):
-            table.add_column(
+    def _table(self, table: Table, more: str) -> None:
+        columns, widths = self._fit(display_columns(table.columns, full_names=self._full_names))
+        shown = RichTable(box=None, pad_edge=False, padding=(0, _GAP, 0, 0), header_style="bold")
+        for column, width in zip(columns, widths, strict=True):
+            shown.add_column(
                 column.heading,
                 justify="left" if column.is_name else "right",
                 no_wrap=True,
-                width=wide,
-                style="dim" if column.is_name and column is not shown[0] else None,
+                width=width,
+                style="dim" if column.is_name and column is not columns[0] else None,
             )
-        for cells in zip(*(column.cells for column in shown), strict=True):
-            table.add_row(*map(Text, map(names.truncate_middle, cells, widths)))
-        self._console.print(table)
+        for cells in zip(*(column.cells for column in columns), strict=True):
+            shown.add_row(*map(RichText, map(names.truncate_middle, cells, widths)))
+        self._console.print(shown)
+        if table.left_out:
+            left_out = f"and {names.format_number(table.left_out)} more{more}"
+            self._console.print(RichText(left_out, style="dim"))
 
-    def _fitting(self, columns: Sequence[Column]) -> tuple[list[Column], list[int]]:
+    def _fit(self, columns: Sequence[Column]) -> tuple[list[Column], list[int]]:
+        """Return the columns that fit and their widths."""
         if self._full_names:
-            return list(columns), [_width(column) for column in columns]
-        if self._terminal_width is None:
-            return list(columns), _pipe_widths(columns)
-        return _fit_columns(columns, self._terminal_width)
-
-    def text(self) -> str:
-        """Return the page without trailing spaces."""
-        return "\n".join(line.rstrip() for line in self._output.getvalue().split("\n"))
-
-
-def _wrap_at_semicolons(text: str, room: int) -> list[str]:
-    """Wrap a text at semicolons."""
-    lines: list[str] = []
-    for part in text.split("; "):
-        if lines and len(lines[-1]) + len(part) + 3 <= room:
-            lines[-1] += f"; {part}"
-        else:
-            lines.append(part)
-    return [*(f"{line};" for line in lines[:-1]), lines[-1]]
+            return list(columns), [_natural_width(column) for column in columns]
+        if self._width is None:
+            widths = [
+                min(_natural_width(column), column.lines * _MAX_NAME_WIDTH)
+                if column.is_cut
+                else _natural_width(column)
+                for column in columns
+            ]
+            _shorten(columns, widths, _MAX_TABLE_WIDTH, _MIN_NAME_WIDTH, prose=False)
+            return list(columns), widths
+        return _fit_terminal(columns, self._width)
 
 
-def _fit_columns(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
-    """Drop the least important columns until names fit; return the widths of the others."""
+def _fit_terminal(columns: Sequence[Column], width: int) -> tuple[list[Column], list[int]]:
+    """Drop columns until the others fit: the least important and emptiest first, from the right."""
     shown = list(columns)
     while True:
-        widths = [_width(column) for column in shown]
-        over = sum(widths) + _GAP * (len(shown) - 1) - width
-        for index in sorted(range(len(shown)), key=lambda index: -widths[index]):
-            if shown[index].is_name and over > 0:
-                cut = min(over, max(0, widths[index] - _MIN_NAME_WIDTH))
-                widths[index] -= cut
-                over -= cut
-        if over <= 0 or all(column.importance >= 10 for column in shown):
+        widths = [_natural_width(column) for column in shown]
+        if _shorten(shown, widths, width, _MIN_NAME_WIDTH):
             return shown, widths
-        shown.remove(min(reversed(shown), key=lambda column: column.importance))
+        droppable = [column for column in shown[1:] if column.importance < 10 or not column.filled]
+        if not droppable:
+            _shorten(shown, widths, width, _MIN_FIRST_NAME_WIDTH)
+            return shown, widths
+        least = min(reversed(droppable), key=lambda column: column.importance * column.filled)
+        shown = [column for column in shown if column is not least]
 
 
-def _pipe_widths(columns: Sequence[Column]) -> list[int]:
-    """Return column widths for a pipe: names are shortened only in very wide tables."""
-    widths = [
-        min(_width(column), column.lines * _MAX_NAME_WIDTH) if column.is_cut else _width(column)
-        for column in columns
-    ]
-    over = sum(widths) + _GAP * (len(widths) - 1) - _MAX_TABLE_WIDTH
+def _shorten(
+    columns: Sequence[Column], widths: list[int], room: int, minimum: int, *, prose: bool = True
+) -> bool:
+    """Shorten name columns in place, the widest first; return True if the table fits."""
+    over = sum(widths) + _GAP * (len(widths) - 1) - room
     for index in sorted(range(len(widths)), key=lambda index: -widths[index]):
-        if columns[index].is_cut and over > 0:
-            cut = min(over, max(0, widths[index] - _MIN_NAME_WIDTH))
+        if over > 0 and (columns[index].is_name if prose else columns[index].is_cut):
+            cut = min(over, max(0, widths[index] - minimum))
             widths[index] -= cut
             over -= cut
-    return widths
+    return over <= 0
 
 
-def _width(column: Column) -> int:
+def _natural_width(column: Column) -> int:
     return max(map(cell_len, (column.heading, *column.cells)))
 
 
-def produce_text(opened: Opened, request: ReportRequest) -> str:
-    """Render the reports as text, missing reports first."""
-    reports = gather_figures(opened, request, rows=DEFAULT_TEXT_ROWS, details=False)
-    return render_text(
-        reports,
-        coverage=opened.coverage,
-        width=request.width,
-        color=request.color,
-        full_names=request.full_names,
-    )
-
-
-def render_text(
-    reports: Iterable[Figures],
-    *,
-    coverage: Coverage | None = None,
-    width: int | None,
-    color: bool,
-    full_names: bool = False,
-) -> str:
-    """Render figures as text.
-
-    Args:
-        reports: Figures of each report.
-        coverage: Missing reports, if any.
-        width: Width of the terminal; None for a pipe.
-        color: If True, use escape sequences for color.
-        full_names: If True, do not shorten names.
-    """
-    page = TerminalPage(width=width, color=color, full_names=full_names)
-    if coverage is not None and coverage.missing:
-        page.warnings(coverage.headline, [names.neutral(why) for why in coverage.reasons])
-        page.gap()
-    for number, figures in enumerate(reports):
-        if number:
-            page.gap()
-        add_report(page, figures, more=" (--top)")
-    return page.text()
-
-
-def add_report(page: SheetWriter, figures: Figures, *, more: str) -> None:
-    """Add one report; `more` says how to show the rows left out."""
-    page.title(heading.report_title(figures.summary))
-    sections.add_findings(page, figures)
-    sections.add_headline(page, figures)
-    for selection in figures.selections:
-        if selection.rows:
-            sections.add_rows(page, selection, more=more)
-        else:
-            page.gap()
-            page.plain(f"no {selection.breakdown.by} was recorded")
-    sections.add_remarks(page, heading.report_remarks(figures))
-
-
-def run_footer(
-    files: Mapping[str, Iterable[Path]],
-    *,
-    top: int = 10,
-    width: int | None = None,
-    color: bool = False,
-) -> str:
-    """Return the footer of `uprof run` about the reports just written.
-
-    A report that cannot be read back is mentioned, not raised: the run itself is over.
-
-    Args:
-        files: Kind of report -> files, in display order.
-        top: Maximum rows of each table.
-        width: Width of the terminal; None for a pipe.
-        color: If True, use escape sequences for color.
-    """
-    page = TerminalPage(width=width, color=color)
-    add_run_footer(page, files, top=top, more=" (see `uprof report`)")
-    return page.text()
-
-
-def add_run_footer(
-    page: SheetWriter, files: Mapping[str, Iterable[Path]], *, top: int, more: str
-) -> None:
-    """Add the footer to a page; `more` says how to show the rows left out."""
-    try:
-        with open_files(path for paths in files.values() for path in paths) as analyses:
-            for number, figures in enumerate(_figures(one, top) for one in analyses):
-                if number:
-                    page.gap()
-                _report(page, figures, more)
-    except UprofError as err:
-        page.remark("warning", names.neutral(str(err)))
-    if any(files.values()):
-        page.gap()
-    for kind, paths in files.items():
-        for path in paths:
-            page.fact(f"{kind} report", names.neutral(str(path)))
-
-
-def _figures(analysis: Analysis, top: int) -> Figures:
-    bys = analysis.summary.available[:1]
-    return collect_figures(analysis, bys, top=top, details=False)
-
-
-def _report(page: SheetWriter, figures: Figures, more: str) -> None:
-    sections.add_headline(page, figures)
-    for selection in figures.selections:
-        sections.add_rows(page, selection, more=more)
-    sections.add_remarks(page, heading.anomaly_warnings(figures))
+def _bar(parts: Sequence[tuple[str, float]]) -> str:
+    """Draw values as parts of one bar."""
+    total = sum(value for _, value in parts) or 1.0
+    bar, reached = "", 0.0
+    for name, value in parts:
+        reached += value
+        end = round(_BAR_WIDTH * reached / total)
+        bar += _BAR_CHARACTERS.get(name, "█") * (end - len(bar))
+    return bar

@@ -12,9 +12,11 @@ import sqlite3
 from contextlib import closing
 from dataclasses import dataclass
 from functools import cache
+from pathlib import Path
 
-from unified_prof.base import resources
 from unified_prof.errors import UsageError
+
+_PACKAGE = Path(__file__).resolve().parents[1]
 
 MSPROF = "msprof"
 SKYLINE_RUN_TIME = "skyline-run-time"
@@ -70,6 +72,18 @@ ALWAYS_PRESENT = frozenset(
 
 REVISION_ROW = "UPROF_SCHEMA_REVISION"
 """META_DATA row in which a file written or migrated by uprof names its revision."""
+
+
+def resource_directory(name: str) -> Path:
+    """Return a data directory of an installed package or of the top of a checkout.
+
+    Raises:
+        FileNotFoundError: The installation is incomplete.
+    """
+    for candidate in (_PACKAGE / "_resources" / name, _PACKAGE.parent / name):
+        if candidate.is_dir():
+            return candidate
+    raise FileNotFoundError(f"unified_prof is installed without its directory {name!r}")
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +172,7 @@ def resolve(family: str, revision: str) -> str:
 def frozen_text(family: str, revision: str) -> str:
     """Return the frozen SQL text of a revision or alias."""
     revision = resolve(family, revision)
-    path = resources.folder("schemas") / family.replace("-", "_") / f"{revision}.sql"
+    path = resource_directory("schemas") / family.replace("-", "_") / f"{revision}.sql"
     return path.read_text(encoding="utf-8")
 
 
@@ -170,7 +184,7 @@ def extension_tables() -> dict[str, TableSpec]:
     `schemas/extensions/uprof.sql` and to `models/uprof.py`.
     """
     tables: dict[str, TableSpec] = {}
-    for path in sorted((resources.folder("schemas") / "extensions").glob("*.sql")):
+    for path in sorted((resource_directory("schemas") / "extensions").glob("*.sql")):
         with closing(sqlite3.connect(":memory:")) as db:
             db.executescript(path.read_text(encoding="utf-8"))
             tables |= {name: _table(db, name, sql) for name, sql in _objects(db, "table")}

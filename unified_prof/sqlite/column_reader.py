@@ -165,12 +165,22 @@ class Wanted:
     name: str
     expressions: tuple[str, ...]
     narrow: tuple[bool, ...]
-    """For each expression: whether it may come as int32."""
+    """For each expression: True if its values may be returned as int32."""
+    row_id: str | None
+    """A name of the row ids of the table in the file; None: they have none."""
 
     @property
     def in_file(self) -> str:
         """What to select from for the table as it lies in the file."""
         return f"main.{quoted(self.name)}"
+
+    def damaged(self, what: str) -> StoreError:
+        """Return the error of a file whose table is damaged."""
+        return StoreError(
+            f"{self.path} is damaged: table {self.name} {what}",
+            hint="recover it with the sqlite3 shell",
+            slug="damaged-file",
+        )
 
     def narrowed(self, values: list[NDArray[np.int64]]) -> list[NDArray[Any]]:
         """Return values of the expressions, as int32 where they may be and fit."""
@@ -183,11 +193,13 @@ class Wanted:
 
 
 def is_plain(db: sqlite3.Connection, what: Wanted) -> bool:
-    """Whether the table as it lies in the file has row ids and all that the expressions name.
+    """Return True if the table in the file has row ids and all columns of the expressions.
 
-    Where it has, the view that gives an older table the newest shape need not be asked.
+    If so, the view that gives an older table the newest shape is not needed.
     """
-    query = f"SELECT rowid, {', '.join(what.expressions)} FROM {what.in_file} LIMIT 0"
+    if what.row_id is None:
+        return False
+    query = f"SELECT {what.row_id}, {', '.join(what.expressions)} FROM {what.in_file} LIMIT 0"
     try:
         _rows(db, what, query)
     except StoreError:
@@ -195,23 +207,50 @@ def is_plain(db: sqlite3.Connection, what: Wanted) -> bool:
     return True
 
 
-def chunks(
-    db: sqlite3.Connection, what: Wanted, *, after: int | None = None
-) -> Iterator[tuple[int, int]]:
-    """Yield ranges of row ids that together hold every row; ids may be sparse.
+def parts(
+    db: sqlite3.Connection, what: Wanted, *, after: int | None = None, count: int = 0
+) -> Iterator[tuple[list[NDArray[Any]], tuple[int, int]]]:
+    """Yield the values of the expressions and the range of row ids, some thousand rows at a time.
 
     Args:
         db: The open file.
         what: The table.
-        after: A row id; the ranges begin behind it.
+        after: The last row id that was read already.
+        count: Number of rows that were read already.
+
+    Raises:
+        StoreError: the file is damaged: reading by row ids does not find all rows.
     """
-    ((last,),) = _rows(db, what, f"SELECT max(rowid) FROM {what.in_file}")
-    lowest = f"SELECT min(rowid) FROM {what.in_file}"
+    for chunk in _chunks(db, what, after):
+        values = read(db, what, chunk)
+        count += len(values[0])
+        yield values, chunk
+    ((every,),) = _rows(db, what, f"SELECT count(*) FROM {what.in_file} NOT INDEXED")
+    if count != every:
+        raise what.damaged(f"has {every:,} rows, {count:,} are found by their row ids")
+
+
+def check_order(db: sqlite3.Connection, what: Wanted) -> None:
+    """Raise StoreError if the row ids of a table, in the order of its pages, do not ascend."""
+    last: int | None = None
+    with reading(what.path):
+        cursor = db.execute(f"SELECT {what.row_id} FROM {what.in_file} NOT INDEXED")
+        while rows := cursor.fetchmany(_CHUNK_ROWS):
+            ids = np.array(rows, np.int64).reshape(-1)
+            if not (ids[1:] > ids[:-1]).all() or (last is not None and ids[0] <= last):
+                raise what.damaged("has row ids that do not ascend")
+            last = int(ids[-1])
+
+
+def _chunks(db: sqlite3.Connection, what: Wanted, after: int | None) -> Iterator[tuple[int, int]]:
+    """Yield ranges of row ids that together hold every row behind `after`; ids may be sparse."""
+    ((last,),) = _rows(db, what, f"SELECT max({what.row_id}) FROM {what.in_file}")
+    lowest = f"SELECT min({what.row_id}) FROM {what.in_file}"
     while last is not None and (after is None or after < last):
         if after is None:
             found = _rows(db, what, lowest)
         else:
-            found = _rows(db, what, f"{lowest} WHERE rowid > ?", (after,))
+            found = _rows(db, what, f"{lowest} WHERE {what.row_id} > ?", (after,))
         first = int(found[0][0])
         after = min(first + _CHUNK_ROWS - 1, last)
         yield first, after
@@ -219,7 +258,7 @@ def chunks(
 
 def read(db: sqlite3.Connection, what: Wanted, chunk: tuple[int, int]) -> list[NDArray[Any]]:
     """Return the values of the expressions in a range of row ids."""
-    where = f"FROM {what.in_file} WHERE rowid BETWEEN ? AND ?"
+    where = f"FROM {what.in_file} WHERE {what.row_id} BETWEEN ? AND ?"
     printed = ", ".join(
         f"sum(typeof({one}) = 'integer'), CAST(group_concat({one}, '{_SEPARATOR}') AS BLOB)"
         for one in what.expressions

@@ -73,12 +73,12 @@ class Query:
 
     # ---- through SQLite
 
-    def statement(self, *, between: tuple[int, int] | None = None, skip: int = 0) -> str:
-        """Return the SQL that asks for the rows.
+    def statement(self, *, between: str | None = None, skip: int = 0) -> str:
+        """Return the SQL that selects the rows.
 
         Args:
-            between: The first and the last row id; None: all rows.
-            skip: How many of the rows to leave out, from the first.
+            between: SQL condition on the row ids; None: all rows.
+            skip: Number of rows to leave out at the beginning.
         """
         wanted = [
             _expression(name, self.numbers.get(name), text=name in self.texts)
@@ -86,12 +86,14 @@ class Query:
         ]
         conditions = []
         if between is not None:
-            conditions.append(f"rowid BETWEEN {between[0]} AND {between[1]}")
+            conditions.append(between)
         if self.only is not None:
             conditions.append(_condition(*self.only))
         where = f" WHERE {' AND '.join(conditions)}" if conditions else ""
         limit = f" LIMIT -1 OFFSET {skip}" if skip else ""
-        return f"SELECT {', '.join(wanted) or 'NULL'} FROM main.{quoted(self.table)}{where}{limit}"
+        # An index would change the order of the rows.
+        table = f"main.{quoted(self.table)} NOT INDEXED"
+        return f"SELECT {', '.join(wanted) or 'NULL'} FROM {table}{where}{limit}"
 
     def of_rows(self, rows: list[tuple[Any, ...]]) -> Cells:
         """Return rows of `statement` as columns."""
@@ -133,15 +135,12 @@ class Query:
     # ---- from pages
 
     def fits(self, pages: Scan) -> bool:
-        """Whether pages tell the same, in the same order, as SQLite would."""
+        """Return True if the pages give the same values as SQLite would."""
         found = self.found
         if not found or (self.has_texts and not pages.layout.is_utf8):
             return False
-        if self.only is not None:
-            # With an index, SQLite gives the rows in its order.
-            affinity = pages.affinity(self.only[0])
-            if pages.layout.has_index or affinity in ("REAL", "TEXT"):
-                return False
+        if self.only is not None and pages.affinity(self.only[0]) in ("REAL", "TEXT"):
+            return False
         return not any(pages.affinity(name) == "REAL" for name in found if name in self.numbers)
 
     def of_slice(self, pages: Scan, one: Slice) -> tuple[Cells, int]:
@@ -310,7 +309,9 @@ class _DatabaseTables:
                 try:
                     cells, rows = query.of_slice(pages, one)
                 except Unusual:
-                    cells, rows = self._of_rows(query, one)
+                    first, last = one.bounds
+                    between = f"{pages.layout.row_id_name} BETWEEN {first} AND {last}"
+                    cells, rows = self._of_rows(query, between, len(one))
                 if rows:
                     yield cells, rows
         if pages.is_done:
@@ -320,11 +321,11 @@ class _DatabaseTables:
         with reading(self._path):
             return next(slices, None)
 
-    def _of_rows(self, query: Query, one: Slice) -> tuple[Cells, int]:
-        """Read the rows of a slice through SQLite."""
+    def _of_rows(self, query: Query, between: str, most: int) -> tuple[Cells, int]:
+        """Read the rows of a slice, at most `most`, through SQLite."""
         with reading(self._path):
-            rows = self._db.execute(query.statement(between=one.bounds)).fetchall()
-        if len(rows) > len(one):
+            rows = self._db.execute(query.statement(between=between)).fetchall()
+        if len(rows) > most:
             raise self._too_many(query)
         return query.of_rows(rows), len(rows)
 

@@ -22,7 +22,7 @@ from unified_prof.errors import StoreError
 from unified_prof.sqlite import column_reader
 from unified_prof.sqlite.column_reader import MISSING, Wanted
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
-from unified_prof.sqlite.statements import quoted, reading
+from unified_prof.sqlite.statements import declared, quoted, reading, row_id_name
 
 __all__ = ["MISSING", "Window", "of_table", "pieces", "windows"]
 
@@ -64,8 +64,7 @@ def of_table(
     Raises:
         StoreError: the file is damaged, or an expression is wrong.
     """
-    small = tuple(name in narrow for name in columns)
-    what = Wanted(path, table, tuple(columns.values()), small)
+    what = _wanted(db, path, table, columns, narrow)
     if (few := _few(db, what)) is not None:
         parts = [few]
     elif not column_reader.is_plain(db, what):
@@ -75,10 +74,21 @@ def of_table(
         parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
         if pages is None or not pages.is_done:
             # All of it: of damaged pages, one way may find rows that another does not.
-            parts = _blocks(
-                column_reader.read(db, what, chunk) for chunk in column_reader.chunks(db, what)
-            )
+            parts = _blocks(part for part, _ in _from_sqlite(db, what, pages))
     return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
+
+
+def _wanted(
+    db: sqlite3.Connection,
+    path: Path,
+    table: str,
+    columns: Mapping[str, str],
+    narrow: Collection[str] = (),
+) -> Wanted:
+    with reading(path):
+        names = [column.name for column in declared(db, table)]
+    small = tuple(name in narrow for name in columns)
+    return Wanted(path, table, tuple(columns.values()), small, row_id_name(names))
 
 
 def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
@@ -87,9 +97,10 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
     None where the file is not small, something in the table is no integer or damaged, or the table
     as it lies in the file has not all that is asked for.
     """
-    if what.path.stat().st_size > _SMALL_BYTES:
+    if what.path.stat().st_size > _SMALL_BYTES or what.row_id is None:
         return None
-    query = f"SELECT {', '.join(what.expressions)} FROM {what.in_file} ORDER BY rowid"
+    selected = ", ".join((what.row_id, *what.expressions))
+    query = f"SELECT {selected} FROM {what.in_file} ORDER BY {what.row_id}"
     try:
         with reading(what.path):
             rows = db.execute(query).fetchall()
@@ -103,7 +114,10 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
         return None
     if values.dtype != np.int64:
         return None
-    return what.narrowed(list(np.ascontiguousarray(values)))
+    ids, *found = np.ascontiguousarray(values)
+    if not (ids[1:] > ids[:-1]).all():
+        raise what.damaged("has row ids that do not ascend")
+    return what.narrowed(found)
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,13 +136,13 @@ def windows(
 
     A table that needs a view comes in one piece.
     """
-    what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
+    what = _wanted(db, path, table, columns)
     if not column_reader.is_plain(db, what):
         whole = _whole_columns(list(column_reader.through_view(db, what)), len(columns))
         yield dict(zip(columns, whole, strict=True)), Window(quoted(table), ())
         return
     for part, chunk in _parts(db, what):
-        window = Window(f"{what.in_file} WHERE rowid BETWEEN ? AND ?", chunk)
+        window = Window(f"{what.in_file} WHERE {what.row_id} BETWEEN ? AND ?", chunk)
         yield dict(zip(columns, part, strict=True)), window
 
 
@@ -136,7 +150,7 @@ def pieces(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[dict[str, Int64s]]:
     """Yield what `of_table` returns some thousand rows at a time; no two yields share memory."""
-    what = Wanted(path, table, tuple(columns.values()), (False,) * len(columns))
+    what = _wanted(db, path, table, columns)
     parts: Iterable[list[NDArray[Any]]]
     if (few := _few(db, what)) is not None:
         parts = [few]
@@ -149,16 +163,33 @@ def pieces(
 
 
 def _parts(db: sqlite3.Connection, what: Wanted) -> Iterator[_Part]:
-    after = None
+    after, count = None, 0
     pages = _paged(db, what)
     if pages is not None:
         for part, chunk in pages.parts():
             yield part, chunk
             after = chunk[1]
+            count += len(part[0])
         if pages.is_done:
             return
-    for chunk in column_reader.chunks(db, what, after=after):
-        yield column_reader.read(db, what, chunk), chunk
+    yield from _from_sqlite(db, what, pages, after=after, count=count)
+
+
+def _from_sqlite(
+    db: sqlite3.Connection,
+    what: Wanted,
+    pages: _Paged | None,
+    *,
+    after: int | None = None,
+    count: int = 0,
+) -> Iterator[_Part]:
+    """Yield all rows, or those behind `after`, through SQLite.
+
+    Pages that could not be read to the end may be damaged: a row id may be there twice.
+    """
+    if pages is not None:
+        column_reader.check_order(db, what)
+    yield from column_reader.parts(db, what, after=after, count=count)
 
 
 def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
@@ -216,7 +247,7 @@ class _Term:
         """
         if not self.is_difference:
             if self.first is None:
-                return one.ids
+                return np.where(one.ids < 0, MISSING, one.ids) if self.from_0 else one.ids
             column = values[self.first]
             if self.is_cast:
                 numbers = column.in_digits(MISSING)
@@ -322,9 +353,5 @@ class _Paged:
         except Unusual:
             found = column_reader.read(self.db, self.what, one.bounds)
         if len(found[0]) != len(one):
-            raise StoreError(
-                f"{self.what.path} is damaged: rows of table {self.what.name} cannot be found",
-                hint="recover it with the sqlite3 shell",
-                slug="damaged-file",
-            )
+            raise self.what.damaged("has rows that cannot be found by their row ids")
         return found

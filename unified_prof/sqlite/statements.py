@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import sqlite3
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +58,18 @@ def declared(db: sqlite3.Connection, table: str) -> list[Declared]:
         Declared(str(name), str(kind), bool(not_null), default, int(key))
         for _, name, kind, not_null, default, key in rows
     ]
+
+
+_ROW_ID_NAMES = ("rowid", "oid", "_rowid_")
+
+
+def row_id_name(columns: Collection[str]) -> str | None:
+    """Return a name that SQLite gives the row ids of a table: one that is none of its columns.
+
+    None if all three names are columns.
+    """
+    known = {name.lower() for name in columns}
+    return next((name for name in _ROW_ID_NAMES if name not in known), None)
 
 
 # What is called a table and is none may compute without end: a view, a virtual table.

@@ -206,8 +206,8 @@ def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
             if selection is None:
                 continue
             if not _has_key(spec) and "rowid" not in found:
-                has_rowid = "WITHOUT ROWID" not in sql.upper()
-                selection.append("rowid" if has_rowid else "row_number() OVER () AS rowid")
+                has_row_id = "WITHOUT ROWID" not in sql.upper()
+                selection.append("rowid" if has_row_id else "row_number() OVER () AS rowid")
             body = f"SELECT {', '.join(selection)} FROM main.{quoted(name)}"
         result.append(f"CREATE TEMP VIEW {quoted(spec.name)} AS {body}")
     return result

@@ -12,7 +12,7 @@ from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.model import Row
-from unified_prof.report import terminal
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 US = 1000
@@ -170,4 +170,4 @@ def test_the_headline_says_what_a_launch_delay_is(
             start = called + delay * US
             device.task(start, start + US, connection=number + 1, kernel=("k", "K"))
     with open_reports(path) as opened:
-        assert f"launch latency  {words}" in terminal.produce_text(opened, ReportRequest())
+        assert f"launch latency  {words}" in report_formats.produce_text(opened, ReportRequest())

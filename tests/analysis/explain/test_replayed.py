@@ -14,7 +14,7 @@ from unified_prof.cli.app import app
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.report_questions import Analysis
-from unified_prof.report import terminal
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 MM, ADD = ("aten::mm", "cudaLaunchKernel"), ("aten::add", "cuLaunchKernelEx")
@@ -176,7 +176,7 @@ def test_lines_kernels_and_totals_follow(paths: tuple[Path, Path]) -> None:
         launches = analysis.statistics("operation")
         assert launches["aten::mm", "operation"]["launches"] == 1
         assert analysis.summary.totals.total_ns == analysis.breakdown("kernel").total_ns == 42
-        assert "aten::mm" in terminal.produce_text(opened, ReportRequest())
+        assert "aten::mm" in report_formats.produce_text(opened, ReportRequest())
 
 
 def test_what_is_no_capture_is_refused(paths: tuple[Path, Path], tmp_path: Path) -> None:

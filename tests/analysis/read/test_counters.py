@@ -12,7 +12,7 @@ import pytest
 from tests.analysis.builders import UPROF_TABLES, Device
 from tests.analysis.test_skyline import summary_of
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import html_page, renderers, viewer_traces
+from unified_prof.report import html_page, report_formats, viewer_traces
 from unified_prof.report.formats import ReportRequest
 
 Records = list[tuple[str, int, int]]
@@ -76,7 +76,7 @@ def test_of_gpus_nothing_is_called_as_on_ascend(tmp_path: Path, decoder: str) ->
         ("reserved (torch's allocator)", "host"),
     }
     with open_reports(path) as opened:
-        shown = renderers.produce_json(opened, ReportRequest()) + html_page.produce_page(
+        shown = report_formats.produce_json(opened, ReportRequest()) + html_page.produce_page(
             opened, ReportRequest()
         )
         viewer_traces.write_chrome_trace(

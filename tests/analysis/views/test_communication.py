@@ -14,9 +14,7 @@ from unified_prof.base.vocabulary import group_hash
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.report import html_page as html
-from unified_prof.report import renderers, terminal
-from unified_prof.report import renderers as csv_text
-from unified_prof.report import renderers as json_text
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 TP = {"group_name": "tp", "group_rank": 0, "global_ranks": [0, 1]}
@@ -69,13 +67,13 @@ def test_time_is_divided_by_group(two_groups: Path) -> None:
 
 def test_every_format_shows_the_group(two_groups: Path) -> None:
     with open_reports(two_groups) as opened:
-        (report,) = json.loads(json_text.produce_json(opened, ReportRequest()))["reports"]
+        (report,) = json.loads(report_formats.produce_json(opened, ReportRequest()))["reports"]
         by_operation = [
-            terminal.produce_text(opened, ReportRequest()),
-            renderers.produce_markdown(opened, ReportRequest()),
+            report_formats.produce_text(opened, ReportRequest()),
+            report_formats.produce_markdown(opened, ReportRequest()),
         ]
-        by_operation.append(csv_text.produce_csv(opened, ReportRequest()))
-        by_group = terminal.produce_text(opened, ReportRequest(by="group"))
+        by_operation.append(report_formats.produce_csv(opened, ReportRequest()))
+        by_group = report_formats.produce_text(opened, ReportRequest(by="group"))
         page = html.produce_page(opened, ReportRequest())
         (analysis,) = opened.analyses
         timeline = analysis.timeline()

@@ -19,9 +19,7 @@ from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.idle import REASONS, WhyIdle, is_input, is_synchronising
 from unified_prof.recording.model import Row
 from unified_prof.report import html_page as html
-from unified_prof.report import renderers, terminal
-from unified_prof.report import renderers as csv_text
-from unified_prof.report import renderers as json_text
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 
@@ -219,11 +217,11 @@ def test_each_step_has_its_own_reasons(tmp_path: Path) -> None:
 
 def test_formats_say_the_same(tmp_path: Path) -> None:
     with open_reports(_two_steps(tmp_path / "a.db")) as opened:
-        shown = terminal.produce_text(opened, ReportRequest())
-        by_idle = terminal.produce_text(opened, ReportRequest(by="idle"))
-        table = csv_text.produce_csv(opened, ReportRequest(by="idle"))
-        marked = renderers.produce_markdown(opened, ReportRequest(by="idle"))
-        (report,) = json.loads(json_text.produce_json(opened, ReportRequest()))["reports"]
+        shown = report_formats.produce_text(opened, ReportRequest())
+        by_idle = report_formats.produce_text(opened, ReportRequest(by="idle"))
+        table = report_formats.produce_csv(opened, ReportRequest(by="idle"))
+        marked = report_formats.produce_markdown(opened, ReportRequest(by="idle"))
+        (report,) = json.loads(report_formats.produce_json(opened, ReportRequest()))["reports"]
         page = html.produce_page(opened, ReportRequest())
     told = "host-bound 1.15 µs (67.6 %); launch latency 550 ns (32.4 %)"
     assert told in shown

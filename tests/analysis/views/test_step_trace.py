@@ -10,7 +10,7 @@ import pytest
 
 from tests.analysis.builders import Device, training_step
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.report import renderers, terminal
+from unified_prof.report import report_formats
 from unified_prof.report.formats import ReportRequest
 
 _NODE = 10000
@@ -80,9 +80,9 @@ def test_formats_say_the_same(tmp_path: Path) -> None:
     path = _pipeline_step(tmp_path / "a.db")
     with open_reports(path) as opened:
         request = ReportRequest(by="step")
-        shown = terminal.produce_text(opened, request)
-        (report,) = json.loads(renderers.produce_json(opened, request))["reports"]
-        table = renderers.produce_csv(opened, request)
+        shown = report_formats.produce_text(opened, request)
+        (report,) = json.loads(report_formats.produce_json(opened, request))["reports"]
+        table = report_formats.produce_csv(opened, request)
     assert "device 0, step 7: free 200 ns, stage 600 ns, preparing 100 ns, bubble 200 ns" in shown
     (trace,) = report["step_trace"]
     assert {name: trace[name] for name in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")} == {
@@ -106,4 +106,4 @@ def test_recordings_of_no_ascend_device_have_none(tmp_path: Path, steps: bool) -
     with open_reports(path) as opened:
         (analysis,) = opened.analyses
         assert analysis.step_traces() == ()
-        assert "torch_npu" not in terminal.produce_text(opened, ReportRequest())
+        assert "torch_npu" not in report_formats.produce_text(opened, ReportRequest())

@@ -17,12 +17,11 @@ import numpy as np
 from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_RANK, NO_STREAM
 from unified_prof.decoders.prof import collectives, sampling
-from unified_prof.decoders.prof import dpu as names
 from unified_prof.decoders.prof.clocks import MAX_NS
 from unified_prof.decoders.prof.collectives import array_text
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
-from unified_prof.decoders.prof.dpu import name_of
 from unified_prof.decoders.prof.host_records import host_records
+from unified_prof.decoders.prof.layouts import CCU_REDUCTIONS, DATA_TYPES, name_of
 from unified_prof.decoders.prof.task_join import DeviceTasks
 
 _DIES = (0, 1)
@@ -189,11 +188,11 @@ def _group_args(group: Any, duration_ns: float) -> list[Any]:
     if (reduction := int(group["reduction"])) != _NO_REDUCTION:
         result += [
             "Reduce Op Type",
-            name_of(names.CCU_REDUCTIONS, reduction),
+            name_of(CCU_REDUCTIONS, reduction),
             "Input Data Type",
-            name_of(names.DATA_TYPES, int(group["input_type"])),
+            name_of(DATA_TYPES, int(group["input_type"])),
             "Output Data Type",
-            name_of(names.DATA_TYPES, int(group["output_type"])),
+            name_of(DATA_TYPES, int(group["output_type"])),
         ]
     return result
 

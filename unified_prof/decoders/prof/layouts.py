@@ -307,3 +307,31 @@ def _format(kind: str, count: str) -> Any:
     if kind == "S":
         return f"S{count}"
     return (f"<{kind}", (int(count),)) if count else f"<{kind}"
+
+
+# Names of the numbers in records of collectives.
+_RESERVED = {255: "RESERVED"}
+
+
+def _numbered(names: str, **others: int) -> dict[int, str]:
+    named = dict(enumerate(names.split()))
+    return named | {number: name for name, number in others.items()} | _RESERVED
+
+
+DPU_REDUCTIONS = _numbered("SUM MUL MAX MIN")
+CCU_REDUCTIONS = _numbered("SUM PROD MAX MIN")
+LINKS = _numbered("ON_CHIP HCCS PCIE ROCE SIO HCCS_SW STANDARD_ROCE UB UBoE")
+TRANSPORTS = _numbered("SDMA RDMA LOCAL UB ROCE")
+RDMA_KINDS = _numbered("RDMA_SEND_NOTIFY RDMA_SEND_PAYLOAD")
+DATA_TYPES = _numbered(
+    "INT8 INT16 INT32 FP16 FP32 INT64 UINT64 UINT8 UINT16 UINT32 FP64 BFP16 INT128",
+    HIF8=14,
+    FP8E4M3=15,
+    FP8E5M2=16,
+    FP8E8M0=17,
+)
+
+
+def name_of(names: dict[int, str], number: int) -> str:
+    """Return the name of `number`, or its decimal text."""
+    return names.get(number, str(number))

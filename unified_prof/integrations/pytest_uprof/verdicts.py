@@ -92,8 +92,8 @@ def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
 def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     """Return a table of all steps for people."""
     from unified_prof.report import names
-    from unified_prof.report.tables import Column
-    from unified_prof.report.terminal import TerminalPage
+    from unified_prof.report.document import Column, Document
+    from unified_prof.report.terminal import render_text
 
     def time(value: float | None) -> str:
         return names.NOT_MEASURED if value is None else names.format_duration(value)
@@ -117,30 +117,31 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
                 is_prose=True,
             ),
         ]
-    page = TerminalPage(width=None, color=False)
-    page.table(columns)
-    return page.text().splitlines()
+    document = Document()
+    document.table(columns)
+    return render_text(document).splitlines()
 
 
 def _call(
     test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
 ) -> str:
     """Return why a test fails, and which operations changed most."""
-    from unified_prof.report import comparison
+    from unified_prof.report.operation_difference import difference_document
+    from unified_prof.report.terminal import render_text
 
     found = diff(base, new, noise=known)
     lines = [f"uprof: {outcome} of {test} against {base.label}"]
     lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
     lines += [f"  note: {doubt}" for doubt in doubts(base, new)]
     if outcome == "regression":
-        text = comparison.diff_text(found, top=_TOP, everything=False, width=None, color=False)
+        text = render_text(difference_document(found, top=_TOP))
         _, _, tables = text.partition("\n\n")
         lines += ["", *tables.rstrip().splitlines()] if tables else []
     return "\n".join(lines)
 
 
 def _line(check: Check) -> str:
-    from unified_prof.report.comparison import check_values
+    from unified_prof.report.verdict_documents import check_values
 
     return f"{check.metric}: {check_values(check)}: {check.reason}"
 

@@ -32,26 +32,27 @@ from unified_prof.sqlite.pages.format import (
     Pages,
     read_varints,
 )
-from unified_prof.sqlite.statements import quoted
+from unified_prof.sqlite.statements import quoted, row_id_name
 
 _OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns, as PRAGMA table_xinfo has it
 
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """A table of the file that has row ids, under the name `rowid`, and no computed column."""
+    """How the records of a table with row ids and without generated columns are laid out."""
 
     root: int
     places: dict[str, int]
     """Column, in lower case -> its place in records, from 0."""
     row_id: str | None
     """The column, in lower case, that is the row id under another name."""
+    row_id_name: str
+    """A name of the row id that is no column: `rowid`, `oid` or `_rowid_`."""
     nullable: frozenset[int]
     """Places of columns that are NULL where a record ends before them."""
     affinities: tuple[str, ...]
     """Of the columns: what SQLite makes of their values where it compares or returns them."""
     is_utf8: bool
-    has_index: bool
 
 
 def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
@@ -86,17 +87,18 @@ def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
     has_key_index = any(index[3] == "pk" for index in indexes)
     is_row_id = len(keys) == 1 and keys[0][1] == "INTEGER" and not has_key_index
     row_id = keys[0][0] if is_row_id else None
-    if "rowid" in places and row_id != "rowid":
+    name = row_id_name(places)
+    if name is None:
         return None
     ((encoding,),) = db.execute("PRAGMA main.encoding").fetchall()
     return Layout(
         root=root,
         places=places,
         row_id=row_id,
+        row_id_name=name,
         nullable=frozenset(nullable),
         affinities=tuple(affinities),
         is_utf8=encoding == "UTF-8",
-        has_index=bool(indexes),
     )
 
 

@@ -1,0 +1,544 @@
+"""Documents of reports: title, findings, headline figures, breakdowns, anomalies; footer of runs.
+
+Anomalies are stored under stable slugs; slugs that are hard to understand have a text here.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from operator import attrgetter
+from pathlib import Path
+
+from unified_prof.errors import UprofError
+from unified_prof.explain.api import open_files
+from unified_prof.recording.breakdown_kinds import KINDS
+from unified_prof.recording.calls import SIZES
+from unified_prof.recording.collectives import device_name
+from unified_prof.recording.idle import IN_WORDS, REASONS, WhyIdle
+from unified_prof.recording.model import (
+    THEN,
+    Advice,
+    Anomaly,
+    DeviceTime,
+    Distribution,
+    Finding,
+    ModelUse,
+    Row,
+    Summary,
+    Totals,
+)
+from unified_prof.recording.source import Coverage
+from unified_prof.recording.steps import StepTrace
+from unified_prof.report import names
+from unified_prof.report.document import Column, Document
+from unified_prof.report.figures import Figures, Selection, collect_figures
+from unified_prof.report.terminal import render_text
+
+_PARENTHESES = re.compile(r" \([^()]*\)")
+
+_SIZE_HEADINGS = ("weights", "gradients", "activations", "allocated")
+_ANOMALY_NAMES = {
+    "activations_of_another_sequence": (
+        "activations taken from an iteration with different operations"
+    ),
+    "allocation_without_release": "allocations not freed within the recording",
+    "ambiguous_forward_operation": "backward kernels with several candidate forward operations",
+    "ambiguous_launch": "kernels with several candidate launch calls",
+    "backward_not_followed": "backward passes without times per operation",
+    "backward_nodes_not_of_this_iteration": "backward pass through the graph of another iteration",
+    "backward_without_forward": "backward kernels without a forward operation",
+    "compiled_functions_ran_eagerly": "compiled functions ran uncompiled during the measurement",
+    "duplicate_correlation": "correlation ids used more than once",
+    "first_iteration_reported": "only the first iteration was measured, including setup",
+    "impossible_communication_time": "collectives with impossible times, ignored",
+    "impossible_host_time": "host ranges with impossible times, ignored",
+    "impossible_size": "impossible sizes, ignored",
+    "impossible_step_time": "steps with impossible times, ignored",
+    "impossible_task_time": "device tasks with impossible times, ignored",
+    "impossible_time": "impossible times, ignored",
+    "incomplete_file": "the file is incomplete",
+    "loss_not_finite": "the loss was infinite or NaN",
+    "loss_not_read": "the loss could not be checked for NaN",
+    "measuring_failed": "a part of the measurement failed inside uprof",
+    "odd_schema": "unusual schema",
+    "path_clocks": "critical path: the clocks of host and device differ",
+    "path_of_first_steps": "critical path of the first steps only",
+    "path_without_device": "critical path of the host only",
+    "path_without_events": "critical path without event dependencies",
+    "path_without_host": "critical path of the devices only",
+    "path_without_launches": "critical path with missing launches",
+    "path_without_steps": "critical path of the whole recording",
+    "peak_usage_not_measured": "peak memory could not be measured",
+    "release_without_allocation": "frees of memory allocated before the recording",
+    "replay_of_several_captures": "replayed graphs with several candidate captures",
+    "replay_without_capture": "replayed graphs whose capture was not recorded",
+    "replay_without_nodes": "replayed graphs whose kernels cannot be distinguished",
+    "run_not_complete": "the run ended before all iterations were measured",
+    "saved_bytes_of_no_operation": "tensors saved for backward outside any operation",
+    "scope_widened": "more than the requested scope is shown",
+    "task_without_launch": "kernels without a matching launch call",
+    "unfinished_event": "events cut off by the end of the recording",
+    "unmatched_iterations": "iterations with different operations, excluded from medians",
+    "unpaired_event": "events with only a begin or an end",
+    "weights_never_initialised": "lazy parameters that were never initialized",
+    "weights_on_another_device": "parameters on another device",
+}
+
+
+_FAMILIES = {
+    "skyline-run-time": "Skyline run time report",
+    "skyline-memory": "Skyline memory report",
+    "skyline-run-time + skyline-memory": "Skyline run time and memory reports",
+    "msprof": "msprof database",
+}
+_OTHER_TIME = "optimizer and other"
+# Number of findings shown above the figures of a report.
+_MAX_FINDINGS = 3
+# Findings are shortened to this many characters if clauses can be left out.
+_FINDING_LENGTH = 90
+# If the shapes of this share of kernel time are known, the share is not mentioned.
+_KNOWN_SHAPES_SHARE = 0.99
+# Minimum share of an iteration from which waiting for a processor is mentioned.
+_MIN_WAITING_SHARE = 0.02
+# Recorded facts shown in the headline, by the names that profilers use.
+_HEADLINE_FACTS = ("device", "backend", "torch", "cuda", "cann", "driver", "host", "uprof")
+
+
+def report_document(
+    reports: Iterable[Figures], coverage: Coverage | None = None, *, more: str = " (--top)"
+) -> Document:
+    """Return the document of one or more reports, missing reports first.
+
+    Args:
+        reports: Figures of each report.
+        coverage: Missing reports, if any.
+        more: How to show the rows that are left out.
+    """
+    document = Document(more=more)
+    if coverage is not None and coverage.missing:
+        document.warning(coverage.headline, *coverage.reasons)
+    for figures in reports:
+        document.title(report_title(figures.summary))
+        _add_findings(document, figures.advice)
+        _add_headline(document, figures)
+        for selection in figures.selections:
+            _add_breakdown(document, selection)
+        for label, reason in (*anomaly_warnings(figures.summary), *_not_measured(figures.summary)):
+            document.warning(label, reason)
+    return document
+
+
+def run_footer(
+    files: Mapping[str, Iterable[Path]],
+    *,
+    top: int = 10,
+    width: int | None = None,
+    color: bool = False,
+) -> str:
+    """Return the footer of `uprof run` about the reports just written.
+
+    Args:
+        files: Kind of report -> files, in display order.
+        top: Maximum rows of each table.
+        width: Width of the terminal; None for a pipe.
+        color: If True, use escape sequences for color.
+    """
+    document = Document(more=" (see `uprof report`)")
+    add_run_footer(document, files, top=top)
+    return render_text(document, width=width, color=color)
+
+
+def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> None:
+    """Add figures and paths of the reports just written.
+
+    A report that cannot be read back is mentioned, not raised: the run itself is over.
+    """
+    try:
+        with open_files(path for paths in files.values() for path in paths) as analyses:
+            for analysis in analyses:
+                bys = analysis.summary.available[:1]
+                figures = collect_figures(analysis, bys, top=top, details=False)
+                _add_headline(document, figures)
+                for selection in figures.selections:
+                    if selection.rows:
+                        _add_breakdown(document, selection)
+                for label, reason in anomaly_warnings(figures.summary):
+                    document.warning(label, reason)
+    except UprofError as err:
+        document.warning("warning", str(err))
+    for kind, paths in files.items():
+        for path in paths:
+            document.fact(f"{kind} report", str(path))
+
+
+def report_title(summary: Summary) -> str:
+    """Return the title of a report."""
+    family = _FAMILIES.get(summary.family, summary.family)
+    return f"{names.neutral(summary.path)}: {family}, revision {summary.revision}"
+
+
+def anomaly_name(name: str) -> str:
+    """Return the text of an anomaly."""
+    return _ANOMALY_NAMES.get(name, names.neutral(name.replace("_", " ")))
+
+
+def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
+    """Return the anomalies of a report as (label, first case and count)."""
+    return [(anomaly_name(one.name), _anomaly_case(one)) for one in summary.anomalies]
+
+
+def _anomaly_case(anomaly: Anomaly) -> str:
+    times = "once" if anomaly.count == 1 else f"{names.format_number(anomaly.count)} times"
+    if not anomaly.detail:
+        return times
+    return anomaly.detail if anomaly.count == 1 else f"{anomaly.detail} ({times})"
+
+
+def _not_measured(summary: Summary) -> list[tuple[str, str]]:
+    return [(f"{one.what} not measured", one.why) for one in summary.not_measured]
+
+
+def _add_findings(document: Document, advice: Advice | None) -> None:
+    """Add the most expensive findings in one line each, and where to find the others."""
+    if advice is None:
+        return
+    for finding in advice.findings[:_MAX_FINDINGS]:
+        document.finding(finding_cost(finding, advice), finding_summary(finding))
+    if not advice.findings:
+        if advice.judged:
+            document.fact("findings", f"none ({names.format_number(len(advice.judged))} rules)")
+    else:
+        left_out = len(advice.findings) - _MAX_FINDINGS
+        more = f"{names.format_number(left_out)} more, " if left_out > 0 else ""
+        document.note(f"`uprof advise` shows {more}evidence and what to try")
+
+
+def finding_cost(finding: Finding, advice: Advice) -> str:
+    """Return the time that a step could save without the cause, and its share."""
+    if not finding.cost_ms_per_step:
+        return names.NOT_MEASURED
+    cost = names.format_duration(finding.cost_ms_per_step * 1e6)
+    if not advice.step_ms:
+        return cost
+    unit = "/step" if advice.steps else ""
+    return f"{cost}{unit} ({names.format_share(finding.cost_ms_per_step, advice.step_ms)})"
+
+
+def finding_summary(finding: Finding) -> str:
+    """Return a finding in short, without its cost: as many clauses as fit in a line."""
+    clauses = [one for one in finding.text.split("; ") if not one.startswith("saves ")]
+    text = clauses[0] if clauses else finding.text
+    if len(text) > _FINDING_LENGTH:
+        text = _PARENTHESES.sub("", text)
+    for clause in clauses[1:]:
+        if len(text) + len(clause) + 2 > _FINDING_LENGTH:
+            break
+        text = f"{text}; {clause}"
+    return f"{text} ({finding.sure})"
+
+
+def _add_headline(document: Document, figures: Figures) -> None:
+    """Add the headline figures, and the table of devices if there are any."""
+    devices = figures.summary.devices
+    parts = step_parts(devices[0]) if len(devices) == 1 else iteration_parts(figures.summary.totals)
+    for label, text in report_headline(figures):
+        document.fact(label, text, parts if label in ("step", "iteration", "window") else ())
+    if devices:
+        document.table(device_columns(devices))
+
+
+def _add_breakdown(document: Document, selection: Selection) -> None:
+    """Add the table of a breakdown."""
+    by = selection.breakdown.by
+    if not selection.rows:
+        document.heading(f"by {by}")
+        document.line(f"no {by} was recorded")
+        return
+    columns = breakdown_columns(selection)
+    document.table(columns, caption=f"By {by}", left_out=selection.left_out)
+
+
+def report_headline(figures: Figures) -> list[tuple[str, str]]:
+    """Return the measured headline figures as (label, text)."""
+    summary, totals = figures.summary, figures.summary.totals
+    lines = _step_line(totals, summary.devices)
+    if totals.total_ns is not None:
+        label = {"device": "device time", "host": "host time", "operation": "operations"}
+        lines.append((label[summary.clock], _time_of_passes(totals)))
+    sizes = (
+        ("peak", totals.peak_bytes),
+        ("weights", totals.weight_bytes),
+        ("gradients", totals.gradient_bytes),
+        ("activations", totals.activation_bytes),
+    )
+    known = [f"{name} {names.format_size(value)}" for name, value in sizes if value is not None]
+    if known:
+        lines.append(("memory", ", ".join(known)))
+    lines += [("torch_npu", text) for text in _step_traces(figures.step_traces)]
+    lines += [("idle", text) for text in _idle_reasons(figures.why_idle, summary.devices)]
+    lines += [("compute", text) for text in _model_use(figures.model_use)]
+    if (latency := figures.launch_delay) is not None:
+        lines.append(("launch latency", _launch_latency(latency)))
+    facts = dict(summary.facts)
+    known = [f"{name} {facts[name]}" for name in _HEADLINE_FACTS if name in facts]
+    known += [value for name, value in summary.facts if name.startswith("device ")][:1]
+    if known:
+        lines.append(("recorded on", ", ".join(known)))
+    return lines
+
+
+def _time_of_passes(totals: Totals) -> str:
+    """Describe the time of all operations and its parts."""
+    passes = (
+        ("forward", totals.forward_ns),
+        ("backward", totals.backward_ns),
+        ("recomputed", totals.recomputed_ns),
+        (_OTHER_TIME, totals.other_ns),
+    )
+    parts = [
+        f"{name} {names.format_duration(value)} ({names.format_share(value, totals.total_ns)})"
+        for name, value in passes
+        if value is not None
+    ]
+    text = f"{names.format_duration(totals.total_ns)} in {names.format_number(totals.count)} calls"
+    return "; ".join((text, ", ".join(parts))) if parts else text
+
+
+def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
+    """Return how a device spent its steps, or its window without steps: parts that add up to it."""
+    time = device.told_of
+    exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
+    parts = [
+        ("compute", time.compute_ns),
+        ("exposed communication", exposed_ns),
+        ("copies", time.busy_ns - time.compute_ns - exposed_ns),
+        ("idle", time.idle_ns),
+    ]
+    return [(name, ns) for name, ns in parts if ns > 0]
+
+
+def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
+    """Return the parts of the median iteration; empty if they were not measured."""
+    if totals.iteration_ns is None or totals.iteration_forward_ns is None:
+        return []
+    forward_ns, backward_ns = totals.iteration_forward_ns, totals.iteration_backward_ns
+    parts = [("forward", forward_ns)]
+    if backward_ns is not None:
+        parts.append(("backward", backward_ns))
+    other_ns = max(0, totals.iteration_ns - forward_ns - (backward_ns or 0))
+    return [*parts, (_OTHER_TIME, other_ns)]
+
+
+def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str, str]]:
+    """Describe the length of a step or iteration and its parts; empty if it is unknown."""
+    text = ""
+    if totals.iteration_ns is not None:
+        text = names.format_duration(totals.iteration_ns)
+        if totals.iterations != 1:
+            text = f"median {text}"
+            if totals.iteration_p90_ns is not None:
+                text += f", p90 {names.format_duration(totals.iteration_p90_ns)}"
+            text += f" (n = {names.format_number(totals.iterations)})"
+    if len(devices) == 1:
+        whole_ns = devices[0].told_of.window_ns
+        shares = [
+            f"{name} {names.format_share(ns, whole_ns)}" for name, ns in step_parts(devices[0])
+        ]
+        label = "step" if devices[0].steps is not None else "window"
+        if label == "window":
+            text = names.format_duration(whole_ns)
+        return [(label, "; ".join(part for part in (text, ", ".join(shares)) if part))]
+    if not text:
+        return []
+    parts = [
+        f"{name} {names.format_duration(ns)} ({names.format_share(ns, totals.iteration_ns)})"
+        for name, ns in iteration_parts(totals)
+    ]
+    text = "; ".join((text, ", ".join(parts))) if parts else text
+    waited_ns = totals.iteration_waited_ns
+    if waited_ns is not None and waited_ns > _MIN_WAITING_SHARE * (totals.iteration_ns or 0):
+        waited = names.format_duration(waited_ns)
+        text += f"; {waited} of it waiting for a processor (busy machine)"
+    return [("step" if devices else "iteration", text)]
+
+
+def _launch_latency(delay: Distribution) -> str:
+    """Describe the time from launch calls to kernel starts, queueing included."""
+    if delay.count == 1:
+        after = names.format_duration(delay.max_ns)
+        return f"{after} (1 launch)"
+    return (
+        f"median {names.format_duration(delay.median_ns)}, p90 "
+        f"{names.format_duration(delay.p90_ns)}, max {names.format_duration(delay.max_ns)} "
+        f"({names.format_number(delay.count)} launches)"
+    )
+
+
+def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
+    """Describe the vendor's step trace of each device."""
+    of_device: dict[int, list[StepTrace]] = {}
+    for trace in traces:
+        of_device.setdefault(trace.device_id, []).append(trace)
+    lines = []
+    for device, found in of_device.items():
+        free, stage, preparing, bubble = (
+            sum(getattr(one, figure) for one in found)
+            for figure in ("free_ns", "stage_ns", "preparing_ns", "bubble_ns")
+        )
+        steps = (
+            f"{names.format_number(len(found))} steps"
+            if len(found) > 1
+            else f"step {found[0].step}"
+        )
+        if found[0].step is None:
+            steps = "the recording"
+        lines.append(
+            f"{device_name(device)}, {steps}: free {names.format_duration(free)}, stage "
+            f"{names.format_duration(stage)}, preparing {names.format_duration(preparing)}, bubble "
+            f"{names.format_duration(bubble)}"
+        )
+    return lines
+
+
+def _model_use(found: Sequence[ModelUse]) -> list[str]:
+    """Describe FLOP/s of matrix kernels and MFU of each device."""
+    lines = []
+    for one in found:
+        rate = one.flops / one.time_ns * 1e9
+        length = names.format_duration(one.time_ns)
+        if one.steps is None:
+            where = f"a window of {length}"
+        elif one.steps > 1:
+            where = f"{names.format_number(one.steps)} steps, {length} in total"
+        else:
+            where = f"1 step of {length}"
+        text = f"{names.format_flops(one.flops)} in {where}: {names.format_flops(rate)}/s"
+        if one.share is not None:
+            mark = " (sources disagree on this peak)" if one.uncertain else ""
+            text += f", MFU {names.format_percent(100 * one.share)} of {one.peak} TFLOP/s{mark}"
+        elif not one.peak:
+            text += ", peak of this device unknown (see [tool.uprof.devices])"
+        text += "; HFU: recomputed operations are counted"
+        if one.told_share < _KNOWN_SHAPES_SHARE:
+            text += (
+                f", {names.format_percent(100 * one.told_share)} of kernel time has known shapes"
+            )
+        lines.append(f"{names.neutral(one.device)}: {text}" if len(found) > 1 else text)
+    return lines
+
+
+def _idle_reasons(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
+    """Describe the idle time of each device by reason."""
+    stepped = {one.device for one in devices if one.steps is not None}
+    whole = [one for one in found if one.step is None and one.idle_ns]
+    lines = []
+    for one in whole:
+        parts = sorted(((one.of(reason), reason) for reason in REASONS), reverse=True)
+        told = "; ".join(
+            f"{IN_WORDS[reason]} {names.format_duration(ns)} "
+            f"({names.format_share(ns, one.idle_ns)})"
+            for ns, reason in parts
+            if ns
+        )
+        within = "steps" if one.device in stepped else "window"
+        told = f"{names.format_duration(one.idle_ns)} of {within}: {told}"
+        lines.append(f"{names.neutral(one.device)}, {told}" if len(whole) > 1 else told)
+    return lines
+
+
+def breakdown_columns(selection: Selection) -> list[Column]:
+    """Return the columns of a breakdown."""
+    breakdown, rows, by = selection.breakdown, selection.rows, selection.breakdown.by
+
+    def column(
+        heading: str,
+        value: Callable[[Row], float | None],
+        show: Callable[..., str],
+        importance: int,
+    ) -> Column:
+        return Column(heading, tuple(show(value(row)) for row in rows), importance=importance)
+
+    duration = names.format_duration
+    result = [Column(by, tuple(names.neutral(row.name) for row in rows), is_name=True)]
+    if by != "step":
+        result.append(column(KINDS[by].counted, lambda row: row.count, names.format_number, 8))
+    result.append(column("time", lambda row: row.total_ns, duration, 10))
+    result.append(column("share", breakdown.percent, names.format_percent, 9))
+    if breakdown.total_ns is not None and by != "step":
+        result.append(column("average", lambda row: row.average_ns, duration, 3))
+    result.append(column("forward", lambda row: row.forward_ns, duration, 7))
+    result.append(column("backward", lambda row: row.backward_ns, duration, 7))
+    # Requested allocations were not all in use at once, so a sum would not be memory in use.
+    sizes = [size for size in SIZES if any(getattr(row, size) is not None for row in rows)]
+    if len(sizes) > 1 and "allocated_bytes" not in sizes:
+        result.append(column("memory", lambda row: row.size_bytes, names.format_size, 6))
+    result += [
+        column(heading, attrgetter(size), names.format_size, 5)
+        for heading, size in zip(_SIZE_HEADINGS, SIZES, strict=True)
+    ]
+    for key in dict.fromkeys(key for row in rows for key in row.extra):
+        heading, show = _extra_column(key)
+        result.append(column(heading, lambda row, key=key: row.extra.get(key), show, 4))  # type: ignore[misc]
+    cells = tuple(names.neutral(row.detail or "") for row in rows)
+    lines = 3 if any(THEN in cell for cell in cells) else 1
+    detail = Column(KINDS[by].detailed, cells, is_name=True, lines=lines, importance=2)
+    return [column for column in (*result, detail) if column.filled or not rows]
+
+
+# Ending of a key -> formatter.
+_UNITS = {
+    "_ns": names.format_duration,
+    "_bytes": names.format_size,
+    "_percent": names.format_percent,
+    "_tflop_per_s": names.format_flops_per_second,
+    "_gb_per_s": names.format_gb_per_second,
+    "_flops": names.format_flops,
+    "_flops_per_byte": names.format_number,
+}
+# Endings whose unit is part of the heading.
+_KEPT_UNITS = {"_flops_per_byte": ", FLOP/B"}
+
+
+def _extra_column(key: str) -> tuple[str, Callable[..., str]]:
+    """Return heading and formatter of an extra figure, by the unit in its key."""
+    for unit, show in _UNITS.items():
+        if key.endswith(unit):
+            heading = key.removesuffix(unit).replace("_", " ")
+            return heading + _KEPT_UNITS.get(unit, ""), show
+    return key.replace("_", " "), names.format_number
+
+
+def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
+    """Return the table of device times, within steps if they are known."""
+
+    def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
+        return tuple(_time_column(value_of(one.told_of), one.told_of.window_ns) for one in devices)
+
+    stepped = any(one.steps is not None for one in devices)
+
+    def whole(one: DeviceTime) -> str:
+        text = names.format_duration(one.told_of.window_ns)
+        return f"window {text}" if stepped and one.steps is None else text
+
+    result = [
+        Column("device", tuple(names.neutral(one.device) for one in devices), is_name=True),
+        Column("in steps" if stepped else "window", tuple(map(whole, devices))),
+        Column("compute", part(lambda one: one.compute_ns)),
+        Column("communication", part(lambda one: one.communication_ns)),
+        Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
+        Column("copies", part(lambda one: one.copy_ns), importance=6),
+        Column("idle" if stepped else "idle in window", part(lambda one: one.idle_ns)),
+    ]
+    if stepped:
+        window = tuple(names.format_duration(one.window_ns) for one in devices)
+        idle = tuple(_time_column(one.idle_ns, one.window_ns) for one in devices)
+        result.append(Column("window", window, importance=4))
+        result.append(Column("idle in window", idle, importance=4))
+    tasks = tuple(names.format_number(one.tasks) for one in devices)
+    return [*result, Column("tasks", tasks, importance=3)]
+
+
+def _time_column(value_ns: int | None, whole_ns: int) -> str:
+    text = names.format_duration(value_ns)
+    return text if value_ns is None else f"{text} ({names.format_share(value_ns, whole_ns)})"
