@@ -175,6 +175,15 @@ def test_where_nobody_saw_the_end_msprof_s_words_tell(
     assert run(tmp_path, INIT + end).exit_code == code
 
 
+def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
+    recorded = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
+    ended = Ended(-signal.SIGKILL, (), None)
+    failure = msprof_outcome.what_went_wrong(ended, 0, [recorded], tmp_path)
+    assert failure is not None
+    assert "msprof was killed by signal 9" in failure
+    assert msprof_outcome.what_went_wrong(Ended(0, (), None), 0, [recorded], tmp_path) is None
+
+
 @pytest.mark.parametrize(
     ("words", "code"),
     [

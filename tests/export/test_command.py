@@ -36,6 +36,16 @@ def test_the_command_says_what_it_wrote_and_what_it_could_not(small: Path, tmp_p
     refused(uprof("export", small, "-o", small), 9, "not a directory")
 
 
+def test_files_of_msprof_that_are_not_written_are_named(database: Recorded, tmp_path: Path) -> None:
+    with database:
+        database.op(0, 10)
+        database.writer.write("HBM", {"deviceId": [0], "timestampNs": [5]})
+    exported = export(database.path, tmp_path / "files")
+    reasons = {one.deliverable: one.why for one in exported.left_out}
+    assert reasons["hbm"] == "uprof does not write it; its rows are in table HBM"
+    assert "nic" not in reasons
+
+
 @pytest.mark.parametrize(
     ("name", "cell"),
     [

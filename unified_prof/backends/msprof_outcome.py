@@ -135,6 +135,11 @@ def what_went_wrong(
         parts.append(f"the disk of {folder} is full, so the recording is incomplete or missing")
     if not directories:
         parts.append(_why_nothing(ended))
+    elif ended.status < 0 and ended.interrupted_by is None:
+        parts.append(
+            f"msprof was killed by signal {-ended.status} during the recording: samples and device"
+            " data may be missing"
+        )
     parts += [
         f"{directory.path} has no device data: nothing ran on an NPU during the recording"
         for directory in directories

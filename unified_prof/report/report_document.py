@@ -178,6 +178,10 @@ def report_title(summary: Summary) -> str:
     return f"{names.neutral(summary.path)}: {family}, revision {summary.revision}"
 
 
+# Data without a place in the chosen schema revision: expected, so not a warning.
+_SCHEMA_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
+
+
 def anomaly_name(name: str) -> str:
     """Return the text of an anomaly."""
     return _ANOMALY_NAMES.get(name, names.neutral(name.replace("_", " ")))
@@ -185,7 +189,11 @@ def anomaly_name(name: str) -> str:
 
 def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
     """Return the anomalies of a report as (label, first case and count)."""
-    return [(anomaly_name(one.name), _anomaly_case(one)) for one in summary.anomalies]
+    return [
+        (anomaly_name(one.name), _anomaly_case(one))
+        for one in summary.anomalies
+        if one.name not in _SCHEMA_ANOMALIES
+    ]
 
 
 def _anomaly_case(anomaly: Anomaly) -> str:

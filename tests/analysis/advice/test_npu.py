@@ -139,6 +139,18 @@ def test_a_name_of_two_chips_is_not_judged(tmp_path: Path) -> None:
     assert "idle_cores" in {one.kind for one in said.not_judged}
 
 
+def test_recorded_cores_are_those_of_the_chip(tmp_path: Path) -> None:
+    path = tmp_path / "run.db"
+    with Npu(path, name="Ascend910B") as npu:
+        for at in range(20):
+            npu.operator(at * MS, (at + 1) * MS, blocks=13)
+        for name, value in (("ai_core_num", "20"), ("aiv_num", "40"), ("aic_frequency", "1800")):
+            row: dict[str, Any] = {"deviceId": [0], "name": [name], "value": [value]}
+            npu.writer.write("UPROF_GPU_DEVICES", row)
+    said = found(path)["idle_cores"]
+    assert (said.figures["cubes"], said.figures["vectors"]) == (20, 40)
+
+
 def counted(path: Path, ratio: float) -> Path:
     with Npu(path) as npu:
         for at in range(20):

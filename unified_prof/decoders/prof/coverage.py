@@ -135,6 +135,8 @@ _CHIPS = {
     15: "Ascend950",
 }
 _UNKNOWN_CHIP = "UNKNOWN"
+# Values of DeviceInfo in info.json that peaks are computed from: cores and MHz.
+_DEVICE_PROPERTIES = ("ai_core_num", "aiv_num", "aic_frequency", "aiv_frequency")
 _NONE = -1
 
 
@@ -160,3 +162,15 @@ def write_session(prof: ProfDirectory, sink: Sink) -> None:
     names = [_CHIPS.get(device.platform, _UNKNOWN_CHIP) for device in prof.devices]
     sink.write("NPU_INFO", {"id": ids, "name": names or [_UNKNOWN_CHIP]})
     sink.write("RANK_DEVICE_MAP", {"rankId": [_NONE] * len(ids), "deviceId": ids})
+    properties = [
+        (device.device_id, name, f"{value.normalize():f}")
+        for device in prof.devices
+        for name in _DEVICE_PROPERTIES
+        if (value := device.device_info.decimal(name)) is not None
+    ]
+    if properties:
+        device_ids, property_names, values = zip(*properties, strict=True)
+        sink.write(
+            "UPROF_GPU_DEVICES",
+            {"deviceId": list(device_ids), "name": list(property_names), "value": list(values)},
+        )

@@ -37,6 +37,7 @@ from unified_prof.decoders.prof.launches import (
     read_host_tasks,
     streams,
     without_lost_calls,
+    without_repeats,
 )
 from unified_prof.decoders.prof.layouts import ONE_CORE_KIND_PLATFORMS, V6_PLATFORMS
 from unified_prof.decoders.prof.operators import HashTexts, ListTexts
@@ -151,6 +152,7 @@ class HostSide:
         rows, contexts, sizes, described, attributes, tensors, steps, collected = window.others
         tree, sink = window.tree, self._sink
         tasks = HostTasks.of(rows, self._rounds.batch_of(*self._asked(rows, first)))
+        tasks = without_repeats(tasks, sink)
         place(tasks, tree, self.names.items)
         tasks = without_lost_calls(tasks, tree, sink)
         node_contexts, communication_contexts = operators.contexts_of(

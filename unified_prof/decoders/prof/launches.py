@@ -178,6 +178,24 @@ def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
             tasks.model_id[inside] = np.minimum(models, np.uint64(NO_MODEL))
 
 
+def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
+    """Leave out launches that were recorded twice, with the same time and identity."""
+    same_time = np.flatnonzero(tasks.key[1:] == tasks.key[:-1])
+    if not len(same_time):
+        return tasks
+    identity = (tasks.type_index, tasks.task_id, tasks.stream_id, tasks.device_id, tasks.key)
+    order = np.lexsort(identity)
+    repeats = np.ones(len(order) - 1, bool)
+    for column in (*identity, tasks.kernel_name):
+        repeats &= column[order][1:] == column[order][:-1]
+    if not repeats.any():
+        return tasks
+    sink.anomaly("repeated_launch", int(repeats.sum()), "task_track records that occur twice")
+    keep = np.ones(len(order), bool)
+    keep[order[1:][repeats]] = False
+    return tasks.take(np.flatnonzero(keep))
+
+
 def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
     """Leave out what was launched from a communication call that lies in no NODE call.
 

@@ -171,8 +171,11 @@ def no_pipe_busy(case: Case) -> Iterator[Finding]:
 
 def _chip_of(case: Case) -> Device | None:
     """Return the row of this chip in the table of devices."""
+    device = known_devices(case.recording)[case.device or ""]
+    if device is not None and device.is_recorded:
+        return device
     named = _NAMED.search(case.device or "")
-    if named is None or known_devices(case.recording)[case.device or ""] is None:
+    if named is None or device is None:
         return None  # its clock is of another chip than its name
     if named[1] == _OF_TWO and "AICORE_FREQ" not in case.recording.source.tables:
         return None

@@ -67,6 +67,8 @@ class Device:
     cores: float | None = None
     vector_cores: float | None = None
     mhz: float | None = None
+    is_recorded: bool = False
+    """True if cores and clock are those of the recording, not of the table."""
 
     def matrix(self, dtype: str) -> Peak | None:
         """Return what matrix units do in a type, None where that is not known."""
@@ -300,6 +302,33 @@ def _with_cube(device: Device) -> Device:
     return replace(device, rates={"bf16": cube, "fp16": cube, "int8": 2 * cube, **device.rates})
 
 
+def _recorded_npu(name: str, properties: Mapping[str, str]) -> Device | None:
+    """Return an Ascend device with the recorded cores and clock; None if they were not recorded.
+
+    Memory and link are those of the device in the table with that name, cores and clock.
+    """
+    cores, vector_cores, mhz = (
+        _integer(properties.get(key)) for key in ("ai_core_num", "aiv_num", "aic_frequency")
+    )
+    if not cores or not mhz:
+        return None
+    same = (
+        device
+        for key in _sections()
+        if key.startswith(name.casefold()) and (device := _of_table(key)) is not None
+        if (device.cores, device.vector_cores or 0, device.mhz) == (cores, vector_cores or 0, mhz)
+    )
+    return replace(
+        next(same, Device(name)),
+        name=name,
+        cores=cores,
+        vector_cores=vector_cores or None,
+        mhz=mhz,
+        source=f"info.json of the recording: {cores} cores, {mhz:,} MHz",
+        is_recorded=True,
+    )
+
+
 def known_devices(recording: Recording) -> dict[str, Device | None]:
     """Return what each device of a recording can do."""
     source = recording.source
@@ -317,6 +346,9 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
     for label, number in recording.device_numbers.items():
         here = _number(recording, number)
         about = properties.get(here, common)
+        if npu := _recorded_npu(names.get(here, ""), about):
+            result[label] = _with_cube(npu)
+            continue
         result[label] = find(
             about.get("name") or names.get(here),
             units=_integer(about.get("numSms")),

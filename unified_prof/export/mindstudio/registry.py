@@ -59,6 +59,23 @@ ORDER = (
 )
 """The deliverables in the order in which they are written."""
 
+# Files of msprof that uprof does not write, by the table that has their rows.
+NOT_WRITTEN = {
+    "CPU_USAGE": "host_cpu_usage",
+    "DDR": "ddr",
+    "HBM": "hbm",
+    "HCCS": "hccs",
+    "HOST_DISK_USAGE": "host_disk_usage",
+    "HOST_MEM_USAGE": "host_mem_usage",
+    "HOST_NETWORK_USAGE": "host_network_usage",
+    "LLC": "llc_read_write",
+    "NIC": "nic",
+    "OSRT_API": "os_runtime_statistic",
+    "PCIE": "pcie",
+    "ROCE": "roce",
+    "SAMPLE_PMU_SUMMARY": "ai_core_utilization",
+}
+
 _REGISTERED: dict[str, Deliverable] = {}
 
 

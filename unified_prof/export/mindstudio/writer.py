@@ -10,7 +10,7 @@ from pathlib import Path
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
 from unified_prof.export.mindstudio.recording import LeftOut, Recording
-from unified_prof.export.mindstudio.registry import Delivery, deliverables
+from unified_prof.export.mindstudio.registry import NOT_WRITTEN, Delivery, deliverables
 from unified_prof.recording.model import Anomaly
 from unified_prof.recording.source import Source
 
@@ -71,6 +71,11 @@ def write(
                 deliverable.write(recording, delivery)
             elif deliverable.missing is not None:
                 recording.leave_out(deliverable.name, "the file", deliverable.missing)
+        for table, name in NOT_WRITTEN.items():
+            if table in source.tables and source.rows(f"SELECT 1 FROM {table} LIMIT 1"):
+                recording.leave_out(
+                    name, "the file", f"uprof does not write it; its rows are in table {table}"
+                )
         if not files.written:
             raise UsageError(
                 f"{source.path} has neither tasks nor calls nor marks nor operators' memory: "

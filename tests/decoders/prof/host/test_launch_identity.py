@@ -16,6 +16,7 @@ from unified_prof.decoders.prof.collectives import CommunicationWriter, Steps
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.host_calls import NOWHERE
 from unified_prof.decoders.prof.launches import HostTasks, Launches, TaskTypes, launches_of
+from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.operators import Contexts
 from unified_prof.decoders.prof.recording import decode_recording
 
@@ -86,6 +87,20 @@ def test_collectives_of_all_devices_have_numbers_of_their_own(tmp_path: Path) ->
     steps = tables["COMMUNICATION_TASK_INFO"]
     for op, task in zip(steps["opId"].tolist(), steps["globalTaskId"].tolist(), strict=True):
         assert device_of[op] == device_of_task[task]
+
+
+def test_repeated_launch_records_are_dropped(tmp_path: Path) -> None:
+    path = generate(tmp_path, Recipe(operators=6)).path
+    first, again = MemorySink(), MemorySink()
+    decode_recording(ProfDirectory(path), first)
+    (file,) = (path / "host" / "data").glob("*compact.task_track.slice_*[0-9]")
+    records = file.read_bytes()
+    file.write_bytes(records + records[: 2 * record_type("task_track").itemsize])
+    decode_recording(ProfDirectory(path), again)
+    assert again.anomalies["repeated_launch"] == 2
+    for table, columns in first.tables().items():
+        for name, values in columns.items():
+            assert values.tolist() == again.tables()[table][name].tolist(), (table, name)
 
 
 def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path: Path) -> None:

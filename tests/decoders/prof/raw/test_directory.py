@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records
-from unified_prof.decoders.prof.coverage import undecoded
+from unified_prof.decoders.prof.coverage import undecoded, write_session
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
@@ -194,3 +194,11 @@ def test_a_host_slice_that_is_cut_loses_one_record(recording: Path) -> None:
     sink = decoded(recording)
     assert sink.anomalies["cut_slice"] == 1
     assert len(sink.tables()["CANN_API"]["name"]) == whole - 1
+
+
+def test_cores_and_clocks_of_devices_are_kept(tmp_path: Path) -> None:
+    sink = MemorySink()
+    write_session(ProfDirectory(generate(tmp_path, Recipe(devices=(0, 3))).path), sink)
+    table = sink.tables()["UPROF_GPU_DEVICES"]
+    rows = set(zip(*(table[name].tolist() for name in ("deviceId", "name", "value")), strict=True))
+    assert {(0, "ai_core_num", "20"), (3, "aiv_num", "40"), (3, "aic_frequency", "1500")} <= rows
