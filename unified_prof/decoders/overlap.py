@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -87,13 +86,8 @@ class DeviceOverlap:
     def __enter__(self) -> DeviceOverlap:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
-        self._computing.__exit__(kind, error, traceback)
+    def __exit__(self, *_exception: object) -> None:
+        self._computing.__exit__()
 
     def add(self, tasks: Spans, compute: Spans) -> None:
         """Take more tasks, by start.

@@ -18,7 +18,6 @@ import tempfile
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from io import BufferedRandom
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -257,12 +256,7 @@ class Spool:
     def __enter__(self) -> Spool:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        traceback: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_exception: object) -> None:
         self._pending = []
         self._scratch.close()
 

@@ -105,14 +105,12 @@ def test_what_is_called_decoded_is_read(tmp_path: Path, monkeypatch: pytest.Monk
     assert asked == DECODED
 
 
-def test_a_kind_that_nobody_knows_is_told(tmp_path: Path) -> None:
+def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     path = generate(tmp_path, Recipe(operators=1)).path
     assert undecoded(ProfDirectory(path)) == ()
     for name, content in (("tomorrow.data.0.slice_0", b"x"), ("empty.data.0.slice_0", b"")):
         (path / "device_0" / "data" / name).write_bytes(content)
-    assert undecoded(ProfDirectory(path)) == (
-        "device 0: tomorrow: a kind of file that is not known",
-    )
+    assert undecoded(ProfDirectory(path)) == ("device 0: tomorrow: unknown kind of file",)
 
 
 def test_the_kinds_of_the_goldens_are_known(shared: Path) -> None:

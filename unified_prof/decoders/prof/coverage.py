@@ -1,18 +1,4 @@
-"""What of a recording cannot be decoded: chips and kinds of files.
-
-Every kind of file that the exporter reads stands in one of three tables. A kind in none of them is
-a newer one, and so told as undecoded.
-
-The decoders of files that need nothing but their own part of a recording.
-
-One row a decoder: the module, and the files (by `DataFolder` name) any of which makes it worth
-importing. What needs several parts at once - calls, tasks, operators, communication, PMU of
-tasks - is put together by `recording`, `host_side` and `device_side`.
-
-How decoding tells what it is doing.
-
-SESSION_TIME_INFO, HOST_INFO, NPU_INFO and RANK_DEVICE_MAP: what was recorded, and when.
-"""
+"""Lists the parts of a recording that are not decoded, and writes its session tables."""
 
 from __future__ import annotations
 
@@ -28,9 +14,10 @@ from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.slices import DataFolder
 
+# Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950.
 TESTED_PLATFORMS = (1, 4, 5, 7, 15)
-"""Chips whose databases were compared with the exporter's: 910A, 310P, 910B, 310B, 950."""
 
+# Kinds of files that are read: names as in `DataFolder`, without the prefix of ageing.
 DECODED = frozenset(
     """
     api_event compact.task_track compact.node_basic_info compact.node_attr_info
@@ -46,8 +33,8 @@ DECODED = frozenset(
     ccu0.instr ccu1.instr ccu0.stat ccu1.stat
     """.split()
 )
-"""Kinds of files that are read: names as in `DataFolder`, without the prefix of ageing."""
 
+# Patterns of kinds that the exporter does not use for its database.
 WITHOUT_TABLE = (
     *("additional.ccu_task_info", "additional.fusion_op_info", "additional.graph_id_map"),
     *("additional.logic_stream_info", "additional.memory_application", "additional.static_op_mem"),
@@ -55,33 +42,32 @@ WITHOUT_TABLE = (
     *("Memory", r"\d+-Memory", "SystemCpuUsage", r"\d+-CpuUsage", "host_sys_cpu", "host_sys_mem"),
     *(r"host_platform_uncore\.bin", r"instr\..*", r"DATA_PREPROCESS\..*", r".*\.dbg"),
 )
-"""Patterns of kinds that the exporter makes other things of than its database."""
 
+# Patterns of kinds that may have a table in the database, and their content.
 UNDECODED = {
     "additional.dpu_hccl_track": "collectives of DPUs (DPU_TASK)",
     "additional.model_exeom": "models of chips without operating system (TASK)",
     "nano_stars_profile": "tasks of chips without operating system (TASK)",
     "stars_block": "blocks of tasks",
-    r"hwts\.aiv_data.*|ts_track\.aiv_data.*": "tasks of vector cores apart (TASK)",
-    r"(?:AclModule|Framework|HCCL|[rR]untime)\..*": "what old versions of CANN wrote",
+    r"hwts\.aiv_data.*|ts_track\.aiv_data.*": "tasks of separate vector cores (TASK)",
+    r"(?:AclModule|Framework|HCCL|[rR]untime)\..*": "records of old CANN versions",
 }
-"""Patterns of kinds that may have a table in the database, and what they are."""
 
-# An AI CPU record about a collective in a layout that no recording was seen with.
+# Type of AI CPU records about collectives whose layout is not known.
 _UNKNOWN_COLLECTIVE = 6
 _AGEING = re.compile(r"(?:un)?aging\.")
 _NO_TABLE = re.compile("|".join(WITHOUT_TABLE))
 
 
 def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
-    """Say what of a recording has a table in the database and is not decoded, a phrase each."""
+    """Return a phrase for each part of a recording that has a table but is not decoded."""
     found = [] if prof.host is None else [f"host: {what}" for what in _files(prof.host.data)]
     for device in prof.devices:
         name = f"device {device.device_id}"
         if device.platform not in TESTED_PLATFORMS:
             found.append(
-                f"{name} has platform_version {device.platform}: decoded as its nearest relative,"
-                " which may be wrong"
+                f"{name} has platform_version {device.platform}: decoded like the most similar"
+                " platform, which may be wrong"
             )
         if _has_unknown_collectives(device):
             found.append(
@@ -92,10 +78,10 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
 
 
 def why_not_decoded(kind: str) -> str | None:
-    """Return what a kind of file holds that is not decoded; None where nothing is lost.
+    """Return the content of a kind of file that is not decoded; None if nothing is lost.
 
     Args:
-        kind: its name as in `DataFolder`.
+        kind: name of the kind as in `DataFolder`.
     """
     kind = _AGEING.sub("", kind, count=1)
     if kind in DECODED or _NO_TABLE.fullmatch(kind):
@@ -103,7 +89,7 @@ def why_not_decoded(kind: str) -> str | None:
     for pattern, what in UNDECODED.items():
         if re.fullmatch(pattern, kind):
             return what
-    return "a kind of file that is not known"
+    return "unknown kind of file"
 
 
 def _files(data: DataFolder) -> list[str]:
@@ -122,9 +108,8 @@ def _has_unknown_collectives(device: DeviceDirectory) -> bool:
     )
 
 
+# Context manager around a named part of the work, for timing and progress.
 Stage = Callable[[str], AbstractContextManager[Any]]
-"""Entered around each part of the work, with its name: for timing and progress."""
-
 
 _CHIPS = {
     0: "Ascend310",
@@ -141,10 +126,10 @@ _NONE = -1
 
 
 def write_session(prof: ProfDirectory, sink: Sink) -> None:
-    """Write the tables that every recording has.
+    """Write SESSION_TIME_INFO, HOST_INFO, NPU_INFO, RANK_DEVICE_MAP and UPROF_GPU_DEVICES.
 
     Raises:
-        RawFormatError: nothing says when the recording began.
+        RawFormatError: the start of the recording is unknown.
     """
     first = prof.host or prof.devices[0]
     session = first.session
