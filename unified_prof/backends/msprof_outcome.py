@@ -222,7 +222,7 @@ class Exporter:
     """Exports the recordings of one run; whoever interrupts it does not want the next one either.
 
     Args:
-        relay: SelectedCalls every line that msprof writes.
+        relay: Called with every line that msprof writes.
     """
 
     def __init__(self, relay: Callable[[str], None]) -> None:
@@ -255,7 +255,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
 
     Args:
         prof: The recording.
-        relay: SelectedCalls every line that msprof writes.
+        relay: Called with every line that msprof writes.
         limit_s: How long it may take.
 
     Raises:

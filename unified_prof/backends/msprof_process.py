@@ -63,7 +63,7 @@ def run_group(
         command: Program and arguments.
         environment: The environment of the process.
         inherited: File descriptors that it and its children keep.
-        relay: SelectedCalls every line of output, without its end.
+        relay: Called with every line of output, without its end.
         feed: Runs in a thread of its own and writes to the standard input; the event tells it
             that the program has ended or that this process was asked to end, in which case the
             first signal is not passed on. Without it the standard input is ours, or empty where

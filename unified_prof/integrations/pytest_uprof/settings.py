@@ -153,7 +153,7 @@ _SPARE = 16
 
 
 @dataclass(frozen=True, slots=True)
-class MeasuredIteration:
+class Measured:
     """What one step takes, by the medians of the iterations that were measured."""
 
     iteration_ms: float | None
@@ -182,7 +182,7 @@ class Uprof:
         runs: int | None = None,
         max_regress: str | float | None = None,
         device: str | None = None,
-    ) -> MeasuredIteration:
+    ) -> Measured:
         """Measure a step as `uprof run` measures an iteration.
 
         Args:
@@ -266,7 +266,7 @@ class Uprof:
             return runs.load([profile.directory])
 
 
-def _summary(run: Run) -> MeasuredIteration:
+def _summary(run: Run) -> Measured:
     medians = {
         metric: float(np.median(values)) for metric, values in run.totals.items() if len(values)
     }
@@ -275,7 +275,7 @@ def _summary(run: Run) -> MeasuredIteration:
         return medians[metric] / NS_PER_MS if metric in medians else None
 
     peak = medians.get(PEAK)
-    return MeasuredIteration(
+    return Measured(
         milliseconds(TOTAL),
         milliseconds(FORWARD),
         milliseconds(BACKWARD),

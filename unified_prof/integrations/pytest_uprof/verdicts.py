@@ -71,7 +71,7 @@ def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     outcome: Outcome = "unclear" if verdict.outcome == "inconclusive" else verdict.outcome
     worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
     reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
-    told = "" if outcome == "pass" else _call(test, base, new, verdict, outcome, known)
+    told = "" if outcome == "pass" else _told(test, base, new, verdict, outcome, known)
     new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
     return Judged(outcome, new_ns, base_ns, base.label, reason, told)
 
@@ -122,7 +122,7 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     return render_text(document).splitlines()
 
 
-def _call(
+def _told(
     test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
 ) -> str:
     """Return why a test fails, and which operations changed most."""
