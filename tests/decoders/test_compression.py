@@ -1,4 +1,4 @@
-"""Compressed traces: told by their first bytes, bounded, and refused with a reason."""
+"""Compressed recordings: recognized by their first bytes, read in bounded memory."""
 
 from __future__ import annotations
 
@@ -16,7 +16,6 @@ import pytest
 
 from tests.decoders.kineto.made import decode, operation, write
 from unified_prof.decoders import compression
-from unified_prof.decoders.kineto import source
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline import sources
 from unified_prof.pipeline.sources import Sign, by_kind
@@ -167,7 +166,7 @@ def test_methods_of_archives_that_cannot_be_bounded_are_refused(
 ) -> None:
     path = tmp_path / "t.zip"
     path.write_bytes(zipped(content, method=method))
-    with pytest.raises(RawFormatError, match=f"packed by method {method}"):
+    with pytest.raises(RawFormatError, match=f"compressed with method {method}"):
         decode(path)
 
 
@@ -204,8 +203,8 @@ def test_a_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
 def test_a_bomb_is_refused_in_little_memory(
     pack: Pack, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(source, "_RATIO_CHECKED_FROM_BYTES", 1 << 20)
-    monkeypatch.setattr(source, "MAX_OTHER_RATIO", 400)
+    monkeypatch.setattr(compression, "_RATIO_CHECKED_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(compression, "MAX_OTHER_RATIO", 400)
     path = tmp_path / f"bomb.json{suffix}"
     path.write_bytes(pack(b'{"traceEvents": [' + b" " * (12 << 20) + b"]}"))
     tracemalloc.start()

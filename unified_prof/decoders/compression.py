@@ -1,8 +1,7 @@
-"""The formats that traces are compressed with, read piece by piece in bounded memory.
+"""Reads compressed files in bounded memory, block by block or completely.
 
-What a file is compressed with is told by its first bytes, not by its name.
-
-Recordings that are one JSON document, read as a whole.
+The first bytes of a file determine its format, not its name. Formats are gzip, xz, bzip2 and zstd
+streams, one inside another, and zip archives that hold one recording.
 """
 
 from __future__ import annotations
@@ -10,11 +9,14 @@ from __future__ import annotations
 import bz2
 import io
 import lzma
+import shutil
+import tempfile
 import zipfile
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from functools import lru_cache, partial
 from importlib import import_module
 from pathlib import Path, PurePosixPath
 from typing import IO, Any, Protocol
@@ -23,37 +25,51 @@ import msgspec
 
 from unified_prof.errors import RawFormatError
 
+# Endings of names of files in these formats.
 SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".zip")
-"""Of files in these formats."""
 
 PIECE_BYTES = 1 << 20
 _PLAIN_PIECE_BYTES = 2 << 20
 _MAGIC_BYTES = 8
-_MOST_ZEROS_OF_MEMBER = 64
+# Maximum zero bytes at the end of a file that may belong to its last compressed member.
+_MAX_MEMBER_ZEROS = 64
 _Failures = tuple[type[Exception], ...]
 _FAILURES: _Failures = (zlib.error, OSError, EOFError, lzma.LZMAError)
 _HEAD_BYTES = 32 << 10
-_OTHER_HEAD_BYTES = 1 << 20  # bzip2 gives nothing before it has seen a whole block
-_MEMORY_LIMIT = 192 << 20  # of the dictionaries that a file may ask for; xz -9 takes 65 MiB
-_ZSTD_WINDOW = 1 << 27  # the largest that zstd itself reads unasked
-_ZSTD_TAKEN_BYTES = 512  # of which at most 16 MiB come
-_NESTED = 2
+# Input that is read for a head: bzip2 yields nothing before a whole block has been read.
+_OTHER_HEAD_BYTES = 1 << 20
+# Maximum memory of the dictionary that a file may require; xz -9 takes 65 MiB.
+_MEMORY_LIMIT = 192 << 20
+# Largest window that zstd itself accepts by default.
+_ZSTD_WINDOW = 1 << 27
+# Input that is decompressed at a time, from which at most 16 MiB come.
+_ZSTD_INPUT_BYTES = 512
+# Maximum number of formats inside one another.
+_MAX_NESTED = 2
 _ZIP_METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
-# What archivers add to what they were given.
-_BESIDES = ("__MACOSX/", ".DS_Store")
+# Files that archivers add to an archive.
+_ARCHIVER_FILES = ("__MACOSX/", ".DS_Store")
 _JSON = ".json"
+# Maximum ratio of output to input. Traces compress 10 to 60 times, repetitive ones some hundred
+# times; beyond these ratios a file would take time and disk space without limit.
+MAX_RATIO = {"gzip": 400}
+MAX_OTHER_RATIO = 4000
+# Output from which on the ratio is checked.
+_RATIO_CHECKED_FROM_BYTES = 64 << 20
+# Maximum size of compressed content that is held in memory.
+MAX_CONTENT_BYTES = 8 << 30
 
 
 class CutOffError(Exception):
-    """The compressed data ends before its end mark; all before that was given."""
+    """The compressed data ends before its end mark; everything before it was yielded."""
 
 
 class DamagedError(Exception):
-    """The compressed data cannot be read on, for the reason that is its text."""
+    """The compressed data is damaged, for the reason in its text."""
 
 
 class UnreadableError(Exception):
-    """The file is whole but not for us; the reason is its text, what to do is `hint`."""
+    """The file is complete but not supported, as its text says; `hint` says what to do."""
 
     def __init__(self, why: str, hint: str) -> None:
         super().__init__(why)
@@ -61,26 +77,26 @@ class UnreadableError(Exception):
 
 
 class Decompressor(Protocol):
-    """What `bz2`, `lzma` and the zstd of Python 3.14 have in common."""
+    """The common interface of `bz2`, `lzma` and the zstd module of Python 3.14."""
 
     @property
     def eof(self) -> bool:
-        """Whether the end mark was read."""
+        """True if the end mark was read."""
 
     @property
     def unused_data(self) -> bytes:
-        """What follows the end mark."""
+        """Input after the end mark."""
 
     @property
     def needs_input(self) -> bool:
-        """Whether nothing more can be given without more input."""
+        """True if no more output is available without more input."""
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Take `data`, give at most `max_length` bytes."""
+        """Add `data` to the input and return at most `max_length` bytes of output."""
 
 
 class _Gzip:
-    """`zlib`'s, in the words of the others."""
+    """`zlib` with the interface `Decompressor`."""
 
     def __init__(self) -> None:
         self._inflating = zlib.decompressobj(wbits=31)
@@ -101,51 +117,102 @@ class _Gzip:
         return self._inflating.decompress(self._inflating.unconsumed_tail + data, max_length)
 
     def rest(self) -> bytes:
-        """Give what is left where the data ends without an end mark."""
+        """Return the remaining output of data that has no end mark."""
         return self._inflating.flush()
 
 
 @dataclass(frozen=True, slots=True)
 class Format:
-    """One format."""
+    """One compressed format."""
 
     name: str
     magics: tuple[bytes, ...]
     expand: Callable[[IO[bytes]], Iterator[bytes]] | None = None
-    """Yields what is inside; raises the errors of this module. None: an archive."""
+    """Yields the content; raises the errors of this module. None: an archive."""
 
 
 def format_of(head: bytes) -> Format | None:
-    """Return the format of a file by its first bytes, None if it is none of these."""
+    """Return the format of a file with these first bytes, None if it is not compressed."""
     return next((one for one in _FORMATS if head.startswith(one.magics)), None)
 
 
-def expand(source: IO[bytes], nested: int = _NESTED) -> Iterator[bytes]:
-    """Yield what is in a file, compressed or not, in pieces of bounded size.
+def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
+    """Yield the content of a file, compressed or not, in pieces of bounded size.
 
     Args:
-        source: The file, at its start; it can be sought in.
-        nested: How many formats may lie inside one another: an archive holds compressed files.
+        source: The file, at its start.
+        nested: Maximum number of formats inside one another.
     """
     head = source.read(_MAGIC_BYTES)
-    source.seek(0)
     found = format_of(head) if nested else None
+    if source.seekable():
+        source.seek(0)
+    else:
+        source = _Pieces(head, iter(partial(source.read, _PLAIN_PIECE_BYTES), b""))
     if found is None:
         while piece := source.read(_PLAIN_PIECE_BYTES):
             yield piece
     elif found.expand is None:
-        with _only_member(source) as member:
+        with _seekable(source) as archive, _only_member(archive) as member:
             yield from expand(member, nested - 1)
     else:
-        yield from found.expand(source)
+        pieces = found.expand(source)
+        first = next(pieces, b"")
+        if nested > 1 and format_of(first):
+            yield from expand(_Pieces(first, pieces), nested - 1)
+        else:
+            if first:
+                yield first
+            yield from pieces
+
+
+class _Pieces(io.RawIOBase, IO[bytes]):
+    """A file that consists of `head` and the pieces after it."""
+
+    def __init__(self, head: bytes, pieces: Iterator[bytes]) -> None:
+        self._left = head
+        self._pieces = pieces
+
+    def readable(self) -> bool:
+        return True
+
+    def readinto(self, buffer: Any) -> int:
+        while not self._left:
+            piece = next(self._pieces, None)
+            if piece is None:
+                return 0
+            self._left = piece
+        count = min(len(buffer), len(self._left))
+        buffer[:count] = self._left[:count]
+        self._left = self._left[count:]
+        return count
+
+
+@contextmanager
+def _seekable(source: IO[bytes]) -> Iterator[IO[bytes]]:
+    """Yield the file, or a temporary copy if it cannot be sought in."""
+    if source.seekable():
+        yield source
+        return
+    with tempfile.TemporaryFile() as copy:
+        shutil.copyfileobj(source, copy, PIECE_BYTES)
+        copy.seek(0)
+        yield copy
 
 
 def head_of(path: Path) -> bytes | None:
-    """Return the first bytes of what a file holds, decompressed; None: they cannot be had.
+    """Return the first bytes of a file's content, decompressed; None if they cannot be read."""
+    try:
+        if not path.is_file():  # opening a pipe would block
+            return None
+        status = path.stat()
+        return _head_of(path, status.st_size, status.st_mtime_ns)
+    except OSError:
+        return None
 
-    Raises:
-        OSError: the file cannot be read.
-    """
+
+@lru_cache(maxsize=16)  # each kind of recording looks at the head of a file
+def _head_of(path: Path, size: int, changed_ns: int) -> bytes | None:
     with path.open("rb") as source:
         head = source.read(_HEAD_BYTES)
         form = format_of(head)
@@ -154,12 +221,121 @@ def head_of(path: Path) -> bytes | None:
         if form.name != "gzip":
             head += source.read(_OTHER_HEAD_BYTES)
         try:
-            # An archive is told by its end; of a stream its beginning is enough.
+            # The directory of an archive is at its end; for a stream the beginning is enough.
             start = source if form.expand is None else io.BytesIO(head)
             start.seek(0)
             return next(expand(start), b"")[:_HEAD_BYTES]
         except (CutOffError, DamagedError, UnreadableError):
             return None
+
+
+class Content:
+    """The content of one file, decompressed; it is read once."""
+
+    def __init__(self, path: Path) -> None:
+        self.cut_off = False
+        """True if the compressed data ends before its end mark; set after the last block."""
+        self._path = path
+
+    def blocks(self) -> Iterator[bytes]:
+        """Yield the content in blocks of any size.
+
+        Raises:
+            RawFormatError: the file cannot be read, its compressed data is damaged, or it expands
+                more than any recording does.
+        """
+        try:
+            with self._path.open("rb") as source:
+                yield from self._blocks(source)
+        except OSError as err:
+            why = err.strerror or err
+            raise RawFormatError(
+                f"{self._path}: cannot be read: {why}", slug="cannot-read"
+            ) from err
+
+    def _blocks(self, source: IO[bytes]) -> Iterator[bytes]:
+        form = format_of(source.read(_MAGIC_BYTES))
+        source.seek(0)
+        counted = _CountingFile(source)
+        max_ratio = MAX_RATIO.get(form.name, MAX_OTHER_RATIO) if form else 1
+        expanded = 0
+        try:
+            for block in expand(counted):  # type: ignore[arg-type]
+                expanded += len(block)
+                limit = max(_RATIO_CHECKED_FROM_BYTES, max_ratio * counted.bytes_read)
+                if expanded > limit and form:
+                    raise RawFormatError(
+                        f"{self._path}: expands more than {max_ratio} times, as no recording does",
+                        hint="if the file can be trusted, decompress it and import the result",
+                        slug="compression",
+                    )
+                yield block
+        except CutOffError:
+            self.cut_off = True
+        except DamagedError as err:
+            name = form.name if form else ""
+            raise RawFormatError(
+                f"{self._path}: the {name} data is damaged: {err}", slug="damaged-recording"
+            ) from err
+        except UnreadableError as err:
+            raise RawFormatError(f"{self._path}: {err}", hint=err.hint, slug="compression") from err
+
+
+class _CountingFile:
+    """A file that counts the bytes read from it."""
+
+    def __init__(self, source: IO[bytes]) -> None:
+        self.bytes_read = 0
+        self._source = source
+
+    def read(self, size: int = -1) -> bytes:
+        data = self._source.read(size)
+        self.bytes_read += len(data)
+        return data
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._source, name)
+
+
+def read_content(path: Path) -> bytes:
+    """Return the complete content of a file, decompressed.
+
+    Raises:
+        RawFormatError: the file cannot be read, is damaged or cut off, or is too long for memory.
+    """
+    content, blocks, size = Content(path), [], 0
+    try:
+        for block in content.blocks():
+            size += len(block)
+            if size > MAX_CONTENT_BYTES:
+                raise RawFormatError(
+                    f"{path} expands to more than {MAX_CONTENT_BYTES:,} bytes",
+                    slug="input-too-long",
+                )
+            blocks.append(block)
+        data = b"".join(blocks)
+    except MemoryError as err:
+        raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
+    if content.cut_off:
+        raise RawFormatError(f"{path} is damaged or cut off", slug="damaged-recording")
+    return data
+
+
+def read_json(path: Path) -> Any:
+    """Return the JSON document in a file, compressed or not.
+
+    Raises:
+        RawFormatError: the file cannot be read, or is damaged.
+    """
+    data = read_content(path)
+    try:
+        return msgspec.json.decode(data)
+    except MemoryError as err:
+        raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
+        raise RawFormatError(
+            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
+        ) from err
 
 
 # ---- streams of one or several members
@@ -168,8 +344,8 @@ def head_of(path: Path) -> bytes | None:
 def _expand_members(
     source: IO[bytes], new: Callable[[], Any], failures: _Failures = _FAILURES
 ) -> Iterator[bytes]:
-    """Decompress members one after the other; zero bytes between and behind them are padding."""
-    content = _without_zeros_behind(source)
+    """Decompress members one after the other; zero bytes between and after them are padding."""
+    content = _without_trailing_zeros(source)
     member: Decompressor = new()
     while True:
         if member.eof:
@@ -200,22 +376,22 @@ def _expand_members(
 
 
 def _rest(member: Decompressor, zeros: int, failures: _Failures) -> tuple[bytes, bool]:
-    """Return what a member holds back where its data ends, and whether that was all.
+    """Return the remaining output of a member whose data ends, and True if it is complete.
 
-    A whole member may end in some zero bytes. To one that was cut off they would mean copies of
-    what came before, so what they give counts only if the member ends with them.
+    A complete member may end in zero bytes that were removed as padding. A member that was cut off
+    would read them as copies of earlier output, so their output counts only if the member ends.
     """
     rest = member.rest() if isinstance(member, _Gzip) else b""
     if zeros:
         with suppress(*failures):
-            more = member.decompress(bytes(min(zeros, _MOST_ZEROS_OF_MEMBER)), PIECE_BYTES)
+            more = member.decompress(bytes(min(zeros, _MAX_MEMBER_ZEROS)), PIECE_BYTES)
             if member.eof:
                 return rest + more, True
     return rest, False
 
 
-class _Content:
-    """A file up to the zero bytes that it ends with, if these are many."""
+class _PaddedFile:
+    """A file without the zero bytes at its end, if there are many."""
 
     def __init__(self, source: IO[bytes], size: int | None, zeros: int) -> None:
         self.zeros = zeros
@@ -230,10 +406,10 @@ class _Content:
         return data
 
 
-def _without_zeros_behind(source: IO[bytes]) -> _Content:
-    """Leave off what a file system that went down had no bytes for, only their number."""
-    if isinstance(source, zipfile.ZipExtFile):
-        return _Content(source, None, 0)
+def _without_trailing_zeros(source: IO[bytes]) -> _PaddedFile:
+    """Remove the zero bytes that a file system leaves for data it lost in a crash."""
+    if isinstance(source, zipfile.ZipExtFile) or not source.seekable():
+        return _PaddedFile(source, None, 0)
     size = end = source.seek(0, io.SEEK_END)
     while end:
         begin = max(0, end - PIECE_BYTES)
@@ -242,8 +418,8 @@ def _without_zeros_behind(source: IO[bytes]) -> _Content:
         if end > begin:
             break
     source.seek(0)
-    many = size - end >= _MOST_ZEROS_OF_MEMBER
-    return _Content(source, end if many else size, size - end if many else 0)
+    many = size - end >= _MAX_MEMBER_ZEROS
+    return _PaddedFile(source, end if many else size, size - end if many else 0)
 
 
 def _gunzip(source: IO[bytes]) -> Iterator[bytes]:
@@ -275,7 +451,7 @@ def _unzstd(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def zstd_module() -> Any:
-    """Return the first module here that reads zstd: Python's own or one of two packages."""
+    """Return a module that reads zstd (Python's own or one of two packages), None if missing."""
     for name in ("compression.zstd", "backports.zstd", "zstandard"):
         try:
             return import_module(name)
@@ -285,7 +461,7 @@ def zstd_module() -> Any:
 
 
 class _Zstandard:
-    """The package `zstandard`, in the words of the others."""
+    """The package `zstandard` with the interface `Decompressor`."""
 
     def __init__(self, module: Any) -> None:
         made = module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
@@ -306,13 +482,13 @@ class _Zstandard:
         return not self._pending
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Take a little at a time, as it gives all that comes of what it takes."""
+        """Decompress a little input at a time, because the package does not limit the output."""
         data = self._pending + data
         parts: list[bytes] = []
         at = size = 0
         while at < len(data) and size < max_length and not self.eof:
-            parts.append(self._expanding.decompress(data[at : at + _ZSTD_TAKEN_BYTES]))
-            at += _ZSTD_TAKEN_BYTES
+            parts.append(self._expanding.decompress(data[at : at + _ZSTD_INPUT_BYTES]))
+            at += _ZSTD_INPUT_BYTES
             size += len(parts[-1])
         self._pending = data[at:]
         return b"".join(parts)
@@ -322,11 +498,11 @@ class _Zstandard:
 
 
 def _candidates(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the members with JSON by their names, or all where none has such a name."""
+    """Return the members with JSON in their names, or all if no name has it."""
     files = [
         info
         for info in archive.infolist()
-        if not info.is_dir() and not any(word in info.filename for word in _BESIDES)
+        if not info.is_dir() and not any(word in info.filename for word in _ARCHIVER_FILES)
     ]
     named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]
     return named or files
@@ -334,21 +510,21 @@ def _candidates(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 @contextmanager
 def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Open the one trace of a zip archive."""
+    """Open the only recording in a zip archive."""
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as err:
-        raise DamagedError("it has no list of its contents, as when it is cut off") from err
+        raise DamagedError("it has no directory, as if it was cut off") from err
     with archive:
         inside = _candidates(archive)
         if len(inside) != 1:
             names = ", ".join(info.filename for info in inside[:5])
             more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
             raise UnreadableError(
-                f"is a zip archive of {len(inside)} files, not of one trace: {names}{more}"
+                f"is a zip archive of {len(inside)} files, not of one recording: {names}{more}"
                 if inside
                 else "is a zip archive without a file in it",
-                hint="unpack it and import the folder: each trace becomes a report of its own",
+                hint="unpack it and import the directory",
             )
         (info,) = inside
         if info.flag_bits & 1:
@@ -357,7 +533,7 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
             )
         if info.compress_type not in _ZIP_METHODS:
             raise UnreadableError(
-                f"is a zip archive whose {info.filename} is packed by method"
+                f"is a zip archive whose {info.filename} is compressed with method"
                 f" {info.compress_type}; only 0 (stored) and 8 (deflated) are read",
                 hint="unpack it first",
             )
@@ -377,21 +553,3 @@ _FORMATS = (
     Format("zstd", (b"\x28\xb5\x2f\xfd", b"\x50\x2a\x4d\x18"), _unzstd),
     Format("zip", (b"PK\x03\x04", b"PK\x05\x06")),
 )
-
-
-def read(path: Path) -> Any:
-    """Return the document in a file.
-
-    Raises:
-        RawFormatError: the file cannot be read, or is damaged.
-    """
-    try:
-        return msgspec.json.decode(path.read_bytes())
-    except OSError as err:
-        raise RawFormatError(
-            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
-        ) from err
-    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
-        raise RawFormatError(
-            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
-        ) from err

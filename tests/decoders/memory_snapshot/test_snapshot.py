@@ -1,4 +1,4 @@
-"""What a snapshot says of memory, and what a hostile one cannot do."""
+"""Tables of memory snapshots, and refusals of hostile ones."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ STEP = "/home/user/train.py(12): step"
 LINEAR = "/usr/lib/python3/site-packages/torch/nn/linear.py(9): mm"
 
 
-def test_how_much_is_in_use_after_every_action(tmp_path: Path) -> None:
+def test_totals_after_every_action(tmp_path: Path) -> None:
     sink = decoded(tmp_path, small())
     rows = sink.rows(
         "MEMORY_RECORD",
@@ -52,7 +52,7 @@ def test_how_much_is_in_use_after_every_action(tmp_path: Path) -> None:
     assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(1_000_000, 1_010_000)]
 
 
-def test_every_block_has_its_life_and_its_caller(tmp_path: Path) -> None:
+def test_times_and_call_chain_of_every_block(tmp_path: Path) -> None:
     sink = decoded(tmp_path, small())
     assert sink.rows(
         "OP_MEMORY",
@@ -71,14 +71,14 @@ def test_every_block_has_its_life_and_its_caller(tmp_path: Path) -> None:
     assert (outer, 0, STEP) in chains
 
 
-def test_json_says_the_same(tmp_path: Path) -> None:
+def test_json_and_pickle_give_the_same_tables(tmp_path: Path) -> None:
     pickled = decoded(tmp_path, small())
     plain = decode(write(tmp_path / "snapshot.json", small()))
     assert plain.tables == pickled.tables
 
 
 @pytest.mark.parametrize("protocol", [2, 3, 4, 5])
-def test_protocols_of_pickles(tmp_path: Path, protocol: int) -> None:
+def test_pickle_protocols(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "any name"
     path.write_bytes(pickle.dumps(small(), protocol))
     source = source_of(path)
@@ -107,7 +107,7 @@ def test_entries_of_old_versions_have_no_times(tmp_path: Path) -> None:
     assert sink.anomalies == {"no_times": 2}
 
 
-def test_devices_are_apart(tmp_path: Path) -> None:
+def test_devices_are_replayed_separately(tmp_path: Path) -> None:
     sink = decoded(
         tmp_path,
         {
@@ -119,20 +119,20 @@ def test_devices_are_apart(tmp_path: Path) -> None:
     assert sink.rows("NPU_INFO", "id", "name") == [(0, "UNKNOWN"), (2, "UNKNOWN")]
 
 
-def test_running_out_of_memory_is_told(tmp_path: Path) -> None:
+def test_out_of_memory_becomes_an_anomaly_and_an_event(tmp_path: Path) -> None:
     oom = entry("oom", 0, 10**9, 7, device_free=5)
     del oom["addr"]
     notes = [{"stage": "START", "name": "forward", "device": 0, "time_us": 6}]
     sink = decoded(tmp_path, {"device_traces": [[oom]], "external_annotations": notes})
     assert sink.anomalies == {"out_of_memory": 1}
-    assert sink.details["out_of_memory"] == "device 0: 1,000,000,000 bytes asked for, 5 free"
+    assert sink.details["out_of_memory"] == "device 0: 1,000,000,000 bytes requested, 5 free"
     assert sink.rows("UPROF_TRACE_EVENTS", "category", "name", texts=["category", "name"]) == [
         ("oom", "out of memory"),
         ("annotation", "forward"),
     ]
 
 
-def test_what_does_not_fit_together_counts(tmp_path: Path) -> None:
+def test_inconsistent_entries_are_counted(tmp_path: Path) -> None:
     history = [
         entry("alloc", 1, 8, 1),
         entry("alloc", 1, 8, 2),
@@ -154,7 +154,7 @@ def test_what_does_not_fit_together_counts(tmp_path: Path) -> None:
     assert len(sink.tables["OP_MEMORY"]) == 3
 
 
-# ---- pickles of others
+# ---- hostile pickles
 
 
 class Evil:
@@ -163,7 +163,7 @@ class Evil:
 
 
 @pytest.mark.parametrize("protocol", [0, 1, 2, 3, 4, 5])
-def test_nothing_in_a_pickle_is_run(
+def test_no_code_in_a_pickle_runs(
     tmp_path: Path, protocol: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -191,23 +191,105 @@ def test_only_plain_data_is_built(tmp_path: Path, value: Any) -> None:
         b"\x80\x04}\x8c\x08segments](" + b"h\x00" * 3 + b"e" + b"s.",  # a memo that is not there
     ],
 )
-def test_numbers_in_a_pickle_do_not_ask_for_memory(tmp_path: Path, bomb: bytes) -> None:
+def test_lengths_in_a_pickle_do_not_allocate_memory(tmp_path: Path, bomb: bytes) -> None:
     path = tmp_path / "bomb.pickle"
     path.write_bytes(bomb)
     with suppress(RawFormatError):
         decode(path)
 
 
-def test_lists_that_hold_themselves_end(tmp_path: Path) -> None:
+def test_a_list_that_contains_itself_is_refused(tmp_path: Path) -> None:
     loop: list[Any] = []
     loop.append(loop)
-    sink = decoded(tmp_path, {"segments": loop, "device_traces": [loop, loop]})
-    assert sink.anomalies == {"no_history": 1} or sink.tables
+    with pytest.raises(RawFormatError, match="share one list"):
+        decoded(tmp_path, {"segments": loop, "device_traces": [loop, loop]})
+
+
+SNAPSHOT = b"\x80\x04}\x94(X\x08\x00\x00\x00segments]X\x0d\x00\x00\x00device_traces]"
+SHARED_TUPLES = b"K\x01\x85\x94" + b"".join(b"h%c\x86\x94" % (1 + i) for i in range(40))
+
+
+@pytest.mark.parametrize(
+    "rest",
+    [
+        pytest.param(SHARED_TUPLES + b"K\x01u.", id="key with 2**40 references"),
+        pytest.param(b")" + b"\x85" * 300_000 + b"K\x01u.", id="deeply nested key"),
+        pytest.param(b")" + b"\x85" * 300_000 + b"K\x01s.", id="deeply nested key, SETITEM"),
+        pytest.param(b"(" + SHARED_TUPLES + b"K\x01d.", id="mapping with a shared key"),
+        pytest.param(b"(" * 2_000_000 + b"u.", id="two million marks"),
+        pytest.param(b"]" * 2_000_000 + b"u.", id="two million lists"),
+        pytest.param(b"]" + b"\x94" * 2_000_000 + b"u.", id="two million memo entries"),
+    ],
+)
+def test_a_pickle_takes_time_and_memory_in_proportion_to_its_size(
+    tmp_path: Path, rest: bytes
+) -> None:
+    path = tmp_path / "hostile.pickle"
+    path.write_bytes(SNAPSHOT + rest)
+    with pytest.raises(RawFormatError, match="is not a memory snapshot"):
+        decode(path)
+
+
+def test_blocks_and_actions_that_are_shared_many_times_are_refused(tmp_path: Path) -> None:
+    blocks = [block(0x1000, 8)] * 2_000
+    shared = {"device": 0, "total_size": 8, "blocks": blocks}
+    for snapshot in (
+        {"segments": [shared] * 2_000},
+        {"segments": [], "device_traces": [[entry("alloc", 1, 8, 1)] * 2_000] * 2_000},
+    ):
+        with pytest.raises(RawFormatError, match="share one list"):
+            decoded(tmp_path, snapshot)
+
+
+def test_a_stack_that_is_shared_many_times_is_decoded_once(tmp_path: Path) -> None:
+    shared_entry = entry("alloc", 1, 8, 1)
+    shared_entry["frames"] = [{**OUTER, "name": "x" * 100_000}] * 1_000
+    sink = decoded(tmp_path, {"segments": [], "device_traces": [[shared_entry] * 3_000]})
+    assert len(sink.tables["PYTORCH_CALLCHAINS"]) == 1_000
+    assert len(sink.tables["OP_MEMORY"]) == 3_000
+
+
+def test_values_that_would_be_written_out_many_times_are_left_out(tmp_path: Path) -> None:
+    stage: Any = "x"
+    for _ in range(40):
+        stage = [stage, stage]
+    notes = [{"stage": stage, "name": "forward", "device": 0, "time_us": 6}]
+    settings = {"a": 10**5_000, "b": -1}
+    sink = decoded(
+        tmp_path,
+        {"segments": [], "external_annotations": notes, "allocator_settings": settings},
+    )
+    assert sink.rows("UPROF_TRACE_EVENTS", "args") == [('{"stage": null}',)]
+
+
+@pytest.mark.parametrize(
+    ("names", "expected"),
+    [
+        (["torch::unwind::unwind()", "at::_ops::mm::call(at::Tensor const&)"], 1),
+        (["torch::unwind::unwind()"], None),
+        (["torch::unwind::unwind()", LINEAR, "main"], 1),
+        (["torch::unwind::unwind()", LINEAR, "/home/user/train.py(3): <module>"], 2),
+    ],
+)
+def test_a_block_is_named_after_the_operation_and_not_the_stack_recorder(
+    tmp_path: Path, names: list[str], expected: int | None
+) -> None:
+    frames = []
+    for name in names:
+        file, _, function = name.partition("(9): ") if name == LINEAR else name.partition("(3): ")
+        frames.append({"filename": file, "line": 9 if name == LINEAR else 3, "name": function})
+        if not function:
+            frames[-1] = {"filename": "??", "line": 0, "name": name}
+    sink = decoded(tmp_path, {"device_traces": [[entry("alloc", 1, 8, 1, *frames)]]})
+    name = "N/A" if expected is None else names[expected]
+    assert sink.rows("OP_MEMORY", "name", texts=["name"]) == [(name,)]
 
 
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("ending", [".pickle", ".json"])
-def test_random_damage_is_refused_or_counted(tmp_path: Path, ending: str, seed: int) -> None:
+def test_random_damage_raises_nothing_but_format_errors(
+    tmp_path: Path, ending: str, seed: int
+) -> None:
     chance = random.Random(seed)
     whole = write(tmp_path / f"whole{ending}", small()).read_bytes()
     path = tmp_path / f"damaged{ending}"
@@ -252,8 +334,8 @@ def test_values_of_any_kind_anywhere(tmp_path: Path) -> None:
             decoded(tmp_path, spoil(small()))
 
 
-def test_other_pickles_and_mappings_are_told(tmp_path: Path) -> None:
-    with pytest.raises(RawFormatError, match="is no snapshot of PyTorch's allocator"):
+def test_other_pickles_and_mappings_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(RawFormatError, match="is not a snapshot of PyTorch's allocator"):
         decoded(tmp_path, {"weights": [1, 2]})
     path = tmp_path / "cut.pickle"
     path.write_bytes(pickle.dumps(small())[:-20])
@@ -261,7 +343,7 @@ def test_other_pickles_and_mappings_are_told(tmp_path: Path) -> None:
         decode(path)
 
 
-def test_it_becomes_a_report_that_the_commands_read(tmp_path: Path) -> None:
+def test_commands_read_the_report(tmp_path: Path) -> None:
     made = convert(write(tmp_path / "snap.pickle", small()), tmp_path / "r.db")
     assert made.kind == "memory_snapshot"
     run = CliRunner().invoke
@@ -279,7 +361,7 @@ def test_it_becomes_a_report_that_the_commands_read(tmp_path: Path) -> None:
     assert "allocated (torch's allocator)" in (tmp_path / "t.json").read_text()
 
 
-def test_a_mark_of_a_block_that_waits_is_active(tmp_path: Path) -> None:
+def test_a_block_that_awaits_its_free_is_active(tmp_path: Path) -> None:
     waiting = block(0x1000, 64, "active_awaiting_free")
     history = [entry("alloc", 0x1000, 64, 1, INNER), entry("free_requested", 0x1000, 64, 2)]
     sink = decoded(tmp_path, {"segments": [segment(64, waiting)], "device_traces": [history]})

@@ -31,7 +31,7 @@ from unified_prof.decoders.kineto import events as ev
 from unified_prof.decoders.kineto.events import CollectiveArgs, Kind, Kinds
 from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64, us_to_ns
 from unified_prof.decoders.kineto.merged import Labels
-from unified_prof.decoders.kineto.source import PHASES, Phases
+from unified_prof.decoders.kineto.phases import PHASES, Phases
 from unified_prof.decoders.spool import Rows, windows
 
 _GAP = "..."

@@ -20,8 +20,8 @@ from typing import Any
 
 import msgspec
 
+from unified_prof.decoders.compression import Content
 from unified_prof.decoders.kineto.events import Event, KnownSlices
-from unified_prof.decoders.kineto.source import TraceFile
 from unified_prof.errors import RawFormatError
 
 SLICE_BYTES = 2 << 20
@@ -62,7 +62,7 @@ class TraceReader:
         self._count = count
         self._slice_bytes = slice_bytes
         self.known = KnownSlices()
-        self._file = TraceFile(path)
+        self._file = Content(path)
         self._blocks = self._file.blocks()
         self._buffer = bytearray()  # among the events it begins with the `[` or `,` before one
         self._exhausted = False

@@ -1,24 +1,25 @@
-"""Reads pickles that hold plain data, and nothing else.
+"""Reads pickles of plain data only, in time and memory proportional to the file.
 
-A pickle is a program: it may import anything and call it. A snapshot needs none of that. So the
-instructions that name a class, call something or ask for memory by a number alone are taken away
-from the unpickler, and what is left can build containers, texts, numbers and None. It is the
-one written in Python, as the other one's table of memorised objects is as long as the file says.
+A pickle is a program that may import and call anything. A memory snapshot needs none of that:
+opcodes that name a class, call something or allocate by a number alone are refused, and the rest
+builds containers, texts, numbers and None. The unpickler is the one written in Python, because the
+memo of the C implementation grows to any index in the file, and its calls delay signals.
 
-What stands in a snapshot, which may be anything: read so that nothing odd gets further.
+Also returns values of a snapshot, which may have any type, in the type that is expected.
 """
 
 from __future__ import annotations
 
-import mmap
+import io
 import pickle
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 
-_PLAIN = (
+_PLAIN_OPCODES = (
     *("PROTO", "FRAME", "STOP", "MARK", "POP", "POP_MARK", "DUP"),
     *("NONE", "NEWTRUE", "NEWFALSE"),
     *("INT", "BININT", "BININT1", "BININT2", "LONG1", "LONG4", "FLOAT", "BINFLOAT"),
@@ -28,95 +29,146 @@ _PLAIN = (
     *("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
     *("GET", "BINGET", "LONG_BINGET", "PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
 )
-_CALLING = {
+# Opcodes that create an object or a memo entry, each of which takes far more memory than bytes.
+_ALLOCATING_OPCODES = (
+    *("MARK", "EMPTY_LIST", "LIST", "EMPTY_DICT", "DICT", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"),
+    *("PUT", "BINPUT", "LONG_BINPUT", "MEMOIZE"),
+)
+_CALLING_OPCODES = {
     *(pickle.GLOBAL, pickle.STACK_GLOBAL, pickle.REDUCE, pickle.BUILD, pickle.INST, pickle.OBJ),
     *(pickle.NEWOBJ, pickle.NEWOBJ_EX, pickle.EXT1, pickle.EXT2, pickle.EXT4),
     *(pickle.PERSID, pickle.BINPERSID),
 }
-_CODES = frozenset(getattr(pickle, name)[0] for name in _PLAIN)
+# Minimum bytes of a file for each allocating opcode: a dictionary of three short values has 4.
+_BYTES_PER_ALLOCATION = 3
+# Allocating opcodes that a file of any size may have.
+_FREE_ALLOCATIONS = 10_000
+# Maximum number of open marks, that is, of containers inside one another.
+_MAX_DEPTH = 1_000
+
 _Unpickler: Any = pickle._Unpickler
+_Load = Callable[[Any], None]
 
 
 class _RefusedError(Exception):
-    """The pickle asks for more than plain data."""
-
-
-def _refuse(code: int) -> Any:
-    def refuse(_: Any) -> None:
-        raise _RefusedError("a class or a call" if bytes([code]) in _CALLING else hex(code))
-
-    return refuse
+    """The pickle contains more than plain data, as its text says."""
 
 
 class _PlainUnpickler(_Unpickler):  # type: ignore[misc]
-    dispatch = {  # noqa: RUF012
-        code: load if code in _CODES else _refuse(code)
-        for code, load in _Unpickler.dispatch.items()
-    }
+    """Builds plain data; dictionary keys are texts and integers, whose hash is cheap."""
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="utf-8", errors="backslashreplace")
+        self.allocations_left = _FREE_ALLOCATIONS + len(content) // _BYTES_PER_ALLOCATION
 
     def find_class(self, module_name: str, global_name: str) -> Any:
         raise _RefusedError(f"{module_name}.{global_name}")
 
+    def load_items(self) -> None:
+        self.set_items(self.pop_mark())
+
+    def load_item(self) -> None:
+        value = self.stack.pop()
+        self.set_items([self.stack.pop(), value])
+
+    def load_mapping(self) -> None:
+        items = self.pop_mark()
+        self.append({})
+        self.set_items(items)
+
+    def set_items(self, items: list[Any]) -> None:
+        """Add alternating keys and values to the dictionary on top of the stack."""
+        keys, target = items[::2], self.stack[-1]
+        if type(target) is not dict or not all(type(key) in (str, int) for key in keys):
+            raise _RefusedError("a dictionary key that is neither a text nor an integer")
+        target.update(zip(keys, items[1::2], strict=True))
+
+
+def _refusing(code: int) -> _Load:
+    def refuse(_: Any) -> None:
+        raise _RefusedError("a class or a call" if bytes([code]) in _CALLING_OPCODES else hex(code))
+
+    return refuse
+
+
+def _counting(load: _Load) -> _Load:
+    def count(unpickler: Any) -> None:
+        unpickler.allocations_left -= 1
+        if unpickler.allocations_left < 0 or len(unpickler.metastack) > _MAX_DEPTH:
+            raise _RefusedError("more objects than a snapshot of its size has")
+        load(unpickler)
+
+    return count
+
+
+def _dispatch() -> dict[int, _Load]:
+    loads: dict[int, _Load] = dict(_Unpickler.dispatch)
+    loads[pickle.SETITEM[0]] = _PlainUnpickler.load_item
+    loads[pickle.SETITEMS[0]] = _PlainUnpickler.load_items
+    loads[pickle.DICT[0]] = _PlainUnpickler.load_mapping
+    for name in _ALLOCATING_OPCODES:
+        code = getattr(pickle, name)[0]
+        loads[code] = _counting(loads[code])
+    plain = {getattr(pickle, name)[0] for name in _PLAIN_OPCODES}
+    return {code: load if code in plain else _refusing(code) for code, load in loads.items()}
+
+
+_PlainUnpickler.dispatch = _dispatch()
+
 
 def load(path: Path) -> Any:
-    """Return the plain data in a pickle.
+    """Return the plain data of a pickle, compressed or not.
 
     Raises:
-        RawFormatError: it cannot be read, is damaged, or asks for more than plain data.
+        RawFormatError: it cannot be read, is damaged, or contains more than plain data.
     """
+    content = compression.read_content(path)
     try:
-        with path.open("rb") as file, mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as held:
-            return _PlainUnpickler(held, encoding="utf-8", errors="backslashreplace").load()
+        return _PlainUnpickler(content).load()
     except _RefusedError as err:
         raise RawFormatError(
-            f"{path} is no snapshot of memory: as a pickle it asks for {err}, and a snapshot "
-            "holds plain data",
-            hint="nothing of it was run",
+            f"{path} is not a memory snapshot: the pickle contains {err}, and a snapshot"
+            " is plain data",
+            hint="nothing in it was run",
             slug="not-a-recording",
         ) from None
-    except OSError as err:
-        raise RawFormatError(
-            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
-        ) from err
     except MemoryError as err:
-        raise RawFormatError(
-            f"{path}: memory does not suffice to read it", slug="out-of-memory"
-        ) from err
-    # A damaged pickle raises what its instructions run into; none of them runs code of others.
+        raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
+    # A damaged pickle raises what its opcodes run into; none of them runs code of the file.
     except Exception as err:
-        said = f"{type(err).__name__}: {err}"[:200]
+        reason = f"{type(err).__name__}: {err}"[:200]
         raise RawFormatError(
-            f"{path} is damaged or cut off as a pickle: {said}", slug="damaged-recording"
+            f"{path} is damaged or cut off as a pickle: {reason}", slug="damaged-recording"
         ) from err
 
 
+# Stands for an unknown number; all numbers of a snapshot are 0 or more.
 NONE = -1
-"""A number that is not known; all those of a snapshot are 0 or more."""
+# State of a block that is in use.
 ALIVE = "active_allocated"
-"""State of a block that is in use."""
 _INT64 = range(-(2**63), 2**63)
 
 
-def whole(value: Any, missing: int) -> int:
-    """Return a whole number of 64 bits, `missing` where it is none."""
-    return value if type(value) is int and value in _INT64 else missing
+def integer_or(value: Any, default: int) -> int:
+    """Return `value` if it is an integer of 64 bits, else `default`."""
+    return value if type(value) is int and value in _INT64 else default
 
 
 def mappings(values: Any) -> Iterable[dict[Any, Any]]:
-    """Return the mappings of a list."""
-    return (one for one in values if isinstance(one, dict)) if isinstance(values, list) else ()
+    """Return the mappings in a list; nothing if `values` is not a list."""
+    return (value for value in values if isinstance(value, dict)) if type(values) is list else ()
 
 
 def stream_of(entry: dict[Any, Any]) -> int | None:
-    """Return the stream of an action or a segment, None where it is not known."""
-    stream = whole(entry.get("stream"), NONE)
+    """Return the stream of an action or a segment, None if it is unknown."""
+    stream = integer_or(entry.get("stream"), NONE)
     return stream if stream >= 0 else None
 
 
 def blocks_of(segment: dict[Any, Any]) -> Iterable[tuple[dict[Any, Any], int]]:
-    """Yield the blocks of a segment, each with its address, which old versions leave out."""
-    at = whole(segment.get("address"), NONE)
+    """Yield the blocks of a segment with their addresses, which old versions do not record."""
+    next_address = integer_or(segment.get("address"), NONE)
     for block in mappings(segment.get("blocks")):
-        address = whole(block.get("address"), at)
+        address = integer_or(block.get("address"), next_address)
         yield block, address
-        at = address + max(0, whole(block.get("size"), 0))
+        next_address = address + max(0, integer_or(block.get("size"), 0))

@@ -45,7 +45,7 @@ class JsonTables:
         Raises:
             RawFormatError: it is damaged, or no recording of rocprofv3.
         """
-        document = compression.read(path)
+        document = compression.read_json(path)
         sessions = document.get(TOOL) if isinstance(document, dict) else None
         if not isinstance(sessions, list):
             raise RawFormatError(
