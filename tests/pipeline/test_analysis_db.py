@@ -92,8 +92,9 @@ class Made:
         plane: int = 0,
         master: int = 1,
         connection: int = 7,
+        device: int = 0,
     ) -> None:
-        number = self.task(connection, start, end)
+        number = self.task(connection, start, end, device)
         self.writer.write(
             "COMMUNICATION_TASK_INFO",
             {
@@ -179,6 +180,26 @@ def test_where_the_time_of_a_collective_goes(tmp_path: Path) -> None:
         ("allreduce-total", "0", "1", "HCCS", ""),
         ("allreduce-total", "0", "2", None, ""),
     ]
+
+
+def test_collectives_of_one_name_on_two_devices_are_two(tmp_path: Path) -> None:
+    made = Made(tmp_path / "r.db")
+    with made.writer:
+        made.launch(7, 0, 1)
+        for device in (0, 1):
+            begin = device * 0.5
+            made.part("allReduce__1", "Notify_Wait", begin, begin + 1, device=device)
+            made.part("allReduce__1", "Memcpy", begin + 1, begin + 4, size=10_000_000,
+                      device=device)  # fmt: skip
+    found = analysed(
+        made,
+        {
+            "CommAnalyzerTime": "elapse_time, transit_time, wait_time, idle_time",
+            "CommAnalyzerBandwidth": "transport_type, transit_size, transit_time",
+        },
+    )
+    assert found["CommAnalyzerTime"] == [(4, 3, 1, 0)] * 2
+    assert found["CommAnalyzerBandwidth"] == [("HCCS", 10, 3), ("SDMA", 10, 3)] * 2
 
 
 def test_a_run_of_rdma_payloads_lasts_until_what_closes_it(tmp_path: Path) -> None:

@@ -74,7 +74,7 @@ _TRANSPORTS = {"HCCS": "HCCS", "HCCS_SW": "HCCS", "PCIE": "PCIE", "SIO": "SIO"}
 _BANDWIDTHS = ("RDMA", "HCCS", "PCIE", "SDMA", "SIO")
 
 _TASKS = """
-SELECT n.value AS op, g.value AS grp, c.planeId, k.value AS kind, tt.name AS transport,
+SELECT n.value AS op, g.value AS grp, t.deviceId, c.planeId, k.value AS kind, tt.name AS transport,
   lt.name AS link, rt.name AS rdma, c.srcRank, c.dstRank, c.size, c.isMaster, t.startNs, t.endNs
 FROM COMMUNICATION_TASK_INFO c
   JOIN TASK t ON t.globalTaskId = c.globalTaskId
@@ -86,7 +86,7 @@ FROM COMMUNICATION_TASK_INFO c
   LEFT JOIN ENUM_HCCL_RDMA_TYPE rt ON rt.id = c.rdmaType
 WHERE n.value IS NOT NULL AND g.value IS NOT NULL AND t.startNs IS NOT NULL
   AND t.endNs IS NOT NULL
-ORDER BY n.value, g.value, t.startNs, t.endNs
+ORDER BY n.value, g.value, t.deviceId, t.startNs, t.endNs
 """
 
 
@@ -95,6 +95,7 @@ class Task(NamedTuple):
 
     op: str
     group: str
+    device: int | None
     plane: int | None
     kind: str | None
     transport: str | None
@@ -207,7 +208,7 @@ def read_collectives(report: Report, recorded: Recorded) -> list[Collective]:
     tasks = map(Task._make, report.rows(_TASKS))
     found = [
         _collective(list(own), recorded)
-        for _, own in groupby(tasks, key=lambda one: (one.op, one.group))
+        for _, own in groupby(tasks, key=lambda one: (one.op, one.group, one.device))
     ]
     return sorted((one for one in found if one is not None), key=lambda one: one.start_ns)
 
