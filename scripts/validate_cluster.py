@@ -34,7 +34,7 @@ from unified_prof.cluster.rank_partial import Partial
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import UprofError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.sources import source_of
+from unified_prof.pipeline.sources import find_source
 
 SIZES = {8: (2, 2, 2), 64: (4, 4, 4), 256: (4, 8, 8), 1024: (8, 16, 8)}
 _OFF = 0.10
@@ -144,7 +144,7 @@ def partials(folder: Path, truth: dict[str, Any]) -> list[Partial]:
         with suppress(UprofError):
             if path.suffix != ".db":
                 database = path.with_suffix(".db")
-                convert(path, database, source=source_of(path))
+                convert(path, database, source=find_source(path))
                 path = database
             found += rank_map.read_partials(path)
     return found

@@ -18,7 +18,7 @@ from tests.decoders.kineto.made import decode, operation, write
 from unified_prof.decoders import compression
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline import sources
-from unified_prof.pipeline.sources import Sign, by_kind
+from unified_prof.pipeline.sources import Match, by_kind
 
 zstd = compression.zstd_module()
 ZSTD_MODULES = ("compression.zstd", "backports.zstd", "zstandard")
@@ -69,8 +69,8 @@ def test_every_format_is_read_whatever_the_name(
     assert len(sink.tables["PYTORCH_API"]) == 3000
     assert sink.anomalies == {}
     kineto = by_kind("kineto")
-    assert kineto.sniff(path) is Sign.SURE
-    assert sources.source_of(path) is kineto
+    assert kineto.sniff(path) is Match.CERTAIN
+    assert sources.find_source(path) is kineto
     assert kineto.stem(path) == ("trace" if misnamed else "rank0")
 
 
@@ -157,7 +157,7 @@ def test_an_archive_of_several_traces_says_which_and_what_to_do(
     ) as got:
         decode(path)
     assert "unpack it" in str(got.value.hint)
-    assert sources.source_of(path) is by_kind("kineto"), "which is who says so"
+    assert sources.find_source(path) is by_kind("kineto"), "which is who says so"
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
@@ -193,7 +193,7 @@ def test_a_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
     with zipfile.ZipFile(path, "w") as archive:
         archive.writestr("model/data.pkl", b"x")
         archive.writestr("model/version", b"3")
-    assert by_kind("kineto").sniff(path) is not Sign.SURE
+    assert by_kind("kineto").sniff(path) is not Match.CERTAIN
 
 
 # ---- bombs
@@ -203,7 +203,7 @@ def test_a_zip_of_a_model_is_no_trace(tmp_path: Path) -> None:
 def test_a_bomb_is_refused_in_little_memory(
     pack: Pack, suffix: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compression, "_RATIO_CHECKED_FROM_BYTES", 1 << 20)
+    monkeypatch.setattr(compression, "RATIO_CHECKED_FROM_BYTES", 1 << 20)
     monkeypatch.setattr(compression, "MAX_OTHER_RATIO", 400)
     path = tmp_path / f"bomb.json{suffix}"
     path.write_bytes(pack(b'{"traceEvents": [' + b" " * (12 << 20) + b"]}"))
@@ -234,7 +234,7 @@ def test_without_a_module_for_zstd_the_package_is_named(
         monkeypatch.setitem(sys.modules, name, None)
     path = tmp_path / "trace.json.zst"
     path.write_bytes(b"\x28\xb5\x2f\xfd" + bytes(20))
-    assert by_kind("kineto").sniff(path) is Sign.SURE, "by its name"
+    assert by_kind("kineto").sniff(path) is Match.CERTAIN, "by its name"
     with pytest.raises(RawFormatError, match="needs the package zstandard") as caught:
         decode(path)
     assert "unified-prof[zstd]" in str(caught.value.hint)

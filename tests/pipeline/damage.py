@@ -24,7 +24,7 @@ from tests.decoders.rocm.made import as_json, write_json
 from tests.pipeline.test_sources import MAKERS
 from unified_prof.errors import UprofError
 from unified_prof.pipeline import sources
-from unified_prof.pipeline.convert import Converted, convert
+from unified_prof.pipeline.convert import Conversion, convert
 
 Maker = Callable[[Path], Path]
 
@@ -160,7 +160,7 @@ def damaged(recording: Path, way: str, chance: random.Random) -> Path:
     return path
 
 
-def cases(form: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Converted, bool]]:
+def cases(form: str, folder: Path, rounds: int) -> Iterator[tuple[str, Path, Conversion, bool]]:
     """Yield (what is done, a damaged copy, what becomes of it undamaged, whether losses show)."""
     kind, maker = FORMS[form]
     made = maker(folder / "whole")

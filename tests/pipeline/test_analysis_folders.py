@@ -17,7 +17,7 @@ from tests.pipeline.two_stages import pipeline
 from tests.prof_generator import Recipe, generate
 from unified_prof.pipeline import analysis_db
 from unified_prof.pipeline.convert import convert, convert_all
-from unified_prof.pipeline.sources import Sign, by_kind
+from unified_prof.pipeline.sources import Match, by_kind
 
 
 def test_a_built_prof_directory_has_what_viewers_ask_for(tmp_path: Path) -> None:
@@ -63,14 +63,14 @@ def test_a_folder_made_for_a_report_says_its_devices_and_is_no_recording(tmp_pat
     found = list(convert_all(recordings, tmp_path / "out"))
     assert [outcome.error for outcome in found] == [None, None]
     for number, outcome in enumerate(found):
-        assert outcome.converted is not None
-        folder = outcome.converted.database.parent
+        assert outcome.conversion is not None
+        folder = outcome.conversion.database.parent
         names = {str(path.relative_to(folder)) for path in folder.rglob("*") if path.is_file()}
         device = f"device_{number}/info.json.{number}"
-        assert names == {outcome.converted.database.name, "analysis.db", device}
+        assert names == {outcome.conversion.database.name, "analysis.db", device}
         assert json.loads((folder / device).read_text())["rank_id"] == -1
-        assert by_kind("prof").sniff(folder) is Sign.NO
-        assert by_kind("prof").sniff(recordings[number]) is Sign.SURE
+        assert by_kind("prof").sniff(folder) is Match.NO
+        assert by_kind("prof").sniff(recordings[number]) is Match.CERTAIN
     with closing(sqlite3.connect(folder / "analysis.db")) as db:
         assert db.execute("SELECT DISTINCT deviceId FROM StepTraceTime").fetchall() == [(1,)]
 
@@ -134,9 +134,9 @@ def test_a_report_that_is_there_has_its_analysis_whenever_its_maker_was_killed(
     assert not list(out.rglob(database))
     (outcome,) = convert_all([recording], out, layout=layout)
     assert outcome.error is None
-    assert outcome.converted is not None
-    assert outcome.converted.database.name == database
-    folder = outcome.converted.database.parent
+    assert outcome.conversion is not None
+    assert outcome.conversion.database.name == database
+    folder = outcome.conversion.database.parent
     assert sorted(path.name for path in folder.iterdir()) == ["analysis.db", database]
 
 
@@ -147,8 +147,8 @@ def test_the_folder_of_a_trace_says_what_it_is(tmp_path: Path) -> None:
     about["distributedInfo"]["pg_config"] = groups
     trace.write_text(json.dumps(about))
     (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt")
-    assert outcome.converted is not None
-    folder = outcome.converted.database.parents[1]
+    assert outcome.conversion is not None
+    folder = outcome.conversion.database.parents[1]
     assert sorted(path.name for path in folder.iterdir()) == [
         "ASCEND_PROFILER_OUTPUT",
         "profiler_info_6.json",
@@ -170,9 +170,9 @@ def test_the_folder_of_a_trace_of_another_rank_is_of_that_rank(tmp_path: Path) -
     for rank in (6, None, 2):
         trace = pipeline(tmp_path / "trace.json", rank=rank)
         (outcome,) = convert_all([trace], tmp_path / "out", layout="ascend-pt", force=True)
-        assert outcome.converted is not None
+        assert outcome.conversion is not None
         number = "" if rank is None else f"_{rank}"
-        folder = outcome.converted.database.parents[1]
+        folder = outcome.conversion.database.parents[1]
         assert sorted(path.name for path in folder.rglob("*") if path.is_file()) == [
             "analysis.db",
             f"ascend_pytorch_profiler{number}.db",
@@ -186,8 +186,8 @@ def test_other_recordings_are_laid_out_the_same_way(kind: str, tmp_path: Path) -
     recording = MAKERS[kind](tmp_path / "in")
     (outcome,) = convert_all([recording], tmp_path / "out", layout="ascend-pt")
     assert outcome.error is None
-    assert outcome.converted is not None
-    database = outcome.converted.database
+    assert outcome.conversion is not None
+    database = outcome.conversion.database
     assert database.parents[1].name.endswith("_ascend_pt")
     assert database.with_name("analysis.db").exists()
     infos = [path.name for path in database.parents[1].glob("profiler_info*.json")]

@@ -101,7 +101,7 @@ def test_reports_and_other_things_are_left_as_they_are(tmp_path: Path, home: Pat
     (tmp_path / "empty").mkdir()
     for path in (report, report.parent, other, tmp_path / "empty", tmp_path / "nowhere"):
         ready = cache.reports_of(path)
-        assert (ready.path, ready.made, ready.lost) == (path, (), ())
+        assert (ready.path, ready.converted, ready.failed) == (path, (), ())
     assert listing(home) == before
 
 
@@ -111,7 +111,7 @@ def test_a_folder_of_ranks_becomes_a_folder_of_reports(tmp_path: Path) -> None:
     assert sorted(path.name for path in ready.path.iterdir()) == [
         f"rank{number}_host_{71 + number}.db" for number in range(3)
     ]
-    assert [found.path for found, _ in ready.made] == traces
+    assert [found.path for found, _ in ready.converted] == traces
     assert cache.reports_of(tmp_path / "run").path == ready.path
     assert cache.reports_of(traces[0]).path.samefile(ready.path / "rank0_host_71.db")
 
@@ -155,7 +155,7 @@ def test_those_that_nobody_used_longest_go_first(
     paths = [trace(tmp_path / f"{name}.json", f"aten::{name}") for name in "abcd"]
     reports = [cache.reports_of(path).path for path in paths]
     size = reports[0].stat().st_size
-    monkeypatch.setattr(cache, "MOST_BYTES", int(2.5 * size))
+    monkeypatch.setattr(cache, "MAX_BYTES", int(2.5 * size))
     cache.reports_of(trace(tmp_path / "e.json", "aten::e"))
     assert all(report.is_file() for report in reports), "they were used a moment ago"
     now = time.time()

@@ -15,7 +15,7 @@ import pytest
 
 from tests.cluster import ranks
 from tests.pipeline.test_cluster_build import KILLED, uprof
-from tests.pipeline.test_dask_crew import by_command_line, until
+from tests.pipeline.test_dask_pool import by_command_line, until
 from tests.pipeline.test_executors import command_of
 from tests.pipeline.test_remote import s3
 from unified_prof.pipeline.remote import Folder

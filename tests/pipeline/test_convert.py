@@ -88,7 +88,7 @@ def test_one_bad_recording_does_not_stop_the_others(original: Path, tmp_path: Pa
     shutil.rmtree(tmp_path / "PROF_2" / "host")
     shutil.rmtree(tmp_path / "PROF_2" / "device_0")
     outcomes = list(conversions.convert_all([tmp_path, tmp_path / "nowhere"], tmp_path / "out"))
-    converted = {outcome.recording.name: outcome.converted for outcome in outcomes}
+    converted = {outcome.recording.name: outcome.conversion for outcome in outcomes}
     assert converted["PROF_2"] is None
     assert converted["nowhere"] is None
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["PROF_1", "PROF_3"]
@@ -103,11 +103,11 @@ def test_the_exit_code_is_that_of_the_first_failure_as_asked_for() -> None:
 
 def test_output_is_a_file_only_for_one_recording(original: Path, tmp_path: Path) -> None:
     (one,) = conversions.convert_all([original], tmp_path / "one.db")
-    assert one.converted is not None
-    assert one.converted.database == tmp_path / "one.db"
+    assert one.conversion is not None
+    assert one.conversion.database == tmp_path / "one.db"
     (in_folder,) = conversions.convert_all([original], tmp_path / "folder")
-    assert in_folder.converted is not None
-    assert in_folder.converted.database.parent == tmp_path / "folder" / original.name
+    assert in_folder.conversion is not None
+    assert in_folder.conversion.database.parent == tmp_path / "folder" / original.name
     twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
     with pytest.raises(UsageError, match="several recordings"):
         list(conversions.convert_all(twins, tmp_path / "several.db"))
@@ -126,12 +126,12 @@ def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path
     for rank in ("rank0", "rank1"):
         shutil.copytree(original, tmp_path / "in" / rank / original.name)
     first = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out"))
-    places = {outcome.converted.database for outcome in first if outcome.converted}
+    places = {outcome.conversion.database for outcome in first if outcome.conversion}
     lost, kept = sorted(places)
     written = kept.read_bytes(), kept.stat().st_mtime_ns
     lost.unlink()
     again = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out"))
-    assert {outcome.already for outcome in again} == {None, kept}
+    assert {outcome.existing for outcome in again} == {None, kept}
     assert (kept.read_bytes(), kept.stat().st_mtime_ns) == written
     names = sorted(
         str(p.relative_to(tmp_path / "out")) for p in (tmp_path / "out").rglob("msprof_*.db")
@@ -169,7 +169,7 @@ def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
     assert "--force" in str(refused.error.hint)
     assert made.read_bytes() == before
     forced = list(conversions.convert_all(twins, tmp_path / "out", schema=schema, force=True))
-    assert all(outcome.converted for outcome in forced)
+    assert all(outcome.conversion for outcome in forced)
     assert len(list((tmp_path / "out").rglob("msprof_*.db"))) == 2, "replaced, not added"
 
 
@@ -179,7 +179,7 @@ def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> 
     (tmp_path / "in" / "node1").mkdir()
     write(tmp_path / "in" / "node1" / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
     outcomes = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
-    assert {o.converted.kind for o in outcomes if o.converted} == {"prof", "kineto"}
+    assert {o.conversion.kind for o in outcomes if o.conversion} == {"prof", "kineto"}
     assert (tmp_path / "out" / "run.db").is_file()
 
 
@@ -198,7 +198,7 @@ def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -
     outcomes = sorted(
         conversions.convert_all([tmp_path], jobs=2), key=lambda outcome: outcome.number
     )
-    assert [outcome.converted is not None for outcome in outcomes] == [True, True, False]
+    assert [outcome.conversion is not None for outcome in outcomes] == [True, True, False]
     assert outcomes[2].error is not None
     assert outcomes[2].error.hint, "errors come whole from other processes"
     contents = []

@@ -30,4 +30,4 @@ def test_other_files_and_finished_reports_of_a_directory_are_ignored(tmp_path: P
     (tmp_path / "config.json").write_text("{}")
     (tmp_path / "readme.txt").write_text("trace")
     found = list(discovery.find([tmp_path], lambda _: None, lambda _: None))
-    assert [type(one) for one in found] == [discovery.Found]
+    assert [type(one) for one in found] == [discovery.FoundRecording]

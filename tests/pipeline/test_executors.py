@@ -25,16 +25,16 @@ from unified_prof.errors import EngineError, UsageError
 from unified_prof.pipeline import convert as conversions
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.convert import outcome_of as conversion_of
+from unified_prof.pipeline.convert import run_task as conversion_of
 from unified_prof.pipeline.executors import (
-    Crew,
     Failure,
     WorkerDied,
-    each,
+    WorkerPool,
+    map_unordered,
     open_executor,
     processes,
 )
-from unified_prof.pipeline.executors.processes import Here
+from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.sqlite import atomic
 
 linux = pytest.mark.skipif(sys.platform != "linux", reason="looks at processes in /proc")
@@ -86,48 +86,48 @@ def raises_at_1(number: int) -> int:
     return number
 
 
-def done(crew: Crew, function: Callable[[Any], Any], items: Iterable[Any]) -> dict[Any, Any]:
-    return dict(each(crew, function, items))
+def done(pool: WorkerPool, function: Callable[[Any], Any], items: Iterable[Any]) -> dict[Any, Any]:
+    return dict(map_unordered(pool, function, items))
 
 
 @pytest.fixture(scope="module")
-def crew() -> Iterator[Crew]:
+def pool() -> Iterator[WorkerPool]:
     with open_executor(jobs=2) as opened:
         yield opened
 
 
-def test_results_come_with_their_items(crew: Crew) -> None:
-    assert done(crew, double, [5, 6, 7]) == {5: 10, 6: 12, 7: 14}
-    assert done(crew, double, []) == {}
+def test_results_come_with_their_items(pool: WorkerPool) -> None:
+    assert done(pool, double, [5, 6, 7]) == {5: 10, 6: 12, 7: 14}
+    assert done(pool, double, []) == {}
 
 
-def test_it_is_an_executor_as_others_are(crew: Crew) -> None:
-    assert isinstance(crew, Executor)
-    assert list(crew.map(double, range(5))) == [0, 2, 4, 6, 8]
+def test_it_is_an_executor_as_others_are(pool: WorkerPool) -> None:
+    assert isinstance(pool, Executor)
+    assert list(pool.map(double, range(5))) == [0, 2, 4, 6, 8]
     with pytest.raises(KeyError, match="a fault of ours") as raised:
-        crew.submit(raises_at_1, 1).result()
+        pool.submit(raises_at_1, 1).result()
     assert "raises_at_1" in str(raised.value.__cause__), "where in the other process"
 
 
 def test_what_cannot_be_pickled_is_told_at_once_and_what_cannot_come_back_by_its_future(
-    crew: Crew,
+    pool: WorkerPool,
 ) -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
-        crew.submit(lambda: 1)
+        pool.submit(lambda: 1)
     with pytest.raises((AttributeError, TypeError, RuntimeError)):
-        crew.submit(gives_a_lambda).result()
-    assert crew.submit(double, 1).result() == 2
+        pool.submit(gives_a_lambda).result()
+    assert pool.submit(double, 1).result() == 2
 
 
 @pytest.mark.slow
-def test_a_lost_task_is_tried_again(tmp_path: Path, crew: Crew) -> None:
+def test_a_lost_task_is_tried_again(tmp_path: Path, pool: WorkerPool) -> None:
     tasks = [tmp_path / str(number) for number in range(4)]
     for task in tasks[1:]:
         task.write_text("")
-    assert done(crew, dies_once, tasks) == {task: task.name for task in tasks}
+    assert done(pool, dies_once, tasks) == {task: task.name for task in tasks}
 
 
-def test_items_are_taken_as_they_can_be_done(crew: Crew) -> None:
+def test_items_are_taken_as_they_can_be_done(pool: WorkerPool) -> None:
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -135,9 +135,9 @@ def test_items_are_taken_as_they_can_be_done(crew: Crew) -> None:
             taken.append(number)
             yield number
 
-    results = each(crew, double, items())
+    results = map_unordered(pool, double, items())
     first = [next(results) for _ in range(10)]
-    assert len(taken) <= 10 + crew.in_flight()
+    assert len(taken) <= 10 + pool.max_pending()
     assert all(result == 2 * item for item, result in first)
     results.close()
 
@@ -151,8 +151,8 @@ def test_in_this_process_nothing_is_started() -> None:
 @linux
 def test_what_is_interrupted_leaves_no_process() -> None:
     def interrupted() -> None:
-        with open_executor(jobs=2) as crew:
-            for _ in each(crew, sleeps, [0.0, 60.0, 60.0]):
+        with open_executor(jobs=2) as pool:
+            for _ in map_unordered(pool, sleeps, [0.0, 60.0, 60.0]):
                 started.extend(set(children(os.getpid())) - others)
                 raise KeyboardInterrupt
 
@@ -171,12 +171,12 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse() -> Any:
         raise BlockingIOError(errno.EAGAIN, "Resource temporarily unavailable")
 
-    monkeypatch.setattr(processes, "_started", refuse)
+    monkeypatch.setattr(processes, "_start_process", refuse)
     with (
-        open_executor(jobs=2) as crew,
+        open_executor(jobs=2) as pool,
         pytest.raises(EngineError, match="cannot start a process: Resource temporarily"),
     ):
-        list(each(crew, double, range(10)))
+        list(map_unordered(pool, double, range(10)))
 
 
 def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
@@ -185,16 +185,16 @@ def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
     def broken() -> Any:
         raise AttributeError("module '__main__' has no attribute '__spec__'")
 
-    monkeypatch.setattr(processes, "_started", broken)
-    with open_executor(jobs=2) as crew, pytest.raises(EngineError, match="cannot start a process"):
-        list(each(crew, double, range(9)))
+    monkeypatch.setattr(processes, "_start_process", broken)
+    with open_executor(jobs=2) as pool, pytest.raises(EngineError, match="cannot start a process"):
+        list(map_unordered(pool, double, range(9)))
 
 
 def test_what_is_cancelled_wakes_who_waits_for_it() -> None:
-    with open_executor(jobs=2) as crew:
-        tasks: list[Future[Any]] = [crew.submit(sleeps, 60.0)]
-        tasks += [crew.submit(double, one) for one in range(9)]
-        crew.shutdown(cancel_futures=True)
+    with open_executor(jobs=2) as pool:
+        tasks: list[Future[Any]] = [pool.submit(sleeps, 60.0)]
+        tasks += [pool.submit(double, one) for one in range(9)]
+        pool.shutdown(cancel_futures=True)
         assert wait(tasks, 20.0).not_done == set()
 
 
@@ -202,8 +202,8 @@ def test_what_is_cancelled_wakes_who_waits_for_it() -> None:
 def test_a_notebook_after_a_reset_may_start_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     """IPython's `%reset` takes `__spec__` from the main module, which multiprocessing reads."""
     monkeypatch.delattr(sys.modules["__main__"], "__spec__")
-    with open_executor(jobs=2) as crew:
-        assert dict(each(crew, double, range(3))) == {0: 0, 1: 2, 2: 4}
+    with open_executor(jobs=2) as pool:
+        assert dict(map_unordered(pool, double, range(3))) == {0: 0, 1: 2, 2: 4}
 
 
 def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
@@ -227,8 +227,8 @@ def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
 def test_every_item_has_one_result_whatever_dies(
     lost: set[int], deadly: set[int], raising: set[int], count: int, task_s: float
 ) -> None:
-    """Against a crew that loses tasks by plan, whole batches of them as well."""
-    crew = Losing(lost, deadly, task_s)
+    """Against a pool that loses tasks by plan, whole batches of them as well."""
+    pool = Losing(lost, deadly, task_s)
     results: list[tuple[int, Any]] = []
     faulty = raising - deadly
 
@@ -238,17 +238,17 @@ def test_every_item_has_one_result_whatever_dies(
         return 2 * number
 
     try:
-        results.extend(each(crew, function, range(count)))
+        results.extend(map_unordered(pool, function, range(count)))
     except RuntimeError:
         pass
     else:
         assert not faulty & set(range(count))
     assert len(dict(results)) == len(results)
-    got = dict(each(Losing(lost, deadly, task_s), double, range(count)))
+    got = dict(map_unordered(Losing(lost, deadly, task_s), double, range(count)))
     assert got == {n: Failure("was ended by plan") if n in deadly else 2 * n for n in range(count)}
 
 
-class Losing(Here):
+class Losing(InlinePool):
     """Loses each item of `lost` once, those of `deadly` always; what is in its task with it."""
 
     def __init__(self, lost: set[int], deadly: set[int], task_s: float) -> None:
@@ -271,7 +271,7 @@ def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
     (tmp_path / "in").mkdir()
     for name in ("a.json", "b.json"):
         write(tmp_path / "in" / name, [operation("aten::mm", 1, 2)])
-    monkeypatch.setattr(conversions, "outcome_of", dies_when_all_is_done)
+    monkeypatch.setattr(conversions, "run_task", dies_when_all_is_done)
     outcomes = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
     assert (tmp_path / "out" / "died").exists()
     assert [outcome.error for outcome in outcomes] == [None, None]
@@ -280,14 +280,14 @@ def test_a_worker_that_died_when_its_report_was_there_costs_nothing(
 
 @pytest.mark.slow
 def test_a_task_that_ends_its_process_twice_is_named_and_costs_no_other() -> None:
-    with open_executor(jobs=3) as crew:
-        results = done(crew, dies_at_7, range(12))
+    with open_executor(jobs=3) as pool:
+        results = done(pool, dies_at_7, range(12))
     assert results.pop(7) == Failure("was terminated by SIGKILL")
     assert results == {number: number for number in range(12) if number != 7}
 
 
-def test_a_fault_in_the_function_is_raised_when_all_others_are_done(crew: Crew) -> None:
-    results = each(crew, raises_at_1, range(6))
+def test_a_fault_in_the_function_is_raised_when_all_others_are_done(pool: WorkerPool) -> None:
+    results = map_unordered(pool, raises_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
     with pytest.raises(RuntimeError, match="a fault of ours"):
         next(results)
@@ -295,8 +295,8 @@ def test_a_fault_in_the_function_is_raised_when_all_others_are_done(crew: Crew) 
 
 @pytest.mark.slow
 def test_how_a_process_ended_is_told_in_words() -> None:
-    assert processes._how_ended(3) == "ended with exit code 3"
-    assert processes._how_ended(-signal.SIGTERM) == "was terminated by SIGTERM"
+    assert processes._exit_text(3) == "ended with exit code 3"
+    assert processes._exit_text(-signal.SIGTERM) == "was terminated by SIGTERM"
 
 
 # ---- the command, with processes ended from outside
@@ -473,9 +473,9 @@ def has_spooled(pid: int) -> bool:
 @pytest.mark.slow
 def test_how_long_a_task_takes_is_told_by_the_processor_not_the_clock() -> None:
     """On a busy machine items take long by the clock, and tasks would become many."""
-    results, seconds = executors._do(time.sleep, [0.05] * 4)
+    results, seconds = executors._run_batch(time.sleep, [0.05] * 4)
     assert results == [None] * 4
     assert seconds < 0.1
     begun = time.process_time()
-    _, seconds = executors._do(lambda count: sum(range(count)), [1_000_000])
+    _, seconds = executors._run_batch(lambda count: sum(range(count)), [1_000_000])
     assert 0 < seconds <= time.process_time() - begun

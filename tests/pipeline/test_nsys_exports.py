@@ -11,14 +11,14 @@ import pytest
 from typer.testing import CliRunner
 
 from unified_prof.cli.app import app
-from unified_prof.pipeline.convert import Converted, convert
+from unified_prof.pipeline.convert import Conversion, convert
 from unified_prof.sqlite.reader import Report
 
 NAMES = ("h100_2gpu_1s", "mock", "healthy_1pct")
 
 
 @pytest.fixture(scope="module")
-def converted(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Converted]:
+def converted(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Conversion]:
     folder = tmp_path_factory.mktemp("nsys")
     made = {}
     for name in NAMES:
@@ -31,7 +31,7 @@ def converted(shared: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[st
     return made
 
 
-def rows(converted: Converted, statement: str) -> list[tuple[Any, ...]]:
+def rows(converted: Conversion, statement: str) -> list[tuple[Any, ...]]:
     with Report(converted.database) as report:
         return [tuple(row) for row in report.rows(statement)]
 
@@ -55,7 +55,7 @@ _JOINED = (
 )
 
 
-def test_two_processes_of_an_h100(converted: dict[str, Converted]) -> None:
+def test_two_processes_of_an_h100(converted: dict[str, Conversion]) -> None:
     made = converted["h100_2gpu_1s"]
     assert rows(made, _KINDS) == [
         (0, "KERNEL", 1721, 22_385_163),
@@ -124,7 +124,7 @@ def test_two_processes_of_an_h100(converted: dict[str, Converted]) -> None:
     assert made.anomalies["task_without_launch"][0] == 4368 - 2092
 
 
-def test_a_small_whole_export(converted: dict[str, Converted]) -> None:
+def test_a_small_whole_export(converted: dict[str, Conversion]) -> None:
     made = converted["mock"]
     assert rows(made, _KINDS) == [(0, "KERNEL", 2, 4_129), (0, "MEMCPY_ASYNC", 1, 1_632)]
     assert rows(made, _JOINED) == [("KERNEL", 2), ("MEMCPY_ASYNC", 1)]
@@ -135,7 +135,7 @@ def test_a_small_whole_export(converted: dict[str, Converted]) -> None:
     assert set(made.anomalies) == {"diagnostic_warning"}
 
 
-def test_an_export_that_lacks_most_tables_and_columns(converted: dict[str, Converted]) -> None:
+def test_an_export_that_lacks_most_tables_and_columns(converted: dict[str, Conversion]) -> None:
     made = converted["healthy_1pct"]
     assert rows(made, _KINDS) == [(0, "KERNEL", 400, 400_000_000)]
     assert rows(made, _JOINED) == [("KERNEL", 400)]
@@ -146,7 +146,7 @@ def test_an_export_that_lacks_most_tables_and_columns(converted: dict[str, Conve
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("name", NAMES)
 def test_reports_traces_and_comparisons_take_it(
-    name: str, converted: dict[str, Converted], tmp_path: Path
+    name: str, converted: dict[str, Conversion], tmp_path: Path
 ) -> None:
     database = str(converted[name].database)
     run = CliRunner().invoke
@@ -162,7 +162,7 @@ def test_reports_traces_and_comparisons_take_it(
 
 
 def test_the_device_is_busy_with_copies_and_the_report_says_so(
-    converted: dict[str, Converted],
+    converted: dict[str, Conversion],
 ) -> None:
     database = str(converted["h100_2gpu_1s"].database)
     shown = CliRunner().invoke(app, ["report", database])

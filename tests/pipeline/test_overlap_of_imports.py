@@ -73,16 +73,16 @@ def test_a_revision_without_the_table_stays_without(tmp_path: Path) -> None:
 
 def test_the_layout_of_torch_npu_has_it_unasked(tmp_path: Path) -> None:
     (outcome,) = convert_all([trace(tmp_path / "t.json")], tmp_path / "out", layout=ASCEND_PT)
-    assert outcome.converted is not None
-    assert asked(outcome.converted.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+    assert outcome.conversion is not None
+    assert asked(outcome.conversion.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
     older = list(
         convert_all(
             [tmp_path / "t.json"], tmp_path / "older", layout=ASCEND_PT, schema="documented"
         )
     )
-    assert older[0].converted is not None
+    assert older[0].conversion is not None
     revision = "SELECT value FROM META_DATA WHERE name = 'UPROF_SCHEMA_REVISION'"
-    assert asked(older[0].converted.database, revision) == [("1.2.0_20251226",)]
+    assert asked(older[0].conversion.database, revision) == [("1.2.0_20251226",)]
 
 
 @pytest.mark.parametrize("events", [[], [operation("aten::mm", 1, 2)]])
@@ -91,7 +91,7 @@ def test_without_a_device_there_is_no_table_that_would_say_so(
 ) -> None:
     path = write(tmp_path / "t.json", [*events, operation("aten::add", 5, 6)])
     (outcome,) = convert_all([path], tmp_path / "out", layout=ASCEND_PT)
-    assert outcome.converted is not None
-    tables = asked(outcome.converted.database, "SELECT name FROM sqlite_master")
+    assert outcome.conversion is not None
+    tables = asked(outcome.conversion.database, "SELECT name FROM sqlite_master")
     assert ("COMMUNICATION_OP",) in tables  # empty: msprof-analyze fails without
     assert ("OVERLAP_ANALYSIS",) not in tables

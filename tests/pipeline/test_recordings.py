@@ -11,7 +11,7 @@ from unified_prof.errors import CaptureError, OutputError, RawFormatError, Uprof
 from unified_prof.pipeline import convert
 from unified_prof.pipeline.distributed import rank_of
 from unified_prof.pipeline.provenance import build_databases
-from unified_prof.pipeline.sources import Decoded, by_kind
+from unified_prof.pipeline.sources import DecodeResult, by_kind
 
 NATIVE = "msprof_20261120101500.db"
 
@@ -32,14 +32,14 @@ def builds(
 ) -> None:
     """Let our builder write under the very name that the vendor's database has, or fail."""
 
-    def build_prof(path: Path, target: Path | None, **options: Any) -> convert.Converted:
+    def build_prof(path: Path, target: Path | None, **options: Any) -> convert.Conversion:
         if error:
             raise error
         assert target is None, "the source says where its report goes"
         built = path / NATIVE
         assert not built.exists()
         built.write_text(f"ours: {options['schema']}, {options['force']}, {options['facts']}")
-        return convert.Converted(path, built, "prof", Decoded(), {}, {}, {})
+        return convert.Conversion(path, built, "prof", DecodeResult(), {}, {}, {})
 
     monkeypatch.setattr(convert, "convert", build_prof)
     monkeypatch.setattr(by_kind("prof").__class__, "undecodable", lambda self, path: undecodable)

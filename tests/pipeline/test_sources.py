@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import bz2
 import gzip
+import io
 import lzma
 import os
 import shutil
 import sqlite3
+import tarfile
+import zipfile
 from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
@@ -22,15 +26,16 @@ from tests.decoders.memory_snapshot.made import small as small_snapshot
 from tests.decoders.memory_snapshot.made import write as write_snapshot
 from tests.decoders.nsys.made import small as small_export
 from tests.decoders.nsys.made import write as write_export
+from tests.decoders.rocm.made import as_json, write_json
 from tests.decoders.rocm.made import small as small_rocpd
 from tests.decoders.rocm.made import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
-from unified_prof.pipeline import discovery, output_paths, sources
-from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.discovery import Found
-from unified_prof.pipeline.sources import SOURCES, Sign, Source
+from unified_prof.pipeline import discovery, output_paths, sources, temporary_inputs
+from unified_prof.pipeline.convert import convert, convert_all
+from unified_prof.pipeline.discovery import FoundRecording
+from unified_prof.pipeline.sources import SOURCES, Match, Source
 from unified_prof.sqlite.reader import Report
 
 
@@ -88,12 +93,12 @@ def source(request: pytest.FixtureRequest) -> Source:
 
 
 def found_in(*paths: Path) -> list[Path]:
-    return [found.path for found in discovery.find(paths) if isinstance(found, Found)]
+    return [found.path for found in discovery.find(paths) if isinstance(found, FoundRecording)]
 
 
 def refused(path: Path) -> UprofError:
     (outcome,) = discovery.find([path])
-    assert not isinstance(outcome, Found)
+    assert not isinstance(outcome, FoundRecording)
     assert outcome[0] == path
     return outcome[1]
 
@@ -101,9 +106,9 @@ def refused(path: Path) -> UprofError:
 def test_a_source_knows_its_own_and_no_other_does(source: Source, tmp_path: Path) -> None:
     recording = MAKERS[source.kind](tmp_path)
     assert {other.kind: other.sniff(recording) for other in SOURCES} == {
-        other.kind: Sign.SURE if other is source else Sign.NO for other in SOURCES
+        other.kind: Match.CERTAIN if other is source else Match.NO for other in SOURCES
     }
-    assert sources.source_of(recording) is source
+    assert sources.find_source(recording) is source
     assert sources.by_kind(source.kind) is source
 
 
@@ -115,15 +120,15 @@ def test_the_report_of_every_source_is_known_by_its_facts(source: Source, tmp_pa
     assert facts["command"] == source.command
     assert facts.items() >= source.identity(recording).items()
     assert made.kind == source.kind
-    assert made.database.stat().st_mtime_ns >= source.changed_ns(recording)
+    assert made.database.stat().st_mtime_ns >= source.modified_ns(recording)
 
 
 def test_every_source_is_found_at_any_depth_and_named_apart(source: Source, tmp_path: Path) -> None:
     places = [tmp_path / "a" / f"rank{rank}" / "run_ascend_pt" for rank in (0, 1)]
     recordings = [MAKERS[source.kind](place) for place in places]
-    found = [found for found in discovery.find([tmp_path]) if isinstance(found, Found)]
+    found = [found for found in discovery.find([tmp_path]) if isinstance(found, FoundRecording)]
     assert [one.path for one in found] == recordings
-    names = output_paths.names_naming(found)
+    names = output_paths.report_names(found)
     assert [name.startswith(f"rank{rank}_") for rank, name in enumerate(names)] == [True, True]
 
 
@@ -133,7 +138,7 @@ def test_both_commands_name_and_take_every_source(
 ) -> None:
     recording = MAKERS[source.kind](tmp_path)
     help_ = CliRunner().invoke(app, [command, "--help"], terminal_width=200).stdout
-    assert source.what.split()[1] in help_
+    assert source.description.split()[1] in help_
     result = CliRunner().invoke(app, [command, str(recording), "-o", str(tmp_path / "r.db")])
     assert result.exit_code == 0, result.stderr
 
@@ -174,12 +179,12 @@ def notes_on(path: Path) -> tuple[list[Path], list[str]]:
     """Return what fails below a folder, and what is said of it."""
     notes: list[str] = []
     found = list(discovery.find([path], note=notes.append))
-    return [one[0] for one in found if not isinstance(one, Found)], notes
+    return [one[0] for one in found if not isinstance(one, FoundRecording)], notes
 
 
 def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
     near, deep = tmp_path / "near", tmp_path
-    for _ in range(discovery.DEEPEST + 2):
+    for _ in range(discovery.MAX_DEPTH + 2):
         deep = deep / "x"
     kineto(deep)
     (tmp_path / "loop").symlink_to(tmp_path)
@@ -188,7 +193,7 @@ def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
     failed, notes = notes_on(tmp_path)
     assert failed == []
     (note,) = notes
-    assert f"more than {discovery.DEEPEST} levels below {tmp_path} are not searched" in note
+    assert f"more than {discovery.MAX_DEPTH} levels below {tmp_path} are not searched" in note
     assert str(deep.parent.parent) in note
 
 
@@ -233,7 +238,7 @@ def test_a_folder_that_cannot_be_listed_stops_no_other(
 
     monkeypatch.setattr(os, "scandir", scandir)
     (_, error), found = discovery.find([tmp_path])  # type: ignore[misc]
-    assert isinstance(found, Found)
+    assert isinstance(found, FoundRecording)
     assert found.path == trace
     assert str(error) == f"cannot list {tmp_path / 'a'}: Permission denied"
     assert error.exit_code == RawFormatError.exit_code
@@ -244,12 +249,12 @@ def test_a_folder_that_cannot_be_listed_stops_no_other(
 def test_a_huge_tree_is_given_up_with_a_word(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(discovery, "MOST_ENTRIES", 20)
+    monkeypatch.setattr(discovery, "MAX_ENTRIES", 20)
     trace = kineto(tmp_path / "a")
     for number in range(30):
         (tmp_path / f"b{number:02}").write_text("")
     assert found_in(tmp_path) == [trace]
-    (failed,) = [one for one in discovery.find([tmp_path]) if not isinstance(one, Found)]
+    (failed,) = [one for one in discovery.find([tmp_path]) if not isinstance(one, FoundRecording)]
     assert f"{tmp_path} has more than 20 files and directories" in str(failed[1])
     assert "everything after it was skipped" in str(failed[1])
 
@@ -284,15 +289,17 @@ def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
 
 def test_names_are_stable_and_tell_recordings_apart(tmp_path: Path) -> None:
     paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
-    found = [Found(path, sources.by_kind("kineto")) for path in paths]
-    assert output_paths.names_naming(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
-    assert output_paths.names_naming(found) == output_paths.names_naming(found)
-    assert output_paths.names_naming(found[:1]) == ["run"]
+    found = [FoundRecording(path, sources.by_kind("kineto")) for path in paths]
+    assert output_paths.report_names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
+    assert output_paths.report_names(found) == output_paths.report_names(found)
+    assert output_paths.report_names(found[:1]) == ["run"]
 
 
 def ranked(*paths: Path) -> list[str]:
-    found = [Found(path, source) for path in paths if (source := sources.source_of(path))]
-    return output_paths.names_naming(found, ranked=True)
+    found = [
+        FoundRecording(path, source) for path in paths if (source := sources.find_source(path))
+    ]
+    return output_paths.report_names(found, ranked=True)
 
 
 def test_names_say_the_rank_where_the_recording_does(tmp_path: Path) -> None:
@@ -328,11 +335,12 @@ def test_names_of_several_kinds_in_one_folder_say_which_they_are(tmp_path: Path)
     packed = tmp_path / "run.pt.trace.json.gz"
     packed.write_bytes(gzip.compress(trace.read_bytes()))
     found = [
-        Found(path, sources.by_kind(kind)) for path, kind in ((trace, "kineto"), (export, "nsys"))
+        FoundRecording(path, sources.by_kind(kind))
+        for path, kind in ((trace, "kineto"), (export, "nsys"))
     ]
-    assert output_paths.names_naming(found) == ["run_kineto", "run_nsys"]
-    found.append(Found(packed, sources.by_kind("kineto")))
-    assert len(set(output_paths.names_naming(found))) == 3
+    assert output_paths.report_names(found) == ["run_kineto", "run_nsys"]
+    found.append(FoundRecording(packed, sources.by_kind("kineto")))
+    assert len(set(output_paths.report_names(found))) == 3
 
 
 def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
@@ -340,7 +348,9 @@ def test_names_differ_where_case_does_not_count(tmp_path: Path) -> None:
         write_trace(tmp_path / f"{name}.json", [operation("aten::mm", 1, 2)])
         for name in ("Run", "rUN", "run")
     ]
-    names = output_paths.names_naming([Found(path, sources.by_kind("kineto")) for path in paths])
+    names = output_paths.report_names(
+        [FoundRecording(path, sources.by_kind("kineto")) for path in paths]
+    )
     assert len({name.casefold() for name in names}) == 3
 
 
@@ -382,19 +392,148 @@ def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     assert refused(profile).exit_code == RawFormatError.exit_code
 
 
-def test_packed_recordings_are_named_with_how_to_have_them(tmp_path: Path) -> None:
-    packed = tmp_path / "my run.sqlite.xz"
-    packed.write_bytes(lzma.compress(nsys(tmp_path / "in").read_bytes()))
-    error = refused(packed)
-    assert f"{packed} is a compressed file, which uprof cannot convert" in str(error)
-    assert f"xz -dc '{packed}' | uprof import - -o 'my run.db'" in str(error.hint)
-    archive = tmp_path / "level1.tar.xz"
-    archive.write_bytes(lzma.compress(b"host"))
-    assert "is an archive" in str(refused(archive))
-    assert "unpack it" in str(refused(archive).hint)
-    trace = tmp_path / "run.json.gz"
-    trace.write_bytes(gzip.compress(kineto(tmp_path / "in").read_bytes()))
-    assert found_in(trace) == [trace]
+def as_archive(recording: Path, path: Path) -> Path:
+    """Write a recording into a tar or zip archive."""
+    if path.suffix == ".zip":
+        with zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as zipped:
+            files = recording.rglob("*") if recording.is_dir() else [recording]
+            for file in sorted(files):
+                zipped.write(file, file.relative_to(recording.parent))
+            zipped.writestr("README.txt", "two files make an archive")
+    else:
+        with tarfile.open(path, "w:gz" if path.suffix == ".gz" else "w") as tar:
+            tar.add(recording, recording.name)
+    return path
+
+
+def as_stream(recording: Path, path: Path) -> Path:
+    """Write a recording that is one file compressed, twice if the name has two endings."""
+    data = recording.read_bytes()
+    for ending in (ending for ending in path.suffixes if ending in STREAMS):
+        data = STREAMS[ending](data)
+    path.write_bytes(data)
+    return path
+
+
+STREAMS: dict[str, Callable[[bytes], bytes]] = {
+    ".gz": gzip.compress,
+    ".xz": lzma.compress,
+    ".bz2": bz2.compress,
+}
+
+
+@pytest.mark.parametrize("ending", [".tar", ".tar.gz", ".zip"])
+def test_every_source_is_imported_from_an_archive(
+    source: Source, ending: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recording = MAKERS[source.kind](tmp_path / "in")
+    archive = as_archive(recording, tmp_path / f"archive{ending}")
+    monkeypatch.chdir(tmp_path)
+    (outcome,) = convert_all([archive])
+    assert outcome.error is None
+    assert outcome.conversion is not None
+    assert outcome.conversion.kind == source.kind
+    assert str(outcome.recording).startswith(f"{archive}/")
+    assert outcome.conversion.database.is_file()
+    assert "uprof-" not in str(outcome.conversion.database)
+    (again,) = convert_all([archive], force=True)
+    assert again.error is None
+
+
+@pytest.mark.parametrize("ending", [".gz", ".xz", ".bz2", ".gz.xz", ".bz2.gz"])
+@pytest.mark.parametrize("kind", ["kineto", "nsys", "memory_snapshot", "rocm", "ascend_text"])
+def test_every_source_that_is_a_file_is_imported_compressed(
+    kind: str, ending: str, tmp_path: Path
+) -> None:
+    recording = MAKERS[kind](tmp_path / "in")
+    if recording.is_dir():
+        recording = next(recording.rglob("trace_view.json"))
+    plain = convert(recording, tmp_path / "plain.db")
+    packed = as_stream(recording, tmp_path / f"{recording.name}{ending}")
+    found = sources.find_source(packed)
+    assert found is not None
+    assert found.kind == kind
+    made = convert(packed, tmp_path / "packed.db")
+    assert made.rows == plain.rows or kind == "ascend_text"  # whose tables are beside it
+    assert made.result.figures.get("events") == plain.result.figures.get("events")
+
+
+def test_a_compressed_rocprofv3_json_is_recognized(tmp_path: Path) -> None:
+    recording = write_json(tmp_path / "908_results.json", as_json())
+    packed = as_stream(recording, tmp_path / "908_results.json.gz")
+    assert convert(packed, tmp_path / "r.db").rows == convert(recording, tmp_path / "p.db").rows
+
+
+@pytest.mark.parametrize(
+    ("names", "why"),
+    [
+        (["../outside.json"], "unsafe file name"),
+        (["/etc/outside.json"], "unsafe file name"),
+        ([f"{number}.txt" for number in range(5)], "too many files"),
+    ],
+)
+def test_unsafe_and_long_archives_are_refused(
+    names: list[str], why: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(temporary_inputs, "_MAX_MEMBERS", 4)
+    archive = tmp_path / "a.tar"
+    with tarfile.open(archive, "w") as tar:
+        for name in names:
+            tar.addfile(tarfile.TarInfo(name), io.BytesIO())
+    (outcome,) = convert_all([archive])
+    assert isinstance(outcome.error, RawFormatError)
+    assert why in str(outcome.error)
+    assert not (tmp_path / "outside.json").exists()
+
+
+def test_an_archive_that_expands_too_much_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(temporary_inputs, "RATIO_CHECKED_FROM_BYTES", 1 << 20)
+    archive = tmp_path / "a.zip"
+    with zipfile.ZipFile(archive, "w", zipfile.ZIP_DEFLATED) as zipped:
+        for name in ("a.json", "b.json"):
+            zipped.writestr(name, bytes(8 << 20))
+    (outcome,) = convert_all([archive])
+    assert isinstance(outcome.error, RawFormatError)
+    assert "expands too much" in str(outcome.error)
+
+
+def test_links_in_an_archive_are_not_unpacked(tmp_path: Path) -> None:
+    archive = tmp_path / "a.tar"
+    with tarfile.open(archive, "w") as tar:
+        link = tarfile.TarInfo("run.pt.trace.json")
+        link.type, link.linkname = tarfile.SYMTYPE, "/etc/passwd"
+        tar.addfile(link)
+    (outcome,) = convert_all([archive])
+    assert outcome.error is not None
+    assert "contains none" in str(outcome.error)
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "what"),
+    [
+        ("a.json", b'{"schema": "1.0.1", "pid": 7, "nodes": []}', "a PyTorch execution trace"),
+        ("a.json", b'{"schema": "1.1.1-chakra.0.0.4", "pid": 7}', "a Chakra execution trace"),
+        ("rank0.et", b"\x0a\x02", "a Chakra execution trace"),
+        ("a.raw.json.gz", gzip.compress(b"[[12, 0, 512, 3], [13"), "a memory timeline"),
+        ("stacks.txt", b"train.py(3): step;aten::mm 1200\nb;c 3\n", "a stack file"),
+        ("a.pftrace", b"\x0a", "a Perfetto trace"),
+        ("a.csv", b'"ID","Process ID","Process Name","Host Name"\n', "an Nsight Compute report"),
+        ("a.json", '{"traceEvents": []}'.encode("utf-16"), "UTF-16 text"),
+        ("a.json", '{"traceEvents": []}'.encode("utf-16-le"), "UTF-16 text"),
+        ("a.json.gz", b"version https://git-lfs.github.com/spec/v1\noid x\n", "a Git LFS pointer"),
+        ("a.json", b"<!DOCTYPE html><html>", "an HTML page"),
+    ],
+)
+def test_known_formats_are_refused_by_name_with_what_to_do(
+    name: str, content: bytes, what: str, tmp_path: Path
+) -> None:
+    (tmp_path / name).write_bytes(content)
+    error = refused(tmp_path / name)
+    assert f"is {what}" in str(error)
+    assert error.hint
+    assert error.exit_code == RawFormatError.exit_code
 
 
 def test_other_databases_are_told_from_reports(tmp_path: Path) -> None:

@@ -86,8 +86,8 @@ def reports(recordings: list[Path], folder: Path, layout: str = ASCEND_PT) -> li
     found = []
     for outcome in convert_all(recordings, folder, layout=layout):
         assert outcome.error is None
-        assert outcome.converted is not None
-        found.append(outcome.converted.database)
+        assert outcome.conversion is not None
+        found.append(outcome.conversion.database)
     return found
 
 

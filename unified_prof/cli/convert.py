@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from unified_prof.pipeline.convert import Outcome
 
 
-_INPUT_HELP = "; ".join(source.what for source in SOURCES)
+_INPUT_HELP = "; ".join(source.description for source in SOURCES)
 _HELP = {
     "build": (
         "Convert Ascend PROF_* directories to databases, without CANN or an NPU. "
@@ -127,11 +127,11 @@ def _print_written(outcome: Outcome, *, quiet: bool) -> None:
         printing.put_error(outcome.error)
     elif quiet:
         return
-    elif outcome.already is not None:
+    elif outcome.existing is not None:
         printing.print_message(
-            f"{_display_name(outcome.recording)} -> {outcome.already}: already converted"
+            f"{_display_name(outcome.recording)} -> {outcome.existing}: already converted"
         )
-    elif outcome.converted is not None:
+    elif outcome.conversion is not None:
         for line in _summary(outcome):
             printing.print_message(line)
 
@@ -139,8 +139,8 @@ def _print_written(outcome: Outcome, *, quiet: bool) -> None:
 def _combined_record(outcomes: Sequence[Outcome]) -> str:
     """Return the outcomes of several recordings in one line."""
     counts = {
-        "converted": sum(one.converted is not None for one in outcomes),
-        "already converted": sum(one.already is not None for one in outcomes),
+        "converted": sum(one.conversion is not None for one in outcomes),
+        "already converted": sum(one.existing is not None for one in outcomes),
         "refused": sum(one.error is not None for one in outcomes),
     }
     parts = [f"{count:,} {what}" for what, count in counts.items() if count]
@@ -148,27 +148,27 @@ def _combined_record(outcomes: Sequence[Outcome]) -> str:
 
 
 def _summary(outcome: Outcome) -> Iterator[str]:
-    converted, source = outcome.converted, outcome.source
-    assert converted is not None
+    conversion, source = outcome.conversion, outcome.source
+    assert conversion is not None
     assert source is not None
-    yield f"{_display_name(converted.recording)} -> {converted.database}"
-    if converted.decoded.summary is not None:
-        yield f"  {source.title.partition(' ')[2]}: {converted.decoded.summary}"
+    yield f"{_display_name(conversion.recording)} -> {conversion.database}"
+    if conversion.result.summary is not None:
+        yield f"  {source.title.partition(' ')[2]}: {conversion.result.summary}"
     else:
         yield f"  {source.title.partition(' ')[2]}"
-        width = max((len(name) for name in converted.rows), default=0)
-        for table, rows in sorted(converted.rows.items()):
+        width = max((len(name) for name in conversion.rows), default=0)
+        for table, rows in sorted(conversion.rows.items()):
             yield f"  {table:{width}}  {rows:>12,} rows"
-    for name, (count, detail) in sorted(converted.anomalies.items()):
+    for name, (count, detail) in sorted(conversion.anomalies.items()):
         yield f"  anomaly {name}: {count:,}" + (f" ({detail})" if detail else "")
-    total = sum(converted.seconds.values())
-    slowest = sorted(converted.seconds.items(), key=lambda stage: -stage[1])
+    total = sum(conversion.seconds.values())
+    slowest = sorted(conversion.seconds.items(), key=lambda stage: -stage[1])
     parts = ", ".join(f"{name} {seconds:.2f} s" for name, seconds in slowest if seconds >= 0.005)
     yield f"  CPU time {total:.2f} s" + (f": {parts}" if parts else "")
 
 
 def _display_name(recording: Path) -> str:
-    from unified_prof.pipeline.convert import STANDARD_INPUT
+    from unified_prof.pipeline.temporary_inputs import STANDARD_INPUT
 
     return "standard input" if recording == STANDARD_INPUT else str(recording)
 
@@ -176,23 +176,23 @@ def _display_name(recording: Path) -> str:
 def _record(outcome: Outcome) -> dict[str, Any]:
     """Return the outcome of a recording as plain data; its keys depend on the format."""
     source = outcome.source
-    recording, database = ("recording", "database") if source is None else source.keys
+    recording, database = ("recording", "database") if source is None else source.json_keys
     record: dict[str, Any] = {recording: str(outcome.recording)}
     if source is not None:
         record["kind"] = source.kind
     if outcome.error is not None:
         return record | printing.error_record(outcome.error)
-    if outcome.already is not None:
-        return record | {database: str(outcome.already), "converted_already": True}
-    assert outcome.converted is not None
-    converted = outcome.converted
+    if outcome.existing is not None:
+        return record | {database: str(outcome.existing), "converted_already": True}
+    assert outcome.conversion is not None
+    conversion = outcome.conversion
     return record | {
-        database: str(converted.database),
-        **converted.decoded.figures,
-        "rows": dict(sorted(converted.rows.items())),
+        database: str(conversion.database),
+        **conversion.result.figures,
+        "rows": dict(sorted(conversion.rows.items())),
         "anomalies": {
             name: {"count": count, "detail": detail}
-            for name, (count, detail) in sorted(converted.anomalies.items())
+            for name, (count, detail) in sorted(conversion.anomalies.items())
         },
-        "cpu_seconds": {name: round(seconds, 4) for name, seconds in converted.seconds.items()},
+        "cpu_seconds": {name: round(seconds, 4) for name, seconds in conversion.seconds.items()},
     }

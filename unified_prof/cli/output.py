@@ -268,15 +268,15 @@ def _hint(path: Path, message: str) -> str | None:
     if path.is_dir() and (hint := recovery_hint(path)) is not None:
         return hint
     # A damaged database can be of any kind; only certain recordings get the hint.
-    of = sources.surely if path.suffix in (".db", ".sqlite") else sources.source_of
+    of = sources.certain_source if path.suffix in (".db", ".sqlite") else sources.find_source
     if (source := of(path)) is not None:
-        return f"it is {source.what}; {_converted(source, path)}"
-    if (known := sources.recognised(path)) is not None:
-        return f"it is {known.what}; {known.hint(path)}"
+        return f"it is {source.description}; {_converted(source, path)}"
+    if (unsupported := sources.unsupported_format(path)) is not None:
+        return f"it is {unsupported.description}; {unsupported.hint_for(path)}"
     if path.is_dir() and "no readable report" in message:
-        inside = next((one for one in sorted(path.iterdir()) if sources.surely(one)), None)
-        if inside is not None and (source := sources.surely(inside)) is not None:
-            return f"{inside.name} is {source.what}; {_converted(source, path)}"
+        inside = next((one for one in sorted(path.iterdir()) if sources.certain_source(one)), None)
+        if inside is not None and (source := sources.certain_source(inside)) is not None:
+            return f"{inside.name} is {source.description}; {_converted(source, path)}"
     return None
 
 

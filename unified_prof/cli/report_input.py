@@ -105,10 +105,10 @@ def reports_of(
 
     with printing.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
         ready = cache.reports_of(path, several=several, progress=progress, note=note)
-    _refuse_recording(output, (path, *(found.path for found, _ in ready.made)))
-    for found, report in ready.made:
+    _refuse_recording(output, (path, *(found.path for found, _ in ready.converted)))
+    for found, report in ready.converted:
         note(f"{found.path} is {found.source.title}; its report is {report}")
-    return ReportInput(ready.path, ready.missing, is_converted=bool(ready.made))
+    return ReportInput(ready.path, ready.missing, is_converted=bool(ready.converted))
 
 
 def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:

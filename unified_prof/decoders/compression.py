@@ -25,9 +25,6 @@ import msgspec
 
 from unified_prof.errors import RawFormatError
 
-# Endings of names of files in these formats.
-SUFFIXES = (".gz", ".xz", ".bz2", ".zst", ".zip")
-
 PIECE_BYTES = 1 << 20
 _PLAIN_PIECE_BYTES = 2 << 20
 _MAGIC_BYTES = 8
@@ -55,7 +52,7 @@ _JSON = ".json"
 MAX_RATIO = {"gzip": 400}
 MAX_OTHER_RATIO = 4000
 # Output from which on the ratio is checked.
-_RATIO_CHECKED_FROM_BYTES = 64 << 20
+RATIO_CHECKED_FROM_BYTES = 64 << 20
 # Maximum size of compressed content that is held in memory.
 MAX_CONTENT_BYTES = 8 << 30
 
@@ -148,7 +145,7 @@ def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
     if source.seekable():
         source.seek(0)
     else:
-        source = _Pieces(head, iter(partial(source.read, _PLAIN_PIECE_BYTES), b""))
+        source = PieceReader(head, iter(partial(source.read, _PLAIN_PIECE_BYTES), b""))
     if found is None:
         while piece := source.read(_PLAIN_PIECE_BYTES):
             yield piece
@@ -159,24 +156,26 @@ def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
         pieces = found.expand(source)
         first = next(pieces, b"")
         if nested > 1 and format_of(first):
-            yield from expand(_Pieces(first, pieces), nested - 1)
+            yield from expand(PieceReader(first, pieces), nested - 1)
         else:
             if first:
                 yield first
             yield from pieces
 
 
-class _Pieces(io.RawIOBase, IO[bytes]):
-    """A file that consists of `head` and the pieces after it."""
+class PieceReader(io.RawIOBase, IO[bytes]):
+    """A file whose content is `head` and the pieces after it; it cannot be sought in."""
 
     def __init__(self, head: bytes, pieces: Iterator[bytes]) -> None:
         self._left = head
         self._pieces = pieces
 
     def readable(self) -> bool:
+        """Return True."""
         return True
 
     def readinto(self, buffer: Any) -> int:
+        """Fill the beginning of `buffer` and return its length, 0 at the end."""
         while not self._left:
             piece = next(self._pieces, None)
             if piece is None:
@@ -262,7 +261,7 @@ class Content:
         try:
             for block in expand(counted):  # type: ignore[arg-type]
                 expanded += len(block)
-                limit = max(_RATIO_CHECKED_FROM_BYTES, max_ratio * counted.bytes_read)
+                limit = max(RATIO_CHECKED_FROM_BYTES, max_ratio * counted.bytes_read)
                 if expanded > limit and form:
                     raise RawFormatError(
                         f"{self._path}: expands more than {max_ratio} times, as no recording does",
@@ -497,15 +496,21 @@ class _Zstandard:
 # ---- archives
 
 
-def _candidates(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
-    """Return the members with JSON in their names, or all if no name has it."""
-    files = [
+def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
+    return [
         info
         for info in archive.infolist()
-        if not info.is_dir() and not any(word in info.filename for word in _ARCHIVER_FILES)
+        if not info.is_dir() and not any(name in info.filename for name in _ARCHIVER_FILES)
     ]
-    named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]
-    return named or files
+
+
+def count_zip_files(source: IO[bytes]) -> int:
+    """Return how many files a zip archive has, without those of archivers; 0 if it is damaged."""
+    try:
+        with zipfile.ZipFile(source) as archive:
+            return len(_files(archive))
+    except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError):
+        return 0
 
 
 @contextmanager
@@ -516,7 +521,9 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as err:
         raise DamagedError("it has no directory, as if it was cut off") from err
     with archive:
-        inside = _candidates(archive)
+        files = _files(archive)
+        named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]
+        inside = named or files
         if len(inside) != 1:
             names = ", ".join(info.filename for info in inside[:5])
             more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""

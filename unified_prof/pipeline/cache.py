@@ -1,12 +1,10 @@
-"""What a command reads in place of what was named, without what it takes to convert it.
+"""A cache of reports for commands that read recordings directly (`--convert`).
 
-Reports of recordings that nobody wants to keep: made when they are asked for, and remembered.
-
-They lie below `$XDG_CACHE_HOME/uprof/reports` (`~/.cache`), in folders that are named after the
-content of recordings: one that changes gets another. Reports appear there when they are complete,
-so two processes may ask for the same one at a time. Together they take `MOST_BYTES` at most, but
-for those that were used within `KEPT_S`; those that nobody used longest go first. The whole folder
-may be deleted at any time.
+Reports are stored below `$XDG_CACHE_HOME/uprof/reports` (`~/.cache`), in directories named after
+the content of a recording, so that a changed recording gets another one. Reports appear when they
+are complete, so several processes may request the same one. The least recently used reports are
+removed above `MAX_BYTES`, except those used within `MIN_AGE_S`. The whole directory may be deleted
+at any time.
 """
 
 from __future__ import annotations
@@ -24,8 +22,8 @@ from pathlib import Path
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import discovery, output_paths, outputs, sources
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.discovery import Found
-from unified_prof.recording import run_directory as report_folders
+from unified_prof.pipeline.discovery import FoundRecording
+from unified_prof.recording import run_directory
 from unified_prof.recording.source import Missing
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import remove_abandoned
@@ -34,36 +32,34 @@ from unified_prof.version import VERSION
 
 
 @dataclass(frozen=True, slots=True)
-class Ready:
-    """What can be read in place of what was named."""
+class CachedReports:
+    """The reports to read instead of a path that the user gave."""
 
     path: Path
-    """A report; a folder of them where a folder held several recordings."""
-    made: tuple[tuple[Found, Path], ...] = ()
-    """The recordings, each with its report; none where reports were named."""
-    lost: tuple[tuple[Path, UprofError], ...] = ()
-    """Recordings that could not be converted, and folders that were not looked into."""
+    """A report; a directory of them if a directory held several recordings."""
+    converted: tuple[tuple[FoundRecording, Path], ...] = ()
+    """Recordings and their reports; empty if the path names reports."""
+    failed: tuple[tuple[Path, UprofError], ...] = ()
+    """Recordings that could not be converted, and directories that could not be searched."""
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """The lost ones as part of what is told of a folder of reports."""
-        return tuple(Missing(_whose(path), str(error)) for path, error in self.lost)
+        """The failures, as parts that a directory of reports lacks."""
+        return tuple(Missing(_rank_or_path(path), str(error)) for path, error in self.failed)
 
 
-def _whose(path: Path) -> str:
-    """Return `rank 3` where the recording says it, else the recording."""
-    from unified_prof.pipeline import sources
-
-    source = sources.source_of(path)
+def _rank_or_path(path: Path) -> str:
+    """Return `rank 3` if the recording contains its rank, else its path."""
+    source = sources.find_source(path)
     with suppress(UprofError, OSError):
         if source is not None and (rank := source.rank(path)) is not None:
             return f"rank {rank}"
     return str(path)
 
 
-MOST_BYTES = 20 << 30
-KEPT_S = 3600
-"""For so long after it was asked for a report is surely there."""
+# Maximum size of the cache, and seconds after its last use in which a report is kept.
+MAX_BYTES = 20 << 30
+MIN_AGE_S = 3600
 
 _SCHEMA = "documented"
 _SAMPLE_BYTES = 64 << 10
@@ -77,50 +73,51 @@ def reports_of(
     several: bool = True,
     progress: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
-) -> Ready:
-    """Return the report of a recording, or of all in a folder; `path` itself where it is one.
+) -> CachedReports:
+    """Return the report of a recording, or of all in a directory; `path` itself if it is a report.
 
     Args:
-        path: A report, a recording, a folder of either, or anything else, which is returned.
-        several: Whether more than one report is of use.
-        progress: Told in a few words what is going on.
-        note: Told in a sentence what was not looked into.
+        path: A report, a recording, a directory of either; anything else is returned unchanged.
+        several: If True, more than one report is accepted.
+        progress: Receives a short text about the current work.
+        note: Receives a sentence about files that were skipped.
 
     Raises:
-        UsageError: there are several recordings, and one is wanted.
+        UsageError: there are several recordings, and one is expected.
         RawFormatError: no recording could be converted.
         OutputError: the cache cannot be written.
     """
-    found, lost = _recordings(path, progress, note)
-    if not found and not lost:
-        return Ready(path)
+    found, failed = _recordings(path, progress, note)
+    if not found and not failed:
+        return CachedReports(path)
     if len(found) > 1 and not several:
-        names = ", ".join(str(one.path) for one in found[:3])
+        choices = ", ".join(str(recording.path) for recording in found[:3])
         raise UsageError(
             f"{path} has {len(found)} recordings",
-            hint=f"choose one of: {names}",
+            hint=f"choose one of: {choices}",
             slug="several-recordings",
         )
-    made: list[tuple[Found, Path]] = []
-    for number, (one, name) in enumerate(
-        zip(found, output_paths.names_naming(found, ranked=True), strict=True), start=1
-    ):
+    converted: list[tuple[FoundRecording, Path]] = []
+    names = output_paths.report_names(found, ranked=True)
+    for number, (recording, name) in enumerate(zip(found, names, strict=True), start=1):
         at = f"{number} of {len(found)}, " if len(found) > 1 else ""
         try:
-            made.append((one, _report(one, name, partial(_tell_of, progress, at))))
+            report = _report(recording, name, partial(_report_stage, progress, at))
+            converted.append((recording, report))
         except OutputError:
             raise
         except UprofError as err:
-            lost.append((one.path, err))
-    if not made or (lost and not several):
-        raise lost[0][1]
-    if len(made) == 1 and not lost:
-        return Ready(made[0][1], tuple(made))
-    return Ready(_together([report for _, report in made]), tuple(made), tuple(lost))
+            failed.append((recording.path, err))
+    if not converted or (failed and not several):
+        raise failed[0][1]
+    if len(converted) == 1 and not failed:
+        return CachedReports(converted[0][1], tuple(converted))
+    directory = _linked_directory([report for _, report in converted])
+    return CachedReports(directory, tuple(converted), tuple(failed))
 
 
 def root() -> Path:
-    """Return the folder of all reports; a relative XDG_CACHE_HOME counts as none, as agreed."""
+    """Return the directory of the cache; a relative XDG_CACHE_HOME is invalid and ignored."""
     base = Path(os.environ.get("XDG_CACHE_HOME", ""))
     if not base.is_absolute():
         try:
@@ -136,47 +133,48 @@ def root() -> Path:
 
 def _recordings(
     path: Path, progress: Callable[[str], None], note: Callable[[str], None]
-) -> tuple[list[Found], list[tuple[Path, UprofError]]]:
-    """Return the recordings that `path` names, none where it is a report or nothing we know."""
+) -> tuple[list[FoundRecording], list[tuple[Path, UprofError]]]:
+    """Return the recordings that `path` names and failures; none if it is a report or unknown."""
     if not path.is_dir():
-        # A damaged database may be anything: it is converted where it surely is a recording.
-        of = sources.surely if path.suffix in _DATABASES else sources.source_of
-        source = of(path) if path.is_file() else None
-        return ([] if source is None else [Found(path, source)]), []
+        # A damaged database may be of any kind, so only a certain recording is converted.
+        is_database = path.suffix in _DATABASES
+        find_source = sources.certain_source if is_database else sources.find_source
+        source = find_source(path) if path.is_file() else None
+        return ([] if source is None else [FoundRecording(path, source)]), []
     if _holds_reports(path):
         return [], []
-    found: list[Found] = []
-    lost: list[tuple[Path, UprofError]] = []
-    for one in discovery.find([path], progress, note):
-        if isinstance(one, Found):
-            found.append(one)
-        elif one[0] != path or found:
-            lost.append(one)
-    return found, lost
+    found: list[FoundRecording] = []
+    failed: list[tuple[Path, UprofError]] = []
+    for recording in discovery.find([path], progress, note):
+        if isinstance(recording, FoundRecording):
+            found.append(recording)
+        elif recording[0] != path or found:
+            failed.append(recording)
+    return found, failed
 
 
 def _holds_reports(path: Path) -> bool:
-    for file in report_folders.databases(path).files:
+    for file in run_directory.databases(path).files:
         with suppress(UprofError):
             if detect(file).family not in (None, catalogue.CLUSTER):
                 return True
     return False
 
 
-def _tell_of(progress: Callable[[str], None], recording: str, stage: str) -> None:
+def _report_stage(progress: Callable[[str], None], recording: str, stage: str) -> None:
     progress(f"{recording}{stage}")
 
 
-def _report(found: Found, name: str, progress: Callable[[str], None]) -> Path:
+def _report(found: FoundRecording, name: str, progress: Callable[[str], None]) -> Path:
     try:
-        entry = root() / _content_of(found)
+        entry = root() / _content_name(found)
     except OSError as err:
         raise RawFormatError(
             f"{err.filename or found.path}: {err.strerror or err}", slug="cannot-read"
         ) from err
     report = entry / f"{name}.db"
     if not report.is_file():
-        _make_folder(entry)
+        _make_directory(entry)
         _make_room(keep=entry)
         try:
             convert(
@@ -187,25 +185,26 @@ def _report(found: Found, name: str, progress: Callable[[str], None]) -> Path:
                 progress=progress,
             )
         except BaseException:
-            with suppress(OSError):  # another process is at it
+            with suppress(OSError):  # another process uses it
                 entry.rmdir()
             raise
-    _note_use(entry)
+    _touch(entry)
     return report
 
 
-def _make_folder(entry: Path) -> None:
+def _make_directory(entry: Path) -> None:
     outputs.make_directory(entry.parents[1])
-    with suppress(OSError):  # what keeps it from being made keeps the entry too, and is told then
+    with suppress(OSError):  # making the entry below raises the error
         entry.parent.mkdir(mode=0o700)
     outputs.make_directory(entry)
     remove_abandoned(entry)
 
 
-def _content_of(found: Found) -> str:
-    """Return a name for what a recording holds, from its files' ends, lengths and times.
+def _content_name(found: FoundRecording) -> str:
+    """Return a name for the content of a recording.
 
-    Of a long file the middle is not read: who changes that changes its time as well.
+    It is derived from the beginning, end, length and time of each file: a change in the middle of a
+    long file changes its time as well.
     """
     digest = blake2b(digest_size=16)
 
@@ -214,7 +213,7 @@ def _content_of(found: Found) -> str:
 
     path, source = found.path, found.source
     add(VERSION, _SCHEMA, source.kind, sorted(source.identity(path).items()))
-    add(source.changed_ns(path))
+    add(source.modified_ns(path))
     for file in _files(path):
         with file.open("rb") as stream:
             status = os.fstat(stream.fileno())
@@ -230,38 +229,38 @@ def _files(path: Path) -> Iterator[Path]:
     if path.is_file():
         yield path
         return
-    for place, folders, names in os.walk(path):
-        folders.sort()
+    for place, directorys, names in os.walk(path):
+        directorys.sort()
         for name in sorted(names):
             if (file := Path(place, name)).is_file():
                 yield file
 
 
-def _together(reports: Sequence[Path]) -> Path:
-    """Return a folder with links to reports that lie in folders of their own."""
+def _linked_directory(reports: Sequence[Path]) -> Path:
+    """Return a directory with links to reports in several directories."""
     digest = blake2b(repr([str(report) for report in reports]).encode(), digest_size=16)
-    folder = root() / f"{digest.hexdigest()}-all"
-    _make_folder(folder)
+    directory = root() / f"{digest.hexdigest()}-all"
+    _make_directory(directory)
     for report in reports:
         try:
-            (folder / report.name).symlink_to(Path("..", report.parent.name, report.name))
+            (directory / report.name).symlink_to(Path("..", report.parent.name, report.name))
         except FileExistsError:
-            pass  # from an earlier time: what it leads to is part of the folder's name
+            pass  # from an earlier run: its target is part of the directory's name
         except OSError as err:
             raise OutputError(
-                f"cannot write {folder}: {err.strerror or err}", slug="cannot-write"
+                f"cannot write {directory}: {err.strerror or err}", slug="cannot-write"
             ) from err
-    _note_use(folder)
-    return folder
+    _touch(directory)
+    return directory
 
 
-def _note_use(entry: Path) -> None:
-    with suppress(OSError):  # it may have gone, or be somebody else's
+def _touch(entry: Path) -> None:
+    with suppress(OSError):  # it may be removed, or belong to another user
         os.utime(entry)
 
 
 def _make_room(keep: Path) -> None:
-    """Remove what nobody used longest, until the rest is short enough."""
+    """Remove the least recently used reports until the size is below the limit."""
     entries: list[tuple[float, int, Path]] = []
     with suppress(OSError), os.scandir(keep.parent) as found:
         for entry in found:
@@ -274,7 +273,7 @@ def _make_room(keep: Path) -> None:
                     entries.append((entry.stat().st_mtime, size, path))
     total = sum(size for _, size, _ in entries)
     for used, size, path in sorted(entries):
-        if total <= MOST_BYTES or used > time.time() - KEPT_S:
+        if total <= MAX_BYTES or used > time.time() - MIN_AGE_S:
             break
         total -= size
         with suppress(OSError):

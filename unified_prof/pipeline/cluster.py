@@ -28,7 +28,7 @@ from unified_prof.errors import OutputError, SchemaVersionError, StoreError, Upr
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
 from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
-from unified_prof.pipeline.executors import Crew
+from unified_prof.pipeline.executors import WorkerPool
 from unified_prof.pipeline.remote import Folder, fetched, local_path
 from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite import skyline_writer
@@ -112,20 +112,20 @@ def build(
         UprofError: nothing can be read; two files are of one rank; the folder is something else,
             or cannot be written; there is nobody to do the work.
     """
-    executors.refuse_wrong(scheduler)
+    executors.check_scheduler(scheduler)
     run = Folder(target)
     folder = Folder(run.at(PARTIALS_DIRECTORY))
     _refuse_others(run, force=force)
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(
-        scheduler, jobs=_jobs(jobs, len(inputs)), tell=note, verbose=verbose
-    ) as crew:
-        found = mapped(inputs, folder, crew, force=force, progress=progress)
+        scheduler, jobs=_jobs(jobs, len(inputs)), note=note, verbose=verbose
+    ) as pool:
+        found = mapped(inputs, folder, pool, force=force, progress=progress)
         made_of = _made_of(found, lost)
         if not force and (before := _before(run, made_of)) is not None:
             return before
         progress("combining ranks")
-        found, summary = put_together(inputs, found, folder, crew, lost, progress)
+        found, summary = put_together(inputs, found, folder, pool, lost, progress)
     _write(run, summary, made_of)
     _remove_older(folder, found)
     return _outcome(run, summary, sum(one.is_new for one in found))
@@ -140,8 +140,8 @@ def summary_of(
         UprofError: nothing can be read, or two files are of one rank.
     """
     inputs, lost = _inputs(given, progress)
-    with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as crew:
-        found = mapped(inputs, None, crew, progress=progress)
+    with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as pool:
+        found = mapped(inputs, None, pool, progress=progress)
     return _summary(found, [one.partial for one in found if one.partial is not None], lost)
 
 
@@ -149,7 +149,7 @@ def put_together(
     inputs: Sequence[Input],
     found: list[RankFile],
     folder: Folder,
-    crew: Crew,
+    pool: WorkerPool,
     lost: Sequence[RankFile] = (),
     progress: Progress = lambda _: None,
 ) -> tuple[list[RankFile], RunSummary]:
@@ -159,16 +159,16 @@ def put_together(
         inputs: What the partials were made of, for one that turns out to be damaged.
         found: The ranks.
         folder: Where their partials are.
-        crew: Who makes a damaged one anew.
+        pool: Who makes a damaged one anew.
         lost: What could not even be opened.
         progress: Told in a few words what is going on.
 
     Raises:
         UprofError: no rank can be read.
     """
-    found, read = _read(inputs, found, folder, crew, progress)
+    found, read = _read(inputs, found, folder, pool, progress)
     names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
-    crew.rest()
+    pool.release_idle()
 
     def whole(rank: int) -> Columns:
         return partials.read_communication(folder.read(names[rank]), names[rank])
@@ -292,7 +292,7 @@ def _read(
     inputs: Sequence[Input],
     found: list[RankFile],
     folder: Folder,
-    crew: Crew,
+    pool: WorkerPool,
     progress: Progress,
 ) -> tuple[list[RankFile], list[Partial]]:
     """Return all partials; one that turns out to be damaged is made anew, once.
@@ -316,7 +316,7 @@ def _read(
     for one in found:
         if one.location in damaged and one.name is not None:
             folder.remove(one.name)
-    found = mapped(inputs, folder, crew, progress=progress)
+    found = mapped(inputs, folder, pool, progress=progress)
     names = [one.name for one in found if one.name is not None]
     again = (partials.partial_from_parquet(folder.read(name), name) for name in names)
     return found, [partials.limit_to_first_steps(one, most) for one in again]

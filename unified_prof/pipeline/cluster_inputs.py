@@ -21,7 +21,7 @@ from unified_prof.pipeline.remote import Remote
 from unified_prof.pipeline.sources import Source
 from unified_prof.recording.run_directory import rank_near
 
-DEEPEST = discovery.DEEPEST
+DEEPEST = discovery.MAX_DEPTH
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _SQLITE = b"SQLite format 3\0"
@@ -164,7 +164,7 @@ def _stamp(local: Local) -> str:
     """Return what changes with the contents; a file that goes meanwhile is told of when opened."""
     try:
         if local.source is not None and local.path.is_dir():
-            return f"{local.source.changed_ns(local.path)}"
+            return f"{local.source.modified_ns(local.path)}"
         status = local.path.stat()
         return f"{status.st_size} {status.st_mtime_ns}"
     except (OSError, UprofError) as err:
@@ -181,7 +181,7 @@ def _found(
     named = path.name.endswith("_ascend_pt")
     source = None
     if not named or (made := _made_in(path)) is None:
-        source = sources.surely(path)
+        source = sources.certain_source(path)
         made = _made_in(path) if source is not None and not named else None
     if made is not None:
         yield Local(made)
@@ -219,7 +219,7 @@ def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
     if name.lower().endswith(_DATABASES) and not name.lower().endswith(".sqlite"):
         yield Local(path)  # without a look: a cut or empty one is a rank as well
         return
-    source = sources.source_of(path) if asked else sources.surely(path)
+    source = sources.find_source(path) if asked else sources.certain_source(path)
     if source is not None:
         yield Local(path, source)
     elif asked or _is_sqlite(path):

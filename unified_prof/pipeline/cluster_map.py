@@ -18,8 +18,8 @@ from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
-from unified_prof.pipeline.executors import Crew, Failure, each
-from unified_prof.pipeline.executors.processes import Here
+from unified_prof.pipeline.executors import Failure, WorkerPool, map_unordered
+from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.pipeline.remote import Folder, fetched
 from unified_prof.sqlite.atomic import temporary_folder
 
@@ -80,7 +80,7 @@ class _Mapped:
 def mapped(
     inputs: Sequence[Input],
     folder: Folder | None,
-    crew: Crew,
+    pool: WorkerPool,
     *,
     force: bool = False,
     progress: Progress = lambda _: None,
@@ -90,7 +90,7 @@ def mapped(
     Args:
         inputs: Recordings and databases.
         folder: Where partials are kept; None: they are kept in memory, which needs no package.
-        crew: Who does the work.
+        pool: Who does the work.
         force: Make all anew.
         progress: Told in a few words what is going on.
 
@@ -111,13 +111,13 @@ def mapped(
                 ranks.append(RankFile(rank, one.location, name))
     elsewhere = folder is not None and folder.is_remote
     most = OPERATIONS_IN_MEMORY // max(len(inputs), 1)
-    if not isinstance(crew, Here):
+    if not isinstance(pool, InlinePool):
         most = min(most, _WORTH_THE_WAY)
     tasks = (
         _Task(one, folder.location if elsewhere and folder else None, folder is not None, most)
         for one in todo
     )
-    for done, (task, result) in enumerate(each(crew, _do, tasks), start=1):
+    for done, (task, result) in enumerate(map_unordered(pool, _do, tasks), start=1):
         ranks.extend(_kept(task.input, result, folder))
         progress(f"{done} of {len(todo)} ranks read")
     ranks.sort(key=lambda one: (one.rank is None, one.rank or 0, one.location))

@@ -1,14 +1,8 @@
-"""Counts what goes into a report on its way to the writer.
+"""Converts recordings to msprof databases, several at a time in processes of their own.
 
-One recording to one msprof database.
-
-What a recording is, and how its rows are decoded, is the business of `pipeline.sources`; where its
-report goes, that of `pipeline.places`; this module joins them. `uprof build`, `uprof import` and
-`uprof run` all come through here, many recordings by way of `pipeline.conversions`.
-
-Many recordings to msprof databases, several at a time in processes of their own.
-
-One that fails does not stop the others: an outcome says what became of each.
+`uprof build`, `uprof import` and `uprof run` all use this module. `pipeline.sources` decides what a
+recording is and decodes it; `pipeline.output_paths` decides where its report is written. One
+recording that fails does not stop the others: each has an outcome.
 """
 
 from __future__ import annotations
@@ -24,39 +18,40 @@ from typing import Any
 from unified_prof.base.columns import Column, Ledger, Sink, Strings
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline import analysis_db, discovery, output_paths, outputs
-from unified_prof.pipeline.discovery import Found
-from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN, Place
-from unified_prof.pipeline.sources import Decoded, Ground, Source, source_of
+from unified_prof.pipeline.discovery import FoundRecording
+from unified_prof.pipeline.output_paths import ASCEND_PT, PLAIN, ReportPlace
+from unified_prof.pipeline.sources import DecodeContext, DecodeResult, Source, find_source
 from unified_prof.pipeline.sources.base import Stages
+from unified_prof.pipeline.temporary_inputs import STANDARD_INPUT, TemporaryInputs
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import remove_abandoned
 from unified_prof.sqlite.writer import ReportWriter
 from unified_prof.version import VERSION
 
 
-class Tally(Sink):
-    """Passes everything on to another sink and counts rows and anomalies."""
+class CountingSink(Sink):
+    """Counts the rows and anomalies that pass to another sink."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.rows: dict[str, int] = {}
-        """Rows by table, only tables that have some."""
+        """Rows by table, for tables that are not empty."""
         self.anomalies = Ledger()
 
     @property
     def strings(self) -> Strings:
-        """The string pool of the sink behind."""
+        """The string pool of the other sink."""
         return self._sink.strings
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
-        """Pass on and count; see `columns.Sink.write`."""
+        """Count and write a batch; see `columns.Sink.write`."""
         count = self._sink.write(table, columns)
         if count:
             self.rows[table] = self.rows.get(table, 0) + count
         return count
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Pass on and count; see `columns.Sink.anomaly`."""
+        """Count an anomaly; see `columns.Sink.anomaly`."""
         self.anomalies.add(name, detail, count)
         self._sink.anomaly(name, count, detail)
 
@@ -67,18 +62,17 @@ _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 
 @dataclass(frozen=True, slots=True)
-class Converted:
-    """A report that was made of a recording, and what went into it."""
+class Conversion:
+    """A report that was made from a recording, and its contents."""
 
     recording: Path
     database: Path
     kind: str
-    decoded: Decoded
+    result: DecodeResult
     rows: Mapping[str, int]
-    """Rows by table, only tables that have some; STRING_IDS and UPROF_ tables are not counted."""
+    """Rows by table that is not empty, without STRING_IDS and UPROF_ tables."""
     anomalies: Mapping[str, tuple[int, str]]
-    """What was skipped or not understood, as in UPROF_ANOMALIES: (count, the first case in words)
-    by name."""
+    """Count and first case of what was skipped or not understood, as in UPROF_ANOMALIES."""
     seconds: Mapping[str, float]
     """CPU time by stage, in order."""
 
@@ -93,41 +87,47 @@ def convert(
     facts: Mapping[str, str | None] = _NO_FACTS,
     of_own_run: bool = False,
     progress: Progress = lambda _: None,
-) -> Converted:
-    """Make the msprof database of one recording.
+) -> Conversion:
+    """Convert one recording to an msprof database.
 
     Args:
         path: The recording.
-        target: The database; by default where the source puts it.
-        source: What the recording is; by default told by its contents.
+        target: The database; by default at the place that the source chooses.
+        source: Kind of the recording; by default determined by its content.
         schema: Revision or alias of the msprof schema.
-        force: Whether databases that are there may be replaced.
-        facts: More rows of UPROF_RUN, about the run that was recorded.
-        of_own_run: Whether uprof ran the program: its own frames are left out of call chains.
-        progress: Told in a few words what is going on.
+        force: If True, existing databases may be replaced.
+        facts: Additional rows of UPROF_RUN.
+        of_own_run: If True, frames of uprof, which ran the program, are left out of call chains.
+        progress: Receives a short text about the current work.
 
     Raises:
-        RawFormatError: it is no recording, or damaged beyond use.
+        RawFormatError: it is not a recording, or is damaged beyond use.
         OutputError: a database exists or cannot be written.
-        UsageError: no such revision; or it is something that another command reads.
+        UsageError: the revision is unknown, or another command reads such a file.
     """
-    source = source or source_of(path)
+    source = source or find_source(path)
     if source is None:
         raise discovery.refusal(path)
-    found = Found(path, source)
-    place = Place(target) if target is not None else _usual_place(found)
+    found = FoundRecording(path, source)
+    if target is not None:
+        place = ReportPlace(target)
+    else:
+        (default,) = output_paths.choose([found], None)
+        if isinstance(default, OutputError):
+            raise default
+        place = default
     settings = Settings(catalogue.resolve(catalogue.MSPROF, schema), force, facts, of_own_run)
     if not force:
         output_paths.refuse_existing(place)
-    with ExitStack() as folders:
-        if place.folder is not None:
-            folders.enter_context(outputs.output_directory(place.folder))
-        return convert_found(found, place, settings, progress)
+    with ExitStack() as directories:
+        if place.directory is not None:
+            directories.enter_context(outputs.output_directory(place.directory))
+        return _convert_found(found, place, settings, progress)
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """What all conversions of one command have in common."""
+    """Settings of all conversions of one command."""
 
     revision: str
     force: bool
@@ -135,15 +135,10 @@ class Settings:
     of_own_run: bool = False
 
 
-def _usual_place(found: Found) -> Place:
-    (place,) = output_paths.choose([found], None)
-    if isinstance(place, OutputError):
-        raise place
-    return place
-
-
-def convert_found(found: Found, place: Place, settings: Settings, progress: Progress) -> Converted:
-    """Write one report and give it its name; what it replaces goes when it is complete."""
+def _convert_found(
+    found: FoundRecording, place: ReportPlace, settings: Settings, progress: Progress
+) -> Conversion:
+    """Write one report and remove the reports that it replaces once it is complete."""
     if place.target.exists() and place.target.samefile(found.path):
         raise OutputError(
             f"{place.target} is the recording itself, which a report never replaces",
@@ -151,16 +146,18 @@ def convert_found(found: Found, place: Place, settings: Settings, progress: Prog
         )
     if not settings.force:
         output_paths.refuse_existing(place)
-    if place.folder is not None:  # another second has another name: the writer looks for its own
-        remove_abandoned(place.folder)
-    converted = _write(found, place, settings, progress)
+    if place.directory is not None:  # partial files have other names if names contain the time
+        remove_abandoned(place.directory)
+    conversion = _write(found, place, settings, progress)
     for old in place.existing:
-        if old != converted.database:
+        if old != conversion.database:
             old.unlink(missing_ok=True)
-    return converted
+    return conversion
 
 
-def _write(found: Found, place: Place, settings: Settings, progress: Progress) -> Converted:
+def _write(
+    found: FoundRecording, place: ReportPlace, settings: Settings, progress: Progress
+) -> Conversion:
     source, revision = found.source, settings.revision
     stages = Stages(progress)
     with ReportWriter(
@@ -168,64 +165,59 @@ def _write(found: Found, place: Place, settings: Settings, progress: Progress) -
         revision=revision,
         overwrite=settings.force,
         empty_tables=analysis_db.empty_tables(revision) if place.layout == ASCEND_PT else (),
-        enums=source.wants_enums(found.path),
+        enums=source.has_enums(found.path),
     ) as writer:
-        tally = Tally(writer)
-        ground = _ground(revision, stages, of_own_run=settings.of_own_run)
-        decoded = source.decode(found.path, tally, ground)
-        facts: dict[str, Any] = {"tool": f"uprof {VERSION}", "command": source.command}
-        for name, value in {
-            **facts,
+        sink = CountingSink(writer)
+        context = _decode_context(revision, stages, of_own_run=settings.of_own_run)
+        result = source.decode(found.path, sink, context)
+        facts: dict[str, Any] = {
+            "tool": f"uprof {VERSION}",
+            "command": source.command,
             **source.identity(found.path),
-            **decoded.facts,
+            **result.facts,
             **settings.facts,
-        }.items():
+        }
+        for name, value in facts.items():
             writer.fact(name, value)
-        if place.folder is not None:
+        if place.directory is not None:
             if place.layout == ASCEND_PT:
-                writer.rename(analysis_db.database_name(decoded.rank))
-            writer.before_name(_Companions(found, place, decoded, stages, force=settings.force))
-        stages.now("finish")
+                writer.rename(analysis_db.database_name(result.rank))
+            # A report that exists has its companions, even if this process is killed.
+            writer.before_name(
+                partial(_write_companions, found, place, result.rank, stages, settings.force)
+            )
+        stages.next_stage("finish")
     stages.end()
-    return Converted(
+    return Conversion(
         found.path,
         writer.path,
         source.kind,
-        decoded,
-        tally.rows,
+        result,
+        sink.rows,
         dict(writer.anomalies),
         stages.seconds,
     )
 
 
-@dataclass(frozen=True, slots=True)
-class _Companions:
-    """Writes what belongs beside a report at a place of our choice, before it gets its name.
-
-    So a report that is there has them, whenever the process that made it was killed.
-    """
-
-    found: Found
-    place: Place
-    decoded: Decoded
-    stages: Stages
-    force: bool
-
-    def __call__(self, report: Path) -> None:
-        """Write them; `report` is complete."""
-        with self.stages.stage("beside"):
-            source = self.found.source
-            if self.place.layout == ASCEND_PT:
-                analysis_db.accompany(
-                    report,
-                    self.decoded.rank,
-                    what=None if source.describes_itself(self.found.path) else source.what,
-                    force=self.force,
-                )
-            source.complete(self.found.path, report, force=self.force)
+def _write_companions(
+    found: FoundRecording,
+    place: ReportPlace,
+    rank: int | None,
+    stages: Stages,
+    force: bool,
+    report: Path,
+) -> None:
+    """Write the files that belong beside a complete report in a place that uprof chose."""
+    with stages.stage("companions"):
+        source = found.source
+        if place.layout == ASCEND_PT:
+            described = source.has_description(found.path)
+            description = None if described else source.description
+            analysis_db.write_companions(report, rank, description=description, force=force)
+        source.write_companions(found.path, report, force=force)
 
 
-def _ground(revision: str, stages: Stages, *, of_own_run: bool) -> Ground:
+def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> DecodeContext:
     spec = catalogue.load(catalogue.MSPROF, revision)
     columns = {name: frozenset(table.column_names) for name, table in spec.tables.items()}
 
@@ -233,43 +225,39 @@ def _ground(revision: str, stages: Stages, *, of_own_run: bool) -> Ground:
     def enum(table: str) -> Mapping[str, int]:
         return {str(name): int(str(number)) for number, name in spec.rows.get(table, ())}
 
-    return Ground(
+    return DecodeContext(
         has_column=lambda table, column: column in columns.get(table, ()),
         data_types=enum("ENUM_HCCL_DATA_TYPE"),
         enums=enum,
         stage=stages.stage,
-        now=stages.now,
+        next_stage=stages.next_stage,
         is_own_frame=_is_own_frame if of_own_run else lambda _: False,
     )
 
 
 def _is_own_frame(frame: str) -> bool:
-    """Tell frames of this package, as the profiler writes them: it strips site-packages."""
+    """Return True for a frame of this package; the profiler strips site-packages from paths."""
     package = Path(__file__).resolve().parents[1]
     return frame.startswith((f"{package.name}/", f"{package}/"))
 
 
-STANDARD_INPUT = Path("-")
-"""What names standard input among recordings."""
-
-
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What became of one recording of several: `converted`, `already` or `error`."""
+    """The outcome of one recording of several: one of `conversion`, `existing` and `error`."""
 
     number: int
-    """Place among what was asked for, from 0: outcomes come as they are ready."""
+    """Index among the recordings, from 0; outcomes come in the order in which they are ready."""
     recording: Path
     source: Source | None = None
-    """None: the path names no recording."""
-    converted: Converted | None = None
-    already: Path | None = None
-    """The report that an earlier run made of it, which was left as it is."""
+    """None: the path is not a recording."""
+    conversion: Conversion | None = None
+    existing: Path | None = None
+    """The report that an earlier run made from it, which was kept."""
     error: UprofError | None = None
 
 
 def worst_exit_code(outcomes: Iterable[Outcome]) -> int:
-    """Return the exit code of several conversions: of the first that failed, else 0."""
+    """Return the exit code of the first conversion that failed, else 0."""
     failed = [outcome for outcome in outcomes if outcome.error is not None]
     first = min(failed, key=lambda outcome: outcome.number, default=None)
     return 0 if first is None or first.error is None else first.error.exit_code
@@ -286,57 +274,59 @@ def convert_all(
     progress: Progress = lambda _: None,
     note: Progress = lambda _: None,
 ) -> Iterator[Outcome]:
-    """Make the databases of all recordings that `paths` name; yield each when it is ready.
+    """Convert all recordings that `paths` name; yield the outcome of each when it is ready.
 
-    One that fails does not stop the others. Of several recordings, those whose report an earlier
-    run has made are passed over (`Outcome.already`), unless `force` is given.
+    One that fails does not stop the others. If there are several recordings, those whose report
+    exists already are skipped (`Outcome.existing`), unless `force` is true.
 
     Args:
-        paths: Recordings, folders in which they lie at any depth, and patterns; STANDARD_INPUT.
-        output: A file if it ends in `.db` (for one recording), else a folder.
+        paths: Recordings, directories, archives and patterns; STANDARD_INPUT.
+        output: A file if it ends in `.db` (for one recording), else a directory.
         schema: Revision or alias of the msprof schema; None: `documented`, or in the layout of
-            torch_npu what its readers do best with.
-        layout: `plain`, or `ascend-pt` for the names and folders of torch_npu.
-        force: Whether databases that are there may be replaced.
-        jobs: How many recordings to convert at a time.
-        progress: Told in a few words what is going on.
-        note: Told in a sentence what was not looked into.
+            torch_npu the one that its readers support best.
+        layout: `plain`, or `ascend-pt` for the names and directories of torch_npu.
+        force: If True, existing databases may be replaced.
+        jobs: Recordings to convert at a time.
+        progress: Receives a short text about the current work.
+        note: Receives a sentence about files that were skipped.
 
     Raises:
-        UsageError: no such revision; several reports, or a layout, cannot be had in one file.
+        UsageError: the revision is unknown; one file cannot hold several reports or a layout.
     """
     schema = schema or (analysis_db.SCHEMA if layout == ASCEND_PT else "documented")
     settings = Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
     if output is not None and output_paths.is_file(output):
         output_paths.refuse_sharing(output, len(paths), layout)
-    if STANDARD_INPUT not in paths:
-        yield from _convert_all(paths, output, layout, settings, jobs, progress, note)
-        return
-    from unified_prof.pipeline import discovery as standard_input
+    with TemporaryInputs() as temporary:
+        named = list(paths)
+        for index, path in enumerate(paths):
+            if path == STANDARD_INPUT:
+                try:  # a second `-` is the same file, and found only once
+                    if STANDARD_INPUT in paths[:index]:
+                        named.remove(STANDARD_INPUT)
+                    else:
+                        named[named.index(path)] = temporary.read_standard_input(progress)
+                except UprofError as err:
+                    named.remove(STANDARD_INPUT)
+                    yield Outcome(-1, STANDARD_INPUT, error=err)
+        for outcome in _convert_all(
+            named, output, layout, settings, jobs, progress, note, temporary
+        ):
+            yield _without_temporary_names(outcome, temporary)
 
-    with ExitStack() as files:
-        named = [path for path in paths if path != STANDARD_INPUT]
-        kept = None
-        try:
-            kept = files.enter_context(standard_input.as_file(progress))
-        except UprofError as err:
-            yield Outcome(-1, STANDARD_INPUT, error=err)
-        else:
-            named.insert(paths.index(STANDARD_INPUT), kept)
-        for outcome in _convert_all(named, output, layout, settings, jobs, progress, note):
-            yield _of_standard_input(outcome) if outcome.recording == kept else outcome
 
-
-def _of_standard_input(outcome: Outcome) -> Outcome:
-    """Return the outcome in the words of one who knows nothing of a temporary file."""
-    error, converted = outcome.error, outcome.converted
+def _without_temporary_names(outcome: Outcome, temporary: TemporaryInputs) -> Outcome:
+    """Return the outcome with the names that the user gave instead of temporary paths."""
+    if not temporary.contains(outcome.recording):
+        return outcome
+    error, conversion = outcome.error, outcome.conversion
+    recording = Path(temporary.display_name(str(outcome.recording)))
     if error is not None:
-        path, words = str(outcome.recording), "standard input"
-        hint = None if error.hint is None else error.hint.replace(path, words)
-        error = type(error)(str(error).replace(path, words), hint=hint, slug=error.slug)
-    if converted is not None:
-        converted = replace(converted, recording=STANDARD_INPUT)
-    return replace(outcome, recording=STANDARD_INPUT, error=error, converted=converted)
+        hint = None if error.hint is None else temporary.display_name(error.hint)
+        error = type(error)(temporary.display_name(str(error)), hint=hint, slug=error.slug)
+    if conversion is not None:
+        conversion = replace(conversion, recording=recording)
+    return replace(outcome, recording=recording, error=error, conversion=conversion)
 
 
 def _convert_all(
@@ -347,10 +337,11 @@ def _convert_all(
     jobs: int,
     progress: Progress,
     note: Progress,
+    temporary: TemporaryInputs,
 ) -> Iterator[Outcome]:
-    recordings: dict[int, Found] = {}
-    for number, found in enumerate(discovery.find(paths, progress, note)):
-        if isinstance(found, Found):
+    recordings: dict[int, FoundRecording] = {}
+    for number, found in enumerate(discovery.find(paths, progress, note, temporary)):
+        if isinstance(found, FoundRecording):
             recordings[number] = found
         else:
             yield Outcome(number, found[0], error=found[1])
@@ -363,19 +354,19 @@ def _convert_all(
         elif (
             len(recordings) > 1
             and not settings.force
-            and (already := output_paths.made_already(found, place, settings.revision))
+            and (existing := output_paths.existing_report(found, place, settings.revision))
         ):
-            yield replace(outcome, already=already)
+            yield replace(outcome, existing=existing)
         else:
             tasks.append(_Task(outcome, found, place, settings))
-    with ExitStack() as folders:
+    with ExitStack() as directories:
         ready: list[_Task] = []
         for task in tasks:
             try:
                 if not settings.force:
                     output_paths.refuse_existing(task.place)
-                if task.place.folder is not None:
-                    folders.enter_context(outputs.output_directory(task.place.folder))
+                if task.place.directory is not None:
+                    directories.enter_context(outputs.output_directory(task.place.directory))
             except OutputError as err:
                 yield replace(task.outcome, error=err)
             else:
@@ -385,11 +376,11 @@ def _convert_all(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One conversion, as it goes to a process of its own."""
+    """One conversion, which may run in a process of its own."""
 
     outcome: Outcome
-    found: Found
-    place: Place
+    found: FoundRecording
+    place: ReportPlace
     settings: Settings
 
 
@@ -397,14 +388,14 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
     if jobs == 1 or len(tasks) <= 1:
         for done, task in enumerate(tasks):
             at = f"{done + 1} of {len(tasks)}, " if len(tasks) > 1 else ""
-            yield outcome_of(task, partial(_tell_of, progress, f"{at}{task.found.path.name}"))
+            yield run_task(task, partial(_report_stage, progress, f"{at}{task.found.path.name}"))
         return
     from unified_prof.pipeline import executors
 
     progress(f"converting {len(tasks)} recordings")
-    with executors.open_executor(jobs=min(jobs, len(tasks))) as crew:
+    with executors.open_executor(jobs=min(jobs, len(tasks))) as executor:
         for finished, (task, result) in enumerate(
-            executors.each(crew, outcome_of, tasks, again=_once_more), start=1
+            executors.map_unordered(executor, run_task, tasks, retry=_retried), start=1
         ):
             progress(f"{finished} of {len(tasks)} done")
             if isinstance(result, executors.Failure):
@@ -418,22 +409,22 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
                 yield result
 
 
-def _once_more(task: _Task) -> _Task:
-    """Return the task for another try: what is there now may be the first one's own report."""
-    place = output_paths.as_it_is_now(task.found, task.place)
-    if output_paths.made_already(task.found, place, task.settings.revision) is None:
+def _retried(task: _Task) -> _Task:
+    """Return the task for a second attempt: the first may have written its report already."""
+    place = output_paths.with_existing(task.found, task.place)
+    if output_paths.existing_report(task.found, place, task.settings.revision) is None:
         return task
     return replace(task, place=place, settings=replace(task.settings, force=True))
 
 
-def _tell_of(progress: Progress, recording: str, stage: str) -> None:
+def _report_stage(progress: Progress, recording: str, stage: str) -> None:
     progress(f"{recording}: {stage}")
 
 
-def outcome_of(task: _Task, progress: Progress = lambda _: None) -> Outcome:
-    """Convert one recording, in whichever process this is, and return what became of it."""
+def run_task(task: _Task, progress: Progress = lambda _: None) -> Outcome:
+    """Convert one recording, in any process, and return its outcome."""
     try:
-        converted = convert_found(task.found, task.place, task.settings, progress)
+        conversion = _convert_found(task.found, task.place, task.settings, progress)
     except UprofError as err:
         return replace(task.outcome, error=err)
-    return replace(task.outcome, converted=converted)
+    return replace(task.outcome, conversion=conversion)

@@ -1,74 +1,72 @@
-"""From what a user names to recordings: files, folders of them, and patterns.
-
-Standard input as a recording: a file of this process's own, for as long as it is needed.
-
-Recordings are read more than once, and some from their ends. So what comes through a pipe is kept
-in a private folder, unpacked where it is packed, and taken away again.
-"""
+"""Finds recordings: files, directories of them at any depth, archives and patterns."""
 
 from __future__ import annotations
 
-import bz2
 import glob
-import gzip
-import lzma
 import os
 import re
 import shlex
 import stat
-import sys
-import zlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
-from typing import IO, Any
 
-from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.decoders.compression import format_of, head_of
+from unified_prof.errors import RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import analysis_db, sources
 from unified_prof.pipeline.sources import Source
-from unified_prof.sqlite.atomic import temporary_folder
+from unified_prof.pipeline.temporary_inputs import TemporaryInputs, is_archive
 
-DEEPEST = 64
-"""Folders below the given one that are looked into: few systems open paths much longer."""
-MOST_ENTRIES = 250_000
-"""Files and folders that are looked at below one that is named: about half a minute."""
+# Maximum depth of directories that are searched; few systems open paths that are much longer.
+MAX_DEPTH = 64
+# Maximum files and directories below one directory, which take about half a minute.
+MAX_ENTRIES = 250_000
+# Maximum kinds of skipped files that are listed.
+_MAX_SKIPPED_KINDS = 8
 
 _SQLITE = b"SQLite format 3\0"
+_Report = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A recording and the source that takes it."""
+class FoundRecording:
+    """A recording and the source that decodes it."""
 
     path: Path
     source: Source
+    is_temporary: bool = False
+    """True for a temporary file or directory, beside which no report may be written."""
+
+
+FailedPath = tuple[Path, UprofError]
 
 
 def find(
     paths: Sequence[Path],
-    progress: Callable[[str], None] = lambda _: None,
-    note: Callable[[str], None] = lambda _: None,
-) -> Iterator[Found | tuple[Path, UprofError]]:
-    """Yield every recording that `paths` name, once each, or why a path names none.
+    progress: _Report = lambda _: None,
+    note: _Report = lambda _: None,
+    temporary: TemporaryInputs | None = None,
+) -> Iterator[FoundRecording | FailedPath]:
+    """Yield every recording that `paths` name, once each, and the error of each other path.
 
-    A folder that is no recording is searched at any depth, links to folders aside; one that cannot
-    be listed does not keep the others from being found. A text with `*`, `?` or `[` that names no
-    file is a pattern, in which `**` means any depth.
+    A directory that is not a recording is searched at any depth without following links; one that
+    cannot be listed does not stop the search. A path with `*`, `?` or `[` that does not exist is a
+    pattern, in which `**` matches any depth.
 
     Args:
-        paths: What the user names.
-        progress: Told in a few words what is going on.
-        note: Told in a sentence what was passed over and may hold recordings.
+        paths: As the user gave them.
+        progress: Receives a short text about the current work.
+        note: Receives a sentence about files that were skipped or ranks that are missing.
+        temporary: Unpacks archives; None: archives of several files are refused.
     """
     seen: set[str] = set()
     for given in paths:
         try:
-            for path in _expanded(given):
-                for found in _recordings(path, progress, note):
-                    if not isinstance(found, Found):
+            for path in _expand(given):
+                for found in _recordings(path, progress, note, temporary):
+                    if not isinstance(found, FoundRecording):
                         yield found
                         continue
                     real = os.path.realpath(found.path)
@@ -80,13 +78,14 @@ def find(
 
 
 def refusal(path: Path) -> UprofError:
-    """Return why nothing takes `path`, naming what it is where that can be told."""
-    takes = "; ".join(source.what for source in sources.SOURCES)
+    """Return the error for a path that no source accepts, naming its format if it is known."""
+    expected = "; ".join(source.description for source in sources.SOURCES)
     try:
         mode = path.stat().st_mode
     except OSError as err:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
-        return RawFormatError(f"{path}: {text}", hint=_hint_of_missing(path), slug="no-such-file")
+        hint = "the pattern matches nothing" if glob.has_magic(str(path)) else None
+        return RawFormatError(f"{path}: {text}", hint=hint, slug="no-such-file")
     if stat.S_ISDIR(mode):
         if reports := analysis_db.databases_in(path):
             return UsageError(
@@ -97,7 +96,7 @@ def refusal(path: Path) -> UprofError:
             )
         return RawFormatError(
             f"{path} is not a recording and contains none",
-            hint=f"expected {takes}; links to directories are not followed",
+            hint=f"expected {expected}; links to directories are not followed",
             slug="not-a-recording",
         )
     if not stat.S_ISREG(mode):
@@ -106,14 +105,14 @@ def refusal(path: Path) -> UprofError:
             hint="write its content to a file first",
             slug="not-a-regular-file",
         )
-    return _refused_file(path, takes)
+    return _file_refusal(path, expected)
 
 
-def _refused_file(path: Path, takes: str) -> UprofError:
-    if (known := sources.recognised(path)) is not None:
+def _file_refusal(path: Path, expected: str) -> UprofError:
+    if (unsupported := sources.unsupported_format(path)) is not None:
         return RawFormatError(
-            f"{path} is {known.what}, which uprof cannot convert",
-            hint=known.hint(path),
+            f"{path} is {unsupported.description}, which uprof cannot convert",
+            hint=unsupported.hint_for(path),
             slug="unsupported-recording",
         )
     try:
@@ -122,20 +121,26 @@ def _refused_file(path: Path, takes: str) -> UprofError:
     except OSError as err:
         return RawFormatError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read")
     if head.startswith(_SQLITE):
-        return _refused_database(path, takes)
-    what = "is empty" if not head else "is not a format that uprof can convert"
-    return RawFormatError(
-        f"{path} {what}", hint=f"expected {takes}", slug="not-a-recording" if head else "empty-file"
-    )
+        return _database_refusal(path, expected)
+    if head and format_of(head) is not None:
+        content = head_of(path)
+        what = {None: "is compressed and damaged", b"": "is an empty file, compressed"}.get(
+            content, "is not a format that uprof can convert, compressed"
+        )
+        slug = "damaged-recording" if content is None else "not-a-recording"
+        return RawFormatError(f"{path} {what}", hint=f"expected {expected}", slug=slug)
+    what = "is not a format that uprof can convert" if head else "is empty"
+    slug = "not-a-recording" if head else "empty-file"
+    return RawFormatError(f"{path} {what}", hint=f"expected {expected}", slug=slug)
 
 
-def _refused_database(path: Path, takes: str) -> UprofError:
+def _database_refusal(path: Path, expected: str) -> UprofError:
     from unified_prof.sqlite.detect import detect
 
     try:
         found = detect(path)
-    except UprofError as err:
-        return err
+    except UprofError as err:  # here the database is a recording, not a report
+        return RawFormatError(str(err), hint=err.hint, slug=err.slug)
     if found.family is not None:
         return UsageError(
             f"{path} is a finished report, nothing to convert",
@@ -144,16 +149,12 @@ def _refused_database(path: Path, takes: str) -> UprofError:
         )
     return RawFormatError(
         f"{path} is {found.description}, which uprof cannot convert",
-        hint=f"expected {takes}",
+        hint=f"expected {expected}",
         slug="unsupported-recording",
     )
 
 
-def _hint_of_missing(path: Path) -> str | None:
-    return "the pattern matches nothing" if glob.has_magic(str(path)) else None
-
-
-def _expanded(given: Path) -> Iterable[Path]:
+def _expand(given: Path) -> Iterable[Path]:
     if os.path.lexists(given) or not glob.has_magic(str(given)):
         return [given]
     names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (Path.glob takes no whole paths)
@@ -161,115 +162,167 @@ def _expanded(given: Path) -> Iterable[Path]:
 
 
 def _recordings(
-    path: Path, progress: Callable[[str], None], note: Callable[[str], None]
-) -> Iterator[Found | tuple[Path, UprofError]]:
-    """Yield `path` if it is a recording, else those below it and why some were not looked for.
+    path: Path, progress: _Report, note: _Report, temporary: TemporaryInputs | None
+) -> Iterator[FoundRecording | FailedPath]:
+    """Yield `path` if it is a recording, else those below it and the failures of the search.
 
     Raises:
-        UprofError: there is none.
+        UprofError: there are none.
     """
+    is_temporary = temporary is not None and temporary.contains(path)
     if not path.is_dir():
-        source = sources.source_of(path)
+        if temporary is not None and not is_temporary and is_archive(path):
+            yield from _recordings(temporary.unpack(path, progress), progress, note, temporary)
+            return
+        source = sources.find_source(path)
         if source is None:
             raise refusal(path)
-        yield Found(path, source)
+        yield FoundRecording(path, source, is_temporary)
         return
-    if (source := sources.surely(path)) is not None:
-        yield Found(path, source)
+    if (source := sources.certain_source(path)) is not None:
+        yield FoundRecording(path, source, is_temporary)
         return
-    search = _Search(path, progress)
-    count = 0
-    for found in search.below():
-        count += 1
+    search = _Search(path, progress, is_temporary)
+    is_empty = True
+    for found in search.run():
+        is_empty = False
         yield found
-    for sentence in search.passed_over():
-        note(sentence)
-    if not count:
-        if (source := sources.source_of(path)) is None:
-            raise refusal(path)
-        yield Found(path, source)
+    if not is_empty:
+        for sentence in search.notes():
+            note(sentence)
+    elif (source := sources.find_source(path)) is None:
+        raise refusal(path)
+    else:
+        yield FoundRecording(path, source, is_temporary)
 
 
-# Names that only recordings have; other files of a directory are ignored if no source takes them.
-_NAMED_AS_RECORDING = re.compile(
+# Names that only recordings have: if no source accepts such a file, that is an error.
+_RECORDING_NAME = re.compile(
     r"trace(?!_view)[^/]*\.json$|\.json\.(?:gz|xz|bz2|zst|zip)$|rank[_-]?\d+[^/]*\.(?:json|pickle)$",
     re.IGNORECASE,
+)
+# Names that recordings can have: if such a file is empty or cannot be decompressed, that is an
+# error.
+_POSSIBLE_NAME = re.compile(
+    r"\.(?:json|pickle|pkl|sqlite)(?:\.(?:gz|xz|bz2|zst|zip))?$", re.IGNORECASE
 )
 
 
 class _Search:
-    """Looks for recordings below a folder; nothing is looked for inside of one."""
+    """Searches a directory for recordings; nothing is searched inside of one."""
 
-    def __init__(self, folder: Path, progress: Callable[[str], None]) -> None:
-        self._folder = folder
+    def __init__(self, directory: Path, progress: _Report, is_temporary: bool) -> None:
+        self._directory = directory
         self._progress = progress
+        self._is_temporary = is_temporary
         self._links: list[Path] = []
         self._too_deep: list[Path] = []
+        self._skipped: dict[str, list[str]] = {}
+        """Paths of files that are not recordings, by kind."""
+        self._ranks: dict[int, set[int]] = {}
+        """Ranks that were found, by world size."""
 
-    def below(self) -> Iterator[Found | tuple[Path, UprofError]]:
-        """Yield what there is, by name, and why some folders were not looked into.
+    def run(self) -> Iterator[FoundRecording | FailedPath]:
+        """Yield the recordings by name, and the files and directories that cannot be read.
 
         Raises:
-            RawFormatError: the folder itself cannot be listed.
+            RawFormatError: the directory itself cannot be listed.
         """
-        levels = [iter(self._children(self._folder))]
-        looked_at = 0
+        levels = [iter(self._children(self._directory))]
+        entries = 0
         while levels:
             child = next(levels[-1], None)
             if child is None:
                 levels.pop()
                 continue
-            if looked_at == MOST_ENTRIES:
-                yield self._folder, self._too_many(child)
+            if entries == MAX_ENTRIES:
+                yield self._directory, self._too_many(child)
                 return
-            looked_at += 1
+            entries += 1
             path = Path(child.path)
-            if (source := sources.surely(path)) is not None:
-                yield Found(path, source)
-            elif _NAMED_AS_RECORDING.search(child.name) and child.is_file():
-                # Empty, cut or unreadable: to leave it out in silence would lose a rank.
-                source = sources.source_of(path)
-                error = refusal(path) if source is None else None
-                if source is not None:
-                    yield Found(path, source)
-                elif isinstance(error, RawFormatError):
-                    yield path, error
-            elif child.is_dir(follow_symlinks=False):
-                if len(levels) > DEEPEST:
-                    self._too_deep.append(path)
-                    continue
+            if (source := sources.certain_source(path)) is not None:
+                self._add_rank(path, source)
+                yield FoundRecording(path, source, self._is_temporary)
+            elif not child.is_dir(follow_symlinks=False):
+                yield from self._other_file(path)
+            elif len(levels) > MAX_DEPTH:
+                self._too_deep.append(path)
+            else:
                 try:
                     levels.append(iter(self._children(path)))
                 except RawFormatError as err:
                     yield path, err
 
-    def passed_over(self) -> Iterator[str]:
-        """Say what was not looked into, though nothing is wrong with it."""
+    def _add_rank(self, path: Path, source: Source) -> None:
+        try:
+            size, rank = source.world_size(path), source.rank(path)
+        except (OSError, UprofError):  # decoding it raises the error
+            return
+        if size is not None and rank is not None:
+            self._ranks.setdefault(size, set()).add(rank)
+
+    def _other_file(self, path: Path) -> Iterator[FoundRecording | FailedPath]:
+        """Yield a file that is no certain recording if its name says that it is one; else count it.
+
+        Without an error, an empty or cut file would be a rank that is missing unnoticed.
+        """
+        kind = path.suffix.lower() or "no ending"
+        if _RECORDING_NAME.search(path.name):
+            if (source := sources.find_source(path)) is not None:
+                yield FoundRecording(path, source, self._is_temporary)
+                return
+            if isinstance(error := refusal(path), RawFormatError):
+                yield path, error
+                return
+        elif is_archive(path):
+            kind = "an archive (import it by name)"
+        elif (unsupported := sources.unsupported_format(path)) is not None:
+            kind = f"{unsupported.description} ({unsupported.hint_for(path)})"
+        elif _POSSIBLE_NAME.search(path.name) and not head_of(path):
+            yield path, refusal(path)
+            return
+        self._skipped.setdefault(kind, []).append(os.path.relpath(path, self._directory))
+
+    def notes(self) -> Iterator[str]:
+        """Yield sentences about what was skipped and which ranks are missing."""
         for what, paths in (
             ("links outside the directory are not followed", self._links),
             (
-                f"directories more than {DEEPEST} levels below {self._folder} are not searched",
+                f"directories more than {MAX_DEPTH} levels below {self._directory} are not"
+                " searched",
                 self._too_deep,
             ),
         ):
             if paths:
-                yield f"{what}: {min(paths)}" + (
-                    f" and {len(paths) - 1:,} more" if paths[1:] else ""
-                )
+                yield f"{what}: {_first_of(sorted(map(str, paths)))}"
+        kinds = sorted(self._skipped.items(), key=lambda item: -len(item[1]))
+        if kinds:
+            count = sum(len(files) for _, files in kinds)
+            shown, more = kinds[:_MAX_SKIPPED_KINDS], len(kinds) - _MAX_SKIPPED_KINDS
+            text = "; ".join(f"{kind}: {_first_of(names)}" for kind, names in shown)
+            yield f"{count:,} other files in {self._directory} are not recordings: {text}" + (
+                f"; {more:,} more kinds" if more > 0 else ""
+            )
+        for size, ranks in self._ranks.items():
+            missing = sorted(set(range(min(size, MAX_ENTRIES))) - ranks)
+            if len(ranks) > 1 and missing:
+                names = ", ".join(map(str, missing[:10])) + (", ..." if missing[10:] else "")
+                count_text = f"{len(missing):,} of {size:,}"
+                yield f"{count_text} ranks are missing in {self._directory}: {names}"
 
-    def _children(self, folder: Path) -> list[os.DirEntry[str]]:
-        """Return what a folder holds that can be a recording or hold one, by name."""
-        self._progress(f"searching {folder}")
+    def _children(self, directory: Path) -> list[os.DirEntry[str]]:
+        """Return the visible files and directories of a directory, by name."""
+        self._progress(f"searching {directory}")
         try:
-            with os.scandir(folder) as entries:
-                found = list(islice(entries, 4 * MOST_ENTRIES))  # some are of no use
+            with os.scandir(directory) as entries:
+                found = list(islice(entries, 4 * MAX_ENTRIES))  # some are filtered out
         except OSError as err:
             raise RawFormatError(
-                f"cannot list {folder}: {err.strerror or err}", slug="cannot-read"
+                f"cannot list {directory}: {err.strerror or err}", slug="cannot-read"
             ) from err
-        return sorted(filter(self._is_of_use, found), key=lambda entry: entry.name)
+        return sorted(filter(self._is_searched, found), key=lambda entry: entry.name)
 
-    def _is_of_use(self, entry: os.DirEntry[str]) -> bool:
+    def _is_searched(self, entry: os.DirEntry[str]) -> bool:
         if entry.name.startswith("."):
             return False
         try:
@@ -280,132 +333,21 @@ class _Search:
                     self._links.append(Path(entry.path))
                 return False
             return entry.is_file()
-        except OSError:  # a link in a circle, or into what we may not see
+        except OSError:  # a link to itself, or into a directory that may not be read
             return False
 
     @cached_property
     def _real(self) -> str:
-        return os.path.realpath(self._folder)
+        return os.path.realpath(self._directory)
 
     def _too_many(self, child: os.DirEntry[str]) -> RawFormatError:
         return RawFormatError(
-            f"{self._folder} has more than {MOST_ENTRIES:,} files and directories: "
+            f"{self._directory} has more than {MAX_ENTRIES:,} files and directories: "
             f"{child.path} and everything after it was skipped",
             hint="give the directories of the recordings",
             slug="input-too-long",
         )
 
 
-NAME = "stdin"
-"""What the file is called, and what its report is named after."""
-MOST_BYTES = 16 << 30
-"""What is taken, unpacked: more is a mistake, or a recording to be had as a file."""
-_CHUNK = 1 << 20
-_LONGEST_MAGIC = 6
-_PACKED: tuple[tuple[bytes, Callable[[Any], Any]], ...] = (
-    (b"\x1f\x8b", lambda stream: gzip.GzipFile(fileobj=stream)),
-    (b"\xfd7zXZ\0", lzma.LZMAFile),
-    (b"BZh", bz2.BZ2File),
-)
-_DAMAGED = (zlib.error, lzma.LZMAError, OSError)
-
-
-@contextmanager
-def as_file(progress: Callable[[str], None] = lambda _: None) -> Iterator[Path]:
-    """Yield a file with what stdin holds.
-
-    Raises:
-        UsageError: it is closed, or a terminal.
-        RawFormatError: it is empty, or too long.
-        OutputError: it cannot be kept in the folder for temporary files.
-    """
-    stream = _stream()
-    with ExitStack() as resources:
-        try:
-            path = resources.enter_context(temporary_folder()) / NAME
-            progress("reading standard input")
-            _keep(stream, path)
-        except OSError as err:
-            raise OutputError(
-                f"cannot store standard input in a temporary file: {err.strerror or err}",
-                hint="set TMPDIR to another directory",
-                slug="no-temporary-space",
-            ) from err
-        yield path
-
-
-def _stream() -> IO[bytes]:
-    stream: IO[bytes] | None = getattr(sys.stdin, "buffer", None)
-    try:
-        if stream is None or stream.closed:
-            raise UsageError(
-                "standard input is closed, nothing to convert", slug="no-standard-input"
-            )
-        if stream.isatty():
-            raise UsageError(
-                "standard input is a terminal",
-                hint="pipe a recording: `... | uprof import -`",
-                slug="no-standard-input",
-            )
-    except ValueError:  # raised by isatty() of a stream that was closed underneath
-        raise UsageError(
-            "standard input is closed, nothing to convert", slug="no-standard-input"
-        ) from None
-    return stream
-
-
-def _keep(stream: IO[bytes], path: Path) -> None:
-    kept = 0
-    with path.open("xb") as file:
-        for chunk in _chunks(stream):
-            kept += len(chunk)
-            if kept > MOST_BYTES:
-                raise RawFormatError(
-                    f"standard input is longer than {MOST_BYTES:,} bytes",
-                    hint="write it to a file instead",
-                    slug="input-too-long",
-                )
-            file.write(chunk)
-    if not kept:
-        raise RawFormatError("standard input is empty", slug="empty-file")
-
-
-def _chunks(stream: IO[bytes]) -> Iterator[bytes]:
-    """Yield what the stream holds, unpacked; of what is cut off, all that is there.
-
-    Raises:
-        RawFormatError: it is packed and damaged.
-    """
-    joined = _Joined(stream.read(_LONGEST_MAGIC), stream)
-    unpack = next((unpack for magic, unpack in _PACKED if joined.head.startswith(magic)), None)
-    if unpack is None:
-        while chunk := joined.read(_CHUNK):
-            yield chunk
-        return
-    unpacked = unpack(joined)
-    try:
-        while chunk := unpacked.read1(_CHUNK):
-            yield chunk
-    except EOFError:
-        return  # whoever reads it finds it cut off
-    except _DAMAGED as err:
-        raise RawFormatError(
-            f"standard input is compressed and damaged: {err}", slug="damaged-recording"
-        ) from err
-
-
-class _Joined:
-    """A stream whose first bytes were read to see what it is."""
-
-    def __init__(self, head: bytes, stream: IO[bytes]) -> None:
-        self.head = head
-        self._left = head
-        self._stream = stream
-
-    def read(self, size: int = -1) -> bytes:
-        """Read at most `size` bytes; a few of the head come alone."""
-        if self._left:
-            found = self._left if size < 0 else self._left[:size]
-            self._left = self._left[len(found) :]
-            return found if size >= 0 else found + self._stream.read()
-        return self._stream.read(size)
+def _first_of(names: Sequence[str]) -> str:
+    return names[0] + (f" and {len(names) - 1:,} more" if names[1:] else "")

@@ -23,7 +23,7 @@ from unified_prof.export.mindstudio.writer import Exported
 from unified_prof.export.tables import Exported as ExportTablesExported
 from unified_prof.pipeline import outputs
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.sources import Source, source_of
+from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
 from unified_prof.recording.stacks import Frame, Stacks, below, joined
 from unified_prof.report.figures import readable_answers
@@ -64,7 +64,7 @@ def export(
 
 def is_built_on_the_way(path: Path) -> bool:
     """Tell whether `path` is a recording of which `export` builds a database for itself."""
-    return path.is_dir() and (source := source_of(path)) is not None and source.kind in _SOURCES
+    return path.is_dir() and (source := find_source(path)) is not None and source.kind in _SOURCES
 
 
 @contextmanager
@@ -73,7 +73,7 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
     if not path.is_dir():
         yield path
         return
-    source = source_of(path)
+    source = find_source(path)
     if source is None or source.kind not in _SOURCES:
         yield _beside(path, source)
         return
@@ -99,7 +99,7 @@ def _beside(path: Path, source: Source | None) -> Path:
         return found[0]
     if source is not None:
         raise UsageError(
-            f"{path} is {source.what}, expected an msprof database or a PROF_* directory",
+            f"{path} is {source.description}, expected an msprof database or a PROF_* directory",
             hint=f"run `uprof {source.command} {path}` first, or use --convert",
             slug="not-converted",
         )

@@ -1,7 +1,4 @@
-"""What reports are called, so that names say which recording each is of, and which rank's.
-
-Where the report of a recording goes, what stands there already, and who takes it away again.
-"""
+"""Chooses the places and names of reports, and finds reports that exist there."""
 
 from __future__ import annotations
 
@@ -13,21 +10,21 @@ from pathlib import Path
 from unified_prof.base.text import storable
 from unified_prof.errors import OutputError, StoreError, UsageError
 from unified_prof.pipeline import analysis_db
-from unified_prof.pipeline.discovery import Found
+from unified_prof.pipeline.discovery import FoundRecording
 
-_SAYS_RANK = re.compile(r"(?<![a-z0-9])rank[_-]?\d", re.IGNORECASE)
+_RANK_IN_NAME = re.compile(r"(?<![a-z0-9])rank[_-]?\d", re.IGNORECASE)
 
 
-def names_naming(recordings: Sequence[Found], *, ranked: bool = False) -> list[str]:
-    """Name the report of each recording after it, each differently, on any file system.
+def report_names(recordings: Sequence[FoundRecording], *, ranked: bool = False) -> list[str]:
+    """Return a name for the report of each recording, unique on any file system.
 
-    Those of the same name are told apart by a folder that they are in: the nearest one in which
-    all differ (`rank0_trace`, `rank1_trace`), else all that it takes; and by their kind where they
-    lie side by side. The same recordings in the same order get the same names.
+    Recordings of one name get the name of a parent directory as prefix: the nearest level at which
+    all differ (`rank0_trace`, `rank1_trace`), else as many levels as are needed; if they are in one
+    directory, the kind is appended. The same recordings in the same order get the same names.
 
     Args:
-        recordings: What is converted together.
-        ranked: Whether names begin with the rank where a recording says it and its name says none.
+        recordings: All recordings that are converted together.
+        ranked: If True, a name without rank begins with the rank in the recording.
     """
     result = [found.source.stem(found.path) for found in recordings]
     for members in _groups(
@@ -49,25 +46,25 @@ def names_naming(recordings: Sequence[Found], *, ranked: bool = False) -> list[s
 
 
 def _groups(keys: Iterable[object]) -> Iterable[list[int]]:
-    """Return the places of equal keys, a list for each."""
+    """Return the indexes of equal keys, one list for each key."""
     found: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
         found.setdefault(key, []).append(index)
     return found.values()
 
 
-def _with_rank(name: str, found: Found) -> str:
-    if found.source.names_rank or _SAYS_RANK.search(name):
-        return name  # two ranks in one name would be no help
+def _with_rank(name: str, found: FoundRecording) -> str:
+    if found.source.report_names_rank or _RANK_IN_NAME.search(name):
+        return name
     if (rank := found.source.rank(found.path)) is None:
         return name
     return f"rank{rank}_{name}"
 
 
 def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:
-    """Return what tells recordings apart, of the names of the folders around each, nearest first.
+    """Return a prefix for each recording, given the names of its parents, nearest first.
 
-    It is the name at one level where that suffices, and at all levels up to one where not.
+    It is the name at the nearest level where all differ, else the names of several levels.
     """
     levels = min(map(len, folders))
     for level in range(levels):
@@ -81,7 +78,7 @@ def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _numbered(given: Sequence[str]) -> list[str]:
-    """Return names of which no two are the same, whether or not case counts."""
+    """Return names made unique by a number, ignoring case."""
     taken: dict[str, str] = {}
     for name in given:
         number, unique = 2, name
@@ -91,62 +88,64 @@ def _numbered(given: Sequence[str]) -> list[str]:
     return list(taken.values())
 
 
+# Layouts: names and directories are those of the source, or those of torch_npu.
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
-"""How files and folders are named: as the source says, or as torch_npu does."""
 
 
 @dataclass(frozen=True, slots=True)
-class Place:
-    """Where one report goes."""
+class ReportPlace:
+    """Where one report is written."""
 
     target: Path
-    """The report; in the layout of torch_npu it gets the name of its rank in the end."""
-    folder: Path | None = None
-    """What may be made for it; None: the target's folder is the user's."""
+    """The report; in the layout of torch_npu it is renamed after its rank."""
+    directory: Path | None = None
+    """Directory that may be created for it; None: the user named the file."""
     layout: str = PLAIN
     existing: tuple[Path, ...] = ()
-    """Reports that it would stand beside or replace."""
+    """Reports that it would conflict with or replace."""
 
 
 def choose(
-    recordings: Sequence[Found], output: Path | None, layout: str = PLAIN
-) -> list[Place | OutputError]:
+    recordings: Sequence[FoundRecording], output: Path | None, layout: str = PLAIN
+) -> list[ReportPlace | OutputError]:
     """Return the place of every report.
 
     Args:
-        recordings: All that are converted together: names are told apart among them.
-        output: A file if it ends in `.db` and is no folder, else a folder; None: the usual place.
+        recordings: All recordings that are converted together; their names are made unique.
+        output: A file if it ends in `.db` and is not a directory, else a directory; None: the
+            default place.
         layout: PLAIN or ASCEND_PT.
 
     Raises:
-        UsageError: several reports, or a layout of folders, cannot be had in one file; a kind
-            of recording cannot be had in the layout.
+        UsageError: one file cannot hold several reports or a layout of directories; a source does
+            not support the layout.
     """
     if output is not None and is_file(output):
         refuse_sharing(output, len(recordings), layout)
-        return [Place(output) for _ in recordings]
+        return [ReportPlace(output) for _ in recordings]
     for found in recordings:
         if layout not in found.source.layouts:
             raise UsageError(
-                f"{found.path} is {found.source.what}, which does not support layout {layout}",
+                f"{found.path} is {found.source.description}, which does not support"
+                f" layout {layout}",
                 hint=f"omit --layout, or convert it separately with layout {PLAIN}",
                 slug="wrong-layout",
             )
     ranked = layout == PLAIN and (output is not None or len(recordings) > 1)
-    names = names_naming(recordings, ranked=ranked)
+    names = report_names(recordings, ranked=ranked)
     return [
         _place(found, output, name, layout) for found, name in zip(recordings, names, strict=True)
     ]
 
 
 def is_file(output: Path) -> bool:
-    """Tell whether `output` means one report, and not a folder for several."""
+    """Return True if `output` is one report and not a directory for several."""
     return output.suffix == ".db" and not output.is_dir()
 
 
 def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
-    """Raise UsageError if one file cannot hold what is asked for."""
+    """Raise UsageError if one file would have to hold several reports or a layout."""
     if recordings > 1 or layout != PLAIN:
         what = "several recordings" if recordings > 1 else f"layout {layout}"
         raise UsageError(
@@ -156,38 +155,42 @@ def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
         )
 
 
-def _place(found: Found, output: Path | None, name: str, layout: str) -> Place | OutputError:
+def _place(
+    found: FoundRecording, output: Path | None, name: str, layout: str
+) -> ReportPlace | OutputError:
+    if output is None and found.is_temporary:
+        output = Path()
     try:
         if layout == ASCEND_PT:
-            outer = (output or Path()) / f"{name}{analysis_db.FOLDER_SUFFIX}"
-            folder = outer / analysis_db.OUTPUT_FOLDER
-            target = folder / analysis_db.database_name(None)
+            outer = (output or Path()) / f"{name}{analysis_db.DIRECTORY_SUFFIX}"
+            directory = outer / analysis_db.OUTPUT_DIRECTORY
+            target = directory / analysis_db.database_name(None)
         else:
-            target = found.source.target(found.path, output, name)
-            folder = target.parent
-        return as_it_is_now(found, Place(target, folder, layout))
+            target = found.source.report_path(found.path, output, name)
+            directory = target.parent
+        return with_existing(found, ReportPlace(target, directory, layout))
     except OSError as err:
         return OutputError(
             f"cannot search for reports of {found.path}: {err.strerror or err}", slug="cannot-read"
         )
 
 
-def as_it_is_now(found: Found, place: Place) -> Place:
-    """Return `place` with the reports that stand there at this moment."""
-    if place.folder is None:
+def with_existing(found: FoundRecording, place: ReportPlace) -> ReportPlace:
+    """Return `place` with the reports that exist there now."""
+    if place.directory is None:
         existing = [place.target] if place.target.exists() else []
     elif place.layout == ASCEND_PT:
-        existing = list(analysis_db.databases_in(place.folder.parent))
+        existing = analysis_db.databases_in(place.directory.parent)
     else:
-        existing = list(found.source.reports_at(place.target))
+        existing = found.source.existing_reports(place.target)
     return replace(place, existing=tuple(existing))
 
 
-def made_already(found: Found, place: Place, revision: str) -> Path | None:
-    """Return the complete report of this very recording that stands at its place, or None.
+def existing_report(found: FoundRecording, place: ReportPlace, revision: str) -> Path | None:
+    """Return the complete report of this recording that exists at its place, or None.
 
-    It is known by the facts in UPROF_RUN, is of the schema that is asked for, and is younger
-    than anything in the recording.
+    Its facts in UPROF_RUN identify the recording, its schema is `revision`, and it is newer than
+    all files of the recording.
     """
     from unified_prof.sqlite.reader import open_report
 
@@ -198,16 +201,16 @@ def made_already(found: Found, place: Place, revision: str) -> Path | None:
                     continue
                 facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
             wanted = {**found.source.identity(found.path), "command": found.source.command}
-            is_younger = path.stat().st_mtime_ns >= found.source.changed_ns(found.path)
+            is_newer = path.stat().st_mtime_ns >= found.source.modified_ns(found.path)
         except (StoreError, OSError):
             continue
-        if is_younger and all(facts.get(name) == storable(value) for name, value in wanted.items()):
+        if is_newer and all(facts.get(name) == storable(value) for name, value in wanted.items()):
             return path
     return None
 
 
-def refuse_existing(place: Place) -> None:
-    """Raise OutputError if a report stands where another one is to go."""
+def refuse_existing(place: ReportPlace) -> None:
+    """Raise OutputError if reports exist at a place."""
     if place.existing:
         raise OutputError(
             f"{place.existing[-1]} exists already",

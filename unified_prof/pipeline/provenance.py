@@ -175,7 +175,7 @@ def _converted(
     from unified_prof.pipeline import convert
 
     source = by_kind(recording.kind)
-    target = None if source.inside else _timeline_of(recording.path, rank)
+    target = None if source.report_is_inside else _timeline_of(recording.path, rank)
     note = why_not = None
     try:
         if missing := source.undecodable(recording.path):

@@ -14,33 +14,34 @@ from hypothesis import strategies as st
 from tests.decoders.ascend_pt.made import Framework
 from tests.decoders.ascend_text import made
 from tests.decoders.ascend_text.made import at, ns
-from unified_prof.decoders.ascend_text import events as reading
+from unified_prof.decoders import compression
+from unified_prof.decoders.ascend_text.events import time_ns
 from unified_prof.errors import RawFormatError
-from unified_prof.pipeline.convert import Converted, convert
+from unified_prof.pipeline.convert import Conversion, convert
 
 
-def converted(path: Path, into: Path) -> Converted:
+def converted(path: Path, into: Path) -> Conversion:
     return convert(path, into / "r.db", schema="latest", force=True)
 
 
-def rows(report: Converted, sql: str) -> list[tuple[Any, ...]]:
+def rows(report: Conversion, sql: str) -> list[tuple[Any, ...]]:
     with closing(sqlite3.connect(report.database)) as db:
         return db.execute(sql).fetchall()
 
 
 @pytest.fixture(scope="module")
-def report(tmp_path_factory: pytest.TempPathFactory) -> Converted:
+def report(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     folder = tmp_path_factory.mktemp("export")
     return converted(made.write(folder / "x_ascend_pt"), folder)
 
 
-def test_nothing_of_a_whole_export_is_lost_without_a_word(report: Converted) -> None:
+def test_nothing_of_a_whole_export_is_lost_without_a_word(report: Conversion) -> None:
     assert not report.anomalies
-    assert report.decoded.figures["events"] == 16
+    assert report.result.figures["events"] == 16
     assert report.kind == "ascend_text"
 
 
-def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Converted) -> None:
+def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT n.value, a.startNs, a.endNs, a.globalTid, a.type, s.value FROM PYTORCH_API a"
@@ -68,7 +69,7 @@ def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Con
     ]
 
 
-def test_tasks_have_what_the_trace_and_the_table_say(report: Converted) -> None:
+def test_tasks_have_what_the_trace_and_the_table_say(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT t.startNs, t.endNs, t.streamId, t.taskId, t.connectionId, k.value, n.value,"
@@ -89,7 +90,7 @@ def test_tasks_have_what_the_trace_and_the_table_say(report: Converted) -> None:
     assert rows(report, "SELECT freq, dieId FROM AICORE_FREQ") == [(1800, -1)]
 
 
-def test_tasks_of_collectives_are_joined_with_both_sides(report: Converted) -> None:
+def test_tasks_of_collectives_are_joined_with_both_sides(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT g.value, c.size, c.linkType, c.bandwidth, c.notifyId, t.startNs, o.startNs"
@@ -104,7 +105,7 @@ def test_tasks_of_collectives_are_joined_with_both_sides(report: Converted) -> N
     assert len(rows(report, "SELECT * FROM TASK")) == 4, "the slice of the copy is there once"
 
 
-def test_memory_is_bytes_and_what_cann_never_released_is_open(report: Converted) -> None:
+def test_memory_is_bytes_and_what_cann_never_released_is_open(report: Conversion) -> None:
     assert rows(
         report,
         "SELECT s.value, size, allocationTime, releaseTime, duration, allocationTotalAllocated"
@@ -184,7 +185,7 @@ def test_ids_at_the_end_of_64_bits_are_none(tmp_path: Path) -> None:
 def test_a_trace_longer_than_a_piece_is_read_whole(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(reading, "_PIECE_BYTES", 700)
+    monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 700)
     events = [made.operator('a "}, {" [{}, {}] \\', 10 * n, 5) for n in range(200)]
     found = converted(made.write(tmp_path / "x", events), tmp_path)
     assert found.rows["PYTORCH_API"] == 200
@@ -221,7 +222,7 @@ def test_what_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("number", [1_000_001.5, "1000001.5", "1000001.500", "1000001.5001"])
 def test_times_may_be_texts_or_numbers(number: float | str) -> None:
-    assert reading.time_ns(number) == 1_000_001_500
+    assert time_ns(number) == 1_000_001_500
 
 
 @pytest.mark.parametrize(
@@ -229,7 +230,7 @@ def test_times_may_be_texts_or_numbers(number: float | str) -> None:
 )
 def test_what_is_no_time_is_refused(bad: float | str) -> None:
     with pytest.raises(ValueError, match="time"):
-        reading.time_ns(bad)
+        time_ns(bad)
 
 
 ANY = st.recursive(

@@ -20,7 +20,7 @@ from tests.decoders.kineto.made import (
     operation,
     write,
 )
-from unified_prof.decoders.kineto import phases
+from unified_prof.decoders.kineto import events
 
 
 def begin(name: str, ts: object, cat: str | None = "cpu_op", ph: str = "B", **more: Any) -> Event:
@@ -135,7 +135,7 @@ def test_flows_repeat_what_ids_say_and_are_no_anomaly(tmp_path: Path) -> None:
 def test_beginnings_without_end_do_not_pile_up(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(phases, "MAX_OPEN", 5)
+    monkeypatch.setattr(events, "MAX_OPEN", 5)
     sink = decode_events(tmp_path, *(begin(f"op{i}", i) for i in range(20)), operation("z", 30, 1))
     assert sink.anomalies["too_many_open_events"] == 15
     assert sink.anomalies["begin_without_end"] == 5

@@ -34,4 +34,4 @@ def test_a_trace_of_that_time_is_imported(shared: Path, tmp_path: Path) -> None:
     trace = shared / "samples" / "kineto" / "v100_resnet50_text_tid.json.gz"
     made = convert(trace, tmp_path / "r.db")
     assert made.rows["PYTORCH_API"] == 20_556
-    assert made.decoded.figures["device_tasks_joined"] == 9_258
+    assert made.result.figures["device_tasks_joined"] == 9_258

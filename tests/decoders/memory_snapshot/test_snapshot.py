@@ -28,7 +28,7 @@ from tests.decoders.memory_snapshot.made import (
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.sources import source_of
+from unified_prof.pipeline.sources import find_source
 
 STEP = "/home/user/train.py(12): step"
 LINEAR = "/usr/lib/python3/site-packages/torch/nn/linear.py(9): mm"
@@ -81,7 +81,7 @@ def test_json_and_pickle_give_the_same_tables(tmp_path: Path) -> None:
 def test_pickle_protocols(tmp_path: Path, protocol: int) -> None:
     path = tmp_path / "any name"
     path.write_bytes(pickle.dumps(small(), protocol))
-    source = source_of(path)
+    source = find_source(path)
     assert source is not None
     assert source.kind == "memory_snapshot"
     assert len(decode(path).tables["OP_MEMORY"]) == 3

@@ -15,7 +15,7 @@ from unified_prof.decoders import nsys
 from unified_prof.decoders.nsys.columns import ParquetTables
 from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.sources import source_of
+from unified_prof.pipeline.sources import find_source
 
 
 def as_parquet(export: Path, folder: Path) -> Path:
@@ -49,7 +49,7 @@ def test_a_folder_gives_what_the_database_gives(tmp_path: Path) -> None:
     nsys.decode(folder, ParquetTables(folder), sink)
     assert repr(sink.tables) == repr(wanted.tables)  # NaN is not equal to itself
     assert sink.anomalies == wanted.anomalies
-    source = source_of(folder)
+    source = find_source(folder)
     assert source is not None
     assert source.kind == "nsys"
     assert convert(folder, tmp_path / "r.db").rows["TASK"] == 1

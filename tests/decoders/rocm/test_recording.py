@@ -26,7 +26,7 @@ from tests.decoders.rocm.made import (
 from unified_prof.cli.app import app
 from unified_prof.errors import OutputError, RawFormatError, UprofError
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.sources import source_of
+from unified_prof.pipeline.sources import find_source
 
 
 @pytest.fixture(params=[".db", ".json"])
@@ -69,7 +69,7 @@ def check(sink: KeepingSink) -> None:
 
 def test_a_recording_in_either_form(recording: Path) -> None:
     check(decode(recording))
-    source = source_of(recording)
+    source = find_source(recording)
     assert source is not None
     assert source.kind == "rocm"
 

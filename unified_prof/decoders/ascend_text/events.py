@@ -20,9 +20,9 @@ import msgspec
 
 from unified_prof.base.columns import Sink
 from unified_prof.base.text import us_text_to_ns
+from unified_prof.decoders.compression import Content
 from unified_prof.errors import RawFormatError
 
-_PIECE_BYTES = 4 << 20
 _LARGEST_EVENT = 64 << 20
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
 _MOST_TRIES = 200
@@ -57,32 +57,27 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
     Raises:
         RawFormatError: it cannot be read, or is no list.
     """
-    try:
-        with path.open("rb") as file:
-            data = file.read(_PIECE_BYTES).removeprefix(_BOM).lstrip()
-            if data[:1] != b"[":
-                raise RawFormatError(
-                    f"{path} is no list of events, as torch_npu writes it", slug="not-a-recording"
-                )
-            data = data[1:]
-            while more := file.read(_PIECE_BYTES):
-                found = _before_last(data)
-                if found is None:
-                    if len(data) > _LARGEST_EVENT:
-                        raise RawFormatError(
-                            f"{path} has an event of more than {len(data):,} bytes",
-                            slug="damaged-recording",
-                        )
-                    data += more
-                    continue
-                events, used = found
-                yield _typed(events, path, sink)
-                data = data[used:] + more
-            yield from _last(data, path, sink)
-    except OSError as err:
+    blocks = Content(path).blocks()
+    data = next(blocks, b"").removeprefix(_BOM).lstrip()
+    if data[:1] != b"[":
         raise RawFormatError(
-            f"{path}: cannot be read: {err.strerror or err}", slug="cannot-read"
-        ) from err
+            f"{path} is no list of events, as torch_npu writes it", slug="not-a-recording"
+        )
+    data = data[1:]
+    for more in blocks:
+        found = _before_last(data)
+        if found is None:
+            if len(data) > _LARGEST_EVENT:
+                raise RawFormatError(
+                    f"{path} has an event of more than {len(data):,} bytes",
+                    slug="damaged-recording",
+                )
+            data += more
+            continue
+        events, used = found
+        yield _typed(events, path, sink)
+        data = data[used:] + more
+    yield from _last(data, path, sink)
 
 
 def time_ns(value: str | float) -> int:

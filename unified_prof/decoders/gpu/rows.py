@@ -76,7 +76,7 @@ CALL = np.dtype(
         ("size", "i8"),  # bytes, where HIP says it
         ("geometry", "i4"),  # of Geometries, where HIP says it
         ("shared_memory", "i8"),
-        # Found by nesting: the operation that made the call.
+        # GpuRecording by nesting: the operation that made the call.
         ("operation", "i8"),  # number of the PYTORCH_API row
         ("operation_name", "i4"),
         ("signature", "i4"),
@@ -112,7 +112,7 @@ GPU_TASK = np.dtype(
         ("graph_node", "i8"),
         ("process", "i4"),  # id, where the device's record says it
         ("counted", "i8"),  # of Counters, MISSING: no counter is of it
-        # Found by correlation, and through the call by nesting.
+        # GpuRecording by correlation, and through the call by nesting.
         ("connection", "i8"),
         ("thread", "i4"),  # that launched it
         ("operation_name", "i4"),
@@ -184,7 +184,7 @@ NO_END = np.iinfo(np.int64).min
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
+class GpuRecording:
     """Its numbers."""
 
     events: int

@@ -28,10 +28,9 @@ from unified_prof.decoders.gpu.collectives import Collective, Collectives
 from unified_prof.decoders.gpu.memory import MISSING, Int64s, ints
 from unified_prof.decoders.gpu.pools import ANNOTATION_PREFIX, PARAMETERS_OPERATION, parse_json
 from unified_prof.decoders.kineto import events as ev
-from unified_prof.decoders.kineto.events import CollectiveArgs, Kind, Kinds
+from unified_prof.decoders.kineto.events import PHASES, CollectiveArgs, Kind, Kinds, Phases
 from unified_prof.decoders.kineto.fields import Fields, to_float64, to_int64, us_to_ns
 from unified_prof.decoders.kineto.merged import Labels
-from unified_prof.decoders.kineto.phases import PHASES, Phases
 from unified_prof.decoders.spool import Rows, windows
 
 _GAP = "..."

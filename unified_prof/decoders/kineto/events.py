@@ -1,32 +1,35 @@
-"""What is decoded of each event, as types: the common part first, `args` by kind of event.
+"""Types of events: the common part, `args` by kind, and kinds by phase and category.
 
-Field order follows the order in which Kineto writes the keys, because msgspec looks for a key
-from where the last one was found. Every value that some version or some damaged trace writes in
-another type is `Any` here and is converted, counted where unreadable, a column at a time.
+Fields are in the order in which Kineto writes the keys, because msgspec searches for a key from
+the position of the last one. A value that some version or damaged trace writes with another type
+is `Any` here and converted later by columns, which counts unreadable values.
 
-Which kind of event a phase and category mean, over all versions of Kineto.
+Slices of known events are decoded in one pass, directly to the types of their arguments; decoding
+`args` separately takes a third of the reading time. Other slices (an unknown category or phase,
+arguments of another shape, parameters of a collective, which stay text) are decoded in two passes
+with the same result.
 
-Slices of a trace decoded at once: events of known categories straight to their arguments' types.
-
-`args` otherwise stay text until the kind is known and are decoded again, which takes a third of the
-time of reading. Where a slice holds anything else (a category without a type here, another phase,
-arguments of another shape, parameters of a collective, which are kept as text), it is decoded the
-general way: what comes out is the same.
+Events that are written as a beginning and an end are joined into complete events. `B` and `E` nest
+on a thread: an end closes the last beginning on its thread. `b` and `e` (older: `S` and `F`) are
+asynchronous: category and id join them, on any thread.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from enum import Enum
 from typing import Any, Literal, Union
 
 import msgspec
 
+from unified_prof.base.text import NS_PER_US, us_text_to_ns
 from unified_prof.decoders.gpu.memory import MISSING
+from unified_prof.decoders.gpu.pools import parse_json
 
 Scalar = str | int | float | bool | None
 
+# Stands for a missing value in fields that stay JSON text.
 ABSENT = msgspec.Raw(b"")
-"""Stands for a value the event does not have, where values stay JSON text."""
 
 
 class Event(msgspec.Struct, gc=False):
@@ -61,7 +64,7 @@ class OperationArgs(msgspec.Struct, gc=False):
 
 
 class CollectiveArgs(msgspec.Struct, gc=False):
-    """What `record_param_comms` says of a collective; newer kernels carry it themselves."""
+    """Parameters of a collective from `record_param_comms`; newer kernels have them, too."""
 
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=MISSING, name="In msg nelems")
@@ -82,7 +85,7 @@ class CollectiveArgs(msgspec.Struct, gc=False):
 
 
 class CallArgs(msgspec.Struct, gc=False):
-    """Arguments of a CUDA or HIP runtime or driver call; HIP also says what was launched."""
+    """Arguments of a CUDA or HIP runtime or driver call; HIP adds those of the launch."""
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
     cbid: Any = None
@@ -119,7 +122,7 @@ class GpuArgs(msgspec.Struct, gc=False):
 
 
 class SyncArgs(msgspec.Struct, gc=False):
-    """Arguments of a synchronisation on the device's side."""
+    """Arguments of a device-side synchronization."""
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
     kind: Any = msgspec.field(default=None, name="cuda_sync_kind")
@@ -144,7 +147,7 @@ class MemoryArgs(msgspec.Struct, gc=False):
 
 
 class ExternalIdArgs(msgspec.Struct, gc=False):
-    """Arguments of an annotation on the device's side."""
+    """Arguments of a device-side annotation."""
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
     device: Any = None
@@ -152,7 +155,7 @@ class ExternalIdArgs(msgspec.Struct, gc=False):
 
 
 class Kind(Enum):
-    """Kinds of events that are treated alike; the values name them in provenance."""
+    """Kinds of events; the values are their names in the facts of a report."""
 
     OPERATION = "operation"
     ANNOTATION = "annotation"
@@ -171,8 +174,8 @@ class Kind(Enum):
     UNKNOWN = "unknown"
 
 
-# Categories of complete events ("ph": "X"), in lower case: torch before 1.12 capitalised them
-# and had shorter names.
+# Categories of complete events ("ph": "X"), in lower case: torch before 1.12 capitalized them
+# and used shorter names.
 CATEGORIES: dict[str, Kind] = {
     "cpu_op": Kind.OPERATION,
     "operator": Kind.OPERATION,
@@ -221,7 +224,7 @@ _PHASES: dict[str, Kind] = {
 
 
 class Kinds(dict[tuple[Any, Any], Kind]):
-    """(phase, category) -> kind, worked out once for each pair."""
+    """(phase, category) -> kind, determined once for each pair."""
 
     def __missing__(self, key: tuple[Any, Any]) -> Kind:
         phase, category = key
@@ -233,7 +236,8 @@ class Kinds(dict[tuple[Any, Any], Kind]):
         return kind
 
 
-_MOST_SKIPPED = 64
+# Maximum slices that are not tried in one pass after failures.
+_MAX_SKIPPED = 64
 
 _NO_COLLECTIVE: Any = msgspec.field(default=None, name="Collective name")
 
@@ -275,12 +279,12 @@ def _struct(category: str, fields: _Fields) -> Any:
 
 
 def _structs() -> list[Any]:
-    whole: _Fields = [("ph", Literal["X"])]
-    made = [_struct(one, [*whole, *_PLACE, *_TIMES]) for one in _WITHOUT_ARGUMENTS]
+    complete: _Fields = [("ph", Literal["X"])]
+    structs = [_struct(name, [*complete, *_PLACE, *_TIMES]) for name in _WITHOUT_ARGUMENTS]
     for args, categories in _COMPLETE.items():
-        given = ("args", args, msgspec.field(default_factory=args))
-        made += [_struct(one, [*whole, *_PLACE, *_TIMES, given]) for one in categories]
-    made.append(
+        field = ("args", args, msgspec.field(default_factory=args))
+        structs += [_struct(name, [*complete, *_PLACE, *_TIMES, field]) for name in categories]
+    structs.append(
         _struct(
             "cpu_instant_event",
             [("ph", Literal["i"]), *_PLACE, *_TIMES, ("args", msgspec.Raw, ABSENT)],
@@ -288,33 +292,147 @@ def _structs() -> list[Any]:
     )
     ends: _Fields = [("ph", Literal["s", "t", "f"])]
     forward: _Fields = [*ends, *_PLACE, ("ts", msgspec.Raw, ABSENT), ("id", msgspec.Raw, ABSENT)]
-    made.append(_struct(FORWARD_FLOW, forward))
-    return made + [_struct(one, ends) for one in _FLOWS]
+    structs.append(_struct(FORWARD_FLOW, forward))
+    return structs + [_struct(name, ends) for name in _FLOWS]
 
 
 _decode = msgspec.json.Decoder(list[Union[tuple(_structs())]]).decode  # type: ignore[misc]  # noqa: UP007
 
 
 class KnownSlices:
-    """Decodes slices of known events; tries less often in traces that have few of them."""
+    """Decodes slices of known events in one pass; tries less often after failures."""
 
     def __init__(self) -> None:
         self.decoded = 0
-        """Slices that were."""
+        """Number of slices decoded in one pass."""
         self._failures = 0
         self._skip = 0
 
     def decode(self, text: memoryview) -> list[Event] | None:
-        """Return the events of a JSON list, None where that has to be done the general way."""
+        """Return the events of a JSON list, None if it has to be decoded in two passes."""
         if self._skip:
             self._skip -= 1
             return None
         try:
             events: list[Event] = _decode(text)
         except (msgspec.MsgspecError, UnicodeDecodeError):
-            self._skip = min(self._failures, _MOST_SKIPPED)
+            self._skip = min(self._failures, _MAX_SKIPPED)
             self._failures = 2 * self._failures + 1
             return None
         self._failures = 0
         self.decoded += 1
         return events
+
+
+# Maximum number of open beginnings, which bounds the memory they take; more are skipped.
+MAX_OPEN = 1 << 17
+
+_NESTED_BEGIN, _NESTED_END = "B", "E"
+_BEGINS = (_NESTED_BEGIN, "b", "S")
+PHASES = frozenset((*_BEGINS, _NESTED_END, "e", "F"))
+_ASYNCHRONOUS = "async"
+_UNFINISHED = msgspec.Raw(b'{"finished": false}')
+
+
+class Phases:
+    """Events that have begun and not ended yet."""
+
+    def __init__(self, anomaly: Callable[[str, int, str], None]) -> None:
+        self._anomaly = anomaly
+        self._begun: dict[tuple[Any, ...], list[Event]] = {}
+        self._open = 0
+
+    def complete(self, events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
+        """Add beginnings and ends in the order of the file.
+
+        Returns:
+            Events that became complete: those that nest on their threads, and asynchronous ones.
+        """
+        done: tuple[list[Event], list[Event]] = ([], [])
+        for event in events:
+            key = _key(event)
+            if event.ph in _BEGINS:
+                if self._open < MAX_OPEN:
+                    self._open += 1
+                    self._begun.setdefault(key, []).append(_copy(event))
+                else:
+                    self._anomaly("too_many_open_events", 1, f"{event.name!r}, skipped")
+            elif begun := self._begun.get(key):
+                self._open -= 1
+                done[event.ph != _NESTED_END].append(_complete_event(begun.pop(), event))
+                if not begun:
+                    del self._begun[key]
+            else:
+                self._anomaly("end_without_begin", 1, f"{event.name!r}, skipped")
+        return done
+
+    def rest(self, last_ns: int) -> tuple[list[Event], list[Event]]:
+        """Return the events that never ended, as unfinished, until the end of the recording."""
+        end = Event(ts=msgspec.Raw(_us(last_ns)), args=_UNFINISHED)
+        done: tuple[list[Event], list[Event]] = ([], [])
+        for begun in self._begun.values():
+            for event in begun:
+                done[event.ph != _NESTED_BEGIN].append(_complete_event(event, end))
+        self._begun, self._open = {}, 0
+        if unfinished := [*done[0], *done[1]]:
+            detail = f"{unfinished[0].name!r}, extended to the end of the recording"
+            self._anomaly("begin_without_end", len(unfinished), detail)
+        return done
+
+
+def _key(event: Event) -> tuple[Any, ...]:
+    """Return the key that joins a beginning and its end."""
+    if event.ph in (_NESTED_BEGIN, _NESTED_END):
+        return event.pid, event.tid
+    kind = event.ph in ("b", "e")
+    return kind, event.cat, bytes(event.id), event.pid if event.id is ABSENT else None
+
+
+def _copy(event: Event) -> Event:
+    """Return a copy that does not keep the slice alive from which the event was decoded."""
+    return Event(
+        ph=event.ph,
+        cat=event.cat,
+        name=event.name,
+        pid=event.pid,
+        tid=event.tid,
+        ts=event.ts.copy(),
+        args=event.args.copy(),
+        id=event.id.copy(),
+    )
+
+
+def _complete_event(begin: Event, end: Event) -> Event:
+    is_nested = begin.ph == _NESTED_BEGIN
+    return Event(
+        ph="X",
+        cat=begin.cat if is_nested or begin.cat is not None else _ASYNCHRONOUS,
+        name=begin.name,
+        pid=begin.pid,
+        tid=begin.tid,
+        ts=begin.ts,
+        dur=_duration(begin.ts, end.ts),
+        args=_merged_arguments(begin.args, end.args),
+    )
+
+
+def _duration(begin: msgspec.Raw, end: msgspec.Raw) -> msgspec.Raw:
+    try:
+        first, last = (us_text_to_ns(bytes(time).strip(b'" ').decode()) for time in (begin, end))
+    except ValueError:
+        return ABSENT
+    return msgspec.Raw(_us(last - first))
+
+
+def _us(ns: int) -> bytes:
+    microseconds, rest = divmod(abs(ns), NS_PER_US)
+    return f"{'-' if ns < 0 else ''}{microseconds}.{rest:03}".encode()
+
+
+def _merged_arguments(begin: msgspec.Raw, end: msgspec.Raw) -> msgspec.Raw:
+    """Return the arguments of both; if both have a key, the value of the end."""
+    values = [parse_json(bytes(text)) for text in (begin, end)]
+    mappings = [value for value in values if isinstance(value, dict)]
+    if len(mappings) < 2:
+        return end if values[0] is None and values[1] is not None else begin
+    return msgspec.Raw(msgspec.json.encode(mappings[0] | mappings[1]))

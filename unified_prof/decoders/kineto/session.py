@@ -17,7 +17,7 @@ from unified_prof.base.columns import Sink
 from unified_prof.base.redaction import MASK, is_secret_name, redact
 from unified_prof.decoders.gpu import host_tables, task_tables
 from unified_prof.decoders.gpu.host_tables import NO_RANK, UNKNOWN_NAME
-from unified_prof.decoders.gpu.rows import Found
+from unified_prof.decoders.gpu.rows import GpuRecording
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.kineto import collector, merged
 from unified_prof.decoders.kineto.collector import Collector, Ranks
@@ -212,7 +212,7 @@ def decode(
     is_outside: Callable[[str], bool] = lambda frame: False,
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
-) -> Found:
+) -> GpuRecording:
     """Decode a torch.profiler trace, compressed or not, in memory that its length does not change.
 
     Args:
@@ -251,7 +251,7 @@ def decode(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
         facts = write(parts, reader.metadata, base_ns, listed)
-        return Found(
+        return GpuRecording(
             events=reader.events_read,
             counts=dict(parts.counts),
             tasks=parts.gpu.rows,

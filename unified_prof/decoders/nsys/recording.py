@@ -15,7 +15,7 @@ from unified_prof.base.columns import Sink, Tables
 from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.memory import MISSING
-from unified_prof.decoders.gpu.rows import Found, Parts
+from unified_prof.decoders.gpu.rows import GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.nsys import calls, other_events, ranges
 from unified_prof.decoders.nsys import calls as tasks
@@ -236,7 +236,7 @@ def decode(
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
-) -> Found:
+) -> GpuRecording:
     """Decode the tables of an export, in memory that their length does not change.
 
     Args:
@@ -288,7 +288,7 @@ def decode(
                 progress=progress,
             )
             facts = write(fields, when, marked.categories)
-            return Found(
+            return GpuRecording(
                 events=sum(parts.counts.values()),
                 counts=dict(parts.counts),
                 tasks=parts.gpu.rows,

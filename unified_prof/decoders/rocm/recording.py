@@ -19,7 +19,7 @@ from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
-from unified_prof.decoders.gpu.rows import Found, Parts
+from unified_prof.decoders.gpu.rows import GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
 from unified_prof.decoders.rocm.json_tables import SessionTables, sessions_of, tell_unread
 from unified_prof.decoders.rocm.regions import Regions, SessionCounters, read_allocations
@@ -182,7 +182,7 @@ def decode(
     has_column: HasColumn = lambda table, column: True,
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
-) -> Found:
+) -> GpuRecording:
     """Decode the tables of a recording.
 
     Args:
@@ -240,7 +240,7 @@ def decode(
             rank=None,
         )
         host_tables.write_device_properties(sink, devices)
-        return Found(
+        return GpuRecording(
             events=sum(parts.counts.values()),
             counts=dict(parts.counts),
             tasks=parts.gpu.rows,

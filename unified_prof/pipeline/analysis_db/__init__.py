@@ -1,14 +1,12 @@
-"""What torch_npu and msprof compute of a database and leave beside it, for its readers.
+"""Writes the companions of a database that torch_npu and msprof write for their viewers.
 
-`analysis.db` of torch_npu: the times of every training step, and of every collective where its time
-went and over which links. `communication_analyzer.db` of msprof: the collectives alone. Times are
-microseconds and milliseconds, sizes megabytes, as they have them.
+`analysis.db` of torch_npu holds the times of every training step and, for every collective, its
+times and the links it used. `communication_analyzer.db` of msprof holds the collectives alone. As
+in the originals, times are microseconds and milliseconds, and sizes megabytes.
 
-The names and folders under which MindStudio Insight and msprof-analyze find a database.
-
-torch_npu leaves `<name>_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_<rank>.db`,
-with an `analysis.db` beside it, and `profiler_info_<rank>.json` and `profiler_metadata.json` one
-folder above.
+MindStudio Insight and msprof-analyze look for the layout of torch_npu:
+`<name>_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_<rank>.db`, with `analysis.db`
+beside it, and `profiler_info_<rank>.json` and `profiler_metadata.json` one directory above.
 """
 
 from __future__ import annotations
@@ -21,16 +19,18 @@ from contextlib import closing
 from pathlib import Path
 from typing import Any
 
-from unified_prof.pipeline.analysis_db import collectives as matrix
-from unified_prof.pipeline.analysis_db import gpu as steps
+from unified_prof.base.text import NS_PER_US
+from unified_prof.pipeline.analysis_db import gpu
 from unified_prof.pipeline.analysis_db.collectives import (
     Collective,
-    Recorded,
+    RecordingDetails,
+    matrix_rows,
     read_collectives,
-    read_recorded,
+    read_details,
 )
-from unified_prof.pipeline.analysis_db.gpu import Range
 from unified_prof.pipeline.outputs import make_directory
+from unified_prof.recording import steps
+from unified_prof.recording.steps import Range
 from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import open_unfinished
@@ -39,13 +39,23 @@ from unified_prof.version import VERSION
 __all__ = [
     "COMMUNICATION_FILE",
     "FILE_NAME",
-    "read_recorded",
+    "read_details",
     "write_analysis",
     "write_communication",
 ]
 
 FILE_NAME = "analysis.db"
 COMMUNICATION_FILE = "analyze/communication_analyzer.db"
+DIRECTORY_SUFFIX = "_ascend_pt"
+OUTPUT_DIRECTORY = "ASCEND_PROFILER_OUTPUT"
+# Schema that the layout's readers support best: without the OVERLAP_ANALYSIS rows of older
+# revisions, MindStudio Insight shows the overall times of a recording without collectives.
+SCHEMA = "latest"
+# Files in which torch_npu describes the recording.
+DESCRIPTION = re.compile(r"profiler_(?:info(?:_\d+)?|metadata)\.json")
+_INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
+# Beginnings of META_DATA names that describe the database and not the recording.
+_DATABASE_METADATA = ("SCHEMA_VERSION", "UPROF_")
 
 _STEPS = (
     "CREATE TABLE StepTraceTime (deviceId INTEGER, step TEXT, computing NUMERIC,"
@@ -63,8 +73,8 @@ _COLLECTIVES = {
     "CommAnalyzerMatrix": "hccl_op_name TEXT, group_name TEXT, src_rank TEXT, dst_rank TEXT,"
     " transport_type TEXT, transit_size NUMERIC, transit_time NUMERIC, bandwidth NUMERIC",
 }
-_IN_STEP = ", step TEXT, type TEXT"
-_OF_OPERATION = ", op_name TEXT"
+_STEP_COLUMNS = ", step TEXT, type TEXT"
+_OPERATION_COLUMN = ", op_name TEXT"
 _POINT_TO_POINT = ("hcom_send", "hcom_receive", "hcom_batchsendrecv", "send", "receive")
 
 Row = tuple[object, ...]
@@ -72,87 +82,98 @@ Rows = dict[str, list[Row]]
 
 
 def write_analysis(
-    report: Report, folder: Path, *, overwrite: bool, recorded: Recorded | None = None
+    report: Report, directory: Path, *, overwrite: bool, details: RecordingDetails | None = None
 ) -> Path:
-    """Write `analysis.db` of `report` into `folder` and return its path.
+    """Write `analysis.db` of `report` into `directory` and return its path.
 
-    What a recording of GPUs cannot say is NULL: how much of a collective was waiting, see `gpu`.
+    Values that GPU recordings do not contain, such as the waiting time in a collective, are NULL.
 
     Args:
         report: The database.
-        folder: Where it lies, usually.
-        overwrite: Whether another analysis may be replaced.
-        recorded: What a recording of Ascend devices says besides, if it is at hand.
+        directory: Usually that of the database.
+        overwrite: If True, an existing analysis may be replaced.
+        details: From the raw recording of Ascend devices, if available.
 
     Raises:
         OutputError: it exists and `overwrite` is false, or it cannot be written.
     """
-    launched: Iterable[tuple[int, Collective]]
-    if recorded is not None or steps.is_of_ascend(report):
+    placed: Iterable[tuple[int, Collective]]
+    if details is not None or steps.is_of_ascend(report):
         tasks = steps.read_tasks(report)
         ranges = steps.ranges(report, tasks)
         work = steps.read_work(report, tasks)
-        collectives = read_collectives(report, recorded or Recorded())
-        launched = ((one.start_ns, one) for one in collectives)
+        collectives = read_collectives(report, details or RecordingDetails())
+        placed = ((collective.start_ns, collective) for collective in collectives)
     else:
-        from unified_prof.pipeline.analysis_db import gpu
-
-        ranges = gpu.ranges_gpu(report)
-        work = gpu.read_work_gpu(report)
-        launched = gpu.read_collectives(report)
+        ranges, work = gpu.read_ranges(report), gpu.read_work(report)
+        placed = gpu.read_collectives(report)
     rows: dict[str, Iterable[Row]] = {
-        "StepTraceTime": steps.rows(report, work, ranges),
-        **_in_steps(launched, ranges),
+        "StepTraceTime": _step_rows(report, work, ranges),
+        **_rows_by_step(placed, ranges),
     }
-    path = folder / FILE_NAME
+    path = directory / FILE_NAME
     statements = [_STEPS]
     for name, columns in _COLLECTIVES.items():
-        more = _OF_OPERATION if name == "CommAnalyzerMatrix" else ""
-        statements.append(f"CREATE TABLE {name} ({columns}{_IN_STEP}{more})")
+        operation = _OPERATION_COLUMN if name == "CommAnalyzerMatrix" else ""
+        statements.append(f"CREATE TABLE {name} ({columns}{_STEP_COLUMNS}{operation})")
     _write(path, statements, rows, overwrite=overwrite)
     return path
 
 
 def write_communication(
-    report: Report, folder: Path, *, overwrite: bool, recorded: Recorded
+    report: Report, directory: Path, *, overwrite: bool, details: RecordingDetails
 ) -> Path:
-    """Write what `msprof --analyze=on` leaves in a PROF_* directory and return its path.
+    """Write the database that `msprof --analyze=on` writes into PROF_*, and return its path.
 
     Raises:
         OutputError: it exists and `overwrite` is false, or it cannot be written.
     """
-    collectives = read_collectives(report, recorded)
-    path = folder / COMMUNICATION_FILE
+    collectives = read_collectives(report, details)
+    path = directory / COMMUNICATION_FILE
     make_directory(path.parent)
     statements = [f"CREATE TABLE {name} ({columns})" for name, columns in _COLLECTIVES.items()]
     rows: Rows = {name: [] for name in _COLLECTIVES}
-    for one in collectives:
-        rows["CommAnalyzerTime"].append(one.times)
-        rows["CommAnalyzerBandwidth"] += one.bandwidths()
-        rows["CommAnalyzerMatrix"] += one.links()
+    for collective in collectives:
+        rows["CommAnalyzerTime"].append(collective.times)
+        rows["CommAnalyzerBandwidth"] += collective.bandwidth_rows()
+        rows["CommAnalyzerMatrix"] += collective.link_rows()
     _write(path, statements, rows, overwrite=overwrite)
     return path
 
 
-def _in_steps(collectives: Iterable[tuple[int, Collective]], ranges: list[Range]) -> Rows:
-    """Return the rows with step and type; collectives outside every step are left out.
+def _step_rows(
+    report: Report, work: tuple[steps.Work, steps.Work], ranges: list[Range]
+) -> Iterable[Row]:
+    """Yield a row of StepTraceTime for every step and device that worked in any; times are us."""
+    for trace in steps.traces(report, work, ranges):
+        times = (
+            *(trace.computing_ns, trace.communication_not_overlapped_ns, trace.overlapped_ns),
+            *(trace.communication_ns, trace.free_ns, trace.stage_ns, trace.bubble_ns),
+            trace.communication_not_overlapped_and_exclude_receive_ns,
+            trace.preparing_ns,
+        )
+        yield (trace.device_id, trace.step, *(ns / NS_PER_US for ns in times))
+
+
+def _rows_by_step(placed: Iterable[tuple[int, Collective]], ranges: list[Range]) -> Rows:
+    """Return the rows of collectives with step and type; those outside all steps are omitted.
 
     Args:
-        collectives: With the moment by which each belongs to a step.
+        placed: Each collective with the time that determines its step.
         ranges: Of the steps.
     """
     rows: Rows = {name: [] for name in _COLLECTIVES}
-    placed: list[tuple[Collective, str, str]] = []
-    for at, one in collectives:
-        place = next((r for r in ranges if r.start_ns <= at <= r.end_ns), None)
-        if place is None:
+    in_steps: list[tuple[Collective, str, str]] = []
+    for at_ns, collective in placed:
+        found = next((r for r in ranges if r.start_ns <= at_ns <= r.end_ns), None)
+        if found is None:
             continue
-        step = "step" if place.name is None else f"step{place.name}"
-        kind = "p2p" if one.name.lower().startswith(_POINT_TO_POINT) else "collective"
-        placed.append((one, step, kind))
-        rows["CommAnalyzerTime"].append((*one.times, step, kind))
-        rows["CommAnalyzerBandwidth"] += [(*row, step, kind) for row in one.bandwidths()]
-    rows["CommAnalyzerMatrix"] = list(matrix.rows(placed))
+        step = "step" if found.name is None else f"step{found.name}"
+        kind = "p2p" if collective.name.lower().startswith(_POINT_TO_POINT) else "collective"
+        in_steps.append((collective, step, kind))
+        rows["CommAnalyzerTime"].append((*collective.times, step, kind))
+        rows["CommAnalyzerBandwidth"] += [(*r, step, kind) for r in collective.bandwidth_rows()]
+    rows["CommAnalyzerMatrix"] = list(matrix_rows(in_steps))
     return rows
 
 
@@ -169,78 +190,68 @@ def _write(
         db.execute("COMMIT")
 
 
-FOLDER_SUFFIX = "_ascend_pt"
-OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
-ANALYSIS = "analysis.db"
-SCHEMA = "latest"
-"""What its readers do best with: without the rows of OVERLAP_ANALYSIS, which older revisions lack,
-MindStudio Insight shows no overall times of a recording without collectives."""
-
-DESCRIPTION = re.compile(r"profiler_(?:info(?:_\d+)?|metadata)\.json")
-"""Files in which torch_npu says what was recorded, beside the layout's folder."""
-_INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
-_OF_THE_FILE = ("SCHEMA_VERSION", "UPROF_")
-"""Rows of META_DATA that are not of the recording."""
-
-
 def database_name(rank: int | None) -> str:
     """Return the name of the database of a rank; None: recorded without ranks."""
     return "ascend_pytorch_profiler.db" if rank is None else f"ascend_pytorch_profiler_{rank}.db"
 
 
-def databases_in(folder: Path) -> list[Path]:
-    """Return the databases that are in the layout already."""
-    return sorted((folder / OUTPUT_FOLDER).glob("ascend_pytorch_profiler*.db"))
+def databases_in(directory: Path) -> list[Path]:
+    """Return the databases that exist in the layout below `directory`."""
+    return sorted((directory / OUTPUT_DIRECTORY).glob("ascend_pytorch_profiler*.db"))
 
 
 def empty_tables(revision: str) -> frozenset[str]:
-    """Return the tables that readers of the layout do better with empty than without.
+    """Return the tables that readers of the layout expect even if they are empty.
 
-    msprof-analyze fails where COMMUNICATION_OP is missing. But an empty OVERLAP_ANALYSIS, which
-    newer revisions have, would keep MindStudio Insight from computing its own.
+    msprof-analyze fails if COMMUNICATION_OP is missing. OVERLAP_ANALYSIS of newer revisions is
+    omitted, because MindStudio Insight computes its own only if the table is missing.
     """
     from unified_prof.schema import catalogue
 
     return frozenset(catalogue.load(catalogue.MSPROF, revision).tables) - {"OVERLAP_ANALYSIS"}
 
 
-def accompany(report: Path, rank: int | None, *, what: str | None, force: bool) -> None:
-    """Write what belongs beside a report of the layout: its analysis, and what it is.
+def write_companions(
+    report: Path, rank: int | None, *, description: str | None, force: bool
+) -> None:
+    """Write the analysis of a report in the layout, and the files that describe it.
 
     Args:
-        report: Complete, in the layout's folder, under whatever name.
-        rank: That was recorded, or None.
-        what: Which kind of recording it was made of; None: that brings what says so.
-        force: Whether it replaces the report of another rank.
+        report: The complete report in the layout's directory, under any name.
+        rank: The recorded rank, or None.
+        description: Kind of the recording; None: the recording has describing files of its own.
+        force: If True, the report replaces that of another rank.
     """
     from unified_prof.sqlite.reader import open_report
 
     with open_report(report) as opened:
         write_analysis(opened, report.parent, overwrite=True)
-        if what is not None:
-            _describe(opened, report.parents[1], rank, what, force=force)
+        if description is not None:
+            _describe(opened, report.parents[1], rank, description, force=force)
 
 
-def is_described(recording: Path) -> bool:
-    """Tell whether torch_npu left its profiler_info*.json in the folder of a recording."""
+def has_description(recording: Path) -> bool:
+    """Return True if the directory of a recording has torch_npu's profiler_info*.json."""
     return any(_INFO.fullmatch(child.name) for child in recording.iterdir())
 
 
-def copy_description(recording: Path, folder: Path) -> None:
-    """Copy what torch_npu says of a recording into the folder of its report, if it is another.
+def copy_description(recording: Path, directory: Path) -> None:
+    """Copy torch_npu's description of a recording into `directory`, if that is another one.
 
     Raises:
         OutputError: it cannot be written there.
     """
-    if folder.samefile(recording):
+    if directory.samefile(recording):
         return
     for child in sorted(recording.iterdir()):
         if DESCRIPTION.fullmatch(child.name) and child.is_file():
-            with replacing(folder / child.name, overwrite=True) as partial:
+            with replacing(directory / child.name, overwrite=True) as partial:
                 shutil.copyfile(child, partial)
 
 
-def _describe(report: Report, folder: Path, rank: int | None, what: str, *, force: bool) -> None:
+def _describe(
+    report: Report, directory: Path, rank: int | None, description: str, *, force: bool
+) -> None:
     """Write profiler_info*.json and profiler_metadata.json as torch_npu does."""
     activities = [
         f"ProfilerActivity.{name}"
@@ -252,20 +263,20 @@ def _describe(report: Report, folder: Path, rank: int | None, what: str, *, forc
             "common_config": {"activities": list(dict.fromkeys(activities))},
             "experimental_config": {"_profiler_level": "Level1", "_export_type": ["db"]},
         },
-        "made_by": f"uprof {VERSION}, of {what}",
+        "made_by": f"uprof {VERSION}, of {description}",
     }
     if rank is not None:
         info["rank_id"] = rank
-    told = {
+    metadata = {
         name: _value(text)
         for name, text in report.rows("SELECT name, value FROM META_DATA ORDER BY name")
-        if not name.startswith(_OF_THE_FILE)
+        if not name.startswith(_DATABASE_METADATA)
     }
     name = "profiler_info.json" if rank is None else f"profiler_info_{rank}.json"
-    for old in folder.iterdir() if force else ():
+    for old in directory.iterdir() if force else ():
         if _INFO.fullmatch(old.name) and old.name != name:
             old.unlink()
-    for path, value in ((folder / name, info), (folder / "profiler_metadata.json", told)):
+    for path, value in ((directory / name, info), (directory / "profiler_metadata.json", metadata)):
         with replacing(path, overwrite=True) as partial:
             partial.write_text(json.dumps(value, indent=4), encoding="utf-8")
 

@@ -1,11 +1,8 @@
-"""What analyses take from a recording itself: numbers of groups, the offset of its clock.
+"""Collectives of Ascend devices for `analysis.db`: times, links and bandwidths.
 
-Collectives: where the time of each went, and how much passed over which links.
-
-The rules are those of msprof's own analysis (`--analyze=on`). A collective runs on several planes
-at once; its times are those of the master's plane, bandwidths count all of them.
-
-CommAnalyzerMatrix as torch_npu has it: of every kind of collective the best and worst links.
+The rules are those of msprof's analysis (`--analyze=on`). A collective runs on several planes at
+once: its times are those of the master's plane, bandwidths count all planes. CommAnalyzerMatrix of
+torch_npu has the best and worst links of every kind of collective.
 """
 
 from __future__ import annotations
@@ -23,27 +20,27 @@ from unified_prof.sqlite.reader import Report
 
 
 @dataclass(frozen=True, slots=True)
-class Recorded:
-    """What a database made of a recording does not keep."""
+class RecordingDetails:
+    """Values of a raw recording that its database does not contain."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of texts, names of communication groups among them."""
+    """Numbers of texts; names of communication groups are among them."""
     offset_ns: int = 0
-    """Of the epoch to the clock that times were taken with."""
+    """Unix time minus the time of the clock that recorded the times."""
 
     def group_name(self, text: str) -> str:
-        """Return what stands in `group_name`: a group's number, which its name may be already."""
+        """Return the number of a group for `group_name`; its name may be the number already."""
         if text in self.groups:
             return str(self.groups[text])
         return text if text.isdecimal() else str(group_hash(text))
 
     def start_us(self, ns: int) -> float:
-        """Return a time as msprof computes it: the sum of two float64, a quarter of a us exact."""
+        """Return microseconds as msprof computes them: the sum of two float64."""
         return (ns - self.offset_ns) / 1000 + self.offset_ns / 1000
 
 
-def read_recorded(prof: Path) -> Recorded:
-    """Read it from a PROF_* directory; what cannot be read is left out."""
+def read_details(prof: Path) -> RecordingDetails:
+    """Return the details of a PROF_* directory; unreadable ones keep their defaults."""
     from unified_prof.decoders.prof.directory import ProfDirectory
     from unified_prof.errors import RawFormatError
 
@@ -51,14 +48,14 @@ def read_recorded(prof: Path) -> Recorded:
         directory = ProfDirectory(prof)
         texts = directory.dictionaries.hashes
     except RawFormatError:
-        return Recorded()
+        return RecordingDetails()
     start = (directory.host or directory.devices[0]).start
     begin, begin_monotonic = (
         start.integer("collectionTimeBegin"),
         start.integer("clockMonotonicRaw"),
     )
     offset = 0 if begin is None or begin_monotonic is None else begin * 1000 - begin_monotonic
-    return Recorded({text: number for number, text in texts.items()}, offset)
+    return RecordingDetails({text: number for number, text in texts.items()}, offset)
 
 
 BYTES_PER_MB = 1e6
@@ -67,9 +64,10 @@ _COPIES = ("Memcpy", "Reduce_Inline")
 _WAIT = "Notify_Wait"
 _ON_CHIP = "ON_CHIP"
 _DIGITS = 4
+# Size from which on a packet counts as large, by transport.
 _LARGE_MB = {"RDMA": 0.5}
 _LARGE_OTHER_MB = 32.0
-# What a link is called in the bandwidths, and in the matrix; others are SDMA, and nothing.
+# Transport of a link type; other links have none in the matrix, and SDMA in the bandwidths.
 _TRANSPORTS = {"HCCS": "HCCS", "HCCS_SW": "HCCS", "PCIE": "PCIE", "SIO": "SIO"}
 _BANDWIDTHS = ("RDMA", "HCCS", "PCIE", "SDMA", "SIO")
 
@@ -110,20 +108,20 @@ class Task(NamedTuple):
 
     @property
     def ns(self) -> int:
-        """How long it took."""
+        """Duration in nanoseconds."""
         return self.end_ns - self.start_ns
 
     @property
     def copies(self) -> bool:
-        """Whether it moves data by the device's own copy engine."""
+        """True if the copy engine of the device moves data."""
         return self.kind in _COPIES and self.transport == "SDMA"
 
 
 class Transfer(NamedTuple):
-    """Data that passed over a link: one copy, or a run of RDMA payloads with what closes it."""
+    """Data sent over a link: one copy, or a run of RDMA payloads with the tasks that close it."""
 
     transport: str | None
-    """As the matrix has it."""
+    """As in CommAnalyzerMatrix."""
     ranks: tuple[int | None, int | None]
     size_mb: float
     ms: float
@@ -132,15 +130,15 @@ class Transfer(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """What passed by one kind of transport."""
+    """Sums of one transport."""
 
     size_mb: float = 0.0
     ms: float = 0.0
     packets: dict[float, list[float]] = field(default_factory=dict)
-    """Count and time by size."""
+    """Count and milliseconds by size in megabytes."""
 
     def add(self, size_mb: float, ms: float, *, packet: bool = True) -> None:
-        """Count a transfer, and its size as that of a packet."""
+        """Add a transfer; if `packet`, also count its size."""
         self.size_mb += size_mb
         self.ms += ms
         if packet:
@@ -155,71 +153,71 @@ class Collective:
 
     name: str
     group: str
-    """As its number."""
+    """Number of the group."""
     start_ns: int
-    """When its master began."""
+    """Start of the first task of the master."""
     times: tuple[object, ...]
     """A row of CommAnalyzerTime."""
     transfers: tuple[Transfer, ...]
-    """Of all planes, those on the chip included."""
+    """Transfers of all planes, including those on the chip."""
 
-    def bandwidths(self) -> Iterator[tuple[object, ...]]:
-        """Yield rows of CommAnalyzerBandwidth: one for every size of packets."""
+    def bandwidth_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield rows of CommAnalyzerBandwidth: one for every transport and packet size."""
         traffic = {name: Traffic() for name in _BANDWIDTHS}
-        for one in self.transfers:
-            if one.transport == "LOCAL":
+        for transfer in self.transfers:
+            if transfer.transport == "LOCAL":
                 continue
-            name = one.transport or "SDMA"
-            traffic[name].add(one.size_mb, one.ms)
+            name = transfer.transport or "SDMA"
+            traffic[name].add(transfer.size_mb, transfer.ms)
             if name not in ("RDMA", "SDMA"):
-                traffic["SDMA"].add(one.size_mb, one.ms, packet=False)
-        for name, found in traffic.items():
-            if not found.size_mb and not found.ms:
+                traffic["SDMA"].add(transfer.size_mb, transfer.ms, packet=False)
+        for name, total in traffic.items():
+            if not total.size_mb and not total.ms:
                 continue
-            head = (self.name, self.group, name, found.size_mb, found.ms)
-            ratios = ratio(found.size_mb, found.ms), _large(name, found.packets)
-            for size, (count, ms) in found.packets.items() or [(0, (0, 0))]:
+            head = (self.name, self.group, name, total.size_mb, total.ms)
+            ratios = ratio(total.size_mb, total.ms), _large_share(name, total.packets)
+            for size, (count, ms) in total.packets.items() or [(0, (0, 0))]:
                 yield (*head, *ratios, size, count, ms)
 
     def by_link(self) -> dict[tuple[str, str], tuple[str | None, float, float]]:
-        """Return transport, size and time by source and target."""
-        found: dict[tuple[str, str], tuple[str | None, float, float]] = {}
-        for one in self.transfers:
-            if one.ranks[0] is None:
+        """Return transport, megabytes and milliseconds by source and target rank."""
+        links: dict[tuple[str, str], tuple[str | None, float, float]] = {}
+        for transfer in self.transfers:
+            if transfer.ranks[0] is None:
                 continue
-            ranks = (str(one.ranks[0]), str(one.ranks[1]))
-            _, size, ms = found.get(ranks, (None, 0.0, 0.0))
-            found[ranks] = (one.transport, size + one.size_mb, ms + one.ms)
-        return found
+            ranks = (str(transfer.ranks[0]), str(transfer.ranks[1]))
+            _, size, ms = links.get(ranks, (None, 0.0, 0.0))
+            links[ranks] = (transfer.transport, size + transfer.size_mb, ms + transfer.ms)
+        return links
 
-    def links(self) -> Iterator[tuple[object, ...]]:
-        """Yield rows of CommAnalyzerMatrix as msprof has it."""
+    def link_rows(self) -> Iterator[tuple[object, ...]]:
+        """Yield rows of CommAnalyzerMatrix in msprof's form."""
         for (source, target), (transport, size, ms) in self.by_link().items():
             yield (self.name, self.group, source, target, transport, size, ms, ratio(size, ms))
 
 
-def read_collectives(report: Report, recorded: Recorded) -> list[Collective]:
-    """Return all collectives in the order of their starts; those without a master are left out.
+def read_collectives(report: Report, details: RecordingDetails) -> list[Collective]:
+    """Return all collectives in the order of their starts; those without a master are omitted.
 
     Args:
         report: An msprof database.
-        recorded: What the recording says besides.
+        details: From the raw recording.
     """
     tasks = map(Task._make, report.rows(_TASKS))
-    found = [
-        _collective(list(own), recorded)
-        for _, own in groupby(tasks, key=lambda one: (one.op, one.group, one.device))
+    collectives = [
+        _collective(list(group), details)
+        for _, group in groupby(tasks, key=lambda task: (task.op, task.group, task.device))
     ]
-    return sorted((one for one in found if one is not None), key=lambda one: one.start_ns)
+    return sorted(filter(None, collectives), key=lambda collective: collective.start_ns)
 
 
 def ratio(dividend: float, divisor: float) -> float:
-    """Return the quotient to four digits, 0 where there is nothing to divide by."""
+    """Return the quotient rounded to four digits, 0 if the divisor is 0."""
     return round(dividend / divisor, _DIGITS) if divisor else 0
 
 
-def _collective(tasks: list[Task], recorded: Recorded) -> Collective | None:
-    if all(task.is_master is None for task in tasks):  # a revision that does not keep it
+def _collective(tasks: list[Task], details: RecordingDetails) -> Collective | None:
+    if all(task.is_master is None for task in tasks):  # not in older revisions
         master: Task | None = tasks[0]
     else:
         master = next((task for task in tasks if task.is_master), None)
@@ -229,34 +227,36 @@ def _collective(tasks: list[Task], recorded: Recorded) -> Collective | None:
     planes: dict[int | None, list[Task]] = {}
     for task in tasks:
         planes.setdefault(task.plane, []).append(task)
-    walked = {plane: list(_walk(own, closing)) for plane, own in planes.items()}
-    transfers = [one for found in walked.values() for one in found if isinstance(one, Transfer)]
-    own, found = planes[master.plane], walked[master.plane]
-    transits = [one for one in found if isinstance(one, Transfer) and one.transport != "LOCAL"]
-    waits = [one for one in found if isinstance(one, Task)]
-    transit = sum(one.ms for one in transits)
+    parts = {plane: list(_parts(tasks, closing)) for plane, tasks in planes.items()}
+    transfers = [part for found in parts.values() for part in found if isinstance(part, Transfer)]
+    master_tasks, master_parts = planes[master.plane], parts[master.plane]
+    waits = [part for part in master_parts if isinstance(part, Task)]
+    transits = [
+        part for part in master_parts if isinstance(part, Transfer) and part.transport != "LOCAL"
+    ]
+    transit = sum(transfer.ms for transfer in transits)
     waited = sum(task.ns for task in waits) / NS_PER_MS
-    first = min((one.start_ns for one in transits), default=None)
+    first = min((transfer.start_ns for transfer in transits), default=None)
     synchronized = sum(t.ns for t in waits if first is None or t.start_ns < first) / NS_PER_MS
-    elapsed = (max(task.end_ns for task in own) - own[0].start_ns) / NS_PER_MS
-    group = recorded.group_name(master.group)
+    elapsed = (max(task.end_ns for task in master_tasks) - master_tasks[0].start_ns) / NS_PER_MS
+    group = details.group_name(master.group)
     return Collective(
         master.op,
         group,
         master.start_ns,
         (
-            *(master.op, group, recorded.start_us(master.start_ns)),
+            *(master.op, group, details.start_us(master.start_ns)),
             *(elapsed, transit, waited, synchronized, elapsed - transit - waited),
         ),
-        tuple(sorted(transfers, key=lambda one: one.start_ns)),
+        tuple(sorted(transfers, key=lambda transfer: transfer.start_ns)),
     )
 
 
-def _walk(tasks: list[Task], closing: int) -> Iterator[Transfer | Task]:
-    """Yield what passed on one plane, and the tasks that waited.
+def _parts(tasks: list[Task], closing: int) -> Iterator[Transfer | Task]:
+    """Yield the transfers on one plane, and the tasks that wait.
 
-    A run of RDMA payloads is closed by the tasks that follow it, whatever they are and do; without
-    so many it has no end, and is passed over.
+    A run of RDMA payloads is closed by the next `closing` tasks of any kind; if fewer follow, it
+    has no end and is skipped.
     """
     at = 0
     while at < len(tasks):
@@ -267,7 +267,7 @@ def _walk(tasks: list[Task], closing: int) -> Iterator[Transfer | Task]:
                 end += 1
             last = end + closing - 1
             if last < len(tasks):
-                size = sum(one.size or 0 for one in tasks[at:end]) / BYTES_PER_MB
+                size = sum(payload.size or 0 for payload in tasks[at:end]) / BYTES_PER_MB
                 ms = (tasks[last].end_ns - task.start_ns) / NS_PER_MS
                 yield Transfer("RDMA", _ranks(task), size, ms, task.start_ns)
                 at = last + 1
@@ -286,15 +286,15 @@ def _ranks(task: Task) -> tuple[int | None, int | None]:
     return task.source, target
 
 
-def _large(name: str, packets: dict[float, Any]) -> float:
-    if name == "SDMA":
+def _large_share(transport: str, packets: dict[float, Any]) -> float:
+    if transport == "SDMA":
         return 0
-    least = _LARGE_MB.get(name, _LARGE_OTHER_MB)
-    count = sum(found[0] for found in packets.values())
-    return ratio(sum(found[0] for size, found in packets.items() if size > least), count)
+    min_mb = _LARGE_MB.get(transport, _LARGE_OTHER_MB)
+    count = sum(counted[0] for counted in packets.values())
+    return ratio(sum(counted[0] for size, counted in packets.items() if size > min_mb), count)
 
 
-# In the order in which they are tried where several begin at one place.
+# Tried in this order if several begin at one position.
 _KINDS = re.compile(
     "send|reduce|invalid|broadcast|allreduce|receive|allgather|reducescatter|scatter|alltoall|"
     "alltoallv|alltoallvc|batchsendrecv"
@@ -309,13 +309,17 @@ class _Link(NamedTuple):
     bandwidth: float
 
 
-def rows(placed: Iterable[tuple[Collective, str, str]]) -> Iterator[tuple[object, ...]]:
-    """Yield the rows of collectives with their step and type."""
+def matrix_rows(
+    placed: Iterable[tuple[Collective, str, str]],
+) -> Iterator[tuple[object, ...]]:
+    """Yield rows of CommAnalyzerMatrix in torch_npu's form, given collectives, steps and types."""
     links: dict[tuple[str, str, str, str, tuple[str, str]], list[_Link]] = {}
-    for one, step, kind in placed:
-        for ranks, (transport, size, ms) in one.by_link().items():
-            key = (step, kind, _operation(one.name), one.group, ranks)
-            link = _Link(one.name, transport, size, ms, ratio(size, ms))
+    for collective, step, kind in placed:
+        match = _KINDS.search(collective.name.lower())
+        operation = match.group() if match else collective.name.partition("__")[0]
+        for ranks, (transport, size, ms) in collective.by_link().items():
+            key = (step, kind, operation, collective.group, ranks)
+            link = _Link(collective.name, transport, size, ms, ratio(size, ms))
             links.setdefault(key, []).append(link)
     for (step, kind, operation, group, ranks), found in links.items():
         found.sort(key=lambda link: link.bandwidth, reverse=True)
@@ -324,15 +328,10 @@ def rows(placed: Iterable[tuple[Collective, str, str]]) -> Iterator[tuple[object
             chosen["bottom2"] = found[-2]
         if len(found) >= 3:
             chosen["bottom3"] = found[-3]
-        size, ms = sum(one.size_mb for one in found), sum(one.ms for one in found)
+        size, ms = sum(link.size_mb for link in found), sum(link.ms for link in found)
         chosen["total"] = _Link("", found[0].transport, size, ms, ratio(size, ms))
         for place, link in chosen.items():
             yield (
                 *(f"{operation}-{place}", group, *ranks, link.transport),
                 *(link.size_mb, link.ms, link.bandwidth, step, kind, link.name),
             )
-
-
-def _operation(name: str) -> str:
-    found = _KINDS.search(name.lower())
-    return found.group() if found else name.partition("__")[0]

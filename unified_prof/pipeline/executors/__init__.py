@@ -1,7 +1,7 @@
-"""The one seam to whoever does the work: this process, processes of this machine, or Dask's.
+"""Runs a function for many items: in this process, in local processes, or on workers of Dask.
 
-`open_executor` gives a `concurrent.futures.Executor`; `each` does a function for many items on it
-and yields results as they come. Neither knows what is done.
+`open_executor` yields a `concurrent.futures.Executor`; `map_unordered` runs a function for many
+items on it and yields the results as they come.
 """
 
 from __future__ import annotations
@@ -19,30 +19,34 @@ from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from unified_prof.errors import EngineError, UsageError
-from unified_prof.pipeline.executors.processes import Crew, Failure, Here, WorkerDied
+from unified_prof.pipeline.executors.processes import (
+    Failure,
+    InlinePool,
+    ProcessPool,
+    WorkerDied,
+    WorkerPool,
+)
 
-__all__ = ["Crew", "Failure", "WorkerDied", "cpus", "each", "open_executor", "refuse_wrong"]
+__all__ = [
+    "Failure",
+    "WorkerDied",
+    "WorkerPool",
+    "check_scheduler",
+    "cpus",
+    "map_unordered",
+    "open_executor",
+]
 
 Item = TypeVar("Item")
 Result = TypeVar("Result")
 
-_QUIET_S = 2.0
-"""After so long without a result, the executor is asked whether there can be one."""
-
-_MOST_TOGETHER = 32
-"""Items of one task: so many are done again when the process of one of them dies."""
+# Time without a result after which the executor is asked whether results can still come.
+_CHECK_INTERVAL_S = 2.0
+# Maximum items of one task; if its process dies, all of them are run again.
+_MAX_BATCH = 32
 
 _LOCAL = re.compile(r"local(?::(?P<count>[1-9]\d{0,3}))?\Z")
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:\d{1,5}/?\Z")
-
-
-def _on_this_machine(count: int) -> Crew:
-    if count == 1:
-        return Here()
-    # What starts processes takes a while to import, and one recording needs none.
-    from unified_prof.pipeline.executors.processes import Processes
-
-    return Processes(count)
 
 
 def cpus() -> int:
@@ -52,20 +56,20 @@ def cpus() -> int:
     return os.cpu_count() or 1
 
 
-def refuse_wrong(wish: str | None) -> None:
-    """Raise UsageError for what `open_executor` would not understand; nothing is connected to."""
-    if wish is None or _LOCAL.match(wish) or _ADDRESS.match(wish):
+def check_scheduler(scheduler: str | None) -> None:
+    """Raise UsageError if `open_executor` does not accept the scheduler; connects to nothing."""
+    if scheduler is None or _LOCAL.match(scheduler) or _ADDRESS.match(scheduler):
         return
-    if not wish.endswith(".json"):
+    if not scheduler.endswith(".json"):
         raise UsageError(
-            f"{wish!r} is not a scheduler",
+            f"{scheduler!r} is not a scheduler",
             hint="expected tcp://HOST:PORT, the FILE.json of `dask scheduler "
             "--scheduler-file`, or local:N for N Dask processes on this machine",
             slug="wrong-scheduler",
         )
-    if not Path(wish).is_file():
+    if not Path(scheduler).is_file():
         raise UsageError(
-            f"{wish}: no such file",
+            f"{scheduler}: no such file",
             hint="write it with `dask scheduler --scheduler-file FILE.json`",
             slug="no-such-file",
         )
@@ -73,102 +77,101 @@ def refuse_wrong(wish: str | None) -> None:
 
 @contextmanager
 def open_executor(
-    wish: str | None = None,
+    scheduler: str | None = None,
     *,
     jobs: int | None = None,
-    tell: Callable[[str], None] = lambda _: None,
+    note: Callable[[str], None] = lambda _: None,
     verbose: bool = False,
-) -> Iterator[Crew]:
-    """Yield the executor that the user wishes for; at the end of the block nothing of it is left.
+) -> Iterator[WorkerPool]:
+    """Yield an executor; all of its processes have ended after the block.
 
     Args:
-        wish: None for this machine; `local:N` for Dask with N processes on this machine;
-            `tcp://HOST:PORT` or `FILE.json` for a scheduler of Dask that runs.
-        jobs: For this machine: how many processes; 1 is this process itself, None one for each
-            processor.
-        tell: Told in a few words what is odd.
-        verbose: Whether Dask may log.
+        scheduler: None for this machine; `local:N` for Dask with N processes on this machine;
+            `tcp://HOST:PORT` or `FILE.json` for a running scheduler of Dask.
+        jobs: Number of local processes; 1 is this process itself, None one per processor.
+        note: Receives a sentence about unusual conditions.
+        verbose: If True, Dask may log.
 
     Raises:
-        UsageError: the wish cannot be meant.
-        EngineError: Dask is not installed, nobody answers, or other versions do.
+        UsageError: the scheduler is not understood.
+        EngineError: Dask is not installed, the scheduler does not respond, or versions differ.
     """
-    refuse_wrong(wish)
-    if wish is None:
+    check_scheduler(scheduler)
+    if scheduler is None:
         count = cpus() if jobs is None else jobs
-        with _on_this_machine(count) as crew:
-            yield crew
+        with InlinePool() if count == 1 else ProcessPool(count) as pool:
+            yield pool
         return
-    from unified_prof.pipeline.executors import dask_crew
+    from unified_prof.pipeline.executors import dask_pool  # an optional package
 
-    if (local := _LOCAL.match(wish)) is not None:
-        opened = dask_crew.on_this_machine(int(local["count"] or cpus()), verbose=verbose)
+    if (local := _LOCAL.match(scheduler)) is not None:
+        opened = dask_pool.local_pool(int(local["count"] or cpus()), verbose=verbose)
     else:
-        opened = dask_crew.of_scheduler(wish, tell, verbose=verbose)
+        opened = dask_pool.remote_pool(scheduler, note, verbose=verbose)
     with opened as dask:
         yield dask
 
 
-def each(
-    crew: Crew,
+def map_unordered(
+    pool: WorkerPool,
     function: Callable[[Item], Result],
     items: Iterable[Item],
     *,
-    again: Callable[[Item], Item] = lambda item: item,
+    retry: Callable[[Item], Item] = lambda item: item,
 ) -> Generator[tuple[Item, Result | Failure], None, None]:
-    """Yield (item, its result) in the order in which results come.
+    """Yield (item, result) in the order in which results come.
 
-    An item whose process died is tried once more, alone, when all others are done; if that process
-    ends as well, its result is a `Failure`. Items are taken as they can be done: there may be more
-    than fit into memory.
+    An item whose process died is tried once more, alone, after all others; if that process ends as
+    well, its result is a `Failure`. Items are consumed as they can be run: there may be more than
+    fit into memory.
 
     Args:
-        crew: Who does it.
-        function: At the top of its module; it and the items go to others by pickling.
+        pool: Runs the function.
+        function: Defined at the top of its module; it and the items are pickled.
         items: Arguments of the function.
-        again: Returns the item to do in place of one whose process died: it may have died when
-            all was done but for saying so.
+        retry: Returns the item to run instead of one whose process died: the process may have
+            finished the work before it died.
 
     Raises:
-        EngineError: there is nobody left to do it; what was yielded is done.
-        RuntimeError: the function raised, with its traceback; all other items were done first.
+        EngineError: no worker is left; results that were yielded are complete.
+        RuntimeError: the function raised, with its traceback; all other items were run first.
     """
     faults: list[str] = []
-    rounds = _Rounds(crew, function, faults)
-    yield from rounds.finished(((item, item) for item in items), crew.task_s)
-    neighbours, rounds.together = rounds.together, []
-    yield from rounds.finished((item, again(item)) for item in neighbours)
-    for item in rounds.alone:
-        crew.rest()
-        yield from rounds.finished([(item, again(item))], last=True)
+    rounds = _Rounds(pool, function, faults)
+    yield from rounds.finished(((item, item) for item in items), pool.task_s)
+    batched, rounds.lost_batched = rounds.lost_batched, []
+    yield from rounds.finished((item, retry(item)) for item in batched)
+    for item in rounds.lost_single:
+        pool.release_idle()
+        yield from rounds.finished([(item, retry(item))], last=True)
     if faults:
         raise RuntimeError(f"{len(faults)} task(s) failed; the first:\n{faults[0]}")
 
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """What the function raised, in the process where it did."""
+    """An exception of the function in a worker."""
 
     traceback: str
 
 
 @dataclass(slots=True)
 class _Rounds(Generic[Item, Result]):
-    """Goes through items, and keeps those whose process died for another round."""
+    """Runs items, and keeps those whose process died for another round."""
 
-    crew: Crew
+    pool: WorkerPool
     function: Callable[[Item], Result]
     faults: list[str]
-    together: list[Item] = field(default_factory=list)
-    """Lost with others in one task: which of them it was is not known."""
-    alone: list[Item] = field(default_factory=list)
-    """Lost as the only one of a task."""
+    lost_batched: list[Item] = field(default_factory=list)
+    """Items of lost tasks with several items, any of which may have ended the process."""
+    lost_single: list[Item] = field(default_factory=list)
+    """Items of lost tasks with one item."""
 
     def finished(
         self, pairs: Iterable[tuple[Item, Item]], task_s: float = 0.0, *, last: bool = False
     ) -> Iterator[tuple[Item, Result | Failure]]:
-        """Yield (item, result) of pairs (item, what to do for it)."""
-        for batch, answer in _in_batches(self.crew, self.function, pairs, task_s):
+        """Yield (item, result) for pairs (item, item to run for it)."""
+        for batch, answer in _in_batches(self.pool, self.function, pairs, task_s):
             if not isinstance(answer, WorkerDied):
                 for item, result in zip(batch, answer, strict=True):
                     if isinstance(result, _Raised):
@@ -178,54 +181,54 @@ class _Rounds(Generic[Item, Result]):
             elif last:
                 yield batch[0], Failure(str(answer))
             else:
-                (self.together if len(batch) > 1 else self.alone).extend(batch)
+                (self.lost_batched if len(batch) > 1 else self.lost_single).extend(batch)
 
 
 def _in_batches(
-    crew: Crew,
+    pool: WorkerPool,
     function: Callable[[Item], Result],
     pairs: Iterable[tuple[Item, Item]],
     task_s: float,
 ) -> Iterator[tuple[list[Item], list[Result | _Raised] | WorkerDied]]:
-    """Keep so many tasks in flight as the crew likes, and yield each when it is done.
+    """Keep `pool.max_pending()` tasks pending, and yield the batch and result of each.
 
-    A task is one item until it is known how long one takes; then as many as take `task_s`.
+    A task is one item until the time of an item is known, then as many as take `task_s`.
     """
-    coming = iter(pairs)
-    under_way: dict[Future[Any], list[Item]] = {}
+    remaining = iter(pairs)
+    pending: dict[Future[Any], list[Item]] = {}
     size, seconds, count = 1, 0.0, 0
     more = True
     try:
-        while more or under_way:
-            while more and len(under_way) < crew.in_flight():
-                batch = list(islice(coming, size))
+        while more or pending:
+            while more and len(pending) < pool.max_pending():
+                batch = list(islice(remaining, size))
                 more = len(batch) == size
                 if batch:
-                    future = crew.submit(_do, function, [todo for _, todo in batch])
-                    under_way[future] = [item for item, _ in batch]
-            done, _ = wait(under_way, _QUIET_S, FIRST_COMPLETED)
-            if under_way and not done:
-                crew.check()
+                    future = pool.submit(_run_batch, function, [todo for _, todo in batch])
+                    pending[future] = [item for item, _ in batch]
+            done, _ = wait(pending, _CHECK_INTERVAL_S, FIRST_COMPLETED)
+            if pending and not done:
+                pool.check()
             for future in done:
-                items = under_way.pop(future)
-                answer, took_s = _answer(crew, future)
+                items = pending.pop(future)
+                answer, batch_s = _result(pool, future)
                 if not isinstance(answer, WorkerDied):
-                    seconds, count = seconds + took_s, count + len(items)
-                    size = max(1, min(_MOST_TOGETHER, int(task_s * count / (seconds + 1e-9))))
+                    seconds, count = seconds + batch_s, count + len(items)
+                    size = max(1, min(_MAX_BATCH, int(task_s * count / (seconds + 1e-9))))
                 yield items, answer
     finally:
-        for future in under_way:
+        for future in pending:
             future.cancel()
 
 
-def _answer(crew: Crew, future: Future[Any]) -> tuple[Any, float]:
-    """Return what came of a task and how long it took.
+def _result(pool: WorkerPool, future: Future[Any]) -> tuple[Any, float]:
+    """Return the result of a task and its CPU time in seconds.
 
     Raises:
-        EngineError: it was given up, and so will be all others.
+        EngineError: it was cancelled, as all others will be.
     """
     if future.cancelled():
-        crew.check()
+        pool.check()
         raise EngineError("a task was cancelled from outside", slug="cancelled")
     err = future.exception()
     if isinstance(err, WorkerDied):
@@ -236,18 +239,18 @@ def _answer(crew: Crew, future: Future[Any]) -> tuple[Any, float]:
     return results, seconds
 
 
-def _do(
+def _run_batch(
     function: Callable[[Item], Result], items: Sequence[Item]
 ) -> tuple[list[Result | _Raised], float]:
-    """Do some items one after the other, where the work is done; an exception costs its item.
+    """Run the items of a task in a worker, and return their results and the CPU time in seconds.
 
-    How long they took is told by the processor: on a busy machine the clock would make tasks small.
+    CPU time, because elapsed time on a busy machine would make later tasks too small.
     """
     results: list[Result | _Raised] = []
-    begun = time.process_time()
+    begin = time.process_time()
     for item in items:
         try:
             results.append(function(item))
         except Exception:
             results.append(_Raised(traceback.format_exc()))
-    return results, time.process_time() - begun
+    return results, time.process_time() - begin

@@ -1,11 +1,9 @@
-"""What all executors have in common, and how a task is told that ended the process it ran in.
+"""Worker pools: the interface, this process, and local processes that may die.
 
-Processes of this machine that may die: no task is lost with them but the one they did.
-
-`concurrent.futures.ProcessPoolExecutor` gives up everything when the system kills one of its
-processes, as it does with what takes too much memory. Here each process has a pipe and one task at
-a time, so that it is known whose process ended; a fresh one takes its place. Processes never
-outlive their parent, however that ends.
+`concurrent.futures.ProcessPoolExecutor` fails all tasks if the system kills one of its processes,
+as it does if memory runs out. Here each process has a pipe and one task at a time, so that only the
+task of a dead process fails, and a new process takes its place. Processes end with their parent,
+however it ends.
 """
 
 from __future__ import annotations
@@ -36,52 +34,51 @@ P = ParamSpec("P")
 T = TypeVar("T")
 
 
-class WorkerDied(Exception):  # noqa: N818 (it is not the task that is in error)
-    """The process that did a task ended without a result; `str` says how, after "the process"."""
+class WorkerDied(Exception):  # noqa: N818 (the task itself did not fail)
+    """The process of a task ended without a result; `str` completes "the process ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """An item whose process ended without a result, and ended again when it was tried alone."""
+    """The result of an item whose process ended twice, the second time with this item alone."""
 
     why: str
-    """How the process ended, as words that follow "the process": "was ended by SIGKILL"."""
+    """Completes "the process ...", for example "was terminated by SIGKILL"."""
 
     def __str__(self) -> str:
         return self.why
 
 
-class Crew(Executor):
-    """An executor that says how much it wants in flight, and whether anybody is there to work."""
+class WorkerPool(Executor):
+    """An executor that limits pending tasks and checks whether workers are left."""
 
     task_s: float = 0.0
-    """How long a task is to be at least, for what it costs to hand one out: shorter items are
-    put together."""
+    """Minimum duration of a task, because of the cost of a task; shorter items share one."""
 
     @abstractmethod
-    def in_flight(self) -> int:
-        """Return how many tasks are to be submitted and not finished at a time."""
+    def max_pending(self) -> int:
+        """Return the maximum number of tasks that are submitted and not finished."""
 
-    def rest(self) -> None:
-        """Called when one task alone is to come: whoever is idle need not hold memory."""
+    def release_idle(self) -> None:
+        """Free the memory of idle workers; called before tasks that run alone."""
 
     def check(self) -> None:
-        """Called when nothing has finished for a while; or when a task was cancelled.
+        """Check the workers; called if no task finished for a while, or one was cancelled.
 
         Raises:
-            EngineError: nobody is there any more who could do what was submitted.
+            EngineError: no worker is left for the pending tasks.
         """
 
 
-class Here(Crew):
-    """Does each task at once, in this process, which a task may end."""
+class InlinePool(WorkerPool):
+    """Runs each task at once in this process, which a task may end."""
 
-    def in_flight(self) -> int:
-        """Return 1: results are to be had one by one."""
+    def max_pending(self) -> int:
+        """Return 1: results come one by one."""
         return 1
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Do it, and return the future that has its result."""
+        """Call `fn` and return a future with its result."""
         future: Future[Any] = Future()
         try:
             result = fn(*args, **kwargs)
@@ -92,12 +89,12 @@ class Here(Crew):
         return future
 
 
+# Maximum time for a process to clean up before it is killed.
 _GRACE_S = 10.0
-"""How long a process may take to clean up when it is told to end."""
 
 
-class _Traceback(Exception):  # noqa: N818 (the cause of another, for people to read)
-    """Where in the other process an exception was raised."""
+class _Traceback(Exception):  # noqa: N818 (shown as the cause of another exception)
+    """The traceback of an exception in another process."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -116,29 +113,31 @@ class _Process:
     job: _Job | None = None
 
 
-class Processes(Crew):
-    """An executor over processes of this machine, which start when they are needed.
+class ProcessPool(WorkerPool):
+    """An executor over local processes, which start when they are needed.
 
-    Functions stand at the top of their module; they and their arguments go to the processes by
-    pickling. A task whose process ends has `WorkerDied` as its exception. `shutdown` with
-    `cancel_futures` ends what is under way; so does leaving a `with` block by an exception.
+    Functions are defined at the top of their module; they and their arguments are pickled. A task
+    whose process ends has the exception `WorkerDied`. `shutdown` with `cancel_futures`, or an
+    exception in a `with` block, terminates running tasks.
     """
 
     def __init__(self, count: int) -> None:
         self._count = count
         self._lock = threading.Lock()
         self._waiting: deque[_Job] = deque()
-        self._closed = self._cancelled = self._woken = self._resting = False
+        self._closed = self._cancelled = self._is_woken = self._releases_idle = False
         self._broken: EngineError | None = None
-        self._bell, self._ring = multiprocessing.get_context("spawn").Pipe(duplex=False)
+        self._wake_receiver, self._wake_sender = multiprocessing.get_context("spawn").Pipe(
+            duplex=False
+        )
         self._thread: threading.Thread | None = None
 
-    def in_flight(self) -> int:
-        """Return twice the number of processes: the next task lies ready when one ends."""
+    def max_pending(self) -> int:
+        """Return twice the number of processes, so that none waits for its next task."""
         return 2 * self._count
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a process call `fn`; what cannot be pickled is told at once."""
+        """Call `fn` in a process; raises at once if the arguments cannot be pickled."""
         job = _Job(Future(), bytes(ForkingPickler.dumps((fn, args, kwargs))))
         with self._lock:
             if self._broken is not None:
@@ -147,27 +146,27 @@ class Processes(Crew):
                 raise RuntimeError("cannot submit a task after shutdown")
             self._waiting.append(job)
             if self._thread is None:
-                self._thread = threading.Thread(target=self._work, name="uprof-crew", daemon=True)
+                self._thread = threading.Thread(target=self._work, name="uprof-pool", daemon=True)
                 self._thread.start()
             self._wake()
         return job.future
 
-    def rest(self) -> None:
-        """End the processes that have nothing to do, for the memory they hold."""
+    def release_idle(self) -> None:
+        """End idle processes to free their memory."""
         with self._lock:
-            self._resting = True
+            self._releases_idle = True
             self._wake()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes: when all is done or, if tasks are to be cancelled, now."""
+        """End the processes: after the last task or, if `cancel_futures`, now."""
         with self._lock:
             self._closed = True
             self._cancelled = self._cancelled or cancel_futures
             self._wake()
             thread = self._thread
         if thread is None:
-            self._bell.close()
-            self._ring.close()
+            self._wake_receiver.close()
+            self._wake_sender.close()
         elif wait:
             thread.join()
 
@@ -175,49 +174,49 @@ class Processes(Crew):
         self.shutdown(cancel_futures=kind is not None)
 
     def _wake(self) -> None:
-        if not self._woken and not self._ring.closed:
-            self._woken = True
-            self._ring.send_bytes(b"!")
+        if not self._is_woken and not self._wake_sender.closed:
+            self._is_woken = True
+            self._wake_sender.send_bytes(b"!")
 
     def _work(self) -> None:
-        """Give tasks to processes and take results, until there will be no more of them."""
+        """Dispatch tasks and receive results until the pool is closed and no task is left."""
         pool: list[_Process] = []
         try:
             while not self._cancelled:
-                if self._resting:
-                    self._resting = False
+                if self._releases_idle:
+                    self._releases_idle = False
                     idle = [process for process in pool if process.job is None]
                     pool[:] = [process for process in pool if process.job is not None]
-                    _end(idle, at_once=False)
-                self._hand_out(pool)
+                    _end(idle, terminate=False)
+                self._dispatch(pool)
                 if self._closed and not any(process.job for process in pool):
                     break
                 by_connection = {process.connection: process for process in pool}
-                for ready in wait([self._bell, *by_connection]):
-                    if ready is self._bell:
+                for ready in wait([self._wake_receiver, *by_connection]):
+                    if ready is self._wake_receiver:
                         with self._lock:
-                            self._bell.recv_bytes()
-                            self._woken = False
+                            self._wake_receiver.recv_bytes()
+                            self._is_woken = False
                     else:
-                        _take(by_connection[ready], pool)  # type: ignore[index]
-        except Exception as err:  # whatever it is, somebody waits for the tasks
+                        _receive(by_connection[ready], pool)  # type: ignore[index]
+        except Exception as err:  # any failure must reach those who wait for tasks
             why = err.strerror if isinstance(err, OSError) and err.strerror else str(err)
             self._broken = EngineError(f"cannot start a process: {why}", slug="cannot-start")
         finally:
-            _end(pool, at_once=self._cancelled)
-            for job in self._left(pool):
+            _end(pool, terminate=self._cancelled)
+            for job in self._unfinished(pool):
                 if self._broken is not None:
                     job.future.set_exception(self._broken)
                 elif job.future.cancel():
-                    job.future.set_running_or_notify_cancel()  # only that wakes who waits for it
+                    job.future.set_running_or_notify_cancel()  # wakes those who wait for it
                 else:
                     job.future.set_exception(WorkerDied("was terminated with all others"))
             with self._lock:
                 self._closed = True
-                self._bell.close()
-                self._ring.close()
+                self._wake_receiver.close()
+                self._wake_sender.close()
 
-    def _left(self, pool: Sequence[_Process]) -> list[_Job]:
+    def _unfinished(self, pool: Sequence[_Process]) -> list[_Job]:
         with self._lock:
             self._closed = True
             waiting = list(self._waiting)
@@ -225,7 +224,7 @@ class Processes(Crew):
         jobs = [*(process.job for process in pool if process.job), *waiting]
         return [job for job in jobs if not job.future.done()]
 
-    def _hand_out(self, pool: list[_Process]) -> None:
+    def _dispatch(self, pool: list[_Process]) -> None:
         while True:
             idle = next((process for process in pool if process.job is None), None)
             if idle is None and len(pool) >= self._count:
@@ -238,19 +237,19 @@ class Processes(Crew):
                 continue
             if idle is None:
                 try:
-                    idle = _started()
+                    idle = _start_process()
                 except Exception:
                     with self._lock:
                         self._waiting.appendleft(job)
                     raise
                 pool.append(idle)
             idle.job = job
-            with suppress(OSError):  # it died between two tasks: waiting for its result will tell
+            with suppress(OSError):  # it died between two tasks, which `_receive` notices
                 idle.connection.send_bytes(job.message)
 
 
-def _take(process: _Process, pool: list[_Process]) -> None:
-    """Give a task what its process says, or that it says nothing any more."""
+def _receive(process: _Process, pool: list[_Process]) -> None:
+    """Set the result of a task from its process, or `WorkerDied` if the process ended."""
     job, process.job = process.job, None
     try:
         message = process.connection.recv_bytes()
@@ -259,21 +258,21 @@ def _take(process: _Process, pool: list[_Process]) -> None:
         process.connection.close()
         process.process.join(_GRACE_S)
         if job is not None:
-            job.future.set_exception(WorkerDied(_how_ended(process.process.exitcode)))
+            job.future.set_exception(WorkerDied(_exit_text(process.process.exitcode)))
         return
     assert job is not None
     try:
-        good, result, where = pickle.loads(message)
-    except Exception as err:  # its class cannot be made anew from what it holds
-        good, result, where = False, err, traceback.format_exc()
-    if good:
+        succeeded, result, where = pickle.loads(message)
+    except Exception as err:  # an exception that cannot be unpickled
+        succeeded, result, where = False, err, traceback.format_exc()
+    if succeeded:
         job.future.set_result(result)
     else:
         result.__cause__ = _Traceback(where)
         job.future.set_exception(result)
 
 
-def _how_ended(exit_code: int | None) -> str:
+def _exit_text(exit_code: int | None) -> str:
     if exit_code is not None and exit_code < 0:
         try:
             name = signal.Signals(-exit_code).name
@@ -283,25 +282,25 @@ def _how_ended(exit_code: int | None) -> str:
     return f"ended with exit code {exit_code}"
 
 
-def _started() -> _Process:
+def _start_process() -> _Process:
     main = sys.modules.get("__main__")
     if main is not None and not hasattr(main, "__spec__"):
-        main.__spec__ = None  # a notebook's %reset takes it, and multiprocessing asks for it
+        main.__spec__ = None  # multiprocessing needs it; %reset of a notebook removes it
     context = multiprocessing.get_context("spawn")
-    ours, theirs = context.Pipe()
-    process = context.Process(target=_serve, args=(theirs,), daemon=True)
+    parent_end, child_end = context.Pipe()
+    process = context.Process(target=_serve, args=(child_end,), daemon=True)
     process.start()
-    theirs.close()
-    return _Process(process, ours)
+    child_end.close()
+    return _Process(process, parent_end)
 
 
-def _end(pool: Sequence[_Process], *, at_once: bool) -> None:
-    """End processes; those whose results nobody wants remove what they have not finished."""
+def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
+    """End processes; those that are terminated remove their partial files."""
     for process in pool:
-        if at_once or process.job is not None:
+        if terminate or process.job is not None:
             process.process.terminate()
         else:
-            process.connection.close()  # it ends by itself
+            process.connection.close()  # the process ends when its pipe closes
     deadline = time.monotonic() + _GRACE_S
     for process in pool:
         process.process.join(max(0.0, deadline - time.monotonic()))
@@ -312,8 +311,10 @@ def _end(pool: Sequence[_Process], *, at_once: bool) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    """Do tasks until there are no more; what a process runs."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the parent, which ends us
+    """Run tasks until the pipe closes; the main function of a process."""
+    signal.signal(
+        signal.SIGINT, signal.SIG_IGN
+    )  # Ctrl-C reaches the parent, which ends the processes
     threading.Thread(target=_end_with_parent, daemon=True).start()
     with ended_by_signals():
         while True:
@@ -321,13 +322,13 @@ def _serve(connection: Connection) -> None:
                 message = connection.recv_bytes()
             except (EOFError, OSError):
                 return
-            answer = _answer(message)
+            answer = _run_message(message)
             with suppress(BrokenPipeError):
                 connection.send_bytes(answer)
 
 
-def _answer(message: bytes) -> bytes:
-    """Do one task and return (whether it went well, its result or exception, where), pickled."""
+def _run_message(message: bytes) -> bytes:
+    """Run a task and return (success, result or exception, traceback), pickled."""
     try:
         function, args, kwargs = pickle.loads(message)
         return bytes(ForkingPickler.dumps((True, function(*args, **kwargs), "")))
@@ -342,7 +343,7 @@ def _answer(message: bytes) -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent is gone, then end this process as SIGTERM does."""
+    """Wait until the parent has ended, then send SIGTERM to this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,43 +1,41 @@
-"""The one registry of what `uprof build` and `uprof import` take.
+"""The registry of recordings that `uprof build` and `uprof import` convert.
 
-To add a source: a module here with a `Source`, and its instance in `SOURCES`. Nothing else knows
-sources by name: discovery, naming, the command line's help, `uprof run` and the hints of other
-commands ask the registry. What is known but cannot be taken stands in `recognised`.
-CONTRIBUTING.md, "A source of your own", has a worked example.
+To add a source, write a `Source` in a module here and add an instance to `SOURCES`. Discovery,
+names of reports, help, `uprof run` and hints use the registry only. `UNSUPPORTED_FORMATS` lists
+formats that are recognized but cannot be converted. CONTRIBUTING.md, "A source", has a worked
+example.
 
-If you change this, also change: the rows of `uprof build` and `uprof import` in the first table of
-README.md, and `MAKERS` of `tests/pipeline/test_sources.py`, a tiny recording of each kind for the
-tests that go through every source.
+Also change: the rows of `uprof build` and `uprof import` in the first table of README.md, and
+`MAKERS` of `tests/pipeline/test_sources.py`, whose tests go through every source.
 """
 
 from __future__ import annotations
 
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
+from unified_prof.decoders.compression import head_of
 from unified_prof.pipeline.sources.ascend import AscendPt, AscendText, Prof
-from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
-from unified_prof.pipeline.sources.gpu import (
-    Kineto,
-    MemorySnapshot,
-    Nsys,
-    Recognised,
-    Rocm,
-    recognised,
-)
+from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
+from unified_prof.pipeline.sources.gpu import Kineto, MemorySnapshot, Nsys, Rocm
 
 __all__ = [
     "SOURCES",
-    "Decoded",
-    "Ground",
-    "Recognised",
-    "Sign",
+    "DecodeContext",
+    "DecodeResult",
+    "Match",
     "Source",
+    "UnsupportedFormat",
     "by_kind",
-    "recognised",
-    "source_of",
-    "surely",
+    "certain_source",
+    "find_source",
+    "unsupported_format",
 ]
 
+# In the order in which they are asked; a certain match precedes a possible one.
 SOURCES: tuple[Source, ...] = (
     Prof(),
     AscendPt(),
@@ -47,24 +45,130 @@ SOURCES: tuple[Source, ...] = (
     Rocm(),
     Kineto(),
 )
-"""In the order in which they are asked; one that is sure of a file goes before one that may be."""
 
 
 def by_kind(kind: str) -> Source:
-    """Return the source that `backends.base.Recording.kind` names."""
+    """Return the source of this kind."""
     return next(source for source in SOURCES if source.kind == kind)
 
 
-def source_of(path: Path) -> Source | None:
-    """Return the source that takes `path` itself, None if none does; reads a few KB at most."""
-    signs = [(source.sniff(path), source) for source in SOURCES]
-    for wanted in (Sign.SURE, Sign.MAYBE):
-        for sign, source in signs:
-            if sign is wanted:
-                return source
-    return None
+def certain_source(path: Path) -> Source | None:
+    """Return the source that certainly matches `path`, as required in a directory search."""
+    return next((source for source in SOURCES if source.sniff(path) is Match.CERTAIN), None)
 
 
-def surely(path: Path) -> Source | None:
-    """Return the source that is sure of `path`: what is taken from a folder nobody looked into."""
-    return next((source for source in SOURCES if source.sniff(path) is Sign.SURE), None)
+def find_source(path: Path) -> Source | None:
+    """Return the source of a recording that the user named, None if there is none."""
+    if (source := certain_source(path)) is not None:
+        return source
+    if unsupported_format(path) is not None:
+        return None
+    return next((source for source in SOURCES if source.sniff(path) is Match.POSSIBLE), None)
+
+
+@dataclass(frozen=True, slots=True)
+class UnsupportedFormat:
+    """A format that is recognized by the ending of a name or by the first bytes."""
+
+    description: str
+    """What it is, with its article, for messages."""
+    hint: str | Callable[[Path], str]
+    """What to do instead."""
+    endings: tuple[str, ...] = ()
+    """Endings of file names, in lower case."""
+    head: re.Pattern[bytes] | None = None
+    """Matches the first bytes of the content, decompressed."""
+
+    def hint_for(self, path: Path) -> str:
+        """Return what to do with `path`."""
+        return self.hint if isinstance(self.hint, str) else self.hint(path)
+
+
+def _export_nsys(path: Path) -> str:
+    exported = path.with_suffix(".sqlite")
+    if exported.is_file():
+        return f"import its export: uprof import {shlex.quote(str(exported))}"
+    target = shlex.quote(str(exported))
+    command = f"nsys export --type sqlite -o {target} {shlex.quote(str(path))}"
+    return f"export it first: {command}; uprof import {target}"
+
+
+def _convert_encoding(path: Path) -> str:
+    text = shlex.quote(str(path))
+    return f"convert it: iconv -f UTF-16 -t UTF-8 {text} > utf8.json; uprof import utf8.json"
+
+
+_RECORD_TRACE = "record a trace: torch.profiler.profile(...).export_chrome_trace(FILE)"
+
+UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
+    UnsupportedFormat(
+        "an Nsight Systems recording", _export_nsys, endings=(".nsys-rep", ".qdrep", ".qdstrm")
+    ),
+    UnsupportedFormat(
+        "an Nsight Compute report",
+        "it holds counters of single kernels; record a timeline: nsys profile",
+        endings=(".ncu-rep",),
+        head=re.compile(rb'(?:==PROF==[^\n]*\n)*"ID","Process ID","Process Name"'),
+    ),
+    UnsupportedFormat(
+        "a JAX or TensorFlow profile (XPlane)",
+        "JAX profiles are not supported; use TensorBoard's profile plugin (xprof)",
+        endings=(".xplane.pb",),
+    ),
+    UnsupportedFormat(
+        "a Perfetto trace",
+        f"only Chrome JSON is read; {_RECORD_TRACE}",
+        endings=(".pftrace", ".perfetto-trace", ".perfetto"),
+    ),
+    UnsupportedFormat(
+        "a Chakra execution trace",
+        f"it has no device times; {_RECORD_TRACE}",
+        endings=(".et",),
+        head=re.compile(rb'\s*\{\s*"schema"\s*:\s*"[^"]*chakra', re.IGNORECASE),
+    ),
+    UnsupportedFormat(
+        "a PyTorch execution trace",
+        f"it has no times; {_RECORD_TRACE}",
+        head=re.compile(rb'\s*\{\s*"schema"\s*:\s*"[^"]{1,40}"\s*,\s*"(?:pid|nodes|time)"\s*:'),
+    ),
+    UnsupportedFormat(
+        "a memory timeline (export_memory_timeline)",
+        "it has totals only; record torch.cuda.memory._dump_snapshot(FILE), or a trace with"
+        " profile_memory=True",
+        head=re.compile(rb"\s*\[\s*\[\s*-?\d"),
+    ),
+    UnsupportedFormat(
+        "a stack file (export_stacks)",
+        f"it has sums only; {_RECORD_TRACE} with with_stack=True",
+        head=re.compile(rb"(?:[^\n;{}\[\]]+;)+[^\n;]+ \d+\n"),
+    ),
+    UnsupportedFormat(
+        "UTF-16 text, as PowerShell writes it",
+        _convert_encoding,
+        head=re.compile(rb"\xff\xfe.\0|\xfe\xff\0.|[{\[]\0|\0[{\[]", re.DOTALL),
+    ),
+    UnsupportedFormat(
+        "a Git LFS pointer, not the file itself",
+        "fetch the file: git lfs pull",
+        head=re.compile(rb"version https://git-lfs\."),
+    ),
+    UnsupportedFormat(
+        "an HTML page",
+        "download or record the trace itself",
+        head=re.compile(rb"\s*<(?:!doctype html|html)", re.IGNORECASE),
+    ),
+)
+
+
+def unsupported_format(path: Path) -> UnsupportedFormat | None:
+    """Return the unsupported format of `path`, None if it is not recognized as one."""
+    name = path.name.lower()
+    for found in UNSUPPORTED_FORMATS:
+        if name.endswith(found.endings):
+            return found
+    head = head_of(path)
+    if head is None:
+        return None
+    return next(
+        (found for found in UNSUPPORTED_FORMATS if found.head and found.head.match(head)), None
+    )

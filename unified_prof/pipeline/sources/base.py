@@ -1,7 +1,4 @@
-"""What a source is: a kind of recording, and all that converting one needs to know of it.
-
-CPU time by stage of a job, and whom it tells what it is doing.
-"""
+"""The interface of a source: a kind of recording, and everything that converting one requires."""
 
 from __future__ import annotations
 
@@ -21,78 +18,77 @@ if TYPE_CHECKING:
     from unified_prof.base.columns import Sink
 
 
-class Sign(Enum):
-    """What a look at the name and the first bytes says."""
+class Match(Enum):
+    """How certain a source is that a file or directory is one of its recordings."""
 
     NO = "no"
-    MAYBE = "maybe"
-    """It can be one: taken where a user names it, passed over in a folder."""
-    SURE = "sure"
-    """It is one, or a damaged one: taken wherever it lies."""
+    POSSIBLE = "possible"
+    """Accepted if the user names it, skipped in a directory search."""
+    CERTAIN = "certain"
+    """A recording, complete or damaged: accepted anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What a decoder may know of the report that it fills, and whom it tells."""
+class DecodeContext:
+    """The report that a decoder fills, and where it reports progress."""
 
     has_column: Callable[[str, str], bool]
-    """Whether the revision being written has (table, column)."""
+    """Returns True if the revision being written has (table, column)."""
     data_types: Mapping[str, int]
-    """ENUM_HCCL_DATA_TYPE of that revision, name -> id."""
+    """Name -> id in ENUM_HCCL_DATA_TYPE of that revision."""
     enums: Callable[[str], Mapping[str, int]]
-    """The same of any ENUM_* table."""
+    """Returns name -> id of an ENUM_* table of that revision."""
     stage: Callable[[str], AbstractContextManager[Any]]
-    """Entered around a part of the work: CPU time and progress. One may lie inside another."""
-    now: Callable[[str], None]
-    """The same for work that has one stage after the other."""
+    """Context manager that counts CPU time as that of a stage; stages can be nested."""
+    next_stage: Callable[[str], None]
+    """Ends the innermost stage and begins another."""
     is_own_frame: Callable[[str], bool] = lambda _: False
-    """Whether a Python frame belongs to uprof, which ran the program."""
+    """Returns True for a Python frame of uprof, which ran the program."""
 
 
 @dataclass(frozen=True, slots=True)
-class Decoded:
-    """What a decoder tells besides the rows it wrote."""
+class DecodeResult:
+    """What a decoder returns besides the rows it wrote."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
-    """Rows of UPROF_RUN: where the report comes from."""
+    """Rows of UPROF_RUN."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """What `--json` says of this kind of recording only."""
+    """Keys that `--json` has for this kind of recording only."""
     summary: str | None = None
-    """One line on what was found; without it, the rows of every table are listed."""
+    """One line that describes the recording; None: the rows of every table are listed."""
     rank: int | None = None
-    """The process of a distributed run that was recorded, where the recording says it."""
+    """Rank of the recorded process, None if it was not recorded."""
 
 
 class Source(ABC):
-    """A kind of recording that becomes an msprof database."""
+    """A kind of recording that is converted to an msprof database."""
 
     kind: ClassVar[str]
-    """Its name; `backends.base.Recording.kind` of what a backend leaves."""
-    what: ClassVar[str]
-    """What it is in a message, with its article."""
+    """Name of the source; `backends.registry.Recording.kind` of what a backend records."""
+    description: ClassVar[str]
+    """What it is, with its article, for messages and help."""
     command: ClassVar[str]
     """Row `command` of UPROF_RUN, and the command that hints name."""
-    keys: ClassVar[tuple[str, str]] = ("recording", "database")
-    """What `--json` calls the recording and its report; scripts rely on these."""
+    json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
+    """Keys of the recording and its report in `--json`; scripts rely on these."""
     layouts: ClassVar[frozenset[str]] = frozenset({"plain"})
-    """Layouts of `pipeline.places` that its reports can be put in."""
-    inside: ClassVar[bool] = False
-    """Whether the report's place is inside the recording, a folder then."""
-
-    names_rank: ClassVar[bool] = False
-    """Whether the names of its reports say the rank in any case."""
+    """Layouts of `pipeline.output_paths` that its reports support."""
+    report_is_inside: ClassVar[bool] = False
+    """True if the default place of the report is inside the recording, a directory."""
+    report_names_rank: ClassVar[bool] = False
+    """True if default names of its reports contain the rank."""
 
     @property
     def title(self) -> str:
-        """What it is in a sentence, without the ends of names: `a torch.profiler trace`."""
-        return self.what.partition(" (")[0]
+        """The description without file endings: `a torch.profiler trace`."""
+        return self.description.partition(" (")[0]
 
     @abstractmethod
-    def sniff(self, path: Path) -> Sign:
-        """Look at a file or folder; never raises and reads a few KB at most."""
+    def sniff(self, path: Path) -> Match:
+        """Look at a file or directory; never raises, and reads the beginning only."""
 
     @abstractmethod
-    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
+    def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write the rows of the recording at `path` into `sink`.
 
         Raises:
@@ -101,80 +97,84 @@ class Source(ABC):
 
     @abstractmethod
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return the facts of UPROF_RUN by which its report is known to be of this recording."""
+        """Return the facts of UPROF_RUN that identify the recording of a report."""
 
-    def changed_ns(self, path: Path) -> int:
-        """Return when the recording was last written to, ns since 1970."""
+    def modified_ns(self, path: Path) -> int:
+        """Return the time of the last change to the recording, ns since 1970."""
         return path.stat().st_mtime_ns
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
-        """Say what would be missing in our report of it, a phrase each; often nothing.
+        """Return the data that the report would lack although its schema has tables for it.
 
-        For those who have another database of it to fall back on.
+        `uprof run` then keeps the database of the vendor's exporter instead.
 
         Raises:
-            RawFormatError: it is no recording.
+            RawFormatError: it is not a recording.
         """
         return ()
 
     def stem(self, path: Path) -> str:
-        """Return what its report is named after."""
+        """Return the name that the report's name is derived from."""
         return path.resolve().name
 
     def rank(self, path: Path) -> int | None:
-        """Return which of several processes was recorded, where a look at the beginning says it."""
+        """Return the rank of the recorded process, None if the beginning does not contain it."""
         return None
 
-    def target(self, path: Path, folder: Path | None, name: str) -> Path:
-        """Return where its report goes.
+    def world_size(self, path: Path) -> int | None:
+        """Return the number of ranks of the run, None if the beginning does not contain it."""
+        return None
+
+    def report_path(self, path: Path, directory: Path | None, name: str) -> Path:
+        """Return where the report is written.
 
         Args:
             path: The recording.
-            folder: That was asked for; None: the usual place.
+            directory: The directory that the user chose; None: the default place.
             name: `stem` of the recording, made unique among those converted together.
         """
-        return (folder or Path()) / f"{name}.db"
+        return (directory or Path()) / f"{name}.db"
 
-    def wants_enums(self, path: Path) -> bool:
-        """Whether the schema's lists of names, ENUM_*, belong into its report.
+    def has_enums(self, path: Path) -> bool:
+        """Return True if the report contains the ENUM_* tables of the schema.
 
-        They do not where torch_npu makes a database without msprof's, of PyTorch's rows alone.
+        torch_npu's databases of PyTorch alone do not.
         """
         return True
 
-    def describes_itself(self, path: Path) -> bool:
-        """Whether files of it say what torch_npu says of a recording (profiler_info*.json).
+    def has_description(self, path: Path) -> bool:
+        """Return True if the recording has torch_npu's profiler_info*.json.
 
-        `complete` puts them where viewers look.
+        `write_companions` then copies it to where viewers look.
         """
         return False
 
-    def complete(  # noqa: B027 (most have nothing to add)
+    def write_companions(  # noqa: B027 (most sources have none)
         self, path: Path, report: Path, *, force: bool
     ) -> None:
-        """Write what readers of the layout expect beside the report.
+        """Write the files that readers of the layout expect beside the report.
 
-        It is called where the report's place is of the source's or the layout's choice, before
-        the report gets its name: a report that is there has all that belongs to it.
+        Called if the source or the layout chose the report's place, before the report gets its
+        final name, so that a finished report always has its companions.
 
         Args:
             path: The recording.
-            report: Complete, in its folder, under a name for the time being.
-            force: Whether what is there already may be replaced.
+            report: The complete report in its directory, under a temporary name.
+            force: If True, existing files may be replaced.
         """
 
-    def reports_at(self, target: Path) -> list[Path]:
-        """Return the reports that stand in the way of one at `target`.
+    def existing_reports(self, target: Path) -> list[Path]:
+        """Return the reports that conflict with one at `target`.
 
         Raises:
-            OSError: the place cannot be listed.
+            OSError: the directory cannot be listed.
         """
         return [target] if os.path.lexists(target) else []
 
 
 @dataclass(slots=True)
 class Stages:
-    """CPU time in seconds by stage, in order; a stage inside another counts for itself only."""
+    """CPU time in seconds by stage, in order; a nested stage counts for itself only."""
 
     progress: Callable[[str], None] = lambda _: None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -183,7 +183,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the block's time as that of `name`."""
+        """Count the time of the block as that of stage `name`."""
         self._count()
         self._running.append(name)
         self.progress(name)
@@ -193,14 +193,14 @@ class Stages:
             self._count()
             self._running.pop()
 
-    def now(self, name: str) -> None:
-        """Let `name` take the place of the innermost stage."""
+    def next_stage(self, name: str) -> None:
+        """End the innermost stage and begin stage `name`."""
         self._count()
         self._running[-1:] = [name]
         self.progress(name)
 
     def end(self) -> None:
-        """Count what is left."""
+        """End all stages."""
         self._count()
         self._running.clear()
 

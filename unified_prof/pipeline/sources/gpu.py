@@ -1,92 +1,136 @@
-"""What sources of GPU recordings share: how they are told about, and tables of other tools.
+"""Sources of GPU and CPU recordings: torch.profiler, Nsight Systems, rocprofv3, memory snapshots.
 
-Traces that torch.profiler (Kineto) writes, of NVIDIA and AMD devices and of the CPU.
-
-Exports of Nsight Systems: `nsys export --type sqlite`, and `--type parquetdir`.
-
-Recordings of rocprofv3, of AMD devices: rocpd databases and its JSON.
-
-Snapshots of PyTorch's caching allocator, as pickle or JSON.
-
-Recordings that uprof knows but cannot convert, and how to have one that it can.
-
-To add one: its `Recognised` in `KNOWN`. Nothing else knows them by name.
+Decoders are imported where they are used, because `uprof --help` lists the sources.
 """
 
 from __future__ import annotations
 
 import re
-import shlex
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from unified_prof.errors import RawFormatError, StoreError
-from unified_prof.pipeline.sources.base import Decoded, Ground, Sign, Source
+from unified_prof.decoders.compression import Content, format_of, head_of
+from unified_prof.errors import OutputError, RawFormatError, StoreError
+from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 
 if TYPE_CHECKING:
     from unified_prof.base.columns import Sink, Tables
-    from unified_prof.decoders.gpu.rows import Found
+    from unified_prof.decoders.gpu.rows import GpuRecording
+
+_COMPRESSED = r"\.(?:gz|xz|bz2|zst|zip)"
+_COMPRESSED_ENDING = re.compile(rf"{_COMPRESSED}$", re.IGNORECASE)
+_BOM = b"\xef\xbb\xbf"
+_SQLITE = b"SQLite format 3\0"
+# Bytes of a compressed database that are searched for its tables, which are declared first.
+_SCHEMA_BYTES = 16 << 20
+_CREATE_TABLE = re.compile(rb'CREATE TABLE ["\'`\[]?(\w+)')
 
 
-def decoded(found: Found, tasks: str | None = None) -> Decoded:
-    """Return what a source tells of what its decoder found.
+def _content_head(path: Path) -> bytes:
+    """Return the first bytes of a file's content, decompressed and without byte order mark."""
+    return (head_of(path) or b"").removeprefix(_BOM).lstrip()
 
-    Args:
-        found: What the decoder says.
-        tasks: The end of the summary; by default the device's tasks, or that there are none.
+
+def _plain_name(path: Path) -> str:
+    """Return the name of a recording without the ending of its compression."""
+    return _COMPRESSED_ENDING.sub("", path.resolve().name) or path.name
+
+
+def _database_tables(path: Path) -> frozenset[str]:
+    """Return the table names of a SQLite database, compressed or not; none if it is another file.
+
+    Of a compressed database only the beginning is searched.
     """
-    figures = {
-        "events": found.events,
-        "events_by_kind": dict(sorted(found.counts.items())),
-        "device_tasks": found.tasks,
-        "device_tasks_joined": found.tasks_joined,
-    }
-    if "rank" in found.facts:  # not every kind of recording knows of ranks
-        figures["rank"] = found.rank
-    if tasks is None:
-        tasks = joined_tasks(found) if found.tasks else "no device tasks"
-    return Decoded(
-        facts=found.facts,
-        figures=figures,
-        summary=f"{found.events:,} events: {found.operations:,} operations, {tasks}",
-        rank=found.rank,
-    )
+    from unified_prof.sqlite.fingerprint import table_names
+
+    if not (head_of(path) or b"").startswith(_SQLITE):
+        return frozenset()
+    if not _is_compressed(path):
+        return table_names(path)
+    names: set[str] = set()
+    size, rest = 0, b""
+    try:
+        for block in Content(path).blocks():
+            names.update(name.decode() for name in _CREATE_TABLE.findall(rest + block))
+            size, rest = size + len(block), block[-100:]
+            if size > _SCHEMA_BYTES:
+                break
+    except RawFormatError:
+        pass
+    return frozenset(names)
 
 
-def joined_tasks(found: Found) -> str:
-    """Say how many tasks there are, and how many have their launch."""
-    return f"{found.tasks:,} device tasks, {found.tasks_joined:,} matched to their launch"
+def _is_compressed(path: Path) -> bool:
+    with path.open("rb") as file:
+        return format_of(file.read(8)) is not None
 
 
 @contextmanager
-def recorded_tables(path: Path) -> Iterator[Tables]:
-    """Open the tables of a recording that is a database.
+def _open_database(path: Path) -> Iterator[Tables]:
+    """Open the tables of a recording that is a SQLite database, compressed or not.
 
     Raises:
         RawFormatError: it cannot be read.
+        OutputError: a temporary copy cannot be written.
     """
+    from unified_prof.sqlite.atomic import temporary_folder
     from unified_prof.sqlite.external_tables import foreign_tables
 
-    try:
-        with foreign_tables(path) as tables:
-            yield tables
-    except StoreError as err:  # the words of those who read reports; to us it is a recording
-        raise RawFormatError(str(err), hint=err.hint, slug=err.slug) from err
+    with ExitStack() as resources:
+        database = path
+        if _is_compressed(path):
+            try:
+                database = resources.enter_context(temporary_folder()) / _plain_name(path)
+                with database.open("xb") as copy:
+                    for block in Content(path).blocks():
+                        copy.write(block)
+            except OSError as err:
+                raise OutputError(
+                    f"cannot decompress {path}: {err.strerror or err}",
+                    hint="set TMPDIR to a directory with more space",
+                    slug="no-temporary-space",
+                ) from err
+        try:
+            yield resources.enter_context(foreign_tables(database))
+        except StoreError as err:
+            text, hint = (
+                None if text is None else text.replace(str(database), str(path))
+                for text in (str(err), err.hint)
+            )
+            raise RawFormatError(str(text), hint=hint, slug=err.slug) from err
 
 
-_COMPRESSED = r"(\.(?:gz|xz|bz2|zst|zip))"
-_SUFFIXES = re.compile(rf"(\.pt)?(\.trace)?\.json{_COMPRESSED}?$|{_COMPRESSED}$", re.IGNORECASE)
-_JSON_NAME = re.compile(rf".*\.json{_COMPRESSED}?", re.IGNORECASE | re.DOTALL)
-_TRACE_NAME = re.compile(rf".*trace.*\.json{_COMPRESSED}?", re.IGNORECASE | re.DOTALL)
-_BOM = b"\xef\xbb\xbf"
+def _decode_result(recording: GpuRecording) -> DecodeResult:
+    figures = {
+        "events": recording.events,
+        "events_by_kind": dict(sorted(recording.counts.items())),
+        "device_tasks": recording.tasks,
+        "device_tasks_joined": recording.tasks_joined,
+    }
+    if "rank" in recording.facts:  # not every kind of recording has ranks
+        figures["rank"] = recording.rank
+    tasks = f"{recording.tasks:,} device tasks, {recording.tasks_joined:,} matched to their launch"
+    return DecodeResult(
+        facts=recording.facts,
+        figures=figures,
+        summary=f"{recording.events:,} events: {recording.operations:,} operations, "
+        f"{tasks if recording.tasks else 'no device tasks'}",
+        rank=recording.rank,
+    )
+
+
+_TRACE_ENDINGS = re.compile(
+    rf"(\.pt)?(\.trace)?\.json({_COMPRESSED})?$|{_COMPRESSED}$", re.IGNORECASE
+)
+_JSON_NAME = re.compile(rf".*\.json({_COMPRESSED})?", re.IGNORECASE | re.DOTALL)
+_TRACE_NAME = re.compile(rf".*trace.*\.json({_COMPRESSED})?", re.IGNORECASE | re.DOTALL)
 _DISTRIBUTED = re.compile(rb'"distributedInfo"\s*:\s*\{([^{}\[]*)')
 _RANK = re.compile(rb'"rank"\s*:\s*(\d{1,9})\b')
-_ALONE = re.compile(rb'"world_size"\s*:\s*1\b')
-# Keys and categories of torch.profiler's own, which Chrome traces of other programs lack.
-_SIGNS = re.compile(
+_WORLD_SIZE = re.compile(rb'"world_size"\s*:\s*(\d{1,9})\b')
+# Keys and categories of torch.profiler, which Chrome traces of other programs lack.
+_TORCH_SIGNS = re.compile(
     rb'"(?:schemaVersion|deviceProperties|baseTimeNanoseconds|distributedInfo|record_shapes)"\s*:'
     rb'|"cat"\s*:\s*"(?:cpu_op|Operator|cuda_runtime|python_function)"'
 )
@@ -96,104 +140,99 @@ class Kineto(Source):
     """Chrome JSON as torch.profiler writes it, plain or compressed."""
 
     kind = "kineto"
-    what = "a torch.profiler trace (.json; also .gz, .xz, .bz2, .zst, .zip of one)"
+    description = "a torch.profiler trace (.json; also .gz, .xz, .bz2, .zst, .zip)"
     command = "import"
-    keys = ("trace", "report")
+    json_keys = ("trace", "report")
     layouts = frozenset({"plain", "ascend-pt"})
 
-    def sniff(self, path: Path) -> Sign:
-        """Tell by the first bytes; by the name alone where a trace is empty or damaged."""
-        try:
-            if not path.is_file():  # a pipe would be waited for
-                return Sign.NO
-            head = _head(path)
-        except OSError:
-            head = None
+    def sniff(self, path: Path) -> Match:
+        """Check the first bytes, or the name if the file is empty or damaged."""
+        head = head_of(path)
         if not head:
+            if not path.is_file():
+                return Match.NO
             if _TRACE_NAME.fullmatch(path.name):
-                return Sign.SURE
-            return Sign.MAYBE if head is None or _JSON_NAME.fullmatch(path.name) else Sign.NO
+                return Match.CERTAIN
+            is_possible = head is None or _JSON_NAME.fullmatch(path.name)
+            return Match.POSSIBLE if is_possible else Match.NO
         head = head.removeprefix(_BOM).lstrip()
-        if head.startswith(b"{") and _SIGNS.search(head):
-            return Sign.SURE
-        # A list is what torch_npu writes; its databases say more than such a trace.
-        return Sign.MAYBE if head[:1] in (b"{", b"[") else Sign.NO
+        if head.startswith(b"{") and _TORCH_SIGNS.search(head):
+            return Match.CERTAIN
+        # torch_npu writes a list; its databases have more than such a trace.
+        return Match.POSSIBLE if head[:1] in (b"{", b"[") else Match.NO
 
-    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
-        """Decode in memory that the trace's length does not change; see `decoders.kineto`."""
+    def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
+        """Decode in memory that is independent of the trace's length; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
-        found = kineto.decode(
+        recording = kineto.decode(
             path,
             sink,
-            has_column=ground.has_column,
-            data_types=ground.data_types,
-            is_outside=ground.is_own_frame,
-            progress=ground.now,
+            has_column=context.has_column,
+            data_types=context.data_types,
+            is_outside=context.is_own_frame,
+            progress=context.next_stage,
         )
-        return decoded(found)
+        return _decode_result(recording)
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
         return {"trace": path.name, "trace_bytes": str(path.stat().st_size)}
 
     def rank(self, path: Path) -> int | None:
-        """Return the rank that stands before the events; None of a process that was alone."""
-        try:
-            distributed = _DISTRIBUTED.search(_head(path) or b"")
-        except OSError:
-            return None
-        if distributed is None or _ALONE.search(distributed[1]):
-            return None
-        rank = _RANK.search(distributed[1])
-        return None if rank is None else int(rank[1])
+        """Return the rank in `distributedInfo`; None if the world size is 1 or unknown."""
+        return None if self.world_size(path) == 1 else _distributed_number(path, _RANK)
+
+    def world_size(self, path: Path) -> int | None:
+        """Return the world size in `distributedInfo`."""
+        return _distributed_number(path, _WORLD_SIZE)
 
     def stem(self, path: Path) -> str:
-        """Return its name without the suffixes that every trace has."""
-        return _SUFFIXES.sub("", path.name) or path.name
+        """Return its name without the endings that all traces have."""
+        return _TRACE_ENDINGS.sub("", path.name) or path.name
 
 
-def _head(path: Path) -> bytes | None:
-    """Return the first bytes, decompressed; None: they cannot be had."""
-    from unified_prof.decoders.compression import head_of
+def _distributed_number(path: Path, pattern: re.Pattern[bytes]) -> int | None:
+    distributed = _DISTRIBUTED.search(head_of(path) or b"")
+    found = None if distributed is None else pattern.search(distributed[1])
+    return None if found is None else int(found[1])
 
-    return head_of(path)
 
-
-_SIGNS_NSYS = ("META_DATA_EXPORT", "CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS")
-"""How names of tables begin of which every export has one."""
+# Beginnings of table names of which every export has one; versions differ in everything else.
+_NSYS_TABLES = (
+    *("META_DATA_EXPORT", "CUPTI_ACTIVITY_KIND_", "NVTX_EVENTS"),
+    *("OSRT_API", "TARGET_INFO_SESSION_START_TIME"),
+)
 _PARQUET = ".parquet"
 
 
 class Nsys(Source):
-    """The tables of a recording of Nsight Systems, in a database or a folder of Parquet files."""
+    """The tables of an Nsight Systems export: a SQLite database or a directory of Parquet files."""
 
     kind = "nsys"
-    what = "an Nsight Systems export (.sqlite, parquetdir)"
+    description = "an Nsight Systems export (.sqlite, parquetdir)"
     command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 
-    def sniff(self, path: Path) -> Sign:
-        """Tell by the names of the tables, as versions differ in all else."""
-        from unified_prof.sqlite.fingerprint import table_names
+    def sniff(self, path: Path) -> Match:
+        """Check the names of the tables."""
+        tables = _parquet_names(path) if path.is_dir() else _database_tables(path)
+        return Match.CERTAIN if any(n.startswith(_NSYS_TABLES) for n in tables) else Match.NO
 
-        tables = _parquet_names(path) if path.is_dir() else table_names(path)
-        return Sign.SURE if any(name.startswith(_SIGNS_NSYS) for name in tables) else Sign.NO
-
-    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
-        """Decode in memory that the number of events does not change; see `decoders.nsys`."""
+    def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
+        """Decode in memory that is independent of the number of events; see `decoders.nsys`."""
         from unified_prof.decoders import nsys
 
-        with _tables(path) as tables:
-            found = nsys.decode(
+        with _nsys_tables(path) as tables:
+            recording = nsys.decode(
                 path,
                 tables,
                 sink,
-                has_column=ground.has_column,
-                data_types=ground.data_types,
-                progress=ground.now,
+                has_column=context.has_column,
+                data_types=context.data_types,
+                progress=context.next_stage,
             )
-        return decoded(found)
+        return _decode_result(recording)
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
@@ -201,137 +240,114 @@ class Nsys(Source):
         size = sum(file.stat().st_size for file in files)
         return {"export": path.resolve().name, "export_bytes": str(size)}
 
-    def changed_ns(self, path: Path) -> int:
-        """Return when a file of it was last written to, ns since 1970."""
+    def modified_ns(self, path: Path) -> int:
+        """Return the time of the last change to a file of the export, ns since 1970."""
         files = [path] if path.is_file() else [path, *path.glob(f"*{_PARQUET}")]
         return max(file.stat().st_mtime_ns for file in files)
 
     def stem(self, path: Path) -> str:
-        """Return its name without what all exports have."""
-        name = path.resolve().name
-        if name.endswith(".db"):  # the report's own ending
+        """Return its name without the endings of exports."""
+        name = _plain_name(path)
+        if name.endswith(".db"):  # the ending of the report
             return f"{name.removesuffix('.db')}_uprof"
         return name.removesuffix(".sqlite").removesuffix("_pqtdir") or name
 
 
-def _parquet_names(folder: Path) -> frozenset[str]:
+def _parquet_names(directory: Path) -> frozenset[str]:
     try:
-        return frozenset(
-            file.name.removesuffix(_PARQUET)
-            for file in folder.iterdir()
-            if file.name.endswith(_PARQUET)
-        )
+        names = [file.name for file in directory.iterdir()]
     except OSError:
         return frozenset()
+    return frozenset(name.removesuffix(_PARQUET) for name in names if name.endswith(_PARQUET))
 
 
-def _tables(path: Path) -> AbstractContextManager[Tables]:
-    """Open the tables of an export, whatever its form."""
+def _nsys_tables(path: Path) -> AbstractContextManager[Tables]:
     if path.is_dir():
         from unified_prof.decoders.nsys.columns import ParquetTables
 
         return nullcontext(ParquetTables(path))
-    return recorded_tables(path)
+    return _open_database(path)
 
 
-_METADATA = "rocpd_metadata"
-_HEAD_BYTES = 256
-_JSON = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"rocprofiler-sdk-tool"\s*:')
+_ROCPD_TABLE = "rocpd_metadata"
+_ROCPROF_JSON = re.compile(rb'\{\s*"rocprofiler-sdk-tool"\s*:')
 
 
 class Rocm(Source):
-    """What `rocprofv3 --output-format rocpd` or `json` leaves."""
+    """Output of `rocprofv3 --output-format rocpd` or `json`."""
 
     kind = "rocm"
-    what = "a rocprofv3 recording (rocpd .db, .json)"
+    description = "a rocprofv3 recording (rocpd .db, .json)"
     command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 
-    def sniff(self, path: Path) -> Sign:
-        """Tell by the table that every rocpd database has, or by the first key."""
-        from unified_prof.sqlite.fingerprint import table_names
+    def sniff(self, path: Path) -> Match:
+        """Check the first key of JSON, or the table that every rocpd database has."""
+        found = _ROCPROF_JSON.match(_content_head(path)) or any(
+            name.startswith(_ROCPD_TABLE) for name in _database_tables(path)
+        )
+        return Match.CERTAIN if found else Match.NO
 
-        if path.is_dir():
-            return Sign.NO
-        if _is_json(path):
-            return Sign.SURE
-        found = any(name.startswith(_METADATA) for name in table_names(path))
-        return Sign.SURE if found else Sign.NO
-
-    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
+    def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Decode all sessions of the file; see `decoders.rocm`."""
         from unified_prof.decoders import rocm
 
-        with _tables_rocm(path) as tables:
-            found = rocm.decode(
+        with _rocm_tables(path) as tables:
+            recording = rocm.decode(
                 path,
                 tables,
                 sink,
-                has_column=ground.has_column,
-                data_types=ground.data_types,
-                progress=ground.now,
+                has_column=context.has_column,
+                data_types=context.data_types,
+                progress=context.next_stage,
             )
-        return decoded(found, joined_tasks(found))
+        return _decode_result(recording)
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
         return {"recording": path.name, "recording_bytes": str(path.stat().st_size)}
 
     def stem(self, path: Path) -> str:
-        """Return its name without its ending; that of a database may not be the report's own."""
-        return f"{path.stem}_uprof" if path.suffix == ".db" else path.stem or path.name
+        """Return its name without ending; `_uprof` keeps the name of a database apart."""
+        plain = Path(_plain_name(path))
+        return f"{plain.stem}_uprof" if plain.suffix == ".db" else plain.stem or path.name
 
 
-def _is_json(path: Path) -> bool:
-    try:
-        if not path.is_file():
-            return False
-        with path.open("rb") as file:
-            return _JSON.match(file.read(_HEAD_BYTES)) is not None
-    except OSError:
-        return False
-
-
-def _tables_rocm(path: Path) -> AbstractContextManager[Tables]:
-    if _is_json(path):
+def _rocm_tables(path: Path) -> AbstractContextManager[Tables]:
+    if _ROCPROF_JSON.match(_content_head(path)):
         from unified_prof.decoders.rocm.json_tables import JsonTables
 
         return nullcontext(JsonTables(path))
-    return recorded_tables(path)
+    return _open_database(path)
 
 
-_KEYS = rb"segments|device_traces|allocator_settings|external_annotations"
-_PICKLE = re.compile(rb"\x80[\x02-\x05].{0,40}(?:" + _KEYS + rb")", re.DOTALL)
-_JSON_MEMORY_SNAPSHOT = re.compile(rb'(?:\xef\xbb\xbf)?\s*\{\s*"(?:' + _KEYS + rb')"\s*:')
+_SNAPSHOT_KEYS = rb"segments|device_traces|allocator_settings|external_annotations"
+_SNAPSHOT_PICKLE = re.compile(rb"\x80[\x02-\x05].{0,40}(?:" + _SNAPSHOT_KEYS + rb")", re.DOTALL)
+_SNAPSHOT_JSON = re.compile(rb'\{\s*"(?:' + _SNAPSHOT_KEYS + rb')"\s*:')
 
 
 class MemorySnapshot(Source):
-    """What `torch.cuda.memory._dump_snapshot()` writes."""
+    """Output of `torch.cuda.memory._dump_snapshot()`."""
 
     kind = "memory_snapshot"
-    what = "a memory snapshot of torch.cuda.memory (.pickle, .json)"
+    description = "a memory snapshot of torch.cuda.memory (.pickle, .json)"
     command = "import"
 
-    def sniff(self, path: Path) -> Sign:
-        """Tell by the first key, which stands in the first bytes."""
-        try:
-            if not path.is_file():
-                return Sign.NO
-            with path.open("rb") as file:
-                head = file.read(_HEAD_BYTES)
-        except OSError:
-            return Sign.NO
-        return Sign.SURE if _PICKLE.match(head) or _JSON_MEMORY_SNAPSHOT.match(head) else Sign.NO
+    def sniff(self, path: Path) -> Match:
+        """Check the first key, which is within the first bytes."""
+        head = _content_head(path)
+        is_snapshot = _SNAPSHOT_PICKLE.match(head) or _SNAPSHOT_JSON.match(head)
+        return Match.CERTAIN if is_snapshot else Match.NO
 
-    def decode(self, path: Path, sink: Sink, ground: Ground) -> Decoded:
-        """Follow every allocation; see `decoders.memory_snapshot`."""
+    def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
+        """Replay every allocation; see `decoders.memory_snapshot`."""
         from unified_prof.decoders import memory_snapshot
 
-        decoded = memory_snapshot.decode(path, sink, progress=ground.now)
-        return Decoded(
-            facts=decoded.facts,
-            figures={"entries": decoded.entries, "blocks": decoded.blocks},
-            summary=f"{decoded.entries:,} allocator actions, {decoded.blocks:,} blocks",
+        snapshot = memory_snapshot.decode(path, sink, progress=context.next_stage)
+        return DecodeResult(
+            facts=snapshot.facts,
+            figures={"entries": snapshot.entries, "blocks": snapshot.blocks},
+            summary=f"{snapshot.entries:,} allocator actions, {snapshot.blocks:,} blocks",
         )
 
     def identity(self, path: Path) -> Mapping[str, str]:
@@ -339,53 +355,5 @@ class MemorySnapshot(Source):
         return {"snapshot": path.name, "snapshot_bytes": str(path.stat().st_size)}
 
     def stem(self, path: Path) -> str:
-        """Return its name without its ending."""
-        return path.stem or path.name
-
-
-@dataclass(frozen=True, slots=True)
-class Recognised:
-    """A kind of recording, told by the ends of its files' names."""
-
-    what: str
-    """What it is in a message, with its article."""
-    endings: tuple[str, ...]
-    hint: Callable[[Path], str]
-    """What to do with such a file."""
-
-
-def _export_first(path: Path) -> str:
-    exported = path.with_suffix(".sqlite")
-    if exported.is_file():
-        return f"import its export: uprof import {shlex.quote(str(exported))}"
-    given, made = shlex.quote(str(path)), shlex.quote(str(exported))
-    return f"export it first: nsys export --type sqlite -o {made} {given}; uprof import {made}"
-
-
-def _pipe(path: Path) -> str:
-    tool = {".gz": "gzip", ".xz": "xz", ".bz2": "bzip2"}[path.suffix.lower()]
-    report = shlex.quote(f"{path.name.partition('.')[0] or 'run'}.db")
-    unpacked = f"{tool} -dc {shlex.quote(str(path))}"
-    return f"if it contains a recording: {unpacked} | uprof import - -o {report}"
-
-
-def _unpack(_: Path) -> str:
-    return "unpack it; directories of recordings are accepted"
-
-
-def _of_jax(_: Path) -> str:
-    return "JAX profiles are not supported; use TensorBoard's profile plugin (xprof)"
-
-
-_ENDS = ("gz", "xz", "bz2", "zst")
-KNOWN: tuple[Recognised, ...] = (
-    Recognised("an Nsight Systems recording", (".nsys-rep", ".qdrep"), _export_first),
-    Recognised("a JAX or TensorFlow profile (XPlane)", (".xplane.pb",), _of_jax),
-    Recognised("an archive", (".zip", ".tar", ".tgz", *(f".tar.{end}" for end in _ENDS)), _unpack),
-    Recognised("a compressed file", tuple(f".{end}" for end in _ENDS[:3]), _pipe),
-)
-
-
-def recognised(path: Path) -> Recognised | None:
-    """Return what `path` is, by its name, if uprof knows it but cannot convert it."""
-    return next((one for one in KNOWN if path.name.lower().endswith(one.endings)), None)
+        """Return its name without ending."""
+        return Path(_plain_name(path)).stem or path.name

@@ -1,9 +1,9 @@
-"""Dask's distributed scheduler as an executor: one that runs already, or one on this machine.
+"""Executors over Dask's distributed scheduler: a running one, or one on this machine.
 
-What a worker of Dask does is done by reference: it has uprof installed, of the same version, and
-sees the same files. When a worker is lost, Dask gives its tasks to others; a task with which as
-many were lost as the scheduler allows comes back as `WorkerDied`. Every question to the scheduler
-has a time limit, as a scheduler may be stopped and say nothing.
+Workers import uprof themselves, so they need the same version and the same files. If a worker is
+lost, Dask gives its tasks to others; a task that lost as many workers as the scheduler allows
+becomes `WorkerDied`. Every request to the scheduler has a time limit, because a scheduler that was
+stopped does not answer.
 """
 
 from __future__ import annotations
@@ -21,42 +21,42 @@ from functools import partial
 from typing import Any, TypeVar
 
 from unified_prof.errors import EngineError
-from unified_prof.pipeline.executors.processes import Crew, WorkerDied
+from unified_prof.pipeline.executors.processes import WorkerDied, WorkerPool
 from unified_prof.version import VERSION
 
 T = TypeVar("T")
 
+# Maximum time for a scheduler to answer.
 CONNECT_S = 20.0
-"""How long a scheduler may take to answer."""
+# Maximum time without any worker, at the start or later.
 PATIENCE_S = 60.0
-"""How long there may be no worker at all, at the start or later."""
 
 _LOGGERS = ("distributed", "distributed.client", "distributed.nanny", "distributed.worker")
 _NANNY = "distributed.nanny.pre-spawn-environ"
 _INSTALL = "run `pip install 'unified-prof[cluster]'`"
-_AGAIN = "finished ranks are kept: run the command again to continue"
+_CONTINUE_HINT = "finished ranks are kept: run the command again to continue"
 
 
 @contextmanager
-def on_this_machine(
+def local_pool(
     count: int, *, verbose: bool = False, patience_s: float = PATIENCE_S
-) -> Iterator[Crew]:
-    """Yield `count` processes of Dask on this machine, which end with the block."""
+) -> Iterator[WorkerPool]:
+    """Yield `count` Dask processes on this machine, which end with the block."""
     distributed = _import(verbose=verbose)
     import dask
 
     level = "info" if verbose else "critical"
     settings = {
-        "distributed.scheduler.allowed-failures": 0,  # `each` tries again, and alone
-        "distributed.comm.timeouts.connect": "10s",  # results of a worker that died are waited for
-        # What watches for people at a dashboard, many times a second in every process.
+        "distributed.scheduler.allowed-failures": 0,  # `map_unordered` retries alone
+        "distributed.comm.timeouts.connect": "10s",  # waits for results of a worker that died
+        # Monitoring for dashboards, which runs many times per second in every process.
         "distributed.worker.profile.enabled": False,
         "distributed.admin.system-monitor.gil.enabled": False,
         "distributed.admin.system-monitor.interval": "10s",
         "distributed.admin.tick.interval": "1s",
         "distributed.admin.tick.limit": "30s",
         "distributed.worker.memory.monitor-interval": "500ms",
-        "distributed.scheduler.work-stealing": False,  # few tasks lie with a worker
+        "distributed.scheduler.work-stealing": False,  # few tasks are queued at a worker
         "distributed.scheduler.active-memory-manager.start": False,
         f"{_NANNY}.DASK_LOGGING__DISTRIBUTED": level,
     }
@@ -78,35 +78,35 @@ def on_this_machine(
             raise EngineError(
                 f"cannot start Dask on this machine: {err}", slug="no-worker"
             ) from err
-        ends.callback(_quietly, partial(cluster.close, timeout=10))
+        ends.callback(_cleanup, partial(cluster.close, timeout=10))
         name = "Dask on this machine"
         client = ends.enter_context(_connected(distributed, cluster, name))
-        yield ends.enter_context(DaskCrew(client, name, patience_s))
+        yield ends.enter_context(DaskPool(client, name, patience_s))
 
 
 @contextmanager
-def of_scheduler(
-    wish: str,
-    tell: Callable[[str], None],
+def remote_pool(
+    scheduler: str,
+    note: Callable[[str], None],
     *,
     verbose: bool = False,
     patience_s: float = PATIENCE_S,
     connect_s: float = CONNECT_S,
-) -> Iterator[Crew]:
-    """Yield the workers of a scheduler that runs, at an address or as a file says."""
+) -> Iterator[WorkerPool]:
+    """Yield the workers of a running scheduler, given by its address or its scheduler file."""
     distributed = _import(verbose=verbose)
-    name = f"the scheduler at {wish}"
-    where = {"scheduler_file": wish} if wish.endswith(".json") else {"address": wish}
+    name = f"the scheduler at {scheduler}"
+    where = {"scheduler_file": scheduler} if scheduler.endswith(".json") else {"address": scheduler}
     with _connected(distributed, None, name, connect_s, **where) as client:
-        crew = DaskCrew(client, name, patience_s)
-        crew.wait_for_workers(tell)
-        for remark in refuse_others(client, name):
-            tell(remark)
-        with crew:
-            yield crew
+        pool = DaskPool(client, name, patience_s)
+        pool.wait_for_workers(note)
+        for difference in check_versions(client, name):
+            note(difference)
+        with pool:
+            yield pool
 
 
-class DaskCrew(Crew):
+class DaskPool(WorkerPool):
     """The workers of a scheduler."""
 
     task_s = 0.25  # a task costs its scheduler and its client some 5 ms
@@ -114,49 +114,49 @@ class DaskCrew(Crew):
     def __init__(self, client: Any, name: str, patience_s: float = PATIENCE_S) -> None:
         self._client, self._name, self._patience_s = client, name, patience_s
         self._executor = client.get_executor(pure=False)
-        self._threads = sum(self._asked(client.nthreads).values())
-        self._alone_since: float | None = None
+        self._threads = sum(self._query(client.nthreads).values())
+        self._without_workers_since: float | None = None
 
-    def in_flight(self) -> int:
-        """Return three times the number of the workers' threads: none waits, and it is little."""
+    def max_pending(self) -> int:
+        """Return three times the number of worker threads, so that no worker waits for a task."""
         return max(8, 3 * self._threads)
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Have a worker call `fn`; a worker that is lost becomes `WorkerDied`."""
+        """Call `fn` on a worker; if the worker is lost, the exception is `WorkerDied`."""
         future: Future[Any] = Future()
         try:
-            asked = self._executor.submit(_called, VERSION, fn, args, kwargs)
+            request = self._executor.submit(_call, VERSION, fn, args, kwargs)
         except Exception as err:
             raise self._lost(err) from err
-        asked.add_done_callback(partial(_hand_on, future))
-        future.add_done_callback(partial(_cancel, asked))
+        request.add_done_callback(partial(_copy_result, future))
+        future.add_done_callback(partial(_cancel, request))
         return future
 
     def check(self) -> None:
-        """Raise EngineError if the scheduler is gone, or has had no worker for too long."""
+        """Raise EngineError if the scheduler is lost, or has had no workers for too long."""
         if self._client.status != "running":
             raise self._lost()
-        threads = sum(self._asked(self._client.nthreads).values())
+        threads = sum(self._query(self._client.nthreads).values())
         if threads:
-            self._threads, self._alone_since = threads, None
+            self._threads, self._without_workers_since = threads, None
             return
         now = time.monotonic()
-        self._alone_since = self._alone_since or now
-        if now - self._alone_since > self._patience_s:
+        self._without_workers_since = self._without_workers_since or now
+        if now - self._without_workers_since > self._patience_s:
             raise EngineError(
                 f"{self._name} has had no workers for {self._patience_s:.0f} s",
-                hint=f"start workers with a nanny (the default of `dask worker`); {_AGAIN}",
+                hint=f"start workers with a nanny (the default of `dask worker`); {_CONTINUE_HINT}",
                 slug="no-worker",
             )
 
-    def wait_for_workers(self, tell: Callable[[str], None]) -> None:
-        """Return once there is a worker."""
+    def wait_for_workers(self, note: Callable[[str], None]) -> None:
+        """Wait until there is a worker."""
         for tries in range(int(self._patience_s * 2) + 1):
             self.check()
             if self._threads:
                 return
             if tries == 2:
-                tell(f"{self._name} has no workers yet; waiting up to {self._patience_s:.0f} s")
+                note(f"{self._name} has no workers yet; waiting up to {self._patience_s:.0f} s")
             time.sleep(0.5)
         self.check()
         raise EngineError(
@@ -166,14 +166,14 @@ class DaskCrew(Crew):
         )
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """Give up what is not finished; a worker ends what it has begun."""
+        """Cancel the pending tasks; a worker finishes its current task."""
         if self._client.status == "running":
-            _quietly(partial(self._executor.shutdown, wait=wait and not cancel_futures))
+            _cleanup(partial(self._executor.shutdown, wait=wait and not cancel_futures))
 
     def __exit__(self, kind: object, *_: object) -> None:
         self.shutdown(cancel_futures=kind is not None)
 
-    def _asked(self, question: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
+    def _query(self, question: Callable[[], Mapping[str, int]]) -> Mapping[str, int]:
         try:
             return _within(self._patience_s, question)
         except Exception as err:
@@ -181,14 +181,14 @@ class DaskCrew(Crew):
 
     def _lost(self, err: Exception | None = None) -> EngineError:
         why = "does not respond" if isinstance(err, TimeoutError) else "was lost"
-        return EngineError(f"{self._name} {why}", hint=_AGAIN, slug="scheduler-lost")
+        return EngineError(f"{self._name} {why}", hint=_CONTINUE_HINT, slug="scheduler-lost")
 
 
-def refuse_others(client: Any, name: str) -> list[str]:
-    """Compare versions with those of all workers; return what differs without harm, in words.
+def check_versions(client: Any, name: str) -> list[str]:
+    """Compare package versions with all workers, and return a sentence per harmless difference.
 
     Raises:
-        EngineError: workers without uprof, with another version of it, or of Python.
+        EngineError: a worker has no uprof, another version of it, or another Python.
     """
     try:
         found = _within(CONNECT_S, lambda: client.get_versions(packages=["unified_prof"]))
@@ -196,17 +196,17 @@ def refuse_others(client: Any, name: str) -> list[str]:
         raise EngineError(
             f"{name} does not report the versions of its workers: {err}", slug="worker-version"
         ) from err
-    ours = _versions(found["client"])
+    local = _versions(found["client"])
     remarks: dict[str, list[str]] = {}
     sides = {"the scheduler": found["scheduler"]}
     sides.update({f"worker {address}": facts for address, facts in found["workers"].items()})
     for side, facts in sides.items():
         theirs = _versions(facts)
         if side != "the scheduler":
-            _refuse_other(side, theirs)
+            _check_worker(side, theirs)
         for package in ("distributed", "dask", "msgpack", "cloudpickle"):
-            if theirs.get(package) != ours.get(package):
-                remark = f"{package} {theirs.get(package)} instead of {ours.get(package)} here"
+            if theirs.get(package) != local.get(package):
+                remark = f"{package} {theirs.get(package)} instead of {local.get(package)} here"
                 remarks.setdefault(remark, []).append(side)
     return [
         f"{sides[0] + (f' and {len(sides) - 1} more' if len(sides) > 1 else '')}: {remark}"
@@ -214,7 +214,7 @@ def refuse_others(client: Any, name: str) -> list[str]:
     ]
 
 
-def _refuse_other(side: str, theirs: Mapping[str, str]) -> None:
+def _check_worker(side: str, theirs: Mapping[str, str]) -> None:
     if (version := theirs.get("unified_prof")) != VERSION:
         has = f"has uprof {version}" if version else "has no uprof"
         raise EngineError(
@@ -260,7 +260,7 @@ def _connected(
     try:
         yield client
     finally:
-        _quietly(partial(client.close, timeout=5))
+        _cleanup(partial(client.close, timeout=5))
 
 
 def _import(*, verbose: bool) -> Any:
@@ -276,15 +276,15 @@ def _import(*, verbose: bool) -> Any:
     if not verbose:
         for name in _LOGGERS:
             logging.getLogger(name).setLevel(logging.CRITICAL)
-        # Of tornado each by its name: Dask gives that one a level of its own.
+        # Each logger of tornado by name: Dask sets their levels separately.
         for name in ("tornado", "tornado.application", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
     del dask
     return distributed
 
 
-def _called(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `fn` on a worker, which may have come later than the others and be of another build."""
+def _call(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+    """Call `fn` on a worker; one that joined later may have another version of uprof."""
     if version != VERSION:
         raise EngineError(
             f"a worker has uprof {VERSION}, expected {version} as on this machine",
@@ -293,17 +293,17 @@ def _called(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any
     return fn(*args, **kwargs)
 
 
-def _hand_on(future: Future[Any], asked: Future[Any]) -> None:
-    """Give `future` what `asked` came to."""
-    if asked.cancelled():
+def _copy_result(future: Future[Any], request: Future[Any]) -> None:
+    """Set the result or exception of `request` on `future`."""
+    if request.cancelled():
         future.cancel()
         future.set_running_or_notify_cancel()
         return
     if not future.set_running_or_notify_cancel():
         return
-    err = asked.exception()
+    err = request.exception()
     if err is None:
-        future.set_result(asked.result())
+        future.set_result(request.result())
     elif type(err).__name__ == "KilledWorker":
         last = getattr(getattr(err, "last_worker", None), "address", None)
         future.set_exception(WorkerDied("ended without a result" + (f" ({last})" if last else "")))
@@ -311,16 +311,16 @@ def _hand_on(future: Future[Any], asked: Future[Any]) -> None:
         future.set_exception(err)
 
 
-def _cancel(asked: Future[Any], future: Future[Any]) -> None:
+def _cancel(request: Future[Any], future: Future[Any]) -> None:
     if future.cancelled():
-        asked.cancel()
+        request.cancel()
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
     """Return what `call` returns.
 
     Raises:
-        TimeoutError: it does not return in time; it is left alone.
+        TimeoutError: it does not return in time; its thread is abandoned.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -341,7 +341,7 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
     return results[0]
 
 
-def _quietly(end: Callable[[], object]) -> None:
-    """Do what is to be done at the end, whether or not the other side is still there."""
+def _cleanup(end: Callable[[], object]) -> None:
+    """Run a cleanup and ignore its failure, as when the scheduler is gone."""
     with suppress(Exception):
         _within(15, end)

@@ -17,7 +17,7 @@ from typing import Any
 import pytest
 
 from unified_prof.errors import EngineError
-from unified_prof.pipeline.executors import Failure, dask_crew, each, open_executor
+from unified_prof.pipeline.executors import Failure, dask_pool, map_unordered, open_executor
 from unified_prof.version import VERSION
 
 distributed = pytest.importorskip("distributed")
@@ -62,19 +62,19 @@ def threads() -> Iterator[Any]:
 
 
 def test_results_come_from_workers_many_of_short_ones_in_a_task(threads: Any) -> None:
-    with dask_crew.DaskCrew(threads, "these threads") as crew:
-        assert dict(each(crew, double, range(200))) == {n: 2 * n for n in range(200)}
-        assert list(crew.map(double, [1, 2])) == [2, 4]
+    with dask_pool.DaskPool(threads, "these threads") as pool:
+        assert dict(map_unordered(pool, double, range(200))) == {n: 2 * n for n in range(200)}
+        assert list(pool.map(double, [1, 2])) == [2, 4]
 
 
 def test_a_fault_in_the_function_is_raised_when_all_others_are_done(threads: Any) -> None:
-    results = each(dask_crew.DaskCrew(threads, "these threads"), raises_at_1, range(6))
+    results = map_unordered(dask_pool.DaskPool(threads, "these threads"), raises_at_1, range(6))
     assert {next(results)[0] for _ in range(5)} == {0, 2, 3, 4, 5}
     with pytest.raises(RuntimeError, match="a fault of ours"):
         next(results)
 
 
-def test_few_are_in_flight(threads: Any) -> None:
+def test_few_are_max_pending(threads: Any) -> None:
     taken: list[int] = []
 
     def items() -> Iterator[int]:
@@ -82,8 +82,8 @@ def test_few_are_in_flight(threads: Any) -> None:
             taken.append(number)
             yield number
 
-    crew = dask_crew.DaskCrew(threads, "these threads")
-    results = each(crew, double, items())
+    pool = dask_pool.DaskPool(threads, "these threads")
+    results = map_unordered(pool, double, items())
     next(results)
     results.close()
     assert len(taken) <= 8
@@ -94,14 +94,14 @@ def test_no_worker_is_said_before_long(threads: Any, monkeypatch: pytest.MonkeyP
         n_workers=0, processes=False, dashboard_address="127.0.0.1:0"
     ) as none:
         told: list[str] = []
-        opened = dask_crew.of_scheduler(none.scheduler_address, told.append, patience_s=1.5)
+        opened = dask_pool.remote_pool(none.scheduler_address, told.append, patience_s=1.5)
         with pytest.raises(EngineError, match=r"has no worker|had no worker"), opened:
             pass
     assert "has no workers yet; waiting up to" in told[0]
 
 
 def test_nobody_answers() -> None:
-    opened = dask_crew.of_scheduler("tcp://127.0.0.1:1", print, connect_s=1)
+    opened = dask_pool.remote_pool("tcp://127.0.0.1:1", print, connect_s=1)
     with pytest.raises(
         EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not respond"
     ):
@@ -138,9 +138,9 @@ class OfVersions:
 
 def test_versions_that_differ_are_said_in_words() -> None:
     same: dict[str, str | None] = {}
-    assert dask_crew.refuse_others(OfVersions(a=same, b=same), "the scheduler") == []
+    assert dask_pool.check_versions(OfVersions(a=same, b=same), "the scheduler") == []
     other: dict[str, str | None] = {"msgpack": "1.0.0"}
-    assert dask_crew.refuse_others(OfVersions(a=same, b=other, c=other), "the scheduler") == [
+    assert dask_pool.check_versions(OfVersions(a=same, b=other, c=other), "the scheduler") == [
         "worker b and 1 more: msgpack 1.0.0 instead of 1.2.4 here"
     ]
     refused: dict[str, dict[str, str | None]] = {
@@ -150,13 +150,13 @@ def test_versions_that_differ_are_said_in_words() -> None:
     }
     for words, changes in refused.items():
         with pytest.raises(EngineError, match=words):
-            dask_crew.refuse_others(OfVersions(a=changes), "the scheduler")
+            dask_pool.check_versions(OfVersions(a=changes), "the scheduler")
 
 
 def test_a_worker_of_another_build_that_comes_late_is_refused_by_its_task() -> None:
-    assert dask_crew._called(VERSION, double, (4,), {}) == 8
+    assert dask_pool._call(VERSION, double, (4,), {}) == 8
     with pytest.raises(EngineError, match=f"a worker has uprof {VERSION}, expected 0.0.1"):
-        dask_crew._called("0.0.1", double, (4,), {})
+        dask_pool._call("0.0.1", double, (4,), {})
 
 
 def test_without_dask_the_command_that_installs_it_is_named(
@@ -164,7 +164,7 @@ def test_without_dask_the_command_that_installs_it_is_named(
 ) -> None:
     monkeypatch.setitem(sys.modules, "distributed", None)
     with pytest.raises(EngineError, match="distributed is not installed") as raised:
-        dask_crew.on_this_machine(2).__enter__()
+        dask_pool.local_pool(2).__enter__()
     assert raised.value.hint == "run `pip install 'unified-prof[cluster]'`"
     assert raised.value.exit_code == 10
 
@@ -173,11 +173,11 @@ def test_without_dask_the_command_that_installs_it_is_named(
 
 
 @pytest.mark.slow
-def test_dask_on_this_machine_names_what_ends_its_processes_and_loses_nothing_else(
+def test_dask_local_pool_names_what_ends_its_processes_and_loses_nothing_else(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    with open_executor("local:2") as crew:
-        results = dict(each(crew, dies_at_7, range(30)))
+    with open_executor("local:2") as pool:
+        results = dict(map_unordered(pool, dies_at_7, range(30)))
     died = results.pop(7)
     assert isinstance(died, Failure)
     assert str(died).startswith("ended without a result (tcp://127.0.0.1:")
@@ -242,10 +242,10 @@ def test_a_worker_killed_midway_costs_nothing(tmp_path: Path, options: tuple[str
 
     killed: list[str] = []
     tasks = [(marks, number) for number in range(20)]
-    with by_command_line(tmp_path, 2, *options) as (file, _), open_executor(str(file)) as crew:
+    with by_command_line(tmp_path, 2, *options) as (file, _), open_executor(str(file)) as pool:
         killer = threading.Thread(target=kill_one)
         killer.start()
-        results = dict(each(crew, marks_and_sleeps, tasks))
+        results = dict(map_unordered(pool, marks_and_sleeps, tasks))
         killer.join()
     assert killed
     assert results == {task: task[1] for task in tasks}
@@ -254,8 +254,8 @@ def test_a_worker_killed_midway_costs_nothing(tmp_path: Path, options: tuple[str
 @linux
 @pytest.mark.slow
 def test_an_item_that_kills_every_worker_is_named_and_all_others_are_held(tmp_path: Path) -> None:
-    with by_command_line(tmp_path) as (file, _), open_executor(str(file)) as crew:
-        results = dict(each(crew, dies_at_7, range(40)))
+    with by_command_line(tmp_path) as (file, _), open_executor(str(file)) as pool:
+        results = dict(map_unordered(pool, dies_at_7, range(40)))
     assert isinstance(results.pop(7), Failure)
     assert results == {number: number for number in range(40) if number != 7}
 
@@ -272,8 +272,8 @@ def test_a_scheduler_that_is_lost_ends_the_command_in_words(
     got: list[int] = []
 
     def work(file: Path, scheduler: int) -> None:
-        with dask_crew.of_scheduler(str(file), print, patience_s=5) as crew:
-            for _, result in each(crew, marks_and_sleeps, tasks):
+        with dask_pool.remote_pool(str(file), print, patience_s=5) as pool:
+            for _, result in map_unordered(pool, marks_and_sleeps, tasks):
                 assert isinstance(result, int)
                 got.append(result)
                 if len(got) == 3:
@@ -293,13 +293,13 @@ def test_a_scheduler_that_is_lost_ends_the_command_in_words(
 
 INTERRUPTED = """
 import sys, time
-from unified_prof.pipeline.executors import each, open_executor
+from unified_prof.pipeline.executors import map_unordered, open_executor
 
 if __name__ == "__main__":
     try:
-        with open_executor("local:2") as crew:
+        with open_executor("local:2") as pool:
             print("open", flush=True)
-            for _ in each(crew, time.sleep, [60] * 4):
+            for _ in map_unordered(pool, time.sleep, [60] * 4):
                 pass
     except KeyboardInterrupt:
         sys.exit(130)
@@ -308,7 +308,7 @@ if __name__ == "__main__":
 
 @linux
 @pytest.mark.slow
-def test_ctrl_c_ends_dask_on_this_machine_with_all_its_processes(tmp_path: Path) -> None:
+def test_ctrl_c_ends_dask_local_pool_with_all_its_processes(tmp_path: Path) -> None:
     (tmp_path / "program.py").write_text(INTERRUPTED)
     with subprocess.Popen(
         [sys.executable, "program.py"],

@@ -1,0 +1,233 @@
+"""Temporary copies of standard input and of unpacked archives, removed after the conversion.
+
+Recordings are read more than once and some from their ends, so that a pipe or an archive cannot be
+decoded directly.
+"""
+
+from __future__ import annotations
+
+import os
+import stat
+import sys
+import tarfile
+import time
+import zipfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, suppress
+from pathlib import Path, PurePosixPath
+from types import TracebackType
+from typing import IO, NoReturn
+
+from unified_prof.decoders.compression import (
+    MAX_RATIO,
+    RATIO_CHECKED_FROM_BYTES,
+    Content,
+    PieceReader,
+    count_zip_files,
+    format_of,
+    head_of,
+)
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
+from unified_prof.sqlite.atomic import temporary_folder
+
+# Path that stands for standard input.
+STANDARD_INPUT = Path("-")
+# Name of its temporary file, from which the name of the report is derived.
+NAME = "stdin"
+# Maximum bytes that are stored of standard input, and of an archive.
+MAX_BYTES = 64 << 30
+# Maximum files in an archive.
+_MAX_MEMBERS = 250_000
+_PIECE_BYTES = 1 << 20
+# Position and text of the magic number of a tar archive.
+_TAR_MAGIC = slice(257, 262), b"ustar"
+
+
+def is_archive(path: Path) -> bool:
+    """Return True for a tar archive, compressed or not, and for a zip archive of several files."""
+    where, magic = _TAR_MAGIC
+    head = head_of(path)
+    if head is not None and head[where] == magic:
+        return True
+    try:
+        with path.open("rb") as file:
+            form = format_of(file.read(8))
+            return form is not None and form.expand is None and count_zip_files(file) > 1
+    except OSError:
+        return False
+
+
+class TemporaryInputs:
+    """Makes temporary copies; as a context manager it removes them at the end."""
+
+    def __init__(self) -> None:
+        self._resources = ExitStack()
+        self._names: dict[str, str] = {}
+        """Temporary path -> the name that messages show."""
+
+    def __enter__(self) -> TemporaryInputs:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._resources.close()
+
+    def contains(self, path: Path) -> bool:
+        """Return True if `path` is a temporary file or directory, or inside one."""
+        return any(path.is_relative_to(place) for place in self._names)
+
+    def display_name(self, text: str) -> str:
+        """Return `text` with the names that the user gave instead of temporary paths."""
+        for place, name in self._names.items():
+            text = text.replace(place, name)
+        return text
+
+    def read_standard_input(self, progress: Callable[[str], None] = lambda _: None) -> Path:
+        """Return a file with the content of standard input.
+
+        Raises:
+            UsageError: it is closed, or a terminal.
+            RawFormatError: it is empty, or too long.
+            OutputError: there is no space for the file.
+        """
+        stream = _standard_input()
+        progress("reading standard input")
+        path = self._directory("standard input") / NAME
+        self._names[str(path)] = "standard input"
+        size = 0
+        try:
+            with path.open("xb") as file:
+                while piece := stream.read(_PIECE_BYTES):
+                    size += len(piece)
+                    if size > MAX_BYTES:
+                        _raise_too_long("standard input")
+                    file.write(piece)
+        except OSError as err:
+            raise _no_space("standard input", err) from err
+        if not size:
+            raise RawFormatError("standard input is empty", slug="empty-file")
+        return path
+
+    def unpack(self, archive: Path, progress: Callable[[str], None] = lambda _: None) -> Path:
+        """Return a directory with the files of an archive; links and devices are not unpacked.
+
+        Raises:
+            RawFormatError: the archive is damaged, too long, or has unsafe names.
+            OutputError: there is no space for the files.
+        """
+        progress(f"unpacking {archive}")
+        target = self._directory(str(archive)) / (archive.name.partition(".")[0] or "archive")
+        self._names = {str(target): self.display_name(str(archive)), **self._names}
+        try:
+            target.mkdir()
+            ratio_limit = MAX_RATIO["gzip"] * archive.stat().st_size
+            bytes_left = min(MAX_BYTES, max(RATIO_CHECKED_FROM_BYTES, ratio_limit))
+            for number, member in enumerate(_members(archive)):
+                if number >= _MAX_MEMBERS:
+                    _raise_too_long(str(archive))
+                bytes_left -= _write(member, target, archive, bytes_left)
+        except OSError as err:
+            raise _no_space(str(archive), err) from err
+        except ValueError as err:
+            raise RawFormatError(f"{archive} is damaged: {err}", slug="damaged-recording") from err
+        return target
+
+    def _directory(self, name: str) -> Path:
+        try:
+            return self._resources.enter_context(temporary_folder())
+        except OSError as err:
+            raise _no_space(name, err) from err
+
+
+class _Member:
+    """One regular file of an archive."""
+
+    def __init__(self, name: str, modified_s: float, content: IO[bytes]) -> None:
+        self.name = name
+        self.modified_s = modified_s
+        self.content = content
+
+
+def _members(archive: Path) -> Iterator[_Member]:
+    """Yield the regular files of an archive; the content of each is read before the next one.
+
+    Raises:
+        RawFormatError: it is damaged.
+    """
+    try:
+        with archive.open("rb") as file:
+            form = format_of(file.read(8))
+            if form is not None and form.expand is None:
+                with zipfile.ZipFile(file) as unzipped:
+                    for info in unzipped.infolist():
+                        if not info.is_dir() and not stat.S_ISLNK(info.external_attr >> 16):
+                            modified_s = time.mktime((*info.date_time, 0, 0, -1))
+                            with unzipped.open(info) as content:
+                                yield _Member(info.filename, modified_s, content)
+                return
+        pieces = PieceReader(b"", Content(archive).blocks())
+        with tarfile.open(fileobj=pieces, mode="r|") as tar:
+            for entry in tar:
+                content_or_none = tar.extractfile(entry) if entry.isreg() else None
+                if content_or_none is not None:
+                    yield _Member(entry.name, entry.mtime, content_or_none)
+    except (
+        *(tarfile.TarError, zipfile.BadZipFile, EOFError, ValueError, OverflowError),
+        *(NotImplementedError, RuntimeError),  # an unknown method, an encrypted file
+    ) as err:
+        raise RawFormatError(f"{archive} is damaged: {err}", slug="damaged-recording") from err
+
+
+def _write(member: _Member, target: Path, archive: Path, max_bytes: int) -> int:
+    """Write a file of an archive below `target` and return its size."""
+    name = PurePosixPath(member.name.replace("\\", "/"))
+    if name.is_absolute() or ".." in name.parts:
+        raise RawFormatError(f"{archive} has an unsafe file name: {name}", slug="unsafe-name")
+    path = target / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    size = 0
+    with path.open("wb") as file:
+        while piece := member.content.read(_PIECE_BYTES):
+            size += len(piece)
+            if size > max_bytes:
+                _raise_too_long(str(archive))
+            file.write(piece)
+    with suppress(OSError, OverflowError):  # a time that the file system cannot store
+        os.utime(path, (member.modified_s, member.modified_s))
+    return size
+
+
+def _standard_input() -> IO[bytes]:
+    stream: IO[bytes] | None = getattr(sys.stdin, "buffer", None)
+    try:
+        if stream is not None and not stream.closed:
+            if stream.isatty():
+                raise UsageError(
+                    "standard input is a terminal",
+                    hint="pipe a recording: `... | uprof import -`",
+                    slug="no-standard-input",
+                )
+            return stream
+    except ValueError:  # raised by isatty() of a stream whose descriptor was closed
+        pass
+    raise UsageError("standard input is closed, nothing to convert", slug="no-standard-input")
+
+
+def _raise_too_long(name: str) -> NoReturn:
+    raise RawFormatError(
+        f"{name} is too long, has too many files or expands too much",
+        hint="write it to files first",
+        slug="input-too-long",
+    )
+
+
+def _no_space(name: str, err: OSError) -> UprofError:
+    return OutputError(
+        f"cannot store {name} in a temporary file: {err.strerror or err}",
+        hint="set TMPDIR to another directory",
+        slug="no-temporary-space",
+    )
