@@ -177,7 +177,7 @@ def test_an_empty_recording_says_so(tmp_path: Path) -> None:
         decode(write(tmp_path / "a.db", {"metadata": [], "region": []}))
     with pytest.raises(RawFormatError, match="holds no event"):
         decode(write_json(tmp_path / "a.json", {"rocprofiler-sdk-tool": [{}]}))
-    with pytest.raises(RawFormatError, match="no recording of rocprofv3"):
+    with pytest.raises(RawFormatError, match="not a recording of rocprofv3"):
         decode(write_json(tmp_path / "b.json", [1]))
 
 

@@ -150,34 +150,7 @@ class HostTables:
         )
 
     def _write_annotations(self, rows: Rows) -> None:
-        steps = self._parts.names.steps
-        if steps:
-            is_step = np.isin(rows["name"], list(steps)) & (rows["finished"] != 0)
-            if is_step.any():
-                self._sink.write(
-                    "STEP_TIME",
-                    {
-                        "id": [steps[name] for name in rows["name"][is_step].tolist()],
-                        "startNs": rows["start"][is_step] + self._base_ns,
-                        "endNs": rows["end"][is_step] + self._base_ns,
-                    },
-                )
-        global_tids = np.array(self._parts.threads.global_tids)[rows["thread"]]
-        self._sink.write(
-            "MSTX_EVENTS",
-            {
-                "startNs": rows["start"] + self._base_ns,
-                "endNs": rows["end"] + self._base_ns,
-                "eventType": RANGE_EVENT,
-                "rangeId": NO_CATEGORY,
-                "category": NO_CATEGORY,
-                "message": rows["name"],
-                "globalTid": global_tids,
-                "endGlobalTid": global_tids,
-                "domainId": self._domain,
-                "connectionId": NO_MARK_CONNECTION,
-            },
-        )
+        write_annotations(self._parts, rows, rows["name"], rows["thread"], self._base_ns)
 
     def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
         ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
@@ -185,6 +158,60 @@ class HostTables:
 
     def _or_no_text(self, ids: Int64s) -> Int64s:
         return np.where(ids != MISSING, ids, self._no_text)
+
+
+def write_annotations(
+    parts: Parts,
+    rows: Rows,
+    messages: Int64s,
+    threads: Int64s,
+    base_ns: int,
+    *,
+    kinds: Int64s | int = RANGE_EVENT,
+    domains: Int64s | None = None,
+    end_threads: Int64s | None = None,
+    ranges: Int64s | int = NO_CATEGORY,
+    categories: Int64s | int = NO_CATEGORY,
+) -> None:
+    """Write MSTX_EVENTS, and STEP_TIME for ranges that are steps of torch.profiler.
+
+    Args:
+        parts: Pools of names and threads.
+        rows: With start and end in ns; with `finished`, steps that did not finish are not written.
+        messages: String ids.
+        threads: Numbers of the threads.
+        base_ns: Added to all times.
+        kinds: Ids of ENUM_MSTX_EVENT_TYPE.
+        domains: String ids of the domains; None: the default one.
+        end_threads: Numbers of the threads where ranges end; None: the same threads.
+        ranges: Ids of the ranges.
+        categories: Ids of the categories.
+    """
+    start, end = rows["start"] + base_ns, rows["end"] + base_ns
+    steps = parts.names.steps
+    is_step = np.isin(messages, list(steps)) & (np.asarray(kinds) == RANGE_EVENT)
+    if "finished" in (rows.dtype.names or ()):
+        is_step &= rows["finished"] != 0
+    if is_step.any():
+        numbers = [steps[name] for name in messages[is_step].tolist()]
+        columns = {"id": numbers, "startNs": start[is_step], "endNs": end[is_step]}
+        parts.sink.write("STEP_TIME", columns)
+    global_tids = np.array([*parts.threads.global_tids, 0], np.int64)
+    parts.sink.write(
+        "MSTX_EVENTS",
+        {
+            "startNs": start,
+            "endNs": end,
+            "eventType": kinds,
+            "rangeId": ranges,
+            "category": categories,
+            "message": messages,
+            "globalTid": global_tids[threads],
+            "endGlobalTid": global_tids[threads if end_threads is None else end_threads],
+            "domainId": parts.names["default"] if domains is None else domains,
+            "connectionId": NO_MARK_CONNECTION,
+        },
+    )
 
 
 UNKNOWN_NAME = "UNKNOWN"

@@ -21,21 +21,12 @@ from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 WINDOW_ROWS = 1 << 16
 """Rows of all kinds that are joined at a time."""
 
-INTERVAL = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("thread", "i4"),
-        ("rank", "i8"),  # of two equal intervals the smaller one is outside
-        ("frame", "i4"),  # NONE: not a Python function
-        ("chain", "i4"),
-        ("operation", "i8"),
-        ("operation_name", "i4"),
-        ("signature", "i4"),
-        ("collective", "i4"),
-    ]
+# Anything with a beginning and an end on a thread, and its attributes. Of two equal intervals the
+# one with the smaller `rank` is outside; `frame` is NONE if it is not a Python function.
+INTERVAL = r.record_type(
+    "start i8, end i8, thread i4, rank i8, frame i4, chain i4, operation i8, operation_name i4,"
+    "signature i4, collective i4"
 )
-"""Anything with a beginning and an end on a thread, and what it stands for."""
 
 _HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
 

@@ -50,16 +50,8 @@ HOST_COMPONENT = "CPU"
 HOST_DEVICE = MISSING
 
 _OPERATION_COLUMNS = (
-    "name",
-    "size",
-    "allocationTime",
-    "releaseTime",
-    "duration",
-    "allocationTotalAllocated",
-    "allocationTotalReserved",
-    "releaseTotalAllocated",
-    "releaseTotalReserved",
-    "deviceId",
+    *("name", "size", "allocationTime", "releaseTime", "duration", "allocationTotalAllocated"),
+    *("allocationTotalReserved", "releaseTotalAllocated", "releaseTotalReserved", "deviceId"),
 )
 _Row = tuple[int | None, ...]
 

@@ -1,19 +1,13 @@
-"""The rows that travel from collecting events to joining them: one dtype per kind.
+"""Rows of a GPU recording between reading and joining, and the pools that they refer to.
 
-Times are ns as in the trace, before its base time is added. `MISSING` (-1) stands for an id that
-an event does not have; names and other texts are ids of the string pool.
-
-What was found in one recording of GPUs: what every decoder of them tells besides its rows.
-
-Hardware counters of tasks: held until the tasks have their numbers.
-
-The parts of one recording of GPUs, read but not yet joined.
+Times are ns as in the recording, before its base time is added. `MISSING` (-1) stands for an id
+that an event does not have; names and other texts are ids of the string pool.
 """
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, TypeVar
@@ -23,7 +17,7 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Bools, Floats
 from unified_prof.base.columns import Sink
-from unified_prof.decoders.gpu.call_chains import CallChains
+from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, CallChains, is_backward
 from unified_prof.decoders.gpu.collectives import Collectives, is_communication
 from unified_prof.decoders.gpu.memory import DEVICE_COMPONENT, MISSING, Int64s
 from unified_prof.decoders.gpu.pools import Geometries, Names, Signatures, Threads
@@ -31,7 +25,7 @@ from unified_prof.decoders.spool import Rows, Scratch, Spool
 
 
 def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """Return rows of which nothing is known: ids are MISSING, measurements NaN."""
+    """Return `count` rows without values: ids are MISSING, measurements NaN."""
     row = np.zeros(1, dtype)
     for name in dtype.names or ():
         row[name] = np.nan if dtype[name].kind == "f" else MISSING
@@ -42,171 +36,99 @@ def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
     return rows.view(dtype)
 
 
-HOST = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("thread", "i4"),
-        ("is_operation", "i1"),  # 0: a user annotation
-        ("finished", "i1"),  # 0: it was under way when the recording ended
-        ("name", "i4"),
-        ("external", "i8"),
-        ("sequence", "i8"),
-        ("forward_thread", "i8"),
-        ("signature", "i4"),  # of Signatures
-        ("inputs", "i4"),  # concrete inputs, a string id
-        ("module", "i4"),  # module hierarchy, a string id
-        ("collective", "i4"),  # of Collectives
-        ("stack", "i4"),  # of CallChains, where the event carries its own call stack
-    ]
+def record_type(fields: str) -> np.dtype[Any]:
+    """Return the dtype of `name type` pairs that are separated by commas."""
+    return np.dtype([tuple(field.split()) for field in fields.split(",")])
+
+
+# Start and end only.
+INTERVAL = record_type("start i8, end i8")
+
+# Framework operations; user annotations have is_operation 0. `finished` is 0 if the recording ended
+# first. `signature` is of Signatures, `inputs` (concrete inputs) and `module` (hierarchy) are
+# string ids, `collective` is of Collectives, `stack` (the event's own call stack) of CallChains.
+HOST = record_type(
+    "start i8, end i8, thread i4, is_operation i1, finished i1, name i4, external i8, sequence i8,"
+    "forward_thread i8, signature i4, inputs i4, module i4, collective i4, stack i4"
 )
-"""Framework operations and user annotations."""
 
-FRAME = np.dtype([("start", "i8"), ("end", "i8"), ("thread", "i4"), ("frame", "i4")])
-"""Python functions; `frame` is an id of CallChains."""
+# Python functions; `frame` is of CallChains.frames.
+FRAME = record_type("start i8, end i8, thread i4, frame i4")
 
-CALL = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("thread", "i4"),
-        ("name", "i4"),
-        ("correlation", "i8"),
-        ("external", "i8"),
-        ("size", "i8"),  # bytes, where HIP says it
-        ("geometry", "i4"),  # of Geometries, where HIP says it
-        ("shared_memory", "i8"),
-        # GpuRecording by nesting: the operation that made the call.
-        ("operation", "i8"),  # number of the PYTORCH_API row
-        ("operation_name", "i4"),
-        ("signature", "i4"),
-        ("collective", "i4"),
-    ]
+# CUDA and HIP runtime and driver calls. HIP records `size` in bytes, `geometry` (of Geometries) and
+# `shared_memory` with the call. From `operation` (number of a PYTORCH_API row) on, the fields of
+# the operation around the call, determined by nesting.
+CALL = record_type(
+    "start i8, end i8, thread i4, name i4, correlation i8, external i8, size i8, geometry i4,"
+    "shared_memory i8, operation i8, operation_name i4, signature i4, collective i4"
 )
-"""CUDA and HIP runtime and driver calls."""
 
+# Values of GPU_TASK `kind`; GRAPH is a graph replay that was recorded as one task.
 KERNEL, COPY, SET, COMMUNICATION, GRAPH = range(5)
-"""Values of GPU_TASK `kind`; a graph of which only the whole was recorded is one task."""
 
-GPU_TASK = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("kind", "i1"),
-        ("name", "i4"),
-        ("device", "i4"),
-        ("stream", "i8"),
-        ("context", "i8"),
-        ("correlation", "i8"),
-        ("external", "i8"),
-        ("geometry", "i4"),
-        ("queued", "i8"),
-        ("registers", "i8"),
-        ("shared_memory", "i8"),
-        ("blocks_per_sm", "f8"),
-        ("warps_per_sm", "f8"),
-        ("occupancy", "f8"),
-        ("size", "i8"),
-        ("bandwidth", "f8"),
-        ("graph", "i8"),
-        ("graph_node", "i8"),
-        ("process", "i4"),  # id, where the device's record says it
-        ("counted", "i8"),  # of Counters, MISSING: no counter is of it
-        # GpuRecording by correlation, and through the call by nesting.
-        ("connection", "i8"),
-        ("thread", "i4"),  # that launched it
-        ("operation_name", "i4"),
-        ("signature", "i4"),
-        ("collective", "i4"),
-    ]
+# Kernels, copies, memory sets and graph replays. `process` is the process id in the device's
+# record, `counted` a number of Counters. From `connection` on, the fields of the launching call,
+# joined by correlation, and of the operation around it; `thread` is the launching thread.
+GPU_TASK = record_type(
+    "start i8, end i8, kind i1, name i4, device i4, stream i8, context i8, correlation i8,"
+    "external i8, geometry i4, queued i8, registers i8, shared_memory i8, blocks_per_sm f8,"
+    "warps_per_sm f8, occupancy f8, size i8, bandwidth f8, graph i8, graph_node i8, process i4,"
+    "counted i8, connection i8, thread i4, operation_name i4, signature i4, collective i4"
 )
-"""Kernels, copies and memory sets on a device."""
 
-ALLOCATION = np.dtype(
-    [
-        ("start", "i8"),
-        ("thread", "i4"),
-        ("device", "i4"),
-        ("address", "i8"),
-        ("owner", "i4"),  # a process whose addresses are its own, MISSING: the only one
-        ("size", "i8"),  # bytes; negative: freed
-        ("total_allocated", "i8"),
-        ("total_reserved", "i8"),
-    ]
+# Allocator events. `size` is negative for a free; `owner` is a process with addresses of its own,
+# MISSING if there is one process only.
+ALLOCATION = record_type(
+    "start i8, thread i4, device i4, address i8, owner i4, size i8, total_allocated i8,"
+    "total_reserved i8"
 )
-"""Allocator events."""
 
-GPU_ANNOTATION = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("name", "i4"),
-        ("device", "i4"),
-        ("stream", "i8"),
-        ("external", "i8"),
-    ]
+# User annotations on the device's timeline.
+GPU_ANNOTATION = record_type("start i8, end i8, name i4, device i4, stream i8, external i8")
+
+# Synchronizations on the device's timeline.
+SYNC = record_type(
+    "start i8, end i8, kind i4, device i4, stream i8, context i8, correlation i8, wait_stream i8,"
+    "wait_event i8, wait_record i8"
 )
-"""User annotations as the device saw them."""
 
-SYNC = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),
-        ("kind", "i4"),
-        ("device", "i4"),
-        ("stream", "i8"),
-        ("context", "i8"),
-        ("correlation", "i8"),
-        ("wait_stream", "i8"),
-        ("wait_event", "i8"),
-        ("wait_record", "i8"),
-    ]
-)
-"""Synchronisations as the device saw them."""
+# Runs of Python's garbage collector.
+COLLECTION = record_type("start i8, end i8, thread i4")
 
-COLLECTION = np.dtype([("start", "i8"), ("end", "i8"), ("thread", "i4")])
-"""Runs of Python's garbage collector."""
+# Events without a table of their own: `end` of an instant is NO_END; `args_at` and `args_size` are
+# the position of the arguments in `Parts.texts`.
+OTHER = record_type("start i8, end i8, category i4, name i4, place i4, args_at i8, args_size i4")
 
-OTHER = np.dtype(
-    [
-        ("start", "i8"),
-        ("end", "i8"),  # NO_END: an instant
-        ("category", "i4"),
-        ("name", "i4"),
-        ("place", "i4"),
-        ("args_at", "i8"),  # where its arguments lie in the text file
-        ("args_size", "i4"),
-    ]
-)
-"""Whatever has no table of its own."""
-
-NO_END = np.iinfo(np.int64).min
+# `end` of an instant in OTHER, and a missing time or id in tables where -1 can be a value.
+NO_END = NO_TIME = -(2**63)
+# Times beyond this are damaged.
+_MAX_NS = 2**62
 
 
 @dataclass(frozen=True, slots=True)
 class GpuRecording:
-    """Its numbers."""
+    """Counts and facts of a decoded recording."""
 
     events: int
-    """All of them, of whatever kind."""
+    """Events of all kinds."""
     counts: Mapping[str, int]
     """Events by kind."""
     tasks: int
-    """Kernels, copies, memory sets and replays of graphs."""
+    """Kernels, copies, memory sets and graph replays."""
     tasks_joined: int
-    """Those whose launching call was found."""
+    """Tasks matched to their launch."""
     operations: int
     facts: Mapping[str, Any]
-    """Provenance."""
+    """Rows of UPROF_RUN."""
     rank: int | None = None
-    """The process of a distributed run that was recorded, where the recording says it."""
+    """Rank of the recorded process, None if it was not recorded."""
 
 
 class Counters:
-    """Values by task; three numbers each are held in memory.
+    """Hardware counters by task, kept until the tasks have their ids.
 
-    A task is named by a number of the decoder's own, GPU_TASK `counted`. What a counter counted in
-    several places of the device adds up.
+    GPU_TASK `counted` identifies a task. Values of one counter and task, from several parts of the
+    device, are added up.
     """
 
     def __init__(self) -> None:
@@ -215,18 +137,18 @@ class Counters:
         self._values = np.empty(0, np.float64)
 
     def add(self, owners: Int64s, names: Int64s, values: Floats) -> None:
-        """Take values: of which task, string id of the counter, value."""
+        """Add values, given `counted` of the task and the string id of the counter."""
         if len(owners):
             self._parts.append((owners, names, values))
 
     def owners(self) -> Int64s:
-        """Return the numbers of all that have counters, in order."""
-        self._settle()
+        """Return `counted` of all tasks with counters, in order."""
+        self._merge()
         return np.unique(self._owners)
 
-    def of(self, owners: Int64s, ids: Int64s) -> tuple[Int64s, Int64s, Floats]:
-        """Return the counters of some tasks: (the task's id, the counter's name, value)."""
-        self._settle()
+    def lookup(self, owners: Int64s, ids: Int64s) -> tuple[Int64s, Int64s, Floats]:
+        """Return task ids, counter names and values for tasks given by `counted` and id."""
+        self._merge()
         first = np.searchsorted(self._owners, owners, "left")
         count = np.searchsorted(self._owners, owners, "right") - first
         total = int(count.sum())
@@ -234,8 +156,8 @@ class Counters:
         at = np.arange(total) - np.repeat(before, count) + np.repeat(first, count)
         return np.repeat(ids, count), self._names[at], self._values[at]
 
-    def _settle(self) -> None:
-        """Sort what came since, and add up values of one counter and task."""
+    def _merge(self) -> None:
+        """Sort added values, and add up those of one counter and task."""
         if not self._parts:
             return
         parts = [*self._parts, (self._owners, self._names, self._values)]
@@ -250,16 +172,16 @@ class Counters:
         self._values = np.add.reduceat(values, starts)
 
 
+# Rows of each kind that are kept in memory before they are sorted and written to a file.
 RUN_BYTES = 4 << 20
-"""Rows kept in memory before they are sorted and put away, of each kind."""
 
 Own = TypeVar("Own", bound="Parts")
 
 
 class Parts:
-    """Rows of every kind, each kind in a spool, and the pools that they refer to.
+    """Rows of every kind, each in a spool, and the pools that they refer to.
 
-    A decoder appends rows; `tables.write` reads them back. A context manager.
+    A decoder appends rows; `task_tables.write` reads them back. A context manager.
     """
 
     collectives: Collectives
@@ -293,20 +215,20 @@ class Parts:
         self.counts: dict[str, int] = defaultdict(int)
         """Events by kind."""
         self.activity: Counter[int] = Counter()
-        """What each thread did on the host, by its number."""
+        """Number of host events by thread."""
         self.forward_threads: dict[tuple[int, int], int] = {}
         """(process, torch's id of a forward thread) -> number of the thread, where known."""
         self._communication: dict[int, bool] = {}
         self.max_correlation = 0
         self.links_to_operations = False
-        """Whether `external` of a device's tasks names an operation."""
+        """True if `external` of device tasks is the id of an operation."""
         self.memory_component = DEVICE_COMPONENT
-        """Who gave out the device's memory, as MEMORY_RECORD calls it."""
+        """Allocator of the device's memory, as in MEMORY_RECORD."""
         self.adds_up_allocations = False
-        """Whether the memory in use has to be worked out, as no allocation says it."""
+        """True if memory in use is computed, because allocations do not contain it."""
         self.devices: set[int] = set()
         self.places: dict[tuple[Any, Any], int] = {}
-        """(pid, tid) of events outside the host's threads."""
+        """(pid, tid) of events that are not on host threads -> number."""
 
     def __enter__(self: Own) -> Own:
         return self
@@ -324,25 +246,76 @@ class Parts:
 
     @property
     def main_process(self) -> int:
-        """Id of the process that did most on the host, 0 if none did anything."""
+        """Id of the process with the most host events, 0 if there are none."""
         by_process: Counter[int] = Counter()
         for thread, count in self.activity.items():
             by_process[self.threads.process_ids[thread]] += count
         return by_process.most_common(1)[0][0] if by_process else 0
 
+    def new_rows(
+        self, start: Int64s, end: Int64s, dtype: np.dtype[Any], what: str
+    ) -> tuple[Rows, Bools]:
+        """Return rows with start and end, other fields missing, and a mask of the valid rows.
+
+        Rows without a time or with a negative duration are counted as anomalies.
+
+        Args:
+            start: Starts in ns; NO_TIME stands for none.
+            end: Ends in ns.
+            dtype: Type of the rows.
+            what: Kind of event, under which the rows are counted.
+        """
+        rows = missing(dtype, len(start))
+        rows["start"], rows["end"] = start, end
+        has_times = (np.abs(start) < _MAX_NS) & (np.abs(end) < _MAX_NS)
+        has_times &= (start != NO_TIME) & (end != NO_TIME)
+        negative = has_times & (end < start)
+        self.count_skipped("event_without_time", ~has_times, what)
+        self.count_skipped("negative_duration", negative, what)
+        valid = has_times & ~negative
+        if valid.any():
+            self.see(int(start[valid].min()), int(end[valid].max()))
+        self.counts[what] += len(rows)
+        return rows, valid
+
+    def count_skipped(self, anomaly: str, rows: Bools, what: str) -> None:
+        """Count skipped rows as an anomaly."""
+        if rows.any():
+            self.sink.anomaly(anomaly, int(np.count_nonzero(rows)), f"{what}, skipped")
+
+    def add_gpu_tasks(self, rows: Rows) -> None:
+        """Add kernels, copies, memory sets or graph replays."""
+        self.see_correlations(rows)
+        self.devices.update(np.unique(rows["device"]).tolist())
+        self.gpu.append(rows)
+
+    def add_marked_operations(
+        self, rows: Rows, valid: Bools, operations: Sequence[tuple[str, int, int, str]]
+    ) -> None:
+        """Add operations marked by `emit_nvtx` (see `call_chains.as_operation`) to HOST rows."""
+        rows["is_operation"] = rows["finished"] = 1
+        for at, (name, sequence, number, sizes) in enumerate(operations):
+            rows["name"][at] = self.names[name]
+            rows["sequence"][at], rows["external"][at] = sequence, number
+            is_backward_node = sequence >= 0 and is_backward(name)
+            rows["forward_thread"][at] = SOME_FORWARD_THREAD if is_backward_node else 0
+            if sizes:
+                rows["signature"][at] = self.signatures[b"", sizes.encode(), b""]
+        self.host.append(rows[valid])
+
     def see(self, first_ns: int, last_ns: int) -> None:
-        """Take note that something happened from `first_ns` to `last_ns`."""
+        """Extend the span of all events to include `first_ns` and `last_ns`."""
         if self.span is not None:
             first_ns, last_ns = min(first_ns, self.span[0]), max(last_ns, self.span[1])
         self.span = first_ns, last_ns
 
     def see_correlations(self, rows: Rows) -> None:
-        """Take note of correlation ids, beyond which fresh ids begin."""
+        """Note the largest correlation id, beyond which new ids begin."""
         if len(rows):
             self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
 
     def are_communication(self, names: Int64s) -> Bools:
-        """Tell which kernels, by their names, are those of collectives."""
+        """Return a mask of the names that are kernels of collectives."""
         known = self._communication
         distinct, inverse = np.unique(names, return_inverse=True)
         new = [number for number in distinct.tolist() if number not in known]

@@ -48,6 +48,7 @@ TASK_TYPES = {
 }
 """TASK.taskType by kind of GPU task; readers of the format find copies by this name."""
 
+# Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION.
 COPY_DIRECTIONS = {
     "HtoH": 0,
     "HtoD": 1,
@@ -60,7 +61,6 @@ COPY_DIRECTIONS = {
     "AtoD": 3,
     "DtoA": 3,
 }
-"""Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION."""
 
 _NO_NOTIFY = -1
 
@@ -147,7 +147,7 @@ class TaskTables:
             elif mine.any():
                 write(selected(rows, mine), ids[mine])
         self._write_details(rows, ids)
-        tasks, names, values = self._parts.counters.of(rows["counted"], ids)
+        tasks, names, values = self._parts.counters.lookup(rows["counted"], ids)
         if len(tasks):
             columns = {"globalTaskId": tasks, "name": names, "value": values}
             self._sink.write("TASK_PMU_INFO", columns)

@@ -39,15 +39,8 @@ _MAKES = (("graph", _ANY), ("memcpy", _COPY), ("memset", _SET), ("launch", _KERN
 _KINDS = np.full(r.GRAPH + 1, _KERNEL)
 _KINDS[[r.COPY, r.SET, r.GRAPH]] = _COPY, _SET, _ANY
 
-_MADE = np.dtype(
-    [
-        ("correlation", "i8"),
-        ("start", "i8"),
-        ("external", "i8"),
-        ("process", "i4"),  # its index
-        ("makes", "i1"),  # the kind of task that such a call makes
-    ]
-)
+# Calls: `process` is an index of processes, `makes` the kind of task that such a call launches.
+_MADE = r.record_type("correlation i8, start i8, external i8, process i4, makes i1")
 
 
 def label_of(pid: str) -> str:

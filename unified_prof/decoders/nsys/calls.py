@@ -104,14 +104,9 @@ def read_waits(fields: Fields) -> None:
     wanted = {
         "start": NO_TIME,
         "end": NO_TIME,
-        "deviceId": MISSING,
-        "contextId": MISSING,
-        "streamId": MISSING,
-        "correlationId": MISSING,
         "globalPid": NO_ID,
-        "syncType": MISSING,
-        "eventId": MISSING,
-        "eventSyncId": MISSING,
+        **dict.fromkeys(("deviceId", "contextId", "streamId", "correlationId"), MISSING),
+        **dict.fromkeys(("syncType", "eventId", "eventSyncId"), MISSING),
     }
     for cells in fields.tables.slices(WAITS, wanted):
         rows, valid = fields.timed(cells, r.SYNC, "synchronization")
@@ -143,13 +138,9 @@ class _Records:
         fields = self._fields
         wanted = {
             "timestamp": NO_TIME,
-            "deviceId": MISSING,
-            "contextId": MISSING,
-            "streamId": MISSING,
-            "correlationId": MISSING,
             "globalPid": NO_ID,
-            "eventId": MISSING,
-            "eventSyncId": MISSING,
+            **dict.fromkeys(("deviceId", "contextId", "streamId", "correlationId"), MISSING),
+            **dict.fromkeys(("eventId", "eventSyncId"), MISSING),
         }
         found: list[tuple[Int64s, Int64s, Int64s]] = []
         for cells in fields.tables.slices(EVENTS, wanted):
@@ -201,43 +192,21 @@ GRAPHS = "CUPTI_ACTIVITY_KIND_GRAPH_TRACE"
 _PLACE = {
     "start": NO_TIME,
     "end": NO_TIME,
-    "deviceId": MISSING,
-    "streamId": MISSING,
-    "contextId": MISSING,
-    "correlationId": MISSING,
     "globalPid": NO_ID,
+    **dict.fromkeys(("deviceId", "streamId", "contextId", "correlationId"), MISSING),
     "graphNodeId": MISSING,
 }
 _GEOMETRY = ("gridX", "gridY", "gridZ", "blockX", "blockY", "blockZ")
 _NAMES = ("demangledName", "shortName", "mangledName")
 
 # Directions as Kineto writes them, so that the copies of both have the same names.
-_DIRECTIONS = {
-    0: "Unknown",
-    1: "HtoD",
-    2: "DtoH",
-    3: "HtoA",
-    4: "AtoH",
-    5: "AtoA",
-    6: "AtoD",
-    7: "DtoA",
-    8: "DtoD",
-    9: "HtoH",
-    10: "PtoP",
-    11: "HtoD",
-    12: "DtoH",
-    13: "DtoD",
-}
+_DIRECTIONS = dict(
+    enumerate("Unknown HtoD DtoH HtoA AtoH AtoA AtoD DtoA DtoD HtoH PtoP HtoD DtoH DtoD".split())
+)
 _UNIFIED = frozenset({11, 12, 13})
-_MEMORIES = {
-    0: "Pageable",
-    1: "Pinned",
-    2: "Device",
-    3: "Array",
-    4: "Managed",
-    5: "Device Static",
-    6: "Managed Static",
-}
+_MEMORIES = dict(
+    enumerate("Pageable,Pinned,Device,Array,Managed,Device Static,Managed Static".split(","))
+)
 
 
 class Tasks:
@@ -277,7 +246,7 @@ class Tasks:
             rows["shared_memory"] = np.where(dynamic == MISSING, MISSING, static + dynamic)
             rows["graph"] = cells["graphId"]
             rows["geometry"] = self._geometry_numbers(cells)
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
 
     def _geometry_numbers(self, cells: Cells) -> Int64s:
         first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
@@ -304,7 +273,7 @@ class Tasks:
             rows["name"] = np.array(names, np.int64)[inverse]
             rows["kind"] = r.COPY
             rows["size"] = cells["bytes"]
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
 
     def _copy_name(self, kind: int, source: int, target: int) -> int:
         key = (kind, source, target)
@@ -326,7 +295,7 @@ class Tasks:
                 rows["name"][kinds == kind] = self._parts.names[text]
             rows["kind"] = r.SET
             rows["size"] = cells["bytes"]
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
 
     def _graphs(self) -> None:
         """Read replays of graphs of which only the whole was traced."""
@@ -339,7 +308,7 @@ class Tasks:
             for graph in np.unique(graphs).tolist():
                 text = "CUDA graph" if graph == MISSING else f"CUDA graph {graph}"
                 rows["name"][graphs == graph] = self._parts.names[text]
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
             replays += int(np.count_nonzero(valid))
         if replays:
             self._parts.sink.anomaly(
@@ -365,10 +334,3 @@ class Tasks:
         rows["process"] = fields.process_ids(packed)
         rows["graph_node"] = cells["graphNodeId"]
         return rows, valid
-
-    def _put(self, rows: Rows, valid: Bools) -> None:
-        if not valid.all():
-            rows = rows[valid]
-        self._parts.see_correlations(rows)
-        self._parts.devices.update(np.unique(rows["device"]).tolist())
-        self._parts.gpu.append(rows)

@@ -17,21 +17,21 @@ from unified_prof.arrays.grouping import NOWHERE, distinct, find
 from unified_prof.arrays.types import Bools
 from unified_prof.base.columns import Cells, Tables
 from unified_prof.base.vocabulary import NOT_AVAILABLE
-from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
-from unified_prof.decoders.gpu.rows import Parts
+from unified_prof.decoders.gpu.rows import NO_TIME, Parts
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
 
-NO_TIME = NO_ID = -(2**63)
-"""What stands for NULL where -1 may be a value."""
+# Stands for NULL where -1 can be a value.
+NO_ID = NO_TIME
 
-_SANE_NS = 2**62
 _THREAD_BITS = 24
 _LOW_BITS = (1 << _THREAD_BITS) - 1
 _MOST_CORRELATION = 2**32
 _TEXTS_IN_MEMORY_BYTES = 32 << 20
 _INT32 = np.iinfo(np.int32)
+
+__all__ = ["NO_ID", "NO_TIME", "Fields", "ParquetTables", "Texts"]
 
 
 class Texts:
@@ -88,24 +88,8 @@ class Fields:
     # ---- times
 
     def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
-        """Return new rows with start and end, and which of them are valid; others count."""
-        start, end = cells["start"], cells["end"]
-        rows = r.missing(dtype, len(start))
-        rows["start"], rows["end"] = start, end
-        has_times = (np.abs(start) < _SANE_NS) & (np.abs(end) < _SANE_NS)
-        has_times &= (start != NO_TIME) & (end != NO_TIME)
-        negative = has_times & (end < start)
-        self._count("event_without_time", ~has_times, what)
-        self._count("negative_duration", negative, what)
-        valid = has_times & ~negative
-        if valid.any():
-            self.parts.see(int(start[valid].min()), int(end[valid].max()))
-        self.parts.counts[what] += len(rows)
-        return rows, valid
-
-    def _count(self, name: str, odd: Bools, what: str) -> None:
-        if odd.any():
-            self.parts.sink.anomaly(name, int(np.count_nonzero(odd)), f"{what}, left out")
+        """Return new rows with start and end, and a mask of the valid ones."""
+        return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
 
     # ---- names
 
@@ -147,7 +131,7 @@ class Fields:
         """Return the numbers of threads, and which of the valid rows have one; others count."""
         numbers = self.threads(packed)
         on_one = numbers != MISSING
-        self._count("event_without_thread", valid & ~on_one, what)
+        self.parts.count_skipped("event_without_thread", valid & ~on_one, what)
         return numbers, valid & on_one
 
     def _thread(self, packed: int) -> int:

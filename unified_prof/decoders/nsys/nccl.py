@@ -34,31 +34,12 @@ _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
 _MOST_FIELDS = 100_000
 
-# nvtxPayloadEntryType: C's types on a 64-bit machine, then those of known width.
-_FORMATS = {
-    1: "c",
-    3: "<h",
-    4: "<H",
-    5: "<i",
-    6: "<I",
-    7: "<q",
-    8: "<Q",
-    9: "<q",
-    10: "<Q",
-    11: "<b",
-    12: "<B",
-    13: "<h",
-    14: "<H",
-    15: "<i",
-    16: "<I",
-    17: "<q",
-    18: "<Q",
-    2: "<B",
-    19: "<f",
-    20: "<d",
-    22: "<Q",
-    23: "<Q",
-}
+# Struct formats of nvtxPayloadEntryType from 1 on: C types on a 64-bit machine, then those of known
+# width; x has no format.
+_FORMATS = dict(
+    enumerate("c <B <h <H <i <I <q <Q <q <Q <b <B <h <H <i <I <q <Q <f <d x <Q <Q".split(), 1)
+)
+del _FORMATS[21]
 _FIRST_OF_PROGRAM = 1 << 24
 """Types from here on are schemas and enumerations of the program."""
 _ENUM_FORMAT = "<i"

@@ -147,7 +147,7 @@ class Others:
         }
         for cells in fields.tables.slices(MEMORY, wanted):
             timed = {"start": cells["start"], "end": cells["start"]}
-            times, valid = fields.timed(timed, _INTERVAL, "allocation")
+            times, valid = fields.timed(timed, r.INTERVAL, "allocation")
             rows = np.empty(len(times), r.ALLOCATION)
             rows["start"] = times["start"]
             rows["thread"] = MISSING
@@ -194,7 +194,7 @@ class Others:
         wanted = {"timestamp": NO_TIME, "typeId": NO_ID, "metricId": NO_ID}
         for cells in self._fields.tables.slices(METRICS, wanted, reals=["value"]):
             timed = {"start": cells["timestamp"], "end": cells["timestamp"]}
-            times, valid = self._fields.timed(timed, _INTERVAL, "gpu_metric")
+            times, valid = self._fields.timed(timed, r.INTERVAL, "gpu_metric")
             keys = list(zip(cells["typeId"].tolist(), cells["metricId"].tolist(), strict=True))
             for key in set(keys) - names.keys():
                 names[key] = sink.strings.intern(f"metric {key[1]}")
@@ -207,6 +207,3 @@ class Others:
                     "value": cells["value"][valid],
                 },
             )
-
-
-_INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])

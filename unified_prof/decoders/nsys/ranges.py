@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 
 from unified_prof.base.columns import Cells
-from unified_prof.base.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
+from unified_prof.base.vocabulary import NO_CATEGORY, NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, as_operation, is_backward
-from unified_prof.decoders.gpu.host_tables import RANGE_EVENT
+from unified_prof.decoders.gpu.call_chains import as_operation
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.memory import MISSING, ints
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.nccl import Payloads
@@ -131,70 +131,34 @@ class Ranges:
             self._annotations(_taken(cells, ~chosen), rest, RANGE_EVENT)
 
     def _operations(self, cells: Cells, operations: list[tuple[str, int, int, str]]) -> None:
-        parts = self._parts
         rows, valid = self._fields.timed(self._ended(cells), r.HOST, "operation")
         rows["thread"], valid = self._fields.on_threads(cells["globalTid"], valid, "operation")
-        rows["is_operation"] = rows["finished"] = 1
-        names = parts.names
-        rows["name"] = ints([names[name] for name, _, _, _ in operations])
-        rows["sequence"] = ints([sequence for _, sequence, _, _ in operations])
-        rows["external"] = ints([number for _, _, number, _ in operations])
-        rows["forward_thread"] = ints(
-            [
-                SOME_FORWARD_THREAD if sequence >= 0 and is_backward(name) else 0
-                for name, sequence, _, _ in operations
-            ]
-        )
-        signatures = parts.signatures
-        rows["signature"] = ints(
-            [
-                signatures[b"", sizes.encode(), b""] if sizes else MISSING
-                for _, _, _, sizes in operations
-            ]
-        )
-        for field in ("inputs", "module", "collective", "stack"):
-            rows[field] = MISSING
+        self._parts.add_marked_operations(rows, valid, operations)
         self.operations += int(np.count_nonzero(valid))
-        parts.host.append(rows[valid])
 
     def _annotations(self, cells: Cells, messages: list[str], kind: int) -> None:
-        parts, names = self._parts, self._parts.names
         cells = self._ended(cells)
-        times, valid = self._fields.timed(cells, _INTERVAL, "annotation")
+        times, valid = self._fields.timed(cells, r.INTERVAL, "annotation")
         threads, valid = self._fields.on_threads(cells["globalTid"], valid, "annotation")
         ends = threads
         if "endGlobalTid" in cells:
-            given = self._fields.threads(cells["endGlobalTid"], active=False)
-            ends = np.where(given == MISSING, threads, given)
-        message = ints([names[text] for text in messages])
+            recorded = self._fields.threads(cells["endGlobalTid"], active=False)
+            ends = np.where(recorded == MISSING, threads, recorded)
+        names = self._parts.names
         domains = ints([self._domain(number) for number in cells["domainId"].tolist()])
-        global_tids = np.array([*parts.threads.global_tids, 0], np.int64)
         ranges = cells.get("rangeId", np.full(len(times), MISSING))
-        parts.sink.write(
-            "MSTX_EVENTS",
-            {
-                "startNs": (times["start"] + self._base_ns)[valid],
-                "endNs": (times["end"] + self._base_ns)[valid],
-                "eventType": kind,
-                "rangeId": np.where(ranges == MISSING, NO_CATEGORY, ranges)[valid],
-                "category": np.where(cells["category"] <= 0, NO_CATEGORY, cells["category"])[valid],
-                "message": message[valid],
-                "globalTid": global_tids[threads][valid],
-                "endGlobalTid": global_tids[ends][valid],
-                "domainId": domains[valid],
-                "connectionId": NO_MARK_CONNECTION,
-            },
+        write_annotations(
+            self._parts,
+            times[valid],
+            ints([names[text] for text in messages])[valid],
+            threads[valid],
+            self._base_ns,
+            kinds=kind,
+            domains=domains[valid],
+            end_threads=ends[valid],
+            ranges=np.where(ranges == MISSING, NO_CATEGORY, ranges)[valid],
+            categories=np.where(cells["category"] <= 0, NO_CATEGORY, cells["category"])[valid],
         )
-        is_step = np.isin(message, list(names.steps)) & valid & (kind == RANGE_EVENT)
-        if is_step.any():
-            parts.sink.write(
-                "STEP_TIME",
-                {
-                    "id": [names.steps[number] for number in message[is_step].tolist()],
-                    "startNs": times["start"][is_step] + self._base_ns,
-                    "endNs": times["end"][is_step] + self._base_ns,
-                },
-            )
 
     def _domain(self, number: int) -> int:
         if number not in self._domains:
@@ -261,9 +225,6 @@ class Ranges:
             except (TypeError, ValueError, RecursionError):
                 return value
         return value
-
-
-_INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])
 
 
 def _taken(cells: Cells, chosen: Any) -> Cells:

@@ -1,17 +1,14 @@
-"""The JSON of `rocprofv3 --output-format json`, as the tables of a rocpd database.
+"""Tables of a rocprofv3 recording: those of rocpd by session, and JSON in the same form.
 
-The tables of one session of a recording, by their plain names.
-
-A table's name ends in the session's uuid (`rocpd_region_00006e7b_...`), and views of the plain
-names join the sessions of a file. Views are not read: ids are a session's own, and so each session
-is read from its tables.
+The name of a rocpd table ends in the uuid of its session (`rocpd_region_00006e7b_...`). Views join
+the sessions of a file, but ids are unique within a session only, so the tables are read instead.
 """
 
 from __future__ import annotations
 
 import math
 import re
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -24,8 +21,8 @@ from unified_prof.decoders import compression
 from unified_prof.decoders.gpu.memory import MISSING
 from unified_prof.errors import RawFormatError
 
+# The only key of a JSON recording.
 TOOL = "rocprofiler-sdk-tool"
-"""The one key of such a file."""
 
 _ROWS = 1 << 14
 _INT64 = range(-(2**63), 2**63)
@@ -37,40 +34,40 @@ Row = dict[str, Any]
 
 
 class JsonTables:
-    """`columns.Tables` of a JSON recording, which is held in memory as a whole."""
+    """`columns.Tables` of a JSON recording, which is held in memory completely."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
-            RawFormatError: it is damaged, or no recording of rocprofv3.
+            RawFormatError: it is damaged, or not a recording of rocprofv3.
         """
         document = compression.read_json(path)
         sessions = document.get(TOOL) if isinstance(document, dict) else None
         if not isinstance(sessions, list):
             raise RawFormatError(
-                f"{path} is no recording of rocprofv3",
+                f"{path} is not a recording of rocprofv3",
                 hint=f"expected a key {TOOL!r}",
                 slug="not-a-recording",
             )
         self._tables: dict[str, list[Row]] = {}
         self._unreadable: Counter[str] = Counter()
-        for number, session in enumerate(one for one in sessions if isinstance(one, dict)):
-            for table, rows in _Converted(session).tables.items():
+        for number, session in enumerate(_mappings(sessions)):
+            for table, rows in _SessionConverter(session).tables.items():
                 self._tables[f"rocpd_{table}_{number}"] = rows
 
     @property
     def names(self) -> Sequence[str]:
-        """What tables there are."""
+        """The names of all tables."""
         return tuple(self._tables)
 
     @property
     def unreadable(self) -> Mapping[str, int]:
-        """How many values so far were not what was asked for."""
+        """Number of values with an unexpected type so far, by `TABLE.column`."""
         return self._unreadable
 
     def columns(self, table: str) -> Collection[str]:
-        """Return the names of the columns of `table`."""
+        """Return the column names of `table`."""
         rows = self._tables.get(table)
         return tuple(rows[0]) if rows else ()
 
@@ -83,7 +80,7 @@ class JsonTables:
         texts: Sequence[str] = (),
         only: tuple[str, Collection[int] | None] | None = None,
     ) -> Iterator[Cells]:
-        """Yield the rows of `table`, see `columns.Tables`."""
+        """Yield the rows of `table`; see `columns.Tables`."""
         rows = self._tables.get(table, [])
         if only is not None:
             name, wanted = only
@@ -125,212 +122,187 @@ class JsonTables:
         return np.array([math.nan if value is None else float(value) for value in known])
 
 
-class _Converted:
-    """The rows of one session, by table of the rocpd schema."""
+# Columns of rocpd tables, and the keys of a JSON record that hold them.
+_Paths = Mapping[str, tuple[str, ...]]
+_COMMON: _Paths = {
+    "start": ("start_timestamp",),
+    "end": ("end_timestamp",),
+    "tid": ("thread_id",),
+}
+_AGENT: _Paths = {
+    "id": ("id", "handle"),
+    **{name: (name,) for name in ("product_name", "name", "model_name", "vendor_name")},
+}
+_SYMBOL: _Paths = {
+    "id": ("kernel_id",),
+    "display_name": ("formatted_kernel_name",),
+    **{name: (name,) for name in ("kernel_name", "sgpr_count")},
+    **{name: (name,) for name in ("arch_vgpr_count", "accum_vgpr_count")},
+}
+_DISPATCH: _Paths = {
+    **_COMMON,
+    "agent_id": ("dispatch_info", "agent_id", "handle"),
+    "kernel_id": ("dispatch_info", "kernel_id"),
+    "queue_id": ("dispatch_info", "queue_id", "handle"),
+    "stream_id": ("stream_id", "handle"),
+    "group_segment_size": ("dispatch_info", "group_segment_size"),
+    **{
+        f"{size}_{axis}": ("dispatch_info", size, axis)
+        for size in ("grid_size", "workgroup_size")
+        for axis in "xyz"
+    },
+}
+_COUNTER: _Paths = {
+    "id": ("id", "handle"),
+    "agent_id": ("agent_id", "handle"),
+    "name": ("name",),
+}
+_COPY: _Paths = {
+    **_COMMON,
+    "src_agent_id": ("src_agent_id", "handle"),
+    "dst_agent_id": ("dst_agent_id", "handle"),
+    "stream_id": ("stream_id", "handle"),
+    "size": ("bytes",),
+}
+_ALLOCATION: _Paths = {
+    **_COMMON,
+    "agent_id": ("agent_id", "handle"),
+    "address": ("address",),
+    "size": ("allocation_size",),
+}
+
+
+def _row(record: Any, paths: _Paths) -> Row:
+    return {column: _get(record, *keys) for column, keys in paths.items()}
+
+
+class _SessionConverter:
+    """Converts one session of a JSON recording to rows of rocpd tables."""
 
     def __init__(self, session: Mapping[str, Any]) -> None:
-        self.tables: dict[str, list[Row]] = {
-            name: []
-            for name in (
-                *("metadata", "string", "event", "region", "kernel_dispatch", "memory_copy"),
-                *("memory_allocate", "info_agent", "info_process", "info_kernel_symbol"),
-                *("info_pmc", "pmc_event"),
-            )
-        }
+        self.tables: defaultdict[str, list[Row]] = defaultdict(list)
         self._strings: dict[str, int] = {}
         self._events = 0
         self._dispatches: dict[Any, int] = {}
-        """Events of dispatches by the number that the runtime gave them."""
-        self._pid = _get(session, "metadata", "pid")
+        """Event of a dispatch by its number in the runtime."""
+        self._pid = {"pid": _get(session, "metadata", "pid")}
         self.tables["metadata"].append({"tag": "schema_version", "value": "rocprofv3 JSON"})
-        self._agents(session.get("agents"))
-        self._symbols(session.get("kernel_symbols"))
-        self._kinds, self._operations = _named(_within(session, "strings", "buffer_records"))
+        self._add_agents(session.get("agents"))
+        self.tables["info_kernel_symbol"] = [
+            _row(symbol, _SYMBOL) for symbol in _mappings(session.get("kernel_symbols"))
+        ]
+        self._kinds, self._operations = _names(_within(session, "strings", "buffer_records"))
         self._marks = {
-            _get(one, "key"): _get(one, "value")
-            for one in _mappings(_within(session, "strings", "marker_api"))
-            if isinstance(_get(one, "key"), int)
+            _get(mark, "key"): _get(mark, "value")
+            for mark in _mappings(_within(session, "strings", "marker_api"))
+            if isinstance(_get(mark, "key"), int)
         }
         records = session.get("buffer_records")
         records = records if isinstance(records, dict) else {}
         for name in _HOST_RECORDS:
             for record in _mappings(records.get(name)):
-                self._region(record)
+                self._add_region(record)
         for record in _mappings(records.get("kernel_dispatch")):
-            self._dispatch(record)
-        self._counters(session)
-        for record in _mappings(records.get("memory_copy")):
-            self._copy(record)
+            self._add_dispatch(record)
+        self._add_counters(session)
+        self.tables["memory_copy"] = [
+            {**_row(record, _COPY), **self._pid, "event_id": self._add_event(record)}
+            for record in _mappings(records.get("memory_copy"))
+        ]
         for record in _mappings(records.get("memory_allocation")):
-            self._allocation(record)
+            self._add_allocation(record)
         self.tables["string"] = [
             {"id": number, "string": text} for text, number in self._strings.items()
         ]
 
-    def _agents(self, agents: Any) -> None:
+    def _add_agents(self, agents: Any) -> None:
         counts: Counter[str] = Counter()
         for agent in _mappings(agents):
             kind = {_CPU: "CPU", _GPU: "GPU"}.get(_get(agent, "type"), "")
-            told = {
-                name: _get(agent, name)
-                for name in ("product_name", "name", "model_name", "vendor_name")
-            }
             index = _get(agent, "logical_node_type_id")
-            self.tables["info_agent"].append(
-                {
-                    "id": _get(agent, "id", "handle"),
-                    "type": kind,
-                    "type_index": index if isinstance(index, int) and index >= 0 else counts[kind],
-                    **told,
-                }
-            )
+            index = index if isinstance(index, int) and index >= 0 else counts[kind]
+            row = {**_row(agent, _AGENT), "type": kind, "type_index": index}
+            self.tables["info_agent"].append(row)
             counts[kind] += 1
 
-    def _symbols(self, symbols: Any) -> None:
-        for symbol in _mappings(symbols):
-            self.tables["info_kernel_symbol"].append(
-                {
-                    "id": _get(symbol, "kernel_id"),
-                    "display_name": _get(symbol, "formatted_kernel_name"),
-                    "kernel_name": _get(symbol, "kernel_name"),
-                    "sgpr_count": _get(symbol, "sgpr_count"),
-                    "arch_vgpr_count": _get(symbol, "arch_vgpr_count"),
-                    "accum_vgpr_count": _get(symbol, "accum_vgpr_count"),
-                }
-            )
-
-    def _text(self, text: Any) -> int | None:
+    def _string_id(self, text: Any) -> int | None:
         if not isinstance(text, str):
             return None
         return self._strings.setdefault(text, len(self._strings) + 1)
 
-    def _event(self, record: Mapping[str, Any], message: Any = None) -> int:
+    def _add_event(self, record: Mapping[str, Any], message: Any = None) -> int:
         self._events += 1
-        said = None
-        if isinstance(message, str):
-            said = msgspec.json.encode({"message": message}).decode()
+        is_text = isinstance(message, str)
         self.tables["event"].append(
             {
                 "id": self._events,
                 "stack_id": _get(record, "correlation_id", "internal"),
                 "correlation_id": 0,
-                "category_id": self._text(self._kinds.get(_get(record, "kind"))),
-                "extdata": said,
+                "category_id": self._string_id(self._kinds.get(_get(record, "kind"))),
+                "extdata": msgspec.json.encode({"message": message}).decode() if is_text else None,
             }
         )
         return self._events
 
-    def _common(self, record: Mapping[str, Any]) -> Row:
-        return {
-            "start": _get(record, "start_timestamp"),
-            "end": _get(record, "end_timestamp"),
-            "pid": self._pid,
-            "tid": _get(record, "thread_id"),
-        }
-
-    def _region(self, record: Mapping[str, Any]) -> None:
+    def _add_region(self, record: Mapping[str, Any]) -> None:
         kind, operation = _get(record, "kind"), _get(record, "operation")
         message = None
         if "MARKER" in self._kinds.get(kind, ""):
             message = self._marks.get(_get(record, "correlation_id", "internal"))
         self.tables["region"].append(
             {
-                **self._common(record),
-                "name_id": self._text(self._operations.get((kind, operation))),
-                "event_id": self._event(record, message),
+                **_row(record, _COMMON),
+                **self._pid,
+                "name_id": self._string_id(self._operations.get((kind, operation))),
+                "event_id": self._add_event(record, message),
             }
         )
 
-    def _dispatch(self, record: Mapping[str, Any]) -> None:
-        info = record.get("dispatch_info")
-        sizes = {
-            f"{what}_{axis}": _get(info, what, axis)
-            for what in ("grid_size", "workgroup_size")
-            for axis in "xyz"
-        }
-        event = self._event(record)
-        if (number := _get(info, "dispatch_id")) is not None:
+    def _add_dispatch(self, record: Mapping[str, Any]) -> None:
+        event = self._add_event(record)
+        if (number := _get(record, "dispatch_info", "dispatch_id")) is not None:
             self._dispatches[number] = event
-        self.tables["kernel_dispatch"].append(
-            {
-                **self._common(record),
-                "agent_id": _get(info, "agent_id", "handle"),
-                "kernel_id": _get(info, "kernel_id"),
-                "queue_id": _get(info, "queue_id", "handle"),
-                "stream_id": _get(record, "stream_id", "handle"),
-                "group_segment_size": _get(info, "group_segment_size"),
-                "event_id": event,
-                **sizes,
-            }
-        )
+        row = {**_row(record, _DISPATCH), **self._pid, "event_id": event}
+        self.tables["kernel_dispatch"].append(row)
 
-    def _counters(self, session: Mapping[str, Any]) -> None:
-        """Read counters; a dispatch that was not traced besides is told by them alone."""
-        for counter in _mappings(session.get("counters")):
-            self.tables["info_pmc"].append(
-                {
-                    "id": _get(counter, "id", "handle"),
-                    "agent_id": _get(counter, "agent_id", "handle"),
-                    "name": _get(counter, "name"),
-                }
-            )
+    def _add_counters(self, session: Mapping[str, Any]) -> None:
+        """Add counters, and the dispatches that only counters contain."""
+        self.tables["info_pmc"] = [
+            _row(counter, _COUNTER) for counter in _mappings(session.get("counters"))
+        ]
         for record in _mappings(_within(session, "callback_records", "counter_collection")):
-            told = record.get("dispatch_data")
-            if not isinstance(told, dict):
+            dispatch = record.get("dispatch_data")
+            if not isinstance(dispatch, dict):
                 continue
-            number = _get(told, "dispatch_info", "dispatch_id")
+            number = _get(dispatch, "dispatch_info", "dispatch_id")
             if number is None or number not in self._dispatches:
-                self._dispatch({"thread_id": _get(record, "thread_id"), **told})
+                self._add_dispatch({"thread_id": _get(record, "thread_id"), **dispatch})
                 event = self._events
             else:
                 event = self._dispatches[number]
-            for one in _mappings(record.get("records")):
-                self.tables["pmc_event"].append(
-                    {
-                        "event_id": event,
-                        "pmc_id": _get(one, "counter_id", "handle"),
-                        "value": _get(one, "value"),
-                    }
-                )
+            for value in _mappings(record.get("records")):
+                counter, number = _get(value, "counter_id", "handle"), _get(value, "value")
+                row = {"event_id": event, "pmc_id": counter, "value": number}
+                self.tables["pmc_event"].append(row)
 
-    def _copy(self, record: Mapping[str, Any]) -> None:
-        self.tables["memory_copy"].append(
-            {
-                **self._common(record),
-                "src_agent_id": _get(record, "src_agent_id", "handle"),
-                "dst_agent_id": _get(record, "dst_agent_id", "handle"),
-                "stream_id": _get(record, "stream_id", "handle"),
-                "size": _get(record, "bytes"),
-                "event_id": self._event(record),
-            }
-        )
-
-    def _allocation(self, record: Mapping[str, Any]) -> None:
+    def _add_allocation(self, record: Mapping[str, Any]) -> None:
         operation = self._operations.get((_get(record, "kind"), _get(record, "operation"))) or ""
-        kind = "FREE" if "FREE" in operation else "ALLOC" if "ALLOC" in operation else None
-        address = _get(record, "address")
-        if isinstance(address, str):  # hexadecimal in some versions
+        row = {**_row(record, _ALLOCATION), **self._pid}
+        row["type"] = next((kind for kind in ("FREE", "ALLOC") if kind in operation), None)
+        row["level"] = "VIRTUAL" if "VMEM" in operation else "REAL"
+        if isinstance(row["address"], str):  # hexadecimal in some versions
             try:
-                address = int(address, 16)
+                row["address"] = int(row["address"], 16)
             except ValueError:
-                address = None
-        self.tables["memory_allocate"].append(
-            {
-                **self._common(record),
-                "agent_id": _get(record, "agent_id", "handle"),
-                "type": kind,
-                "level": "VIRTUAL" if "VMEM" in operation else "REAL",
-                "address": address,
-                "size": _get(record, "allocation_size"),
-            }
-        )
+                row["address"] = None
+        self.tables["memory_allocate"].append(row)
 
 
 def _is_real(value: Any) -> bool:
     return type(value) is float or (type(value) is int and abs(value) < 1 << 1000)
 
 
-def _named(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
+def _names(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
     """Return names of kinds of records by number, and of operations by kind and number."""
     names: dict[Any, str] = {}
     operations: dict[tuple[Any, Any], str] = {}
@@ -346,7 +318,7 @@ def _named(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
 
 
 def _get(value: Any, *keys: str) -> Any:
-    """Return the number or text under keys inside of keys; None where there is none."""
+    """Return the number or text under nested keys, None if there is none."""
     found = _within(value, *keys)
     return None if isinstance(found, dict | list) else found
 
@@ -358,7 +330,9 @@ def _within(value: Any, *keys: str) -> Any:
 
 
 def _mappings(values: Any) -> Iterable[Mapping[str, Any]]:
-    return (one for one in values if isinstance(one, dict)) if isinstance(values, list) else ()
+    return (
+        (value for value in values if isinstance(value, dict)) if isinstance(values, list) else ()
+    )
 
 
 PREFIX = "rocpd_"
@@ -371,12 +345,12 @@ _READ = frozenset(
 
 
 def sessions_of(tables: Tables) -> list[str]:
-    """Return what the names of each session's tables end in."""
+    """Return the ending of table names of each session."""
     return [match[1] for name in tables.names if (match := _SESSION.fullmatch(name))]
 
 
-def tell_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
-    """Tell of tables and values that nothing was made of."""
+def report_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
+    """Count the tables and values that were not decoded as anomalies."""
     unread = set()
     for name in tables.names:
         for session in sorted(sessions, key=len, reverse=True):
@@ -392,7 +366,7 @@ def tell_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
 
 
 class SessionTables:
-    """Tables of the session whose names end in `session`."""
+    """The tables of one session, whose names end in `session`."""
 
     def __init__(self, tables: Tables, session: str) -> None:
         self._tables = tables
@@ -407,25 +381,25 @@ class SessionTables:
         reals: Sequence[str] = (),
         only: tuple[str, Collection[int]] | None = None,
     ) -> Iterator[Cells]:
-        """Yield the rows of a table by its plain name, as `columns.Tables.slices` does."""
+        """Yield the rows of a table, named without session; see `columns.Tables.slices`."""
         return self._tables.slices(
             f"{PREFIX}{table}{self._session}", numbers, reals=reals, texts=texts, only=only
         )
 
     def numbers(self, table: str, column: str) -> dict[int, int]:
-        """Return a column of numbers, by the number of the row."""
-        found: dict[int, int] = {}
+        """Return a column of numbers by row id."""
+        values: dict[int, int] = {}
         for cells in self.slices(table, {"id": MISSING, column: MISSING}):
-            found.update(zip(cells["id"].tolist(), cells[column].tolist(), strict=True))
-        return found
+            values.update(zip(cells["id"].tolist(), cells[column].tolist(), strict=True))
+        return values
 
     def texts(self, table: str, column: str) -> dict[int, str]:
-        """Return a column of texts, by the number of the row."""
-        found: dict[int, str] = {}
+        """Return a column of texts by row id."""
+        values: dict[int, str] = {}
         for cells in self.slices(table, {"id": MISSING}, [column]):
-            found.update(
+            values.update(
                 (number, text)
                 for number, text in zip(cells["id"].tolist(), cells[column], strict=True)
                 if text is not None
             )
-        return found
+        return values

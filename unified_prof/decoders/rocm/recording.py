@@ -19,11 +19,11 @@ from unified_prof.decoders.gpu import host_tables
 from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu import task_tables as gpu_tables
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
-from unified_prof.decoders.gpu.rows import GpuRecording, Parts
+from unified_prof.decoders.gpu.rows import NO_TIME, GpuRecording, Parts
 from unified_prof.decoders.gpu.task_tables import HasColumn
-from unified_prof.decoders.rocm.json_tables import SessionTables, sessions_of, tell_unread
+from unified_prof.decoders.rocm.json_tables import SessionTables, report_unread, sessions_of
 from unified_prof.decoders.rocm.regions import Regions, SessionCounters, read_allocations
-from unified_prof.decoders.rocm.session import NO_TIME, Session
+from unified_prof.decoders.rocm.session import Session
 from unified_prof.decoders.spool import Rows
 from unified_prof.errors import RawFormatError
 
@@ -35,11 +35,7 @@ _GEOMETRY = (
 _PLACE = {
     "start": NO_TIME,
     "end": NO_TIME,
-    "pid": MISSING,
-    "tid": MISSING,
-    "queue_id": MISSING,
-    "stream_id": MISSING,
-    "event_id": MISSING,
+    **dict.fromkeys(("pid", "tid", "queue_id", "stream_id", "event_id"), MISSING),
 }
 
 
@@ -99,7 +95,7 @@ class Tasks:
             rows["geometry"] = self._geometry_numbers(cells)
             rows["counted"] = self._session.events.key(cells["event_id"])
             self._events.append(cells["event_id"][valid])
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
 
     def _geometry_numbers(self, cells: Cells) -> Int64s:
         """Return launch sizes. AMD counts work items where others count blocks."""
@@ -124,10 +120,7 @@ class Tasks:
     def _copies(self) -> None:
         wanted = {
             **_PLACE,
-            "src_agent_id": MISSING,
-            "dst_agent_id": MISSING,
-            "size": MISSING,
-            "name_id": MISSING,
+            **dict.fromkeys(("src_agent_id", "dst_agent_id", "size", "name_id"), MISSING),
         }
         for cells in self._session.tables.slices("memory_copy", wanted):
             rows, valid = self._task(cells, "copy")
@@ -143,7 +136,7 @@ class Tasks:
             rows["device"] = np.array(devices, np.int64)[inverse]
             rows["kind"] = r.COPY
             rows["size"] = cells["size"]
-            self._put(rows, valid)
+            self._parts.add_gpu_tasks(rows[valid])
 
     def _task(self, cells: Cells, what: str) -> tuple[Rows, Bools]:
         rows, valid = self._session.timed(cells, r.GPU_TASK, what)
@@ -154,21 +147,7 @@ class Tasks:
         pids = [self._session.pids.get(row, row) for row in distinct.tolist()]
         pids = [pid if pid in _INT32 else MISSING for pid in pids]
         rows["process"] = np.array(pids, np.int64)[inverse]
-        for field in (
-            *("external", "geometry", "queued", "registers", "shared_memory", "size", "graph"),
-            *("connection", "thread", "operation_name", "signature", "collective"),
-            *("graph_node", "context", "counted"),
-        ):
-            rows[field] = MISSING
-        for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):
-            rows[field] = np.nan
         return rows, valid
-
-    def _put(self, rows: Rows, valid: Bools) -> None:
-        rows = rows[valid]
-        self._parts.see_correlations(rows)
-        self._parts.devices.update(np.unique(rows["device"]).tolist())
-        self._parts.gpu.append(rows)
 
 
 NAME = "rocm"
@@ -228,7 +207,7 @@ def decode(
             parts, 0, has_column=has_column, data_types=data_types, progress=progress
         )
         sink.anomaly("relative_times", 1, "rocprofv3 does not record when its clock began")
-        tell_unread(tables, sessions, sink)
+        report_unread(tables, sessions, sink)
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}
         host_tables.write(

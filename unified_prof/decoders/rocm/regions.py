@@ -14,13 +14,15 @@ import numpy as np
 
 from unified_prof.arrays.grouping import NOWHERE, find
 from unified_prof.base.columns import Cells
-from unified_prof.base.vocabulary import NO_CATEGORY, NO_MARK_CONNECTION, NOT_AVAILABLE
+from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.call_chains import SOME_FORWARD_THREAD, as_operation, is_backward
+from unified_prof.decoders.gpu.call_chains import as_operation
+from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
-from unified_prof.decoders.rocm.session import INTERVAL, NO_TIME, Session
+from unified_prof.decoders.gpu.rows import INTERVAL, NO_TIME
+from unified_prof.decoders.rocm.session import Session
 
-_RANGE_EVENT, _MARK_EVENT = 2, 0
+_MARK_EVENT = 0
 _CALLS = re.compile(r"HIP|HSA|RCCL|ROCDECODE|ROCJPEG")
 _MARKS = re.compile(r"MARKER")
 
@@ -35,14 +37,8 @@ class Regions:
 
     def read(self) -> None:
         """Put all regions into the parts."""
-        wanted = {
-            "start": NO_TIME,
-            "end": NO_TIME,
-            "pid": MISSING,
-            "tid": MISSING,
-            "name_id": MISSING,
-            "event_id": MISSING,
-        }
+        wanted = dict.fromkeys(("start", "end"), NO_TIME)
+        wanted |= dict.fromkeys(("pid", "tid", "name_id", "event_id"), MISSING)
         for cells in self._session.tables.slices("region", wanted):
             categories = self._session.events.categories(cells["event_id"])
             kinds = np.zeros(len(categories), np.int8)
@@ -60,11 +56,6 @@ class Regions:
         rows["thread"] = self._session.thread_numbers(cells)
         rows["name"] = self._session.names(cells["name_id"], self._session.strings)
         rows["correlation"] = self._session.events.correlations(cells["event_id"])
-        for field in (
-            *("external", "size", "geometry", "shared_memory"),
-            *("operation", "operation_name", "signature", "collective"),
-        ):
-            rows[field] = MISSING
         rows = rows[valid]
         self._parts.see_correlations(rows)
         self._parts.calls.append(rows)
@@ -80,18 +71,8 @@ class Regions:
             some = {name: column[chosen] for name, column in cells.items()}
             rows, valid = self._session.timed(some, r.HOST, "operation")
             rows["thread"] = threads[chosen]
-            rows["is_operation"] = rows["finished"] = 1
-            signatures = self._parts.signatures
-            for at, (name, sequence, number, sizes) in enumerate(operations):
-                rows["name"][at] = self._parts.names[name]
-                rows["sequence"][at], rows["external"][at] = sequence, number
-                backward = sequence >= 0 and is_backward(name)
-                rows["forward_thread"][at] = SOME_FORWARD_THREAD if backward else 0
-                rows["signature"][at] = signatures[b"", sizes.encode(), b""] if sizes else MISSING
-            for field in ("inputs", "module", "collective", "stack"):
-                rows[field] = MISSING
+            self._parts.add_marked_operations(rows, valid, operations)
             self.operations += int(np.count_nonzero(valid))
-            self._parts.host.append(rows[valid])
         rest = ~chosen
         if rest.any():
             some = {name: column[rest] for name, column in cells.items()}
@@ -120,31 +101,15 @@ class Regions:
     def _annotations(self, cells: Cells, threads: Int64s, messages: list[str]) -> None:
         names = self._parts.names
         times, valid = self._session.timed(cells, INTERVAL, "annotation")
-        global_tids = np.array(self._parts.threads.global_tids, np.int64)[threads]
-        message = np.array([names[text] for text in messages], np.int64)
         instant = times["start"] == times["end"]
-        self._parts.sink.write(
-            "MSTX_EVENTS",
-            {
-                "startNs": times["start"][valid],
-                "endNs": times["end"][valid],
-                "eventType": np.where(instant, _MARK_EVENT, _RANGE_EVENT)[valid],
-                "rangeId": NO_CATEGORY,
-                "category": NO_CATEGORY,
-                "message": message[valid],
-                "globalTid": global_tids[valid],
-                "endGlobalTid": global_tids[valid],
-                "domainId": names["default"],
-                "connectionId": NO_MARK_CONNECTION,
-            },
+        write_annotations(
+            self._parts,
+            times[valid],
+            np.array([names[text] for text in messages], np.int64)[valid],
+            threads[valid],
+            0,
+            kinds=np.where(instant, _MARK_EVENT, RANGE_EVENT)[valid],
         )
-        step = np.isin(message, list(names.steps)) & valid
-        if step.any():
-            numbers = [names.steps[number] for number in message[step].tolist()]
-            times = times[step]
-            self._parts.sink.write(
-                "STEP_TIME", {"id": numbers, "startNs": times["start"], "endNs": times["end"]}
-            )
 
     def _other_regions(self, cells: Cells) -> None:
         rows, valid = self._session.timed(cells, r.OTHER, "other_region")
@@ -176,15 +141,8 @@ _COMPONENT = "ROCm"
 def read_allocations(session: Session) -> None:
     """Read allocations of device memory; a release does not say its size."""
     live: dict[tuple[int, int], int] = {}
-    wanted = {
-        "start": NO_TIME,
-        "end": NO_TIME,
-        "pid": MISSING,
-        "tid": MISSING,
-        "agent_id": MISSING,
-        "address": MISSING,
-        "size": 0,
-    }
+    wanted = {**dict.fromkeys(("start", "end"), NO_TIME), "size": 0}
+    wanted |= dict.fromkeys(("pid", "tid", "agent_id", "address"), MISSING)
     unsized = 0
     for cells in session.tables.slices("memory_allocate", wanted, ["type", "level"]):
         times, valid = session.timed(cells, INTERVAL, "allocation")

@@ -123,12 +123,6 @@ class Events:
         return found
 
 
-NO_TIME = -(2**63)
-_SANE_NS = 2**62
-
-INTERVAL = np.dtype([("start", "i8"), ("end", "i8")])
-
-
 class Session:
     """One session of a file, as all who read its rows need it.
 
@@ -183,21 +177,8 @@ class Session:
         return found
 
     def timed(self, cells: Cells, dtype: np.dtype[Any], what: str) -> tuple[Rows, Bools]:
-        """Return rows that have their times, and which of them are sound; `what` counts them."""
-        start, end = cells["start"], cells["end"]
-        rows = np.empty(len(start), dtype)
-        rows["start"], rows["end"] = start, end
-        sane = (np.abs(start) < _SANE_NS) & (np.abs(end) < _SANE_NS)
-        sane &= (start != NO_TIME) & (end != NO_TIME)
-        negative = sane & (end < start)
-        for name, odd in (("event_without_time", ~sane), ("negative_duration", negative)):
-            if odd.any():
-                self.parts.sink.anomaly(name, int(np.count_nonzero(odd)), f"{what}, left out")
-        valid = sane & ~negative
-        if valid.any():
-            self.parts.see(int(start[valid].min()), int(end[valid].max()))
-        self.parts.counts[what] += len(rows)
-        return rows, valid
+        """Return new rows with start and end, and a mask of the valid ones."""
+        return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
 
     def names(self, ids: Int64s, texts: Mapping[int, str]) -> Int64s:
         """Return string ids of the texts that `ids` mean."""
