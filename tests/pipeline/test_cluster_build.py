@@ -26,7 +26,7 @@ from unified_prof.migrate.upgrade import create
 from unified_prof.pipeline import cluster_map, remote
 from unified_prof.pipeline.cluster import build, summary_of
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.remote import Folder
+from unified_prof.pipeline.remote import StorageDirectory
 from unified_prof.schema import catalogue
 from unified_prof.sqlite import atomic
 
@@ -153,7 +153,7 @@ def test_a_call_with_nothing_new_opens_neither_recordings_nor_partials(
     build([str(run)], target)
     sys.addaudithook(_listen)  # stays until the process ends
     monkeypatch.setattr(sys.modules[__name__], "opened", [])
-    monkeypatch.setattr(Folder, "read", lambda *_: pytest.fail("a partial is read"))
+    monkeypatch.setattr(StorageDirectory, "read", lambda *_: pytest.fail("a partial is read"))
     assert build([str(run)], target).already
     assert opened is not None
     files = [name for _, name in opened]
@@ -397,12 +397,12 @@ def elsewhere() -> Iterator[str]:
 
 def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
     for path in run.iterdir():
-        Folder(f"{elsewhere}/in").write(path.name, path.read_bytes())
-    Folder(f"{elsewhere}/in").write("rank4.db", b"")
+        StorageDirectory(f"{elsewhere}/in").write(path.name, path.read_bytes())
+    StorageDirectory(f"{elsewhere}/in").write("rank4.db", b"")
     outcome = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
     assert (outcome.ranks_read, outcome.new) == (4, 4)
     assert "rank 2" in outcome.findings[0]
-    assert len(Folder(f"{elsewhere}/run.cluster/partials").names()) == 4
+    assert len(StorageDirectory(f"{elsewhere}/run.cluster/partials").names()) == 4
     again = build([f"{elsewhere}/in"], f"{elsewhere}/run.cluster", jobs=1)
     assert (again.new, again.already) == (0, True)
 

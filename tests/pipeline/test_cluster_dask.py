@@ -18,7 +18,7 @@ from tests.pipeline.test_cluster_build import KILLED, uprof
 from tests.pipeline.test_dask_pool import by_command_line, until
 from tests.pipeline.test_executors import command_of
 from tests.pipeline.test_remote import s3
-from unified_prof.pipeline.remote import Folder
+from unified_prof.pipeline.remote import StorageDirectory
 
 pytest.importorskip("distributed")
 pytest.importorskip("pyarrow")
@@ -122,11 +122,11 @@ def test_a_scheduler_that_is_lost_is_exit_code_10_and_the_next_call_goes_on(
 
 def test_inputs_and_partials_on_s3(run: Path, tmp_path: Path, s3: str) -> None:
     for path in run.iterdir():
-        Folder(f"{s3}/job").write(path.name, path.read_bytes())
+        StorageDirectory(f"{s3}/job").write(path.name, path.read_bytes())
     with by_command_line(tmp_path) as (file, _):
         done = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run", "--scheduler", file)
     assert done.returncode == 0, done.stderr
     assert f"{s3}/job.run: {WORLD} ranks, 3 steps; {WORLD} read now" in done.stderr
-    assert len(Folder(f"{s3}/job.run/partials").names()) == WORLD
+    assert len(StorageDirectory(f"{s3}/job.run/partials").names()) == WORLD
     again = uprof("cluster", "build", f"{s3}/job", "-o", f"{s3}/job.run")
     assert "none read again" in again.stderr

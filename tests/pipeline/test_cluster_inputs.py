@@ -14,7 +14,7 @@ from tests.decoders.kineto.made import kernel, write
 from tests.prof_generator import Recipe, generate
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in, resolved
 from unified_prof.pipeline.convert import convert
-from unified_prof.pipeline.remote import Folder, fetched
+from unified_prof.pipeline.remote import StorageDirectory, fetch
 
 
 def database(path: Path, text: str = "x") -> Path:
@@ -148,7 +148,7 @@ def test_contents_change_with_the_file_its_place_and_its_rank(tmp_path: Path) ->
 
 def test_elsewhere() -> None:
     fsspec = pytest.importorskip("fsspec")
-    store = Folder("memory://cluster/run")
+    store = StorageDirectory("memory://cluster/run")
     store.write("a_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db", b"x")
     store.write("a_ascend_pt/profiler_info_0.json", b"{}")
     store.write("rank1.json.gz", b"y")
@@ -160,7 +160,7 @@ def test_elsewhere() -> None:
         assert [Path(one.location).name for one in inputs] == ["a_ascend_pt", "rank1.json.gz"]
         assert all(isinstance(one, Input) and one.elsewhere for one in inputs)
         assert inputs[0].elsewhere is not None
-        with fetched(inputs[0].elsewhere) as path:
+        with fetch(inputs[0].elsewhere) as path:
             assert [local.path.name for local in resolved(path)] == ["ascend_pytorch_profiler_0.db"]
     finally:
         fsspec.filesystem("memory").store.clear()

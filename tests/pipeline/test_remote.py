@@ -11,7 +11,7 @@ import pytest
 
 from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 from unified_prof.pipeline import remote
-from unified_prof.pipeline.remote import Folder, Remote, fetched, found
+from unified_prof.pipeline.remote import Remote, StorageDirectory, fetch, find
 
 fsspec = pytest.importorskip("fsspec")
 
@@ -59,7 +59,7 @@ def memory() -> Iterator[str]:
 def bucket(request: pytest.FixtureRequest) -> str:
     place: str = request.getfixturevalue(request.param)
     for name, data in FILES.items():
-        Folder(place).write(name, data)
+        StorageDirectory(place).write(name, data)
     return place
 
 
@@ -71,41 +71,41 @@ def below(path: Path) -> dict[str, bytes]:
 
 @pytest.mark.slow
 def test_recordings_of_a_folder_elsewhere_and_their_copies(bucket: str) -> None:
-    recordings = {recording.name: recording for recording in found(f"{bucket}/in")}
+    recordings = {recording.name: recording for recording in find(f"{bucket}/in")}
     assert set(recordings) == {"PROF_1", "h_ascend_pt", "rank1.json.gz"}
     assert recordings["h_ascend_pt"].size_bytes == len(b"database{}"), "not the raw data beside it"
-    with fetched(recordings["PROF_1"]) as path:
+    with fetch(recordings["PROF_1"]) as path:
         assert path.name == "PROF_1"
         assert below(path) == {"host/data/a.bin": b"raw", "host/info.json": b"{}"}
     assert not path.exists()
-    with fetched(recordings["h_ascend_pt"]) as path:
+    with fetch(recordings["h_ascend_pt"]) as path:
         assert set(below(path)) == {
             "ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_0.db",
             "profiler_info_0.json",
         }
-    with fetched(f"{bucket}/in/rank1.json.gz") as path:
+    with fetch(f"{bucket}/in/rank1.json.gz") as path:
         assert (path.name, path.read_bytes()) == ("rank1.json.gz", b"trace")
-    with fetched(f"{bucket}/in/PROF_1") as path:
+    with fetch(f"{bucket}/in/PROF_1") as path:
         assert len(below(path)) == 2
 
 
 def test_patterns_and_single_files(bucket: str) -> None:
-    assert [r.name for r in found(f"{bucket}/in/*.json.gz")] == ["rank1.json.gz"]
-    assert [r.name for r in found(f"{bucket}/*/PROF_*")] == ["PROF_1"]
-    assert [r.name for r in found(f"{bucket}/in/PROF_1")] == ["PROF_1"]
-    assert [r.name for r in found(f"{bucket}/in/readme.txt")] == ["readme.txt"], "as it was asked"
-    (only,) = found(f"{bucket}/in/rank1.json.gz")
+    assert [r.name for r in find(f"{bucket}/in/*.json.gz")] == ["rank1.json.gz"]
+    assert [r.name for r in find(f"{bucket}/*/PROF_*")] == ["PROF_1"]
+    assert [r.name for r in find(f"{bucket}/in/PROF_1")] == ["PROF_1"]
+    assert [r.name for r in find(f"{bucket}/in/readme.txt")] == ["readme.txt"], "as it was asked"
+    (only,) = find(f"{bucket}/in/rank1.json.gz")
     assert only.url.endswith("in/rank1.json.gz")
 
 
 def test_a_stamp_changes_when_the_contents_do(s3: str) -> None:
-    folder = Folder(f"{s3}/stamps/PROF_3/host")
+    folder = StorageDirectory(f"{s3}/stamps/PROF_3/host")
     folder.write("a", b"1")
-    (before,) = found(f"{s3}/stamps")
+    (before,) = find(f"{s3}/stamps")
     folder.write("a", b"1")
-    assert found(f"{s3}/stamps") == [before]
+    assert find(f"{s3}/stamps") == [before]
     folder.write("a", b"2")
-    assert found(f"{s3}/stamps")[0].stamp != before.stamp
+    assert find(f"{s3}/stamps")[0].stamp != before.stamp
 
 
 @pytest.mark.parametrize("place", ["s3", "memory", "here", "file"])
@@ -113,12 +113,12 @@ def test_a_folder_of_finished_files(
     place: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     location = {"here": str(tmp_path), "file": tmp_path.as_uri()}.get(place)
-    folder = Folder(f"{location or request.getfixturevalue(place)}/run.cluster/partials")
+    folder = StorageDirectory(f"{location or request.getfixturevalue(place)}/run.cluster/partials")
     assert folder.names() == []
     folder.write("b.parquet", b"2")
     folder.write("a.parquet", b"1")
     folder.write("a.parquet", b"one")
-    Folder(folder.at("below")).write("c", b"3")
+    StorageDirectory(folder.at("below")).write("c", b"3")
     assert folder.names() == ["a.parquet", "b.parquet"]
     assert folder.read("a.parquet") == b"one"
     folder.remove("a.parquet")
@@ -134,7 +134,7 @@ def test_what_is_here_is_not_copied(tmp_path: Path) -> None:
     file.write_bytes(b"1")
     for location in (str(file), file.as_uri()):
         assert not remote.is_remote(location)
-        with fetched(location) as path:
+        with fetch(location) as path:
             assert path == file
     assert remote.is_remote("s3://bucket/x")
     assert not remote.is_remote("C:/x")
@@ -148,13 +148,13 @@ def test_no_bucket_no_file_nothing_inside(s3: str) -> None:
     }
     for url, words in told.items():
         with pytest.raises(RawFormatError) as raised:
-            found(url)
+            find(url)
         assert str(raised.value) == words
-    Folder(f"{s3}/odd").write("notes.txt", b"x")
+    StorageDirectory(f"{s3}/odd").write("notes.txt", b"x")
     with pytest.raises(RawFormatError, match="contains no recording"):
-        found(f"{s3}/odd")
+        find(f"{s3}/odd")
     with pytest.raises(OutputError, match="no such bucket"):
-        Folder("s3://nobucket/x").write("a", b"1")
+        StorageDirectory("s3://nobucket/x").write("a", b"1")
 
 
 @pytest.mark.slow
@@ -168,7 +168,7 @@ def test_no_credentials_and_a_service_that_does_not_answer(
     monkeypatch.setenv("HOME", str(tmp_path))
     system.clear_instance_cache()
     with pytest.raises(UprofError, match=r"credentials|denied") as raised:
-        Folder(s3).write("a", b"1")
+        StorageDirectory(s3).write("a", b"1")
     assert "AWS_ACCESS_KEY_ID" in str(raised.value.hint)
     monkeypatch.undo()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
@@ -177,7 +177,7 @@ def test_no_credentials_and_a_service_that_does_not_answer(
     monkeypatch.setenv("AWS_MAX_ATTEMPTS", "1")
     system.clear_instance_cache()
     with pytest.raises(RawFormatError, match="the service does not respond"):
-        found(f"{s3}/x")
+        find(f"{s3}/x")
     system.clear_instance_cache()
 
 
@@ -239,13 +239,13 @@ def test_complaints_in_words(complaining: type[Complaining]) -> None:
     for error, words in told.items():
         complaining.raises = error
         with pytest.raises(RawFormatError, match=f"(?m)complaining://x/y: {words}$"):
-            found("complaining://x/y")
+            find("complaining://x/y")
 
 
 def test_where_files_grow_a_whole_one_is_renamed_and_half_of_one_goes(
     complaining: type[Complaining],
 ) -> None:
-    folder = Folder("complaining://x")
+    folder = StorageDirectory("complaining://x")
     folder.write("a", b"whole")
     (moved,) = complaining.moved
     assert complaining.files == {moved: b"whole"}
@@ -261,18 +261,18 @@ def test_names_that_lead_elsewhere_are_not_followed(
     complaining.files = {"x/PROF_1/host/../../../evil": b"1"}
     with (
         pytest.raises(RawFormatError, match="unsafe file name"),
-        fetched(Remote("complaining://x/PROF_1", 1, "", ("host/../../../evil",))),
+        fetch(Remote("complaining://x/PROF_1", 1, "", ("host/../../../evil",))),
     ):
         pass
 
 
 def test_what_no_package_here_opens() -> None:
     with pytest.raises(UsageError, match="foo:// is not supported") as raised:
-        found("foo://x/y")
+        find("foo://x/y")
     assert raised.value.exit_code == 2
     if not _installed("gcsfs"):
         with pytest.raises(UsageError, match="reading gs:// needs gcsfs") as raised:
-            found("gs://x/y")
+            find("gs://x/y")
         assert raised.value.hint == "run `pip install gcsfs`"
 
 
@@ -281,7 +281,7 @@ def test_without_fsspec_the_command_that_installs_it_is_named(
 ) -> None:
     monkeypatch.setitem(__import__("sys").modules, "fsspec", None)
     with pytest.raises(UsageError, match="reading URLs needs fsspec") as raised:
-        found("s3://x/y")
+        find("s3://x/y")
     assert raised.value.hint == "run `pip install 'unified-prof[cluster]'`"
 
 

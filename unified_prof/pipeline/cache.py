@@ -102,7 +102,7 @@ def reports_of(
     for number, (recording, name) in enumerate(zip(found, names, strict=True), start=1):
         at = f"{number} of {len(found)}, " if len(found) > 1 else ""
         try:
-            report = _report(recording, name, partial(_report_stage, progress, at))
+            report = _report(recording, name, partial(_prefixed, progress, at))
             converted.append((recording, report))
         except OutputError:
             raise
@@ -161,8 +161,8 @@ def _holds_reports(path: Path) -> bool:
     return False
 
 
-def _report_stage(progress: Callable[[str], None], recording: str, stage: str) -> None:
-    progress(f"{recording}{stage}")
+def _prefixed(progress: Callable[[str], None], prefix: str, stage: str) -> None:
+    progress(f"{prefix}{stage}")
 
 
 def _report(found: FoundRecording, name: str, progress: Callable[[str], None]) -> Path:

@@ -29,7 +29,7 @@ from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
 from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
 from unified_prof.pipeline.executors import WorkerPool
-from unified_prof.pipeline.remote import Folder, fetched, local_path
+from unified_prof.pipeline.remote import StorageDirectory, fetch, local_path
 from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.atomic import temporary_folder
@@ -113,8 +113,8 @@ def build(
             or cannot be written; there is nobody to do the work.
     """
     executors.check_scheduler(scheduler)
-    run = Folder(target)
-    folder = Folder(run.at(PARTIALS_DIRECTORY))
+    run = StorageDirectory(target)
+    folder = StorageDirectory(run.at(PARTIALS_DIRECTORY))
     _refuse_others(run, force=force)
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(
@@ -148,7 +148,7 @@ def summary_of(
 def put_together(
     inputs: Sequence[Input],
     found: list[RankFile],
-    folder: Folder,
+    folder: StorageDirectory,
     pool: WorkerPool,
     lost: Sequence[RankFile] = (),
     progress: Progress = lambda _: None,
@@ -197,7 +197,7 @@ def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list
     ]
 
 
-def _refuse_others(run: Folder, *, force: bool) -> None:
+def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
     """Refuse to write among files that are no run's."""
     if run.is_remote:
         return
@@ -251,12 +251,12 @@ def _made_of(found: Iterable[RankFile], lost: Iterable[RankFile]) -> str:
     return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
 
 
-def _before(run: Folder, made_of: str) -> ClusterOutcome | None:
+def _before(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
     """Return what the summary says that is there, if it is of the very same."""
     if SUMMARY_FILE_NAME not in run.names():
         return None
     try:
-        with fetched(run.at(SUMMARY_FILE_NAME)) as path, open_report(path) as report:
+        with fetch(run.at(SUMMARY_FILE_NAME)) as path, open_report(path) as report:
             run_facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
             if run_facts.get(_MADE_OF) != made_of:
                 return None
@@ -291,7 +291,7 @@ def _before(run: Folder, made_of: str) -> ClusterOutcome | None:
 def _read(
     inputs: Sequence[Input],
     found: list[RankFile],
-    folder: Folder,
+    folder: StorageDirectory,
     pool: WorkerPool,
     progress: Progress,
 ) -> tuple[list[RankFile], list[Partial]]:
@@ -352,7 +352,7 @@ def _summary(
     return summarize_run(read, where, unread, read=whole, until=min(until))
 
 
-def _write(run: Folder, summary: RunSummary, made_of: str) -> None:
+def _write(run: StorageDirectory, summary: RunSummary, made_of: str) -> None:
     facts = {"tool": f"uprof {VERSION}", "command": _COMMAND, _MADE_OF: made_of}
     with ExitStack() as resources:
         folder: Path
@@ -371,7 +371,7 @@ def _write(run: Folder, summary: RunSummary, made_of: str) -> None:
             run.write(SUMMARY_FILE_NAME, (folder / SUMMARY_FILE_NAME).read_bytes())
 
 
-def _remove_older(folder: Folder, found: Iterable[RankFile]) -> None:
+def _remove_older(folder: StorageDirectory, found: Iterable[RankFile]) -> None:
     """Remove partials of ranks of which there are newer ones."""
     used = {one.name for one in found if one.name is not None}
     anew = {f"{one.rank:05d}" for one in found if one.is_new}
@@ -380,7 +380,7 @@ def _remove_older(folder: Folder, found: Iterable[RankFile]) -> None:
             folder.remove(name)
 
 
-def _outcome(run: Folder, summary: RunSummary, new: int) -> ClusterOutcome:
+def _outcome(run: StorageDirectory, summary: RunSummary, new: int) -> ClusterOutcome:
     return ClusterOutcome(
         run.location,
         summary.world_size,

@@ -135,7 +135,7 @@ def _rank_given(text: str) -> tuple[int | None, str]:
 
 
 def _elsewhere(url: str) -> Iterator[Input]:
-    for found in remote.found(url):
+    for found in remote.find(url):
         if not _OTHERS.search(found.name) and not _FACTS.search(found.name):
             yield Input(found.url, found.stamp, None, found)
 

@@ -20,7 +20,7 @@ from unified_prof.errors import StoreError, UprofError, UsageError
 from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
 from unified_prof.pipeline.executors import Failure, WorkerPool, map_unordered
 from unified_prof.pipeline.executors.processes import InlinePool
-from unified_prof.pipeline.remote import Folder, fetched
+from unified_prof.pipeline.remote import StorageDirectory, fetch
 from unified_prof.sqlite.atomic import temporary_folder
 
 Progress = Callable[[str], None]
@@ -79,7 +79,7 @@ class _Mapped:
 
 def mapped(
     inputs: Sequence[Input],
-    folder: Folder | None,
+    folder: StorageDirectory | None,
     pool: WorkerPool,
     *,
     force: bool = False,
@@ -140,7 +140,7 @@ def named(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
     return result
 
 
-def _there(folder: Folder) -> dict[str, list[tuple[int, str]]]:
+def _there(folder: StorageDirectory) -> dict[str, list[tuple[int, str]]]:
     """Return the ranks of each content of which all partials are there, and whole."""
     found: dict[str, list[tuple[int, str, int]]] = {}
     for name in folder.names():
@@ -159,7 +159,7 @@ def _there(folder: Folder) -> dict[str, list[tuple[int, str]]]:
     }
 
 
-def _kept(one: Input, result: _Mapped | Failure, folder: Folder | None) -> list[RankFile]:
+def _kept(one: Input, result: _Mapped | Failure, folder: StorageDirectory | None) -> list[RankFile]:
     """Write what came back, and say what became of each rank."""
     if isinstance(result, Failure):
         why = f"the process that read it {result}, twice"
@@ -227,7 +227,7 @@ def _do(task: _Task) -> _Mapped:
     paths = [one.location]
     try:
         with ExitStack() as resources:
-            path = resources.enter_context(fetched(one.elsewhere or one.location))
+            path = resources.enter_context(fetch(one.elsewhere or one.location))
             found = resolved(path)
             if not found:
                 return _Mapped(is_rank=False)
@@ -309,7 +309,7 @@ def _put(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Parti
     if task.folder is None:
         return data, back
     name = name_of(partial.facts.rank, task.input.content, count)
-    Folder(task.folder).write(name, data)
+    StorageDirectory(task.folder).write(name, data)
     return None, back
 
 

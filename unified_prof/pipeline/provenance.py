@@ -1,6 +1,6 @@
-"""The facts of UPROF_RUN: how a report came to be.
+"""Facts of UPROF_RUN about a run, and the databases of what its backend recorded.
 
-From what a backend recorded to databases: ours, or the vendor's own where ours cannot be.
+A database is made by uprof, or by the vendor's exporter if uprof cannot decode the recording.
 """
 
 from __future__ import annotations
@@ -24,19 +24,20 @@ from unified_prof.pipeline.outputs import timeline_file
 from unified_prof.pipeline.sources import by_kind
 from unified_prof.version import VERSION
 
+_VENDOR_KEPT = "; the database of the vendor's exporter is kept"
+# Fields of a specification that are not part of the fact `options`.
 _FACTS = ("target", "is_module", "arguments", "output_dir", "project_root", "options", "command")
-"""Fields of a specification that are no entries of the fact `options`."""
 
 
 def of_run(
     spec: RunSpec, backend: str | None, rank: Rank, started: datetime
 ) -> dict[str, str | None]:
-    """Return what is known before a run starts; lists and mappings are JSON.
+    """Return the facts known before a run starts; lists and mappings are JSON.
 
     Secrets in the command and its options are masked. Names: uprof, backend, target, command,
     working_directory, project_root, options, host, platform, python, started; git_commit and
-    git_modified where the project is under git; rank, local_rank and world_size where there are
-    several processes.
+    git_modified if the project is under git; rank, local_rank and world_size if there are several
+    processes.
     """
     facts: dict[str, str | None] = {
         "uprof": VERSION,
@@ -60,14 +61,14 @@ def of_run(
         value = getattr(rank, name)
         if value is not None:
             facts[name] = str(value)
-    # A name that is not UTF-8 cannot be stored as it is, and must not cost the report.
+    # A name that is not UTF-8 cannot be stored unchanged.
     return {name: None if value is None else printable(value) for name, value in facts.items()}
 
 
 def of_records(
     known: Mapping[str, str | None], run: TrackedRun, failure: str | None
 ) -> dict[str, str | None]:
-    """Return the facts of a report of `run`: what was known before, and what the records say."""
+    """Return the facts of a report of `run`: those known before, and those of its records."""
     facts = {
         **known,
         **run.facts,
@@ -78,14 +79,14 @@ def of_records(
 
 
 def _options(spec: RunSpec) -> dict[str, object]:
-    """Return what was asked for, besides what is a fact by itself or was left out."""
-    asked = {name: value for name, value in spec.as_data().items() if name not in _FACTS}
-    return {**{name: value for name, value in asked.items() if value != []}, **spec.options}
+    """Return the options of the run, without separate facts and empty values."""
+    options = {name: value for name, value in spec.as_data().items() if name not in _FACTS}
+    return {**{name: value for name, value in options.items() if value != []}, **spec.options}
 
 
 def _without_secrets(value: object) -> object:
     if isinstance(value, list | tuple):
-        return redact_arguments([str(one) for one in value])
+        return redact_arguments([str(item) for item in value])
     return redact(value) if isinstance(value, str) else value
 
 
@@ -95,7 +96,7 @@ def now() -> datetime:
 
 
 def timestamp(moment: datetime) -> str:
-    """Return `moment` in ISO 8601, to the microsecond, with its offset."""
+    """Return `moment` in ISO 8601 with microseconds and offset."""
     return moment.isoformat(timespec="microseconds")
 
 
@@ -111,7 +112,7 @@ def _git_facts(folder: Path) -> Mapping[str, str]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return what git prints about `folder`, or None where it has nothing to say."""
+    """Return the output of a git command about `folder`, None if it fails."""
     return answer_of("git", "--no-optional-locks", "-C", str(folder), *arguments)
 
 
@@ -123,28 +124,28 @@ def build_databases(
     facts: Mapping[str, str | None],
     force: bool,
 ) -> tuple[tuple[Path, ...], list[str]]:
-    """Return the database of every recording, and what has to be said about them.
+    """Return the databases of all recordings, and notes for the user.
 
-    A recording that cannot be decoded does not stop the others; the vendor's own database of it
-    is kept where there is one.
+    A recording that cannot be decoded does not stop the others; the vendor's database of it is kept
+    if there is one.
 
     Args:
-        recordings: What a backend brought back.
+        recordings: From the backend.
         options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
-        rank: Which process of a distributed run this is; part of the names that are ours.
+        rank: Rank of this process, part of the names of databases.
         facts: Rows of UPROF_RUN.
-        force: Whether a database of the same name may be overwritten.
+        force: If True, a database of the same name may be overwritten.
 
     Raises:
         OutputError: a database cannot be written.
-        CaptureError: not one database could be had.
+        CaptureError: there is no database at all.
     """
     native = options.get("exporter") == "native"
     paths: list[Path] = []
     notes: list[str] = []
     for recording in recordings:
         if native:
-            path, note = _kept(recording)
+            path, note = _native_database(recording)
         else:
             path, note = _converted(recording, options, rank, facts, force=force)
         if path:
@@ -156,12 +157,12 @@ def build_databases(
     return tuple(paths), notes
 
 
-def _kept(recording: Recording) -> tuple[Path | None, str | None]:
-    native, why_not = _vendors(recording)
+def _native_database(recording: Recording) -> tuple[Path | None, str | None]:
+    native, reason = _vendor_database(recording)
     if native:
         return native, None
-    left_none = f"the vendor's exporter wrote no database of {recording.path}"
-    return None, f"{_because(left_none, why_not)} (use `uprof build`)"
+    missing = f"the vendor's exporter wrote no database of {recording.path}"
+    return None, f"{missing}{f': {reason}' if reason else ''} (use `uprof build`)"
 
 
 def _converted(
@@ -175,18 +176,18 @@ def _converted(
     from unified_prof.pipeline import convert
 
     source = by_kind(recording.kind)
-    target = None if source.report_is_inside else _timeline_of(recording.path, rank)
-    note = why_not = None
+    target = None if source.report_is_inside else _trace_database(recording.path, rank)
+    note = reason = None
     try:
         if missing := source.undecodable(recording.path):
             cannot = f"uprof cannot decode {', '.join(missing)}"
-            native, why_not = _vendors(recording)
+            native, reason = _vendor_database(recording)
             if native:
-                return native, _fallen_back(cannot)
-            if why_not:
-                note = f"{cannot}, which the database therefore lacks: {why_not}"
+                return native, f"{cannot}{_VENDOR_KEPT}"
+            if reason:
+                note = f"{cannot}, which the database therefore lacks: {reason}"
         with _set_aside(recording.native):
-            made = convert.convert(
+            conversion = convert.convert(
                 recording.path,
                 target,
                 source=source,
@@ -195,19 +196,19 @@ def _converted(
                 facts=facts,
                 of_own_run=True,
             )
-        return made.database, note
+        return conversion.database, note
     except OutputError:
         raise
     except UprofError as err:
-        if why_not is None:  # otherwise the vendor's exporter has been tried
-            native, why_not = _vendors(recording)
+        if reason is None:  # otherwise the vendor's exporter has been tried
+            native, reason = _vendor_database(recording)
             if native:
-                return native, _fallen_back(str(err))
-        return None, _because(str(err), why_not)
+                return native, f"{err}{_VENDOR_KEPT}"
+        return None, f"{err}: {reason}" if reason else str(err)
 
 
-def _vendors(recording: Recording) -> tuple[Path | None, str | None]:
-    """Return the vendor's own database, made now if need be, or why there is none."""
+def _vendor_database(recording: Recording) -> tuple[Path | None, str | None]:
+    """Return the database of the vendor's exporter, or the reason why there is none."""
     if recording.native or recording.export is None:
         return recording.native, None
     try:
@@ -216,12 +217,8 @@ def _vendors(recording: Recording) -> tuple[Path | None, str | None]:
         return None, str(err)
 
 
-def _because(what: str, why: str | None) -> str:
-    return f"{what}: {why}" if why else what
-
-
-def _timeline_of(recording: Path, rank: Rank) -> Path:
-    """Return the database of a trace; what tells the trace from others tells it too."""
+def _trace_database(recording: Path, rank: Rank) -> Path:
+    """Return the path of the database of a trace, named apart from those of other traces."""
     usual = timeline_file(recording.parent, rank)
     mark = recording.name.partition(".")[0].removeprefix("timeline_")
     if mark == recording.name.partition(".")[0]:
@@ -229,15 +226,11 @@ def _timeline_of(recording: Path, rank: Rank) -> Path:
     return usual.with_name(f"{usual.stem}_{mark}{usual.suffix}")
 
 
-def _fallen_back(reason: str) -> str:
-    return f"{reason}; the database of the vendor's exporter is kept"
-
-
 @contextmanager
 def _set_aside(native: Path | None) -> Iterator[None]:
-    """Put the vendor's database out of the way; bring it back if ours does not come about.
+    """Rename the vendor's database; restore it if the block fails, else remove it.
 
-    Readers expect one `msprof_*.db` in a PROF_* directory, and both may bear the same second.
+    Readers expect one `msprof_*.db` in a PROF_* directory, and both may have the same time in it.
     """
     if native is None:
         yield

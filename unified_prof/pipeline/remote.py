@@ -1,10 +1,8 @@
-"""What file systems elsewhere complain of, in words of ours.
+"""Opens recordings and partials by URL, in S3 and any other storage that fsspec supports.
 
-Recordings and partials that lie elsewhere: S3 and whatever else fsspec opens, by URL.
-
-A local path stays what it is, with nothing copied. Where credentials and endpoints come from is
-the business of the packages that fsspec uses: of the environment and files of their service
-(`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `~/.aws`, ...), and of fsspec's own (`FSSPEC_S3_...`).
+Local paths are used without a copy. Credentials and endpoints come from the packages that fsspec
+uses: the environment and files of their service (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `~/.aws`,
+...), and fsspec's own variables (`FSSPEC_S3_...`).
 """
 
 from __future__ import annotations
@@ -35,27 +33,27 @@ _CREDENTIALS = (
 )
 
 
+# Names of exceptions, because their packages are not imported here.
 _UNKNOWN_USER = {"NoCredentialsError", "PartialCredentialsError", "CredentialRetrievalError"}
-_SILENT = {
+_NO_RESPONSE = {
     *("EndpointConnectionError", "ConnectTimeoutError", "ReadTimeoutError", "ClientConnectorError"),
     *("ConnectionError", "TimeoutError", "ConnectionClosedError", "gaierror", "FSTimeoutError"),
 }
-"""Names of exceptions, as the packages that have them are not imported for this."""
 
 
 @contextmanager
-def in_words(location: str, kind: type[UprofError]) -> Iterator[None]:
-    """Turn what file systems and their services raise into an error of ours."""
+def storage_errors(location: str, kind: type[UprofError]) -> Iterator[None]:
+    """Raise errors of storage services as `kind`, with the location and a hint."""
     try:
         yield
     except UprofError:
         raise
     except Exception as err:
-        text, hint = _words(err)
+        text, hint = _explain(err)
         raise kind(f"{location}: {text}", hint=hint, slug="remote-storage") from err
 
 
-def _words(err: Exception) -> tuple[str, str | None]:
+def _explain(err: Exception) -> tuple[str, str | None]:
     kinds = {kind.__name__ for cause in _causes(err) for kind in type(cause).__mro__}
     text = " ".join(str(err).split())
     if kinds & _UNKNOWN_USER:
@@ -66,7 +64,7 @@ def _words(err: Exception) -> tuple[str, str | None]:
         return "no such file", None
     if "PermissionError" in kinds:
         return "access denied", _CREDENTIALS
-    if kinds & _SILENT:
+    if kinds & _NO_RESPONSE:
         return "the service does not respond", (
             "set AWS_ENDPOINT_URL for a service other than Amazon's"
         )
@@ -86,21 +84,22 @@ def _causes(err: BaseException | None) -> Iterator[BaseException]:
 _URL = re.compile(r"(?P<scheme>[a-zA-Z][a-zA-Z0-9+.-]+)://")
 _MAGIC = re.compile(r"[*?\[]")
 
-_FOLDERS = (
+# Recordings that are directories, recognized by the names of their files; all files are fetched.
+_DIRECTORIES = (
     re.compile(
-        r"(?P<folder>(?:.*?/)??[^/]*_ascend_pt)/(?:PROF_|ASCEND_PROFILER_OUTPUT/|FRAMEWORK/)"
+        r"(?P<directory>(?:.*?/)??[^/]*_ascend_pt)/(?:PROF_|ASCEND_PROFILER_OUTPUT/|FRAMEWORK/)"
     ),
-    re.compile(r"(?P<folder>(?:.*?/)??PROF_[^/]*)/(?:host|device_\d+)/"),
+    re.compile(r"(?P<directory>(?:.*?/)??PROF_[^/]*)/(?:host|device_\d+)/"),
 )
-"""Recordings that are folders, as their files' names show; they are fetched as a whole."""
+# Endings of files below a directory that can be recordings.
 _FILES = (".db", ".sqlite", ".sqlite3", ".json", ".json.gz", ".parquet")
-"""What files below a folder may be recordings."""
 _FACTS_OF_RANK = re.compile(r"(?:\A|/)(?:profiler_(?:info|metadata)[^/]*\.json)\Z")
 _MADE_DATABASE = re.compile(r"(?:\A|/)ASCEND_PROFILER_OUTPUT/[^/]*\.db\Z")
 
+# Storage where objects appear complete or not at all; elsewhere files are written and then renamed.
 _OBJECTS = {"s3", "s3a", "gs", "gcs", "az", "abfs", "abfss", "adl", "oss", "memory"}
-"""Where an object appears whole or not at all; elsewhere a file is written and then renamed."""
 
+# Options of file systems: limits on waiting for a service that does not respond.
 _SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "s3": {
         "config_kwargs": {
@@ -110,8 +109,7 @@ _SETTINGS: Mapping[str, Mapping[str, Any]] = {
         }
     }
 }
-"""What we ask of a file system besides: an end to waiting for a service that does not answer."""
-
+# Package that reads a scheme.
 _PACKAGES = {
     "s3": "s3fs",
     "s3a": "s3fs",
@@ -120,18 +118,20 @@ _PACKAGES = {
     "az": "adlfs",
     "abfs": "adlfs",
 }
+# Keys that hold the time of a file, by file system.
+_TIME_KEYS = ("mtime", "LastModified", "last_modified", "created")
 
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """A recording, or another file, that lies elsewhere."""
+    """A recording or another file in remote storage."""
 
     url: str
     size_bytes: int
     stamp: str
-    """Changes when the contents do: of ETags where there are such, else sizes and times."""
+    """Changes with the contents: a hash of ETags, else of sizes and times."""
     files: tuple[str, ...]
-    """All files of it, relative to `url`; only "" where it is a file itself."""
+    """Its files, relative to `url`; "" alone if it is a file itself."""
 
     @property
     def name(self) -> str:
@@ -140,33 +140,33 @@ class Remote:
 
 
 def is_remote(location: str) -> bool:
-    """Tell a URL that does not name a file of this machine."""
+    """Return True for a URL that is not a local file."""
     match = _URL.match(location)
     return match is not None and match["scheme"].lower() not in ("file", "local")
 
 
 def local_path(location: str) -> Path:
-    """Return the path that a location of this machine names; `file://` URLs name some."""
+    """Return the path of a local location, a path or a `file://` URL."""
     if _URL.match(location):
         parts = urlsplit(location)
         return Path(unquote(parts.netloc + parts.path))
     return Path(location)
 
 
-def joined(location: str, name: str) -> str:
-    """Return the location of `name` in a folder."""
+def join(location: str, name: str) -> str:
+    """Return the location of `name` in a directory."""
     return f"{location.rstrip('/')}/{name}"
 
 
-def found(url: str) -> list[Remote]:
-    """Return what a URL names: itself, or what may be recordings below a folder or in a pattern.
+def find(url: str) -> list[Remote]:
+    """Return the recording at a URL, or what can be recordings below a directory or in a pattern.
 
     Raises:
-        RawFormatError: there is nothing, or it cannot be asked.
-        UsageError: nothing here opens such a URL.
+        RawFormatError: nothing is there, or the service fails.
+        UsageError: the scheme is not supported, or its package is missing.
     """
-    with in_words(url, RawFormatError):
-        system, path = _opened(url)
+    with storage_errors(url, RawFormatError):
+        system, path = _open(url)
         if _MAGIC.search(path):
             matches = sorted(system.glob(path))
             if not matches:
@@ -176,16 +176,16 @@ def found(url: str) -> list[Remote]:
         else:
             matches = [path]
         infos: dict[str, Mapping[str, Any]] = {}
-        asked: list[str] = []
+        named: list[str] = []
         for match in matches:
             below = system.find(match, detail=True)
             infos.update(below)
             if list(below) == [match]:
-                asked.append(match)
+                named.append(match)
         if not infos:
-            system.info(path)  # says what is wrong: no bucket, no right to look into it
+            system.info(path)  # raises the reason: no bucket, access denied
             raise RawFormatError(f"{url} is empty", slug="empty-file")
-        result = _recordings(system, infos, set(asked))
+        result = _recordings(system, infos, set(named))
     if not result:
         raise RawFormatError(
             f"{url} contains no recording",
@@ -198,12 +198,12 @@ def found(url: str) -> list[Remote]:
 
 
 @contextmanager
-def fetched(location: str | Remote) -> Iterator[Path]:
-    """Yield the local path of something: of a remote file or folder a copy, while the block runs.
+def fetch(location: str | Remote) -> Iterator[Path]:
+    """Yield a local path; for remote storage that of a copy, which is removed after the block.
 
     Raises:
-        RawFormatError: it is not there, or cannot be read.
-        OutputError: there is no room for the copy.
+        RawFormatError: it does not exist, or cannot be read.
+        OutputError: there is no space for the copy.
     """
     if isinstance(location, str) and not is_remote(location):
         yield local_path(location)
@@ -211,29 +211,27 @@ def fetched(location: str | Remote) -> Iterator[Path]:
     url = location if isinstance(location, str) else location.url
     with ExitStack() as resources:
         try:
-            folder = resources.enter_context(temporary_folder())
+            directory = resources.enter_context(temporary_folder())
         except OSError as err:
             raise OutputError(
                 f"cannot create a temporary directory: {err.strerror or err}",
                 slug="no-temporary-space",
             ) from err
-        with in_words(url, RawFormatError):
-            system, path = _opened(url)
+        with storage_errors(url, RawFormatError):
+            system, path = _open(url)
             files = location.files if isinstance(location, Remote) else _files(system, path)
-            target = folder / PurePosixPath(path.rstrip("/")).name
+            target = directory / PurePosixPath(path.rstrip("/")).name
             for name in files:
-                if ".." in PurePosixPath(name).parts:  # a key may hold what no path should
-                    raise RawFormatError(
-                        f"{joined(url, name)}: unsafe file name", slug="unsafe-name"
-                    )
+                if ".." in PurePosixPath(name).parts:  # a key can contain anything
+                    raise RawFormatError(f"{join(url, name)}: unsafe file name", slug="unsafe-name")
                 into = target / name if name else target
                 into.parent.mkdir(parents=True, exist_ok=True)
                 system.get_file(f"{path.rstrip('/')}/{name}" if name else path, str(into))
         yield target
 
 
-class Folder:
-    """A folder of finished files, here or elsewhere; each appears whole or not at all."""
+class StorageDirectory:
+    """A directory, local or remote, whose files appear complete or not at all."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -242,11 +240,11 @@ class Folder:
         self._is_made = False
 
     def at(self, name: str) -> str:
-        """Return the location of a file in it."""
-        return joined(self.location, name)
+        """Return the location of a file in the directory."""
+        return join(self.location, name)
 
     def names(self) -> list[str]:
-        """Return the names of the files in it, sorted; none if there is no such folder.
+        """Return the sorted names of its files; none if the directory does not exist.
 
         Raises:
             RawFormatError: it cannot be listed.
@@ -261,9 +259,9 @@ class Folder:
                 raise RawFormatError(
                     f"cannot list {here}: {err.strerror}", slug="cannot-read"
                 ) from err
-            return sorted(name for name in names if not _is_partial(name))
-        with in_words(self.location, RawFormatError):
-            system, path = _opened(self.location)
+            return sorted(name for name in names if not name.endswith(".partial"))
+        with storage_errors(self.location, RawFormatError):
+            system, path = _open(self.location)
             system.invalidate_cache(path)
             try:
                 infos = system.find(path, maxdepth=1, detail=True)
@@ -271,28 +269,25 @@ class Folder:
                 if "bucket" in str(err):
                     raise
                 return []
-            return sorted(
-                PurePosixPath(name).name
-                for name in infos
-                if not _is_partial(PurePosixPath(name).name)
-            )
+            names = [PurePosixPath(name).name for name in infos]
+            return sorted(name for name in names if not name.endswith(".partial"))
 
     def read(self, name: str) -> bytes:
         """Return the bytes of a file.
 
         Raises:
-            RawFormatError: it is not there, or cannot be read.
+            RawFormatError: it does not exist, or cannot be read.
         """
-        with in_words(self.at(name), RawFormatError):
+        with storage_errors(self.at(name), RawFormatError):
             if not self.is_remote:
                 return local_path(self.at(name)).read_bytes()
-            system, path = _opened(self.at(name))
+            system, path = _open(self.at(name))
             data = system.cat_file(path)
             assert isinstance(data, bytes)
             return data
 
     def ends_with(self, name: str, end: bytes) -> bool:
-        """Tell whether the file is whole as far as its end says; elsewhere there are only such."""
+        """Return True if a local file ends with `end`; remote files are always complete."""
         if self.is_remote:
             return True
         try:
@@ -303,15 +298,15 @@ class Folder:
             return False
 
     def write(self, name: str, data: bytes, *, durable: bool = True) -> None:
-        """Write a file, in place of one that is there; folders that lack are made.
+        """Write a file, replacing an existing one; missing directories are created.
 
         Args:
-            name: Its name.
-            data: All of it.
-            durable: Wait until the disk has it; not needed for what can be made again.
+            name: Name of the file.
+            data: Its content.
+            durable: Wait until it is on disk; not needed for files that can be made again.
 
         Raises:
-            OutputError: it cannot be written; what was there before is still there.
+            OutputError: it cannot be written; an existing file is kept.
         """
         if not self.is_remote:
             target = local_path(self.at(name))
@@ -327,9 +322,10 @@ class Folder:
             with replacing(target, overwrite=True, durable=durable) as partial:
                 partial.write_bytes(data)
             return
-        with in_words(self.at(name), OutputError):
-            system, path = _opened(self.at(name))
-            if system.protocol in _OBJECTS or _OBJECTS & set(_tuple(system.protocol)):
+        with storage_errors(self.at(name), OutputError):
+            system, path = _open(self.at(name))
+            protocol = system.protocol
+            if _OBJECTS & {*((protocol,) if isinstance(protocol, str) else protocol)}:
                 system.pipe_file(path, data)
                 return
             partial_name = f"{path}.{hashlib.blake2b(data, digest_size=4).hexdigest()}.partial"
@@ -343,45 +339,47 @@ class Folder:
                 raise
 
     def remove(self, name: str) -> None:
-        """Remove a file, if it is there."""
-        with in_words(self.at(name), OutputError):
+        """Remove a file, if it exists."""
+        with storage_errors(self.at(name), OutputError):
             if not self.is_remote:
                 local_path(self.at(name)).unlink(missing_ok=True)
                 return
-            system, path = _opened(self.at(name))
+            system, path = _open(self.at(name))
             if system.exists(path):
                 system.rm_file(path)
 
     def tidy(self) -> None:
-        """Remove what processes that were killed have left here; writing then looks no more."""
+        """Remove partial files of killed processes, so that `write` need not look for them."""
         if not self.is_remote:
             remove_abandoned(local_path(self.location))
             self._is_tidy = True
 
 
 def _recordings(
-    system: Any, infos: Mapping[str, Mapping[str, Any]], asked: set[str]
+    system: Any, infos: Mapping[str, Mapping[str, Any]], named: set[str]
 ) -> list[Remote]:
-    """Put files together that are one recording; those that can be none are left out."""
-    matches = (pattern.match(path) for path in infos for pattern in _FOLDERS)
-    folders = {match["folder"] for match in matches if match is not None}
-    wholes: dict[str, list[str]] = {}
+    """Group files by recording; files that cannot be recordings are omitted unless named."""
+    matches = (pattern.match(path) for path in infos for pattern in _DIRECTORIES)
+    directories = {match["directory"] for match in matches if match is not None}
+    recordings: dict[str, list[str]] = {}
     for path in sorted(infos):
-        above = (str(folder) for folder in reversed(PurePosixPath(path).parents))
-        if (folder := next((folder for folder in above if folder in folders), None)) is not None:
-            wholes.setdefault(folder, []).append(path)
-        elif path in asked or path.lower().endswith(_FILES):
-            wholes[path] = [path]
+        above = (str(directory) for directory in reversed(PurePosixPath(path).parents))
+        if (
+            directory := next((directory for directory in above if directory in directories), None)
+        ) is not None:
+            recordings.setdefault(directory, []).append(path)
+        elif path in named or path.lower().endswith(_FILES):
+            recordings[path] = [path]
     result = []
-    for whole, paths in wholes.items():
-        names = [path[len(whole) + 1 :] for path in paths]
-        if any(map(_MADE_DATABASE.search, names)):  # of gigabytes of raw data a database was made
+    for recording, paths in recordings.items():
+        names = [path[len(recording) + 1 :] for path in paths]
+        if any(map(_MADE_DATABASE.search, names)):  # the raw data is not needed
             names = [n for n in names if _MADE_DATABASE.search(n) or _FACTS_OF_RANK.search(n)]
-        chosen = [infos[f"{whole}/{name}" if name else whole] for name in names]
+        chosen = [infos[f"{recording}/{name}" if name else recording] for name in names]
         size = sum(int(info.get("size") or 0) for info in chosen)
         texts = [f"{name}\0{_stamp(info)}" for name, info in zip(names, chosen, strict=True)]
         stamp = hashlib.blake2b("\n".join(texts).encode(), digest_size=12).hexdigest()
-        result.append(Remote(system.unstrip_protocol(whole), size, stamp, tuple(names)))
+        result.append(Remote(system.unstrip_protocol(recording), size, stamp, tuple(names)))
     return result
 
 
@@ -389,14 +387,7 @@ def _stamp(info: Mapping[str, Any]) -> str:
     tag = info.get("ETag") or info.get("etag") or info.get("md5Hash") or info.get("checksum")
     if tag:
         return f"{tag}"
-    when = next(
-        (
-            info[key]
-            for key in ("mtime", "LastModified", "last_modified", "created")
-            if info.get(key)
-        ),
-        "",
-    )
+    when = next((info[key] for key in _TIME_KEYS if info.get(key)), "")
     return f"{info.get('size')} {when}"
 
 
@@ -407,16 +398,8 @@ def _files(system: Any, path: str) -> Sequence[str]:
     return [name[len(path.rstrip("/")) + 1 :] for name in files]
 
 
-def _is_partial(name: str) -> bool:
-    return name.endswith(".partial")
-
-
-def _tuple(protocol: str | Sequence[str]) -> Sequence[str]:
-    return (protocol,) if isinstance(protocol, str) else protocol
-
-
-def _opened(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL, and the path in it."""
+def _open(url: str) -> tuple[Any, str]:
+    """Return the file system of a URL and the path in it."""
     match = _URL.match(url)
     assert match is not None
     scheme = match["scheme"].lower()

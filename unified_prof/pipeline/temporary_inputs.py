@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, suppress
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import IO, NoReturn
+from typing import IO, NamedTuple, NoReturn
 
 from unified_prof.decoders.compression import (
     MAX_RATIO,
@@ -143,13 +143,12 @@ class TemporaryInputs:
             raise _no_space(name, err) from err
 
 
-class _Member:
+class _Member(NamedTuple):
     """One regular file of an archive."""
 
-    def __init__(self, name: str, modified_s: float, content: IO[bytes]) -> None:
-        self.name = name
-        self.modified_s = modified_s
-        self.content = content
+    name: str
+    modified_s: float
+    content: IO[bytes]
 
 
 def _members(archive: Path) -> Iterator[_Member]:

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.nesting import NONE
-from unified_prof.base.columns import Sink
+from unified_prof.base.columns import Column, Sink
 from unified_prof.base.vocabulary import (
     API_NAMES,
     API_OPERATION,
@@ -262,59 +262,42 @@ def write_device_properties(sink: Sink, properties: Mapping[int, Mapping[str, An
         )
 
 
+# Tables whose rows need no joining: the spool, the columns that are copied, and those in which
+# MISSING becomes NULL.
+_COPIED = {
+    "UPROF_GPU_ANNOTATIONS": (
+        "gpu_annotations",
+        {"deviceId": "device", "streamId": "stream", "name": "name"},
+        {"externalId": "external"},
+    ),
+    "UPROF_GPU_SYNCS": (
+        "syncs",
+        {"deviceId": "device", "kind": "kind"},
+        {
+            "streamId": "stream",
+            "contextId": "context",
+            "correlationId": "correlation",
+            "waitStream": "wait_stream",
+            "waitEvent": "wait_event",
+            "waitRecord": "wait_record",
+        },
+    ),
+    "GC_RECORD": ("collections", {}, {}),
+}
+
+
 def write_extra_tables(parts: Parts, base_ns: int) -> None:
     """Write the tables whose rows need no joining."""
-    _write_gpu_annotations(parts, base_ns)
-    _write_syncs(parts, base_ns)
-    _write_garbage_collections(parts, base_ns)
+    for table, (spool, copied, optional) in _COPIED.items():
+        for (rows,) in windows(getattr(parts, spool)):
+            columns: dict[str, Column] = {column: rows[field] for column, field in copied.items()}
+            columns |= {"startNs": rows["start"] + base_ns, "endNs": rows["end"] + base_ns}
+            columns |= {column: known(rows[field]) for column, field in optional.items()}
+            if table == "GC_RECORD":
+                columns["globalTid"] = np.array(parts.threads.global_tids)[rows["thread"]]
+            parts.sink.write(table, columns)
     _write_other_events(parts, base_ns)
     _write_threads(parts)
-
-
-def _write_gpu_annotations(parts: Parts, base_ns: int) -> None:
-    for (rows,) in windows(parts.gpu_annotations):
-        parts.sink.write(
-            "UPROF_GPU_ANNOTATIONS",
-            {
-                "startNs": rows["start"] + base_ns,
-                "endNs": rows["end"] + base_ns,
-                "deviceId": rows["device"],
-                "streamId": rows["stream"],
-                "name": rows["name"],
-                "externalId": known(rows["external"]),
-            },
-        )
-
-
-def _write_syncs(parts: Parts, base_ns: int) -> None:
-    for (rows,) in windows(parts.syncs):
-        parts.sink.write(
-            "UPROF_GPU_SYNCS",
-            {
-                "startNs": rows["start"] + base_ns,
-                "endNs": rows["end"] + base_ns,
-                "deviceId": rows["device"],
-                "streamId": known(rows["stream"]),
-                "contextId": known(rows["context"]),
-                "kind": rows["kind"],
-                "correlationId": known(rows["correlation"]),
-                "waitStream": known(rows["wait_stream"]),
-                "waitEvent": known(rows["wait_event"]),
-                "waitRecord": known(rows["wait_record"]),
-            },
-        )
-
-
-def _write_garbage_collections(parts: Parts, base_ns: int) -> None:
-    for (rows,) in windows(parts.collections):
-        parts.sink.write(
-            "GC_RECORD",
-            {
-                "startNs": rows["start"] + base_ns,
-                "endNs": rows["end"] + base_ns,
-                "globalTid": np.array(parts.threads.global_tids)[rows["thread"]],
-            },
-        )
 
 
 def _write_other_events(parts: Parts, base_ns: int) -> None:

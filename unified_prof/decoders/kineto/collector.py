@@ -15,6 +15,7 @@ import json
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from operator import attrgetter
 from typing import Any
 
 import msgspec
@@ -153,47 +154,33 @@ class TraceCollectives(Collectives):
         return MISSING if args is None else self.number(args)
 
 
+_COLLECTIVE_NUMBERS = (
+    *("group_size", "in_elements", "out_elements", "source_rank", "target_rank", "sequence"),
+    *("rank", "rank_start", "rank_stride"),
+)
+_COLLECTIVE_TEXTS = ("group_description", "group_ranks", "dtype", "in_split", "out_split")
+
+
 def parse_collective(text: bytes) -> Collective | None:
     """Read a collective's parameters from an event's arguments; None if there are none."""
-    import msgspec
-
     try:
         args = msgspec.json.decode(text, type=CollectiveArgs)
     except (msgspec.MsgspecError, UnicodeDecodeError):
         return None
     if args.collective is None:
         return None
-    numbers, _ = to_int64(
-        [
-            args.group_size,
-            args.in_elements,
-            args.out_elements,
-            args.source_rank,
-            args.target_rank,
-            args.sequence,
-            args.rank,
-            args.rank_start,
-            args.rank_stride,
-        ]
-    )
-    group_size, in_elements, out_elements, source, target, sequence = numbers.tolist()[:6]
-    peer, start, stride = numbers.tolist()[6:]
+    values, _ = to_int64([getattr(args, name) for name in _COLLECTIVE_NUMBERS])
+    numbers = dict(zip(_COLLECTIVE_NUMBERS, values.tolist(), strict=True))
+    peer, start, stride = (numbers.pop(name) for name in ("rank", "rank_start", "rank_stride"))
+    texts: dict[str, Any] = {name: _text(getattr(args, name)) for name in _COLLECTIVE_TEXTS}
+    name = _text(args.collective)
     return Collective(
-        name=_text(args.collective),
+        name=name,
         group=_text(args.group_name),
-        group_description=_text(args.group_description),
-        group_size=group_size,
-        group_ranks=_text(args.group_ranks),
-        dtype=_text(args.dtype),
-        in_elements=in_elements,
-        out_elements=out_elements,
-        in_split=_text(args.in_split),
-        out_split=_text(args.out_split),
-        source_rank=source,
-        target_rank=target,
-        sequence=sequence,
-        peer=peer if _text(args.collective).lower() in ("send", "recv") else MISSING,
-        strided_ranks=strided_ranks(start, stride, group_size) or (),
+        peer=peer if name.lower() in ("send", "recv") else MISSING,
+        strided_ranks=strided_ranks(start, stride, numbers["group_size"]) or (),
+        **numbers,
+        **texts,
     )
 
 
@@ -386,18 +373,12 @@ class Collector(Fields):
         if kind is Kind.KERNEL:
             rows["kind"][self.are_communication(names)] = r.COMMUNICATION
         rows["device"], rows["stream"] = self.place(events, args)
-        rows["context"] = self.ids([a.context for a in args])
-        rows["correlation"] = self.ids([a.correlation for a in args])
         rows["external"] = self.external_ids(args)
         rows["geometry"] = self.geometry_numbers(args)
-        rows["queued"] = self.ids([a.queued for a in args])
-        rows["registers"] = self.ids([a.registers for a in args])
-        rows["shared_memory"] = self.ids([a.shared_memory for a in args])
-        rows["blocks_per_sm"] = to_float64([a.blocks_per_sm for a in args])
-        rows["warps_per_sm"] = to_float64([a.warps_per_sm for a in args])
-        rows["occupancy"] = to_float64([a.occupancy for a in args])
-        rows["size"] = self.ids([a.size for a in args])
-        rows["bandwidth"] = to_float64([a.bandwidth for a in args])
+        for field in ("context", "correlation", "queued", "registers", "shared_memory", "size"):
+            rows[field] = self.ids(list(map(attrgetter(field), args)))
+        for field in ("blocks_per_sm", "warps_per_sm", "occupancy", "bandwidth"):
+            rows[field] = to_float64(list(map(attrgetter(field), args)))
         rows["graph"] = self.ids([a.graph_id for a in args])
         rows["graph_node"] = self.ids([a.graph_node_id for a in args])
         rows["counted"] = MISSING
@@ -430,11 +411,8 @@ class Collector(Fields):
         rows, valid = self.timed(events, r.SYNC)
         rows["kind"] = self.name_ids(events)
         rows["device"], rows["stream"] = self.place(events, args)
-        rows["context"] = self.ids([a.context for a in args])
-        rows["correlation"] = self.ids([a.correlation for a in args])
-        rows["wait_stream"] = self.ids([a.wait_stream for a in args])
-        rows["wait_event"] = self.ids([a.wait_event for a in args])
-        rows["wait_record"] = self.ids([a.wait_record for a in args])
+        for field in ("context", "correlation", "wait_stream", "wait_event", "wait_record"):
+            rows[field] = self.ids(list(map(attrgetter(field), args)))
         self.syncs.append(_valid(rows, valid))
 
     def _garbage_collections(self, _: Kind, events: list[ev.Event]) -> None:

@@ -26,7 +26,6 @@ from unified_prof.pipeline.analysis_db.collectives import (
     RecordingDetails,
     matrix_rows,
     read_collectives,
-    read_details,
 )
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.recording import steps
@@ -35,14 +34,6 @@ from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import open_unfinished
 from unified_prof.version import VERSION
-
-__all__ = [
-    "COMMUNICATION_FILE",
-    "FILE_NAME",
-    "read_details",
-    "write_analysis",
-    "write_communication",
-]
 
 FILE_NAME = "analysis.db"
 COMMUNICATION_FILE = "analyze/communication_analyzer.db"

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from unified_prof.decoders.compression import head_of
 from unified_prof.pipeline import analysis_db
+from unified_prof.pipeline.analysis_db.collectives import read_details
 from unified_prof.pipeline.outputs import make_directory
 from unified_prof.pipeline.sources.base import DecodeContext, DecodeResult, Match, Source
 from unified_prof.sqlite.atomic import replacing
@@ -100,7 +101,7 @@ class Prof(Source):
             has_collectives = bool(opened.rows("SELECT 1 FROM COMMUNICATION_TASK_INFO LIMIT 1"))
             if not has_collectives and not is_apart:
                 return
-            details = analysis_db.read_details(path)
+            details = read_details(path)
             for write, name, is_wanted in (
                 (
                     analysis_db.write_communication,
@@ -186,7 +187,6 @@ class AscendPt(Source):
 
     kind = "ascend_pt"
     description = "a torch_npu *_ascend_pt directory"
-    command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
     report_is_inside = True
     report_names_rank = True
@@ -277,7 +277,7 @@ class AscendPt(Source):
 
         folder = AscendFolder(path)
         if folder.prof is not None and folder.level != _NO_DEVICES:
-            details = analysis_db.read_details(folder.prof)
+            details = read_details(folder.prof)
             with open_report(report) as opened:
                 analysis_db.write_analysis(opened, report.parent, overwrite=True, details=details)
         elif force:
@@ -306,7 +306,6 @@ class AscendText(Source):
 
     kind = "ascend_text"
     description = "an exported torch_npu trace_view.json, or its directory"
-    command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:

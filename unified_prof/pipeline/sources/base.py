@@ -67,7 +67,7 @@ class Source(ABC):
     """Name of the source; `backends.registry.Recording.kind` of what a backend records."""
     description: ClassVar[str]
     """What it is, with its article, for messages and help."""
-    command: ClassVar[str]
+    command: ClassVar[str] = "import"
     """Row `command` of UPROF_RUN, and the command that hints name."""
     json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
     """Keys of the recording and its report in `--json`; scripts rely on these."""
@@ -75,6 +75,8 @@ class Source(ABC):
     """Layouts of `pipeline.output_paths` that its reports support."""
     report_is_inside: ClassVar[bool] = False
     """True if the default place of the report is inside the recording, a directory."""
+    name_fact: ClassVar[str] = "recording"
+    """Fact of UPROF_RUN that holds the name of a recording."""
     report_names_rank: ClassVar[bool] = False
     """True if default names of its reports contain the rank."""
 
@@ -95,9 +97,10 @@ class Source(ABC):
             RawFormatError: it is damaged beyond use.
         """
 
-    @abstractmethod
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return the facts of UPROF_RUN that identify the recording of a report."""
+        """Return the facts of UPROF_RUN that identify the recording: by default name and length."""
+        fact = self.name_fact
+        return {fact: path.name, f"{fact}_bytes": str(path.stat().st_size)}
 
     def modified_ns(self, path: Path) -> int:
         """Return the time of the last change to the recording, ns since 1970."""

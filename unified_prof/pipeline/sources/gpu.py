@@ -9,7 +9,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from unified_prof.decoders.compression import Content, format_of, head_of
 from unified_prof.errors import OutputError, RawFormatError, StoreError
@@ -102,6 +102,14 @@ def _open_database(path: Path) -> Iterator[Tables]:
             raise RawFormatError(str(text), hint=hint, slug=err.slug) from err
 
 
+def _options(context: DecodeContext) -> dict[str, Any]:
+    return {
+        "has_column": context.has_column,
+        "data_types": context.data_types,
+        "progress": context.next_stage,
+    }
+
+
 def _decode_result(recording: GpuRecording) -> DecodeResult:
     figures = {
         "events": recording.events,
@@ -141,8 +149,8 @@ class Kineto(Source):
 
     kind = "kineto"
     description = "a torch.profiler trace (.json; also .gz, .xz, .bz2, .zst, .zip)"
-    command = "import"
     json_keys = ("trace", "report")
+    name_fact = "trace"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
@@ -165,19 +173,8 @@ class Kineto(Source):
         """Decode in memory that is independent of the trace's length; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
-        recording = kineto.decode(
-            path,
-            sink,
-            has_column=context.has_column,
-            data_types=context.data_types,
-            is_outside=context.is_own_frame,
-            progress=context.next_stage,
-        )
-        return _decode_result(recording)
-
-    def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name and length."""
-        return {"trace": path.name, "trace_bytes": str(path.stat().st_size)}
+        options = {**_options(context), "is_outside": context.is_own_frame}
+        return _decode_result(kineto.decode(path, sink, **options))
 
     def rank(self, path: Path) -> int | None:
         """Return the rank in `distributedInfo`; None if the world size is 1 or unknown."""
@@ -211,7 +208,6 @@ class Nsys(Source):
 
     kind = "nsys"
     description = "an Nsight Systems export (.sqlite, parquetdir)"
-    command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
@@ -224,15 +220,7 @@ class Nsys(Source):
         from unified_prof.decoders import nsys
 
         with _nsys_tables(path) as tables:
-            recording = nsys.decode(
-                path,
-                tables,
-                sink,
-                has_column=context.has_column,
-                data_types=context.data_types,
-                progress=context.next_stage,
-            )
-        return _decode_result(recording)
+            return _decode_result(nsys.decode(path, tables, sink, **_options(context)))
 
     def identity(self, path: Path) -> Mapping[str, str]:
         """Return its name and length."""
@@ -278,7 +266,6 @@ class Rocm(Source):
 
     kind = "rocm"
     description = "a rocprofv3 recording (rocpd .db, .json)"
-    command = "import"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
@@ -293,19 +280,7 @@ class Rocm(Source):
         from unified_prof.decoders import rocm
 
         with _rocm_tables(path) as tables:
-            recording = rocm.decode(
-                path,
-                tables,
-                sink,
-                has_column=context.has_column,
-                data_types=context.data_types,
-                progress=context.next_stage,
-            )
-        return _decode_result(recording)
-
-    def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name and length."""
-        return {"recording": path.name, "recording_bytes": str(path.stat().st_size)}
+            return _decode_result(rocm.decode(path, tables, sink, **_options(context)))
 
     def stem(self, path: Path) -> str:
         """Return its name without ending; `_uprof` keeps the name of a database apart."""
@@ -331,7 +306,7 @@ class MemorySnapshot(Source):
 
     kind = "memory_snapshot"
     description = "a memory snapshot of torch.cuda.memory (.pickle, .json)"
-    command = "import"
+    name_fact = "snapshot"
 
     def sniff(self, path: Path) -> Match:
         """Check the first key, which is within the first bytes."""
@@ -349,10 +324,6 @@ class MemorySnapshot(Source):
             figures={"entries": snapshot.entries, "blocks": snapshot.blocks},
             summary=f"{snapshot.entries:,} allocator actions, {snapshot.blocks:,} blocks",
         )
-
-    def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name and length."""
-        return {"snapshot": path.name, "snapshot_bytes": str(path.stat().st_size)}
 
     def stem(self, path: Path) -> str:
         """Return its name without ending."""
