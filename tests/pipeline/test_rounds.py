@@ -166,18 +166,18 @@ def test_another_workload_is_judged_by_the_noisiest_that_is_known(
     write(tmp_path / "a", 10.0)
     run = runs.load([tmp_path / "a"])
 
-    def alike(**facts: str) -> Run:
+    def exclude_waiting(**facts: str) -> Run:
         return replace(run, facts={**run.facts, **facts})
 
     for name, relative in (("quiet.py", 0.01), ("noisy.py", 0.2), ("quiet.py", 0.02)):
-        noise.save(alike(workload=name), Noise(relative, 5))
+        noise.save(exclude_waiting(workload=name), Noise(relative, 5))
     found = noise.of(run)
     assert found is not None
     assert (found.relative, found.degrees) == (0.2, 5)
-    own = noise.of(alike(workload="quiet.py"))
+    own = noise.of(exclude_waiting(workload="quiet.py"))
     assert own is not None
     assert own.relative == 0.02, "learned again, the newer counts"
-    assert noise.of(alike(host="elsewhere")) is None
+    assert noise.of(exclude_waiting(host="elsewhere")) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version": 9, "entries": []}'])

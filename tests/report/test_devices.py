@@ -103,7 +103,7 @@ def test_the_host_alone_is_not_compared_with_a_device(tmp_path: Path) -> None:
         refused = CliRunner().invoke(app, [command, *map(str, sides)])
         assert isinstance(refused.exception, UsageError)
         said = str(refused.exception)
-        assert f"{work} has device work and {host} has none" in said
+        assert f"{work} has device work, {host} has host work only" in said
 
 
 def test_one_device_before_and_after_gets_the_verdict_of_its_steps(tmp_path: Path) -> None:

@@ -256,7 +256,7 @@ def load_baseline(name: str, store: str | None) -> Run:
             entry, data = baselines.document(versioned[1], int(versioned[2]))
         where = f"baseline {entry.name}@{entry.version} of {baselines.place}"
     run = load(data, where=where)
-    return run.named(f"baseline {entry.name}@{entry.version}")
+    return run.with_label(f"baseline {entry.name}@{entry.version}")
 
 
 def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]:
@@ -275,7 +275,7 @@ def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]
             _, data = baselines.document(name, entry.version)
             label = f"baseline {entry.name}@{entry.version}"
             run = load(data, where=f"{label} of {baselines.place}")
-            found.append((entry, run.named(label)))
+            found.append((entry, run.with_label(label)))
     return found
 
 

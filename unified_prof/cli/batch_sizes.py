@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from unified_prof.base import streams
 from unified_prof.base.text import printable
-from unified_prof.compare.gate import absolute
+from unified_prof.compare.gate import parse_absolute_limits
 from unified_prof.errors import UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class BatchSizes:
         fits: float | None = None
         if memory is not None:
             try:
-                _, fits = absolute([memory])
+                _, fits = parse_absolute_limits([memory])
             except UsageError:
                 fits = None
             if fits is None:

@@ -19,7 +19,7 @@ from unified_prof.cli import workloads as thresholds
 from unified_prof.cli.command import AsJsonFormat, Force, FullNames, Noise, Quiet
 from unified_prof.cli.report_input import Convert, Side
 from unified_prof.cli.workloads import WorkloadOption
-from unified_prof.compare.gate import told_noise
+from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -318,7 +318,7 @@ def _compared(
             before.reports,
             after.reports,
             (before.label, after.label),
-            None if how.noise is None else told_noise(how.noise),
+            None if how.noise is None else parse_noise(how.noise),
             reading.read_captures(),
         )
     if of_devices is not None:

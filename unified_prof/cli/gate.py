@@ -258,7 +258,7 @@ def gate(
     GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.compare import gate as analysis
-    from unified_prof.compare.diff import doubts
+    from unified_prof.compare.diff import comparability_warnings
 
     file = shapes.output_file(output)
     asked = format_ and format_.value
@@ -300,7 +300,7 @@ def gate(
 
     if not quiet:
         for name, pair in pairs.items():
-            for doubt in doubts(*pair):
+            for doubt in comparability_warnings(*pair):
                 printing.print_message(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
     if file is not None:
         printing.write(file, text(shape, to_file=True), force=force)

@@ -15,7 +15,7 @@ from unified_prof.cli import output, report_input, workloads
 from unified_prof.cli.command import Noise
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
-from unified_prof.compare.gate import absolute, fraction, told_noise
+from unified_prof.compare.gate import parse_absolute_limits, parse_fraction, parse_noise
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -156,7 +156,7 @@ class Allowed:
 
     def told(self) -> NoiseOfRuns | None:
         """Return the run-to-run variation given by --noise."""
-        return None if self.noise is None else told_noise(self.noise)
+        return None if self.noise is None else parse_noise(self.noise)
 
     def limits(self) -> Limits:
         """Return the limits.
@@ -166,8 +166,8 @@ class Allowed:
         """
         from unified_prof.compare.gate import Limits
 
-        time_ns, size_bytes = absolute(self.min_abs or [])
-        limits = Limits(max_regress=fraction(self.max_regress))
+        time_ns, size_bytes = parse_absolute_limits(self.min_abs or [])
+        limits = Limits(max_regress=parse_fraction(self.max_regress))
         return replace(
             limits,
             min_abs_ns=limits.min_abs_ns if time_ns is None else time_ns,

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from unified_prof.cli import report_input
-from unified_prof.compare.gate import told_noise
+from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def noise(text: str | None, run: Run) -> Noise | None:
     """
     from unified_prof.baselines import noise as learned
 
-    return learned.of(run) if text is None else told_noise(text)
+    return learned.of(run) if text is None else parse_noise(text)
 
 
 WorkloadOption = Annotated[

@@ -16,15 +16,15 @@ from numpy.typing import NDArray
 
 from unified_prof.cluster.overview import GroupRow, Overview, RankRow
 from unified_prof.cluster.stored_run import STEP_PARTS, FindingRecord, RankRecord
-from unified_prof.compare.confidence import Between, Sample
-from unified_prof.compare.gate import Check, Limits, Verdict, judge
+from unified_prof.compare.confidence import NoiseModel, Sample
+from unified_prof.compare.gate import Check, Limits, Verdict, check_samples
 from unified_prof.errors import UsageError
 
 GateMetric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]
 GATE_METRICS: tuple[GateMetric, ...] = get_args(GateMetric)
 PairBy = Literal["stage", "role", "rank"]
 
-_BY_STEPS = Between(unknown=1.0)
+_BY_STEPS = NoiseModel(max_ratio=1.0)
 """A run of many machines is judged by its steps: their common disturbances are in its samples."""
 Row = TypeVar("Row")
 Key = TypeVar("Key")
@@ -204,7 +204,7 @@ def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
     unit: Literal["ns", "x"] = "x" if metric == "imbalance" else "ns"
     sides = (str(base.run.path), str(new.run.path))
     before, after = (Sample.of(metric_samples(one, metric)) for one in (base, new))
-    return judge(metric, before, after, unit, limits, sides, _BY_STEPS)
+    return check_samples(metric, before, after, unit, limits, sides, _BY_STEPS)
 
 
 def rank_role(rank: RankRecord, by: PairBy) -> str:

@@ -1,14 +1,13 @@
-"""Pair the operations of two runs, tolerating inserted, removed and moved ones.
+"""Alignment of the operations of two runs, tolerating inserted, removed and moved ones.
 
-Both sequences are in program order. Each element carries several keys, from the most to the
-least specific (for an operation: module path, source line and name; module path and name; ...).
-The most specific key is aligned first, over the whole sequences; what it leaves unpaired is
-aligned by the next one, but only inside the gap between two pairs, so that a weak key cannot pair
-across a strong one. What is left after the last key is paired by the most specific keys wherever
-it stands: it was moved.
+Both sequences are in program order. Each element has several keys, from the most to the least
+specific (for an operation: module path, source line and name; module path and name; ...). The most
+specific key is aligned first, over the whole sequences. Unpaired elements are aligned by the next
+key, but only within the gap between two pairs, so that a weak key cannot pair across a strong one.
+Elements left after the last key are paired by the most specific keys at any position: they moved.
 
-Keys are numbered first, so that sequences of a million elements are compared as columns; short
-stretches, of which there may be many, are compared as lists.
+Keys are numbered first, so that sequences of a million elements are compared as arrays. Short
+sections, of which there may be many, are compared as lists.
 """
 
 from __future__ import annotations
@@ -21,31 +20,28 @@ import numpy as np
 
 from unified_prof.arrays.types import Ints
 
+# Position in the baseline, position in the candidate.
 Pair = tuple[int, int]
-"""Position in the one sequence, position in the other."""
-
-
+# The same as two arrays of equal length.
 Pairs = tuple[Ints, Ints]
-"""Positions in the one sequence and those in the other that they pair with."""
 
+# Number of a key that an element does not have.
 NO_KEY = -1
-"""The number of a key that an element does not have."""
 
-# A gap of at most this many cells is solved exactly; a larger one by occurrence.
+# Gaps up to this number of cells are solved exactly, larger ones by occurrence.
 _EXACT_CELLS = 250_000
 
-_FEW = 200
-"""Sequences up to this length are compared as lists: NumPy's calls would take longer."""
+# Sequences up to this total length are compared as lists, which is faster than NumPy.
+_MAX_LIST_LENGTH = 200
 
 
 def align(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -> Pairs:
-    """Return pairs of equal elements, in order of the first sequence; each element at most once.
+    """Return pairs of equal elements in order of the baseline, each element at most once.
 
     Args:
-        base: for each level, from the most specific, the number of each element's key; NO_KEY is
-            "none".
-        new: likewise for the other sequence, equal keys having equal numbers.
-        moved_levels: how many of the most specific keys may pair out of order.
+        base: Per level, most specific first: the key number of each element, or NO_KEY.
+        new: The same for the candidate; equal keys have equal numbers.
+        moved_levels: Number of the most specific levels that may pair out of order.
     """
     pairs = _NO_PAIRS
     for left, right in zip(base, new, strict=True):
@@ -56,7 +52,7 @@ def align(base: Sequence[Ints], new: Sequence[Ints], *, moved_levels: int = 2) -
 
 
 def number(base: Sequence[Hashable], new: Sequence[Hashable]) -> tuple[Ints, Ints]:
-    """Return the keys of both sides as numbers from 0, equal ones alike; None is NO_KEY."""
+    """Return the keys of both sides as numbers from 0, equal for equal keys; None is NO_KEY."""
     numbers: dict[Hashable, int] = {None: NO_KEY}
     setdefault, known = numbers.setdefault, numbers.__len__
     found = [
@@ -70,7 +66,7 @@ _NO_PAIRS: Pairs = (np.empty(0, np.int64), np.empty(0, np.int64))
 
 
 def _sorted(parts: Sequence[Pairs]) -> Pairs:
-    """Return all pairs in order of the first sequence."""
+    """Return all pairs in order of the baseline."""
     first, second = (np.concatenate([part[side] for part in parts]) for side in (0, 1))
     return _in_order(first, second)
 
@@ -81,13 +77,13 @@ def _in_order(first: Ints, second: Ints) -> Pairs:
 
 
 def _in_gaps(base: Ints, new: Ints, anchors: Pairs) -> list[Pairs]:
-    """Pair what stands between neighbouring anchors, where both sides have elements there."""
+    """Return pairs within the gaps between consecutive anchors."""
     few: list[Pair] = []
     found: list[Pairs] = []
     for low_a, high_a, low_b, high_b in _gaps(anchors, len(base), len(new)):
-        if high_a - low_a + high_b - low_b <= _FEW:
+        if high_a - low_a + high_b - low_b <= _MAX_LIST_LENGTH:
             left, right = base[low_a:high_a].tolist(), new[low_b:high_b].tolist()
-            few += [(low_a + i, low_b + j) for i, j in _of_lists(left, right)]
+            few += [(low_a + i, low_b + j) for i, j in _common_in_lists(left, right)]
         else:
             first, second = common_subsequence(base[low_a:high_a], new[low_b:high_b])
             found.append((low_a + first, low_b + second))
@@ -100,7 +96,7 @@ def _columns(pairs: Sequence[Pair]) -> Pairs:
 
 
 def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
-    """Return (low, high, low, high) of the stretches in which both sides have elements."""
+    """Return (low_a, high_a, low_b, high_b) of the gaps in which both sides have elements."""
     first, second = anchors
     gaps = np.stack(
         (
@@ -116,10 +112,10 @@ def _gaps(anchors: Pairs, count_a: int, count_b: int) -> list[list[int]]:
 
 
 def common_subsequence(base: Ints, new: Ints) -> Pairs:
-    """Return a long common subsequence of numbered keys, as positions in rising order.
+    """Return a long common subsequence of numbered keys, as ascending positions.
 
-    It is the longest one where the parts that differ are small; elements that are NO_KEY take part
-    in none. Time is about linear for sequences that are alike.
+    It is the longest one if the differing parts are small. NO_KEY never pairs. Time is about linear
+    for similar sequences.
     """
     found: list[Pairs] = []
     few: list[Pair] = []
@@ -127,22 +123,22 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
     while work:
         low_a, high_a, low_b, high_b = work.pop()
         part_a, part_b = base[low_a:high_a], new[low_b:high_b]
-        if len(part_a) + len(part_b) <= _FEW:
-            pairs = _of_lists(part_a.tolist(), part_b.tolist())
+        if len(part_a) + len(part_b) <= _MAX_LIST_LENGTH:
+            pairs = _common_in_lists(part_a.tolist(), part_b.tolist())
             few += [(low_a + i, low_b + j) for i, j in pairs]
             continue
-        before = _alike(part_a, part_b)
-        behind = _alike(part_a[before:][::-1], part_b[before:][::-1])
-        if before or behind:
-            ends = np.append(np.arange(before), np.arange(-behind, 0))
+        before = _equal_prefix(part_a, part_b)
+        after = _equal_prefix(part_a[before:][::-1], part_b[before:][::-1])
+        if before or after:
+            ends = np.append(np.arange(before), np.arange(-after, 0))
             found.append((low_a + ends % len(part_a), low_b + ends % len(part_b)))
-            middle = (low_a + before, high_a - behind, low_b + before, high_b - behind)
+            middle = (low_a + before, high_a - after, low_b + before, high_b - after)
             if middle[0] < middle[1] and middle[2] < middle[3]:
                 work.append(middle)
             continue
-        anchors = _rising(*_unique_pairs(part_a, part_b))
+        anchors = _ascending(*_unique_pairs(part_a, part_b))
         if len(anchors[0]):
-            # Elements that occur once on each side split the problem; they pair in the parts.
+            # Elements that occur once on each side split the problem into independent parts.
             found.append((low_a + anchors[0], low_b + anchors[1]))
             work += [
                 (low_a + gap[0], low_a + gap[1], low_b + gap[2], low_b + gap[3])
@@ -152,34 +148,34 @@ def common_subsequence(base: Ints, new: Ints) -> Pairs:
             exact = _longest(part_a.tolist(), part_b.tolist())
             few += [(low_a + i, low_b + j) for i, j in exact]
         else:
-            by_occurrence = _rising(*_occurrence_pairs(part_a, part_b))
+            by_occurrence = _ascending(*_occurrence_pairs(part_a, part_b))
             found.append((low_a + by_occurrence[0], low_b + by_occurrence[1]))
     return _sorted([*found, _columns(few)])
 
 
-def _alike(a: Ints, b: Ints) -> int:
-    """Return how many elements at the beginning are equal."""
+def _equal_prefix(a: Ints, b: Ints) -> int:
+    """Return the number of equal elements at the beginning."""
     size = min(len(a), len(b))
     differs = (a[:size] != b[:size]) | (a[:size] == NO_KEY)
     return int(np.argmax(differs)) if differs.any() else size
 
 
 def _unique_pairs(a: Ints, b: Ints) -> Pairs:
-    """Pair the keys that occur once on each side, in order of the first."""
+    """Return pairs of keys that occur once on each side, in order of the baseline."""
     (keys_a, at_a), (keys_b, at_b) = _once(a), _once(b)
     _, in_a, in_b = np.intersect1d(keys_a, keys_b, assume_unique=True, return_indices=True)
     return _in_order(at_a[in_a], at_b[in_b])
 
 
 def _once(part: Ints) -> Pairs:
-    """Return the keys that occur once, and where."""
+    """Return the keys that occur once, and their positions."""
     keys, first, count = np.unique(part, return_index=True, return_counts=True)
     single = (count == 1) & (keys != NO_KEY)
     return keys[single], first[single]
 
 
 def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
-    """Pair each key's first occurrence with its first, its second with its second."""
+    """Return pairs of the n-th occurrences of each key."""
     size = int(max(a.max(initial=0), b.max(initial=0))) + 1
     where_a, where_b = np.flatnonzero(a != NO_KEY), np.flatnonzero(b != NO_KEY)
     key_a = _occurrence(a[where_a]) * size + a[where_a]
@@ -189,7 +185,7 @@ def _occurrence_pairs(a: Ints, b: Ints) -> Pairs:
 
 
 def _occurrence(keys: Ints) -> Ints:
-    """Return for each element how many equal ones stand before it."""
+    """Return the number of equal elements before each element."""
     order = np.argsort(keys, kind="stable")
     ordered = keys[order]
     begins = np.ones(len(keys), bool)
@@ -200,16 +196,16 @@ def _occurrence(keys: Ints) -> Ints:
     return result
 
 
-def _rising(first: Ints, second: Ints) -> Pairs:
-    """Return the longest selection of pairs (given in order of the first) that rises in both."""
+def _ascending(first: Ints, second: Ints) -> Pairs:
+    """Return the longest selection of pairs, given in order of the first, that ascends in both."""
     if (second[1:] > second[:-1]).all():
         return first, second
-    chosen = _longest_rising(second.tolist())
+    chosen = _longest_ascending(second.tolist())
     return first[chosen], second[chosen]
 
 
-def _longest_rising(values: Sequence[int]) -> list[int]:
-    """Return where the elements of the longest rising subsequence stand."""
+def _longest_ascending(values: Sequence[int]) -> list[int]:
+    """Return the positions of the longest ascending subsequence."""
     tails: list[int] = []
     tail_index: list[int] = []
     previous: list[int] = []
@@ -231,7 +227,7 @@ def _longest_rising(values: Sequence[int]) -> list[int]:
 
 
 def _moved(base: Sequence[Ints], new: Sequence[Ints], anchors: Pairs, levels: int) -> list[Pairs]:
-    """Pair what is still alone by its keys, in order of occurrence, wherever it stands."""
+    """Return pairs of unpaired elements by their keys, in order of occurrence, at any position."""
     free_a = np.delete(np.arange(len(base[0])), anchors[0])
     free_b = np.delete(np.arange(len(new[0])), anchors[1])
     found = []
@@ -242,8 +238,8 @@ def _moved(base: Sequence[Ints], new: Sequence[Ints], anchors: Pairs, levels: in
     return found
 
 
-def _of_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
-    """Return what `common_subsequence` does, of two short sequences, in any order."""
+def _common_in_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
+    """Return the pairs of `common_subsequence` for two short lists, in any order."""
     pairs: list[Pair] = []
     work = [(0, len(base), 0, len(new))]
     while work:
@@ -261,7 +257,7 @@ def _of_lists(base: Sequence[int], new: Sequence[int]) -> list[Pair]:
         if unique:
             splits = [
                 (low_a + unique[index][0], low_b + unique[index][1])
-                for index in _longest_rising([j for _, j in unique])
+                for index in _longest_ascending([j for _, j in unique])
             ]
             pairs.extend(splits)
             for start, end in zip(

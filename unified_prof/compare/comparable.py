@@ -1,14 +1,11 @@
-"""One side of a comparison: what was measured of a workload, whatever it was read from.
+"""One side of a comparison, independent of where it was read from.
 
-A report file, several report files of the same workload, and a stored baseline all become a `Run`;
-comparing and gating know nothing else.
+A report, several reports of the same workload, and a stored baseline all become a `Run`; `diff` and
+`gate` know nothing else.
 
-What the times of two runs mean: with or without the waiting for a processor, alike for all.
-
-On a machine that others use, a thread that is ready to run waits for its turn. That time is no
-property of the program, so it is taken off, where it is known of everything that is compared:
-of the total, the forward and the backward time, and on both sides. Where it is not, nothing is
-taken off. So the parts never exceed the whole, and never is the one time held against the other.
+On a shared machine, a thread that is ready to run waits for a processor. This time is not a
+property of the program. It is subtracted if it is known for all compared times (total, forward and
+backward) on both sides; otherwise nothing is subtracted, so that parts never exceed their total.
 """
 
 from __future__ import annotations
@@ -24,42 +21,42 @@ from unified_prof.arrays.types import Floats, Ints
 from unified_prof.compare.alignment import NO_KEY, Pairs, align, number
 from unified_prof.compare.confidence import Sample
 
-# Bounds of what is believed where a run is read from bytes, far above any real one.
+# Limits of a run that is read from bytes, far above any real one.
 _MANY, _MOST = Meta(max_length=100_000), Meta(max_length=4_000_000)
 
+# Operation -> kernel -> time in nanoseconds.
 Kernels = Annotated[Mapping[str, Annotated[Mapping[str, float], _MANY]], _MANY]
-"""Operation -> kernel -> time in nanoseconds."""
 
+# Metric -> value of each measured iteration.
 Samples = Annotated[Mapping[str, Floats], Meta(max_length=100)]
-"""Metric -> a value for each measured iteration."""
 
 TOTAL, FORWARD, BACKWARD, PEAK = "total", "forward", "backward", "peak-memory"
 TIMES = (TOTAL, FORWARD, BACKWARD)
+# Key of the operation matrices in `Run.lengths`.
 OPERATIONS = "operations"
-"""Where a run's columns of operations stand among the lengths of its metrics."""
 
-
+# Kinds of places whose name alone does not identify them.
 _NOT_OPERATIONS = ("weight", "activation", "between")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """What identifies an operation, a weight or an activation from one run to the next."""
+    """Identity of an operation, a weight or an activation across runs."""
 
     name: str
+    # Qualified module path; None if unknown.
     module: str | None
-    """Qualified module path; None: not known."""
+    # Innermost project frame, `file:line`; None if unknown.
     line: str | None
-    """Innermost project frame, `file:line`; None: not known."""
     kind: str = "operation"
 
     @property
     def keys(self) -> tuple[tuple[str, ...] | None, ...]:
-        """Keys to align by, most specific first; None where this place has no such key.
+        """Keys to align by, most specific first; None for a key that does not apply.
 
-        A line number shifts with every edit above it, so below the exact line stands the file.
-        The name alone says enough of an operation between two pairs, but nothing of a weight
-        (most are called `weight`) or of the time between operations.
+        Line numbers shift with every edit above them, so the file is a less specific key. The name
+        alone is enough for an operation between two aligned pairs, but not for a weight (most are
+        called `weight`) or for the time between operations.
         """
         kind, name, module, line = self.kind, self.name, self.module, self.line
         file = line.rpartition(":")[0] if line is not None else None
@@ -75,34 +72,38 @@ class Place:
 
 
 def pair(base: Sequence[Place], new: Sequence[Place]) -> Pairs:
-    """Return which places of the two are the same, by their keys."""
+    """Return the indexes of the places of both sides that are the same, by their keys."""
     keys = _numbered_keys([*base, *new])
     return align([level[: len(base)] for level in keys], [level[len(base) :] for level in keys])
 
 
 def _numbered_keys(places: Sequence[Place]) -> list[Ints]:
-    """Return `Place.keys` as numbers, level by level: as tuples they would take a gibibyte."""
+    """Return `Place.keys` as numbers, one array per level; tuples would take a gigabyte."""
     kind = _numbers([place.kind for place in places])
     name = _numbers([place.name for place in places])
     module = _numbers([place.module for place in places])
     line = _numbers([place.line for place in places])
-    said_module = _numbers([place.module or "" for place in places])
-    said_line = _numbers([place.line or "" for place in places])
+    module_or_empty = _numbers([place.module or "" for place in places])
+    line_or_empty = _numbers([place.line or "" for place in places])
     file = _numbers(
         [None if place.line is None else place.line.rpartition(":")[0] for place in places]
     )
     is_operation = np.array([place.kind not in _NOT_OPERATIONS for place in places], bool)
     has_module = module != NO_KEY
-    named = _joint(kind, name)
+    kind_and_name = _pair_numbers(kind, name)
     return [
         np.where(
             is_operation | has_module | (line != NO_KEY),
-            _joint(_joint(named, said_module), said_line),
+            _pair_numbers(_pair_numbers(kind_and_name, module_or_empty), line_or_empty),
             NO_KEY,
         ),
-        np.where(has_module, _joint(named, module), NO_KEY),
-        np.where((file != NO_KEY) & (is_operation | ~has_module), _joint(named, file), NO_KEY),
-        np.where(is_operation, named, NO_KEY),
+        np.where(has_module, _pair_numbers(kind_and_name, module), NO_KEY),
+        np.where(
+            (file != NO_KEY) & (is_operation | ~has_module),
+            _pair_numbers(kind_and_name, file),
+            NO_KEY,
+        ),
+        np.where(is_operation, kind_and_name, NO_KEY),
     ]
 
 
@@ -110,36 +111,36 @@ def _numbers(texts: Sequence[str | None]) -> Ints:
     return number(texts, ())[0]
 
 
-def _joint(a: Ints, b: Ints) -> Ints:
-    """Return numbers of pairs, equal where both are."""
+def _pair_numbers(a: Ints, b: Ints) -> Ints:
+    """Return a number per pair; two pairs have the same number if both members are equal."""
     width = int(b.max(initial=0)) + 2
-    joint: Ints = np.unique(a * width + b + 1, return_inverse=True)[1]
-    return joint
+    result: Ints = np.unique(a * width + b + 1, return_inverse=True)[1]
+    return result
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Operations:
     """Operations in program order, with a time for each sample.
 
-    The matrices have the shape (operations, samples), in nanoseconds; NaN is "not measured", which
-    for the backward time means that the operation took no part in the backward pass.
+    The matrices have shape (operations, samples), in nanoseconds. NaN is not measured; for backward
+    times, the operation has no backward pass.
     """
 
     places: Annotated[tuple[Place, ...], _MOST]
     forward_ns: Floats
     backward_ns: Floats
+    # Names of the regions around each operation, outermost first; empty if none were recorded.
     regions: Annotated[tuple[tuple[str, ...], ...], _MOST] = ()
-    """The names of the regions around each, the outermost first; none where no region is known."""
 
     def __post_init__(self) -> None:
         if not len(self.places) == len(self.forward_ns) == len(self.backward_ns):
-            raise ValueError("an operation has no row of times, or a row no operation")
+            raise ValueError("operations and rows of times differ in number")
         if self.regions and len(self.regions) != len(self.places):
-            raise ValueError("an operation has no regions, or regions no operation")
+            raise ValueError("operations and regions differ in number")
 
     @classmethod
     def none(cls) -> Operations:
-        """Return no operations, of a run that measured no times."""
+        """Return an empty list of operations, for a run without times."""
         return cls((), np.empty((0, 1)), np.empty((0, 1)))
 
     def __len__(self) -> int:
@@ -147,7 +148,7 @@ class Operations:
 
     @property
     def total_ns(self) -> Floats:
-        """Forward and backward together; NaN only where neither was measured."""
+        """Sum of forward and backward; NaN if neither was measured."""
         neither = np.isnan(self.forward_ns) & np.isnan(self.backward_ns)
         total: Floats = np.nan_to_num(self.forward_ns) + np.nan_to_num(self.backward_ns)
         total[neither] = np.nan
@@ -156,7 +157,7 @@ class Operations:
 
 @dataclass(frozen=True, slots=True)
 class Sized:
-    """Something of the model that takes memory."""
+    """Weight or activation with its size."""
 
     place: Place
     size_bytes: int
@@ -164,54 +165,50 @@ class Sized:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Run:
-    """Everything of one workload that can be compared."""
+    """Measurements of one workload, from one or several runs."""
 
+    # Name for display: the file, the files, the baseline.
     label: str
-    """What to call it: the file, the files, the baseline."""
+    # Families of the reports it was read from.
     families: Annotated[frozenset[str], Meta(max_length=10)]
-    """Families of the report files it was read from."""
+    # Clock that timed the operations: operation, device or host.
     clock: str
-    """Whose time the operations have: operation, device or host."""
+    # Provenance.
     facts: Annotated[Mapping[str, str], _MANY]
-    """Provenance."""
     operations: Operations
     sizes: Annotated[tuple[Sized, ...], _MOST]
+    # Whole iterations: TOTAL, FORWARD, BACKWARD in nanoseconds, PEAK in bytes.
     totals: Samples
-    """Whole iterations: TOTAL, FORWARD, BACKWARD as the clock measured, in nanoseconds; PEAK in
-    bytes."""
+    # Part of those times spent waiting for a processor, in nanoseconds; NaN or missing if unknown.
     waited: Samples = field(default_factory=dict)
-    """Part of each of those times in which the program's thread waited for a processor, in
-    nanoseconds; NaN is "not known", and so is a metric that is not here."""
+    # Kernels by operation name, if recorded; average of a step if there are steps.
     kernels: Kernels = field(default_factory=dict)
-    """The kernels under the operations of each name, where the recording shows them; of one step
-    on average, where there are steps."""
+    # Number of steps of a device recording that the samples cover; None if the samples are
+    # iterations of a tracked workload or whole recordings.
     steps: int | None = None
-    """Steps of a device recording that the samples are of; None: the samples are something else,
-    iterations of a tracked workload or whole recordings."""
+    # Device work outside all steps, which is not compared.
     outside_steps_ns: float = 0.0
-    """Work of a recording with steps that belongs to none of them: it is not compared."""
+    # Metric or OPERATIONS -> number of samples of each run, in order; a missing key means one run.
     lengths: Annotated[Mapping[str, tuple[int, ...]], Meta(max_length=100)] = field(
         default_factory=dict
     )
-    """Metric, or OPERATIONS -> how many of its samples are of each run, in order; all are of one
-    run where it is not here."""
 
     def sample(self, metric: str) -> Sample:
-        """Return the finite values of a metric, run by run; none where it was not measured."""
+        """Return the finite values of a metric, run by run; empty if it was not measured."""
         values = self.totals.get(metric, np.empty(0))
-        return self._of_runs(values, metric)
+        return self._finite_sample(values, metric)
 
     def sample_of(self, values: Floats) -> Sample:
-        """Return the finite ones of values that stand in the columns of `operations`."""
-        return self._of_runs(values, OPERATIONS)
+        """Return the finite values of an array with one value per column of `operations`."""
+        return self._finite_sample(values, OPERATIONS)
 
     def columns_of_runs(self) -> list[slice]:
-        """Return which columns of `operations` are of each run."""
+        """Return the columns of `operations` that belong to each run."""
         count = self.operations.forward_ns.shape[1]
         ends = np.cumsum(self.lengths.get(OPERATIONS, (count,))).tolist()
         return [slice(begin, end) for begin, end in zip([0, *ends], ends, strict=False)]
 
-    def _of_runs(self, values: Floats, metric: str) -> Sample:
+    def _finite_sample(self, values: Floats, metric: str) -> Sample:
         lengths = self.lengths.get(metric, (len(values),))
         finite = np.isfinite(values)
         run = np.repeat(np.arange(len(lengths)), lengths)
@@ -219,30 +216,28 @@ class Run:
         return Sample.of(values[finite], kept)
 
     def check(self) -> None:
-        """Refuse a run whose runs are not those of its samples, such as one from a damaged store.
-
-        Raises:
-            ValueError: which samples they are.
-        """
+        """Raise ValueError if `lengths` contradicts the samples, as in a damaged store."""
         counts = {metric: len(values) for metric, values in self.totals.items()}
         counts[OPERATIONS] = self.operations.forward_ns.shape[1]
         for metric, lengths in self.lengths.items():
             if min(lengths, default=0) < 0 or sum(lengths) != counts.get(metric, 0):
-                raise ValueError(f"the runs of {metric} are not those of its samples")
+                raise ValueError(
+                    f"the lengths of the runs of {metric} do not add up to its samples"
+                )
 
-    def named(self, label: str) -> Run:
-        """Return the same run under another label."""
+    def with_label(self, label: str) -> Run:
+        """Return the same run with another label."""
         return replace(self, label=label)
 
 
 def pool(runs: Sequence[Run]) -> Run:
-    """Join several runs of the same workload into one with all their samples.
+    """Return one run with the samples of several runs of the same workload.
 
-    Operations are those of the first run; an operation that another run lacks has no sample of it.
-    What does not vary from run to run (facts, sizes, kernels) is the first run's.
+    Operations, facts, sizes and kernels are those of the first run. An operation that another run
+    lacks has no samples of that run.
 
     Raises:
-        ValueError: there is no run, or they differ in whose time they measured.
+        ValueError: `runs` is empty, or they were timed by different clocks.
     """
     if not runs:
         raise ValueError("nothing to pool")
@@ -250,14 +245,14 @@ def pool(runs: Sequence[Run]) -> Run:
     if len(runs) == 1:
         return first
     if len({run.clock for run in runs}) > 1:
-        raise ValueError("runs of different kinds cannot be pooled")
+        raise ValueError("runs timed by different clocks cannot be pooled")
     return replace(
         first,
         label=", ".join(run.label for run in runs),
         families=frozenset().union(*(run.families for run in runs)),
         operations=_pooled_operations([run.operations for run in runs]),
-        totals=_joined([run.totals for run in runs]),
-        waited=_joined([run.waited for run in runs]),
+        totals=_concatenated([run.totals for run in runs]),
+        waited=_concatenated([run.waited for run in runs]),
         lengths=_lengths(runs),
         steps=None if first.steps is None else sum(run.steps or 0 for run in runs),
         outside_steps_ns=sum(run.outside_steps_ns for run in runs),
@@ -265,7 +260,7 @@ def pool(runs: Sequence[Run]) -> Run:
 
 
 def _lengths(runs: Sequence[Run]) -> dict[str, tuple[int, ...]]:
-    """Return how many samples each run has of each metric; none of them gets lost in the pool."""
+    """Return the number of samples of each run, per metric."""
     found: dict[str, list[int]] = {}
     for run in runs:
         for metric, values in run.totals.items():
@@ -280,10 +275,10 @@ def _pooled_operations(sides: Sequence[Operations]) -> Operations:
     first = sides[0]
     forward, backward = [first.forward_ns], [first.backward_ns]
     for side in sides[1:]:
-        mine, theirs = pair(first.places, side.places)
+        rows_of_first, rows_of_side = pair(first.places, side.places)
         for matrices, values in ((forward, side.forward_ns), (backward, side.backward_ns)):
             rows = np.full((len(first), values.shape[1]), np.nan)
-            rows[mine] = values[theirs]
+            rows[rows_of_first] = values[rows_of_side]
             matrices.append(rows)
     return Operations(
         first.places,
@@ -293,7 +288,7 @@ def _pooled_operations(sides: Sequence[Operations]) -> Operations:
     )
 
 
-def _joined(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
+def _concatenated(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
     """Return each metric's samples of all runs, one run after the other."""
     return {
         metric: np.concatenate([one[metric] for one in samples if metric in one])
@@ -303,28 +298,31 @@ def _joined(samples: Sequence[Mapping[str, Floats]]) -> dict[str, Floats]:
 
 @dataclass(frozen=True, slots=True)
 class Waiting:
-    """How two runs were made comparable in what they waited for."""
+    """How waiting for a processor was treated in a comparison."""
 
+    # True if it was subtracted from the compared times.
     left_out: bool
-    """Whether the times compared are without it; else they are as the clock measured."""
+    # Waiting as a share of the iterations' time, 0 to 1; None if unknown.
     base_share: float | None
-    """Part of the whole iterations' time that was waiting, 0 to 1; None: not known."""
     new_share: float | None
 
 
-def alike(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
-    """Return both runs with times of one definition, and which; None: neither knows its waiting."""
+def exclude_waiting(base: Run, new: Run) -> tuple[Run, Run, Waiting | None]:
+    """Return both runs without waiting for a processor, if it is known for all compared times.
+
+    The last value says how waiting was treated; None if neither run recorded it.
+    """
     shares = (_share(base), _share(new))
     if shares == (None, None):
         return base, new, None
     common = [metric for metric in TIMES if metric in base.totals and metric in new.totals]
-    left_out = all(_known(run, metric) for run in (base, new) for metric in common)
+    left_out = all(_has_waiting(run, metric) for run in (base, new) for metric in common)
     if left_out:
         base, new = _without_waiting(base), _without_waiting(new)
     return base, new, Waiting(left_out, *shares)
 
 
-def _known(run: Run, metric: str) -> bool:
+def _has_waiting(run: Run, metric: str) -> bool:
     waited = run.waited.get(metric)
     return (
         waited is not None and len(waited) == len(run.totals[metric]) and not np.isnan(waited).any()
@@ -334,7 +332,7 @@ def _known(run: Run, metric: str) -> bool:
 def _without_waiting(run: Run) -> Run:
     totals: Mapping[str, Floats] = {
         metric: np.maximum(values - run.waited[metric], 0.0)
-        if metric in TIMES and _known(run, metric)
+        if metric in TIMES and _has_waiting(run, metric)
         else values
         for metric, values in run.totals.items()
     }
@@ -342,8 +340,8 @@ def _without_waiting(run: Run) -> Run:
 
 
 def _share(run: Run) -> float | None:
-    """Return the part of the measured time that was waiting, None where that is not known."""
-    if TOTAL not in run.totals or not _known(run, TOTAL):
+    """Return the share of the measured time that was waiting, or None if unknown."""
+    if TOTAL not in run.totals or not _has_waiting(run, TOTAL):
         return None
     total = float(run.totals[TOTAL].sum())
     return float(run.waited[TOTAL].sum()) / total if total > 0 else None

@@ -1,18 +1,13 @@
-"""Student's t distribution: how far a mean of few values may lie from the truth.
+"""Confidence intervals of a change between two sides whose runs vary.
 
-How sure a change between two sides is, when runs differ among themselves.
+The iterations of one run are not independent: memory layout, other programs and temperature stay
+the same within a run and differ in the next one. A side therefore counts as one value per run. With
+several runs per side, their variance gives the interval (Student's t). With one, the `Noise`
+learned on this machine does. Without either, a change must exceed the largest difference known
+between runs of an unchanged workload (`MAX_RATIO_ON_DEVICE`, `MAX_RATIO_ON_HOST`).
 
-The iterations of one run are no independent samples of a machine: where its memory lies, what its
-neighbours do, how warm it is, stays the same for a while, and is another in the next run. So a
-side is as many values as it has runs. Of several runs a side their own scatter says how far their
-mean may be off (Student's t); of one, what `Noise` was learned on this machine; where there is
-neither, a change must exceed all that runs were ever seen to differ by, `UNKNOWN`.
-
-How a statistic of one run scatters, told by a bootstrap of blocks of its iterations.
-
-Deterministic: the same samples give the same answer.
-
-Where a quantity of one side stands, and how sure that is.
+The variance of a statistic within a run comes from a bootstrap of blocks of iterations. All results
+are deterministic.
 """
 
 from __future__ import annotations
@@ -28,16 +23,16 @@ import numpy as np
 
 from unified_prof.arrays.types import Floats
 
+# Degrees of freedom from which Student's t equals the normal distribution in double precision.
 _NORMAL_FROM = 1e6
-"""Degrees of freedom from which it is the normal distribution to all digits that count."""
 
 
 def two_sided(t: float, degrees: float) -> float:
     """Return the probability of a value at least `t` away from 0.
 
     Args:
-        t: the value, in standard errors; infinite is allowed.
-        degrees: degrees of freedom, above 0; infinite is the normal distribution.
+        t: Value in standard errors; may be infinite.
+        degrees: Degrees of freedom, above 0; infinite for the normal distribution.
     """
     t = abs(t)
     if math.isinf(t):
@@ -49,7 +44,7 @@ def two_sided(t: float, degrees: float) -> float:
 
 @lru_cache(maxsize=256)
 def quantile(alpha: float, degrees: float) -> float:
-    """Return the t that is passed on either side with probability `alpha` in all."""
+    """Return the t that is exceeded in absolute value with probability `alpha`."""
     if degrees >= _NORMAL_FROM:
         return NormalDist().inv_cdf(1 - alpha / 2)
     low, high = 0.0, 1.0
@@ -62,7 +57,7 @@ def quantile(alpha: float, degrees: float) -> float:
 
 
 def _incomplete_beta(x: float, a: float, b: float) -> float:
-    """Return the regularised incomplete beta function, by its continued fraction (Lentz)."""
+    """Return the regularized incomplete beta function, by its continued fraction (Lentz)."""
     if x <= 0 or x >= 1:
         return min(max(x, 0.0), 1.0)
     front = math.exp(
@@ -94,43 +89,44 @@ def _not_zero(value: float, tiny: float) -> float:
     return value if abs(value) > tiny else tiny
 
 
+# Probability of a wrong verdict. Low, because a team runs many gates per day and repeats unclear
+# ones.
 ALPHA = 0.005
-"""How often a verdict may be wrong: a team asks many a day, and asks again where one is unclear."""
-UNKNOWN = {"device": 1.25}
-"""Clock -> the ratio that two runs of one workload may differ by where nothing else is known of
-their noise: on a device its frequency and its temperature, see docs/performance.md."""
-UNKNOWN_ON_HOST = 2.0
-"""The same for times of a host, whose other programs are not known."""
-_SHRINK = 4.0
-"""Degrees of freedom that the scatter of all operations has in the scatter of one."""
+# Ratio by which two runs of an unchanged workload may differ on a device, because of its clocks and
+# temperature; used if the noise was not learned. See docs/performance.md.
+MAX_RATIO_ON_DEVICE = 1.25
+# The same on a host that other programs may use.
+MAX_RATIO_ON_HOST = 2.0
+# Weight, in degrees of freedom, of the variance of all operations in that of a single one.
+_POOLED_DEGREES = 4.0
 
 
 @dataclass(frozen=True, slots=True)
 class Noise:
-    """How much runs of one unchanged workload differ on a machine."""
+    """Run-to-run variation of an unchanged workload on a machine."""
 
+    # Standard deviation of the logarithm of a run's time: 0.03 is about 3 %.
     relative: float
-    """Standard deviation of the logarithm of a run's time: 0.03 is about three percent."""
+    # Degrees of freedom of the estimate: number of runs it was learned from, minus one.
     degrees: float
-    """Degrees of freedom of that estimate: runs it was learned from, less one."""
+    # Where it was learned, for display.
     source: str = ""
-    """Where it was learned, in words."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Sample:
-    """Measurements of one quantity, in the order of measurement, run by run."""
+    """Measurements of one quantity, run by run, in the order of measurement."""
 
     values: Floats
+    # Number of values of each run, in order.
     lengths: tuple[int, ...]
-    """Values of each run, in order; their sum is the number of values."""
 
     @classmethod
     def of(cls, values: Sequence[float] | Floats, lengths: Sequence[int] = ()) -> Sample:
-        """Return the values as a sample, of one run unless `lengths` tells otherwise.
+        """Return a sample of the values, as one run if `lengths` is empty.
 
         Raises:
-            ValueError: the lengths are not those of the values.
+            ValueError: The sum of the lengths is not the number of values.
         """
         array = np.asarray(values, np.float64)
         cuts = tuple(length for length in lengths if length) or (len(array),)
@@ -140,7 +136,7 @@ class Sample:
 
     @property
     def runs(self) -> list[Floats]:
-        """The values of each run."""
+        """Values of each run."""
         return np.split(self.values, np.cumsum(self.lengths)[:-1])
 
     def __len__(self) -> int:
@@ -148,32 +144,32 @@ class Sample:
 
 
 @dataclass(frozen=True, slots=True)
-class Between:
-    """What is known of the noise of two sides."""
+class NoiseModel:
+    """Expected run-to-run variation of two sides."""
 
+    # Learned on this machine; None if not.
     noise: Noise | None = None
-    """As learned on this machine."""
-    unknown: float = UNKNOWN_ON_HOST
-    """What two single runs may differ by where nothing was learned, as a ratio."""
+    # Ratio by which two single runs may differ if the noise was not learned.
+    max_ratio: float = MAX_RATIO_ON_HOST
 
     @classmethod
-    def of(cls, clock: str, noise: Noise | None = None) -> Between:
-        """Return what is known of runs that were timed by `clock` (as in `Run.clock`)."""
-        return cls(noise, UNKNOWN.get(clock, UNKNOWN_ON_HOST))
+    def for_clock(cls, clock: str, noise: Noise | None = None) -> NoiseModel:
+        """Return the model for runs timed by `clock`, a value of `Run.clock`."""
+        return cls(noise, MAX_RATIO_ON_DEVICE if clock == "device" else MAX_RATIO_ON_HOST)
 
 
-UNLEARNED = Between()
-"""Of times of a host, on a machine that nothing was learned of."""
+# Host times on a machine whose noise was not learned.
+UNLEARNED = NoiseModel()
 
 
 @dataclass(frozen=True, slots=True)
 class Spread:
-    """How far off the ratio of two sides may be."""
+    """Uncertainty of the ratio of two sides."""
 
+    # Half width of the interval of the logarithm of the ratio, at confidence 1 - ALPHA.
     half_width: float
-    """Half the interval of the logarithm of the ratio at 1 - ALPHA."""
+    # Probability of a ratio at least this far from 1 if nothing changed.
     p_value: float
-    """Of a ratio so far from 1, were nothing changed."""
 
 
 def spread(
@@ -181,29 +177,29 @@ def spread(
     base: Sequence[float],
     new: Sequence[float],
     within: float,
-    between: Between,
+    model: NoiseModel,
 ) -> Spread:
-    """Say how sure the ratio of two sides is.
+    """Return the uncertainty of the ratio of two sides.
 
     Args:
-        centre: logarithm of the ratio.
-        base: logarithm of the statistic of each run of the base.
-        new: the same of the new side.
-        within: variance of such a logarithm that the iterations of a run explain.
-        between: what is known of the noise between runs.
+        centre: Logarithm of the ratio.
+        base: Logarithm of the statistic of each run of the baseline.
+        new: The same for the candidate.
+        within: Variance of such a logarithm within a run.
+        model: Expected variation between runs.
     """
     degrees = float(len(base) + len(new) - 2)
     squares = sum(float(np.var(side)) * len(side) for side in (base, new))
     variance = max(squares / degrees, within) if degrees else within
     allowed = 0.0
-    if between.noise is not None:
-        learned = max(between.noise.relative**2, within)
-        variance = (degrees * variance + between.noise.degrees * learned) / (
-            degrees + between.noise.degrees
+    if model.noise is not None:
+        learned = max(model.noise.relative**2, within)
+        variance = (degrees * variance + model.noise.degrees * learned) / (
+            degrees + model.noise.degrees
         )
-        degrees += between.noise.degrees
+        degrees += model.noise.degrees
     elif not degrees:
-        degrees, allowed = math.inf, math.log(between.unknown)
+        degrees, allowed = math.inf, math.log(model.max_ratio)
     error = math.sqrt(variance * (1 / len(base) + 1 / len(new)))
     beyond = max(0.0, abs(centre) - allowed)
     t = beyond / error if error > 0 else math.inf if beyond > 0 else 0.0
@@ -211,12 +207,14 @@ def spread(
 
 
 def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> float | None:
-    """Return half the interval of the mean of one side at 1 - ALPHA; None where nothing says it.
+    """Return the half width of the interval of one side's mean, at confidence 1 - ALPHA.
+
+    None if there is one run and the noise was not learned.
 
     Args:
-        runs: logarithm of the statistic of each run.
-        within: variance of such a logarithm that the iterations of a run explain.
-        noise: how much runs differ on this machine, where it was learned.
+        runs: Logarithm of the statistic of each run.
+        within: Variance of such a logarithm within a run.
+        noise: Run-to-run variation learned on this machine.
     """
     degrees = float(len(runs) - 1)
     variance = max(float(np.var(runs, ddof=1)), within) if degrees else within
@@ -229,50 +227,51 @@ def half_width(runs: Sequence[float], within: float, noise: Noise | None) -> flo
     return quantile(ALPHA, degrees) * math.sqrt(variance / len(runs))
 
 
-def spreads(
-    centre: Floats, base: Floats, new: Floats, within: Floats, between: Between
+def spread_by_row(
+    centre: Floats, base: Floats, new: Floats, within: Floats, model: NoiseModel
 ) -> tuple[Floats, Floats]:
-    """Do the same for the rows of two matrices; the scatter of all rows supports that of each.
+    """Return the uncertainty of the ratio for each row of two matrices, such as operations.
 
-    Few runs say little of the scatter of a single operation, but many operations of the same runs
-    say much of what is usual.
+    A few runs say little about the variance of one operation. The variance of all rows is therefore
+    pooled into that of each.
 
     Args:
-        centre: logarithm of the ratio, one a row; NaN is not known.
-        base: shape (rows, runs of the base): logarithms, NaN where a run has none.
-        new: the same of the new side.
-        within: variance that the iterations of a run explain, one a row.
-        between: what is known of the noise between runs.
+        centre: Shape (rows,): logarithm of the ratio, NaN if unknown.
+        base: Shape (rows, baseline runs): logarithms, NaN where a run has no value.
+        new: The same for the candidate.
+        within: Shape (rows,): variance within a run.
+        model: Expected variation between runs.
 
     Returns:
-        Half widths and p-values as in `Spread`, one a row; NaN where the centre is.
+        Half widths and p-values as in `Spread`, shape (rows,); NaN where `centre` is NaN.
     """
     counts = [(~np.isnan(side)).sum(axis=1).astype(np.float64) for side in (base, new)]
     degrees = np.maximum(counts[0] + counts[1] - 2, 0.0)
     squares = _squares(base) + _squares(new)
-    own = np.divide(squares, degrees, out=np.zeros(len(base)), where=degrees > 0)
-    own = np.maximum(own, within)
+    variance_of_row = np.divide(squares, degrees, out=np.zeros(len(base)), where=degrees > 0)
+    variance_of_row = np.maximum(variance_of_row, within)
     allowed = np.zeros(len(base))
-    if between.noise is not None:
-        usual: Floats | float = np.maximum(between.noise.relative**2, within)
-        support = between.noise.degrees
+    if model.noise is not None:
+        typical: Floats | float = np.maximum(model.noise.relative**2, within)
+        support = model.noise.degrees
     else:
-        several = own[degrees > 0]
-        usual = float(np.median(several)) if len(several) else 0.0
-        support = _SHRINK if len(several) > _SHRINK else 0.0
-        allowed[degrees == 0] = math.log(between.unknown)
-    joined = np.where(degrees > 0, degrees + support, support if between.noise else 0.0)
+        several = variance_of_row[degrees > 0]
+        typical = float(np.median(several)) if len(several) else 0.0
+        support = _POOLED_DEGREES if len(several) > _POOLED_DEGREES else 0.0
+        allowed[degrees == 0] = math.log(model.max_ratio)
+    pooled = np.where(degrees > 0, degrees + support, support if model.noise else 0.0)
+    weight = np.where(degrees + (model.noise is not None) > 0, support, 0.0)
     variance = np.divide(
-        degrees * own + np.where(degrees + (between.noise is not None) > 0, support, 0.0) * usual,
-        joined,
-        out=own.copy(),
-        where=joined > 0,
+        degrees * variance_of_row + weight * typical,
+        pooled,
+        out=variance_of_row.copy(),
+        where=pooled > 0,
     )
     with np.errstate(divide="ignore", invalid="ignore"):
         error = np.sqrt(variance * (1 / counts[0] + 1 / counts[1]))
     beyond = np.maximum(0.0, np.abs(centre) - allowed)
     t = np.divide(beyond, error, out=np.where(beyond > 0, np.inf, 0.0), where=error > 0)
-    freedom = np.where(joined > 0, joined, math.inf)
+    freedom = np.where(pooled > 0, pooled, math.inf)
     half, p_values = np.full(len(base), np.nan), np.full(len(base), np.nan)
     known = np.flatnonzero(~np.isnan(centre) & np.isfinite(error))
     for row in known.tolist():
@@ -302,25 +301,25 @@ STATISTICS: dict[Statistic, Callable[..., Any]] = {"median": np.median, "fastest
 _RESAMPLES = 1_000
 
 
-def of_runs(side: Sample, statistic: Statistic) -> list[float]:
+def statistic_by_run(side: Sample, statistic: Statistic) -> list[float]:
     """Return a statistic of each run of a side."""
     return [float(STATISTICS[statistic](run)) for run in side.runs]
 
 
-def within_run(run: Floats, statistic: Statistic) -> float:
-    """Return the variance of the logarithm of a run's statistic, by a bootstrap of its blocks."""
-    return 0.0 if len(run) == 1 else _scatter(run.tobytes(), statistic)
+def variance_within_run(run: Floats, statistic: Statistic) -> float:
+    """Return the variance of the logarithm of a run's statistic, by a block bootstrap."""
+    return 0.0 if len(run) == 1 else _bootstrap_variance(run.tobytes(), statistic)
 
 
-@lru_cache(maxsize=1024)  # a gate asks for a verdict and for what it rests on, of the same runs
-def _scatter(values: bytes, statistic: Statistic) -> float:
+@lru_cache(maxsize=1024)  # A gate computes a verdict and its shifts from the same runs.
+def _bootstrap_variance(values: bytes, statistic: Statistic) -> float:
     run = np.frombuffer(values)
     generator = np.random.default_rng(len(run))
     return float(np.var(np.log(_resampled(run, statistic, generator))))
 
 
 def ratio_interval(a: Floats, b: Floats, statistic: Statistic) -> tuple[float, float]:
-    """Return a bootstrap interval of the ratio of b's statistic to a's; 0 in `a` is infinite."""
+    """Return a bootstrap interval of the ratio of b's statistic to a's; infinite if a's is 0."""
     generator = np.random.default_rng(len(a) * 1_000_003 + len(b))
     resampled_a = _resampled(a, statistic, generator)
     resampled_b = _resampled(b, statistic, generator)
@@ -332,48 +331,48 @@ def ratio_interval(a: Floats, b: Floats, statistic: Statistic) -> tuple[float, f
 
 
 def _resampled(sample: Floats, statistic: Statistic, generator: np.random.Generator) -> Floats:
-    """Return the statistic of samples made of blocks of neighbouring iterations.
+    """Return the statistic of resamples that consist of blocks of consecutive iterations.
 
-    A disturbance of the machine hits several in a row.
+    Blocks, because a disturbance of the machine affects several iterations in a row.
     """
     count = len(sample)
     block = max(1, round(count**0.5))
     blocks = -(-count // block)
     starts = generator.integers(0, count, (_RESAMPLES, blocks))
     offsets = np.arange(block)
-    # Circular: a block that runs over the end goes on at the beginning.
+    # Circular: a block that reaches the end continues at the beginning.
     picks = (starts[:, :, None] + offsets).reshape(_RESAMPLES, -1)[:, :count] % count
     resampled: Floats = STATISTICS[statistic](sample[picks], axis=1)
     return resampled
 
 
 @dataclass(frozen=True, slots=True)
-class Level:
-    """Where a quantity stands, of one side alone."""
+class Estimate:
+    """Value of a quantity on one side, with its interval."""
 
+    # Geometric mean of the medians of the runs.
     value: float
-    """Of several runs the geometric mean of their medians."""
+    # Interval at confidence 1 - ALPHA; None if the variation between runs is unknown.
     low: float | None
-    """Interval at 1 - ALPHA; None where nothing is known of how runs differ."""
     high: float | None
 
 
-def level(sample: Sample, noise: Noise | None = None) -> Level:
-    """Return where a quantity stands, and how sure that is.
+def estimate(sample: Sample, noise: Noise | None = None) -> Estimate:
+    """Return the value of a quantity and its interval.
 
     Raises:
-        ValueError: the sample is empty.
+        ValueError: The sample is empty.
     """
     if not len(sample):
         raise ValueError("a sample is empty")
-    medians = of_runs(sample, "median")
+    medians = statistic_by_run(sample, "median")
     if min(medians) <= 0:
-        return Level(float(np.mean(medians)), None, None)
+        return Estimate(float(np.mean(medians)), None, None)
     logarithms = [math.log(one) for one in medians]
     centre = sum(logarithms) / len(logarithms)
     value = medians[0] if len(set(medians)) == 1 else math.exp(centre)
-    within = sum(within_run(run, "median") for run in sample.runs) / len(logarithms)
+    within = sum(variance_within_run(run, "median") for run in sample.runs) / len(logarithms)
     half = half_width(logarithms, within, noise)
     if half is None:
-        return Level(value, None, None)
-    return Level(value, math.exp(centre - half), math.exp(centre + half))
+        return Estimate(value, None, None)
+    return Estimate(value, math.exp(centre - half), math.exp(centre + half))

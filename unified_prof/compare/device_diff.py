@@ -22,7 +22,7 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import diff as by_sample
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import PEAK, TOTAL
-from unified_prof.compare.confidence import Between, Noise, Sample
+from unified_prof.compare.confidence import Noise, NoiseModel, Sample
 from unified_prof.compare.device_leaves import Naming
 from unified_prof.compare.device_side import UNKNOWN_DEVICE, Side, has_framework, models, read
 from unified_prof.compare.device_tables import Allowed, Line, Tables
@@ -204,7 +204,7 @@ def diff_devices(
         same_devices=same,
         warnings=tuple(doubts_of(tables, same=same, by_framework=naming.by_framework)),
         left_out=tuple(_left_out(before, after)),
-        totals=_totals(before, after, Between.of("device", noise)),
+        totals=_totals(before, after, NoiseModel.for_clock("device", noise)),
         identical=before.same_figures(after),
         tables=tables,
     )
@@ -219,7 +219,7 @@ def _left_out(base: Side, new: Side) -> list[str]:
     ]
 
 
-def _totals(base: Side, new: Side, between: Between) -> dict[str, Comparison]:
+def _totals(base: Side, new: Side, between: NoiseModel) -> dict[str, Comparison]:
     """Compare how long steps took, and peak memory."""
     found = {}
     for metric, before, after in (

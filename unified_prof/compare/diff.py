@@ -1,7 +1,4 @@
-"""Why two runs may not be comparable.
-
-What changed from one run to another, operation by operation, and how much it explains.
-"""
+"""Comparison of two runs, operation by operation, and reasons why they may not be comparable."""
 
 from __future__ import annotations
 
@@ -12,8 +9,8 @@ import numpy as np
 
 from unified_prof.base.display import Displayed
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.compare.comparable import PEAK, Operations, Run, Waiting, alike, pair
-from unified_prof.compare.confidence import Between, Noise
+from unified_prof.compare.comparable import PEAK, Operations, Run, Waiting, exclude_waiting, pair
+from unified_prof.compare.confidence import Noise, NoiseModel
 from unified_prof.compare.operation_changes import (
     By,
     Change,
@@ -21,15 +18,15 @@ from unified_prof.compare.operation_changes import (
     Regions,
     SizeChange,
     changes_of,
+    group_by,
     kernel_changes,
-    one_by_one,
-    resized,
-    summed_up,
+    pair_groups,
+    size_changes,
 )
 from unified_prof.compare.statistics import Comparison, compare
 from unified_prof.errors import UsageError
 
-# Facts that make two runs incomparable, or at least explain a difference.
+# Facts that make two runs incomparable, or explain a difference.
 _CONTEXT = (
     "backend",
     "device",
@@ -44,7 +41,8 @@ _CONTEXT = (
     "options",
     "timeline_details",
 )
-_OF_DEVICE = (
+# Such facts whose name may be followed by the number of a device or the setting.
+_DEVICE_CONTEXT = (
     "device_runtime",
     "device_driver",
     "devices_used",
@@ -62,23 +60,22 @@ _OF_DEVICE = (
     "deterministic_algorithms",
     "environment",
 )
-"""First words of the names of facts; the number of a device may follow, or what was looked at."""
 
 
-def doubts(base: Run, new: Run) -> list[str]:
-    """Return what to warn of, in sentences; empty where the two ran alike."""
+def comparability_warnings(base: Run, new: Run) -> list[str]:
+    """Return sentences that say why the runs may not be comparable; empty if they are."""
     found = differences(base.facts, new.facts)
     if base.clock != new.clock:
-        found.append(f"the runs measured different times: {base.clock} time and {new.clock} time")
-    if (doubt := step_doubt(base, new)) is not None:
-        found.append(doubt)
+        found.append(f"the runs were timed by different clocks: {base.clock} and {new.clock}")
+    if (problem := step_mismatch(base, new)) is not None:
+        found.append(problem)
     elif "msprof" in base.families & new.families and base.steps is None:
         found.append(
-            "the recordings have no steps (`profiler.step()`): they are compared as a whole, "
-            "whatever number of iterations each is of"
+            "the recordings have no steps (`profiler.step()`) and are compared as a whole, "
+            "regardless of their number of iterations"
         )
     found += [
-        f"{run.label} is of a run that ended early"
+        f"the run of {run.label} ended early"
         for run in (base, new)
         if run.facts.get("complete") == "false"
     ]
@@ -86,20 +83,20 @@ def doubts(base: Run, new: Run) -> list[str]:
 
 
 def differences(base: Mapping[str, str], new: Mapping[str, str]) -> list[str]:
-    """Return in what that matters two runs differ, by the facts that both have of themselves."""
+    """Return sentences that name relevant differences of facts that both runs recorded."""
     return [
         f"the runs differ in {name}: {base[name]} and {new[name]}"
-        for name in (*_CONTEXT, *sorted(_of_device(base) & _of_device(new)))
+        for name in (*_CONTEXT, *sorted(_device_facts(base) & _device_facts(new)))
         if name in base and name in new and base[name] != new[name]
     ]
 
 
-def _of_device(facts: Mapping[str, str]) -> set[str]:
-    return {name for name in facts if name.partition(" ")[0] in _OF_DEVICE}
+def _device_facts(facts: Mapping[str, str]) -> set[str]:
+    return {name for name in facts if name.partition(" ")[0] in _DEVICE_CONTEXT}
 
 
 def left_out(base: Run, new: Run) -> list[str]:
-    """Return what of the two was recorded but is not compared, in sentences."""
+    """Return sentences about recorded data that is not compared."""
     return [
         f"{run.label} has {run.outside_steps_ns / NS_PER_MS:,.6g} ms of work outside its steps, "
         "which is not compared"
@@ -108,8 +105,8 @@ def left_out(base: Run, new: Run) -> list[str]:
     ]
 
 
-def of_different_families(base: Run, new: Run) -> UsageError:
-    """Return what to raise where the reports of the two are of kinds that measure other things."""
+def different_families_error(base: Run, new: Run) -> UsageError:
+    """Return the error for reports of different families."""
     families = [" + ".join(sorted(run.families)) for run in (base, new)]
     return UsageError(
         f"{base.label} ({families[0]}) and {new.label} ({families[1]}) are reports of "
@@ -119,60 +116,59 @@ def of_different_families(base: Run, new: Run) -> UsageError:
     )
 
 
-def on_different_clocks(base: Run, new: Run) -> bool:
-    """Tell whether one is a recording of device work and the other one of the host alone."""
+def has_different_clocks(base: Run, new: Run) -> bool:
+    """Return True if one is a recording of device work and the other of the host only."""
     recordings = "msprof" in base.families & new.families
     return recordings and {base.clock, new.clock} == {"device", "host"}
 
 
-def of_different_clocks(base: Run, new: Run) -> UsageError:
-    """Return what to raise where a recording of device work stands beside one of the host alone."""
-    bare, device = (base, new) if new.clock == "device" else (new, base)
+def different_clocks_error(base: Run, new: Run) -> UsageError:
+    """Return the error for a recording of device work and one of the host only."""
+    host_only, device = (base, new) if new.clock == "device" else (new, base)
     return UsageError(
-        f"{device.label} has device work and {bare.label} has none, only what ran on the host: "
-        "their times are of different things",
-        hint="compare two recordings with device work, or two of the host alone",
+        f"{device.label} has device work, {host_only.label} has host work only: their times "
+        "cannot be compared",
+        hint="compare two recordings with device work, or two without",
         slug="not-comparable",
     )
 
 
-def step_doubt(base: Run, new: Run) -> str | None:
-    """Return what to say where one side's times are of a step and the other's of something else."""
+def step_mismatch(base: Run, new: Run) -> str | None:
+    """Return a sentence if only one side has steps, else None."""
     if (base.steps is None) == (new.steps is None):
         return None
     stepped, whole = (base, new) if new.steps is None else (new, base)
     return (
-        f"the times of {stepped.label} are of one step, those of {whole.label} of the whole "
+        f"the times of {stepped.label} are per step, those of {whole.label} are for the whole "
         "recording, which has no steps"
     )
 
 
 @dataclass(frozen=True, slots=True)
 class Difference(Displayed):
-    """Two runs compared."""
+    """Comparison of two runs."""
 
     base: Run
     new: Run
+    # Why the two may not be comparable.
     warnings: tuple[str, ...]
-    """Why the two may not be comparable."""
+    # Recorded data that is not compared.
     left_out: tuple[str, ...]
-    """What was recorded but is not compared."""
+    # Whole iterations by metric, for metrics of both sides.
     totals: dict[str, Comparison]
-    """Whole iterations by metric, where both sides have it."""
+    # How waiting for a processor was treated in `totals`; None if neither side recorded it. Times
+    # of single operations always include it.
     waiting: Waiting | None
-    """Whether their times are without waiting for a processor; None: no side knows its waiting.
-    The times of single operations always are as the clock measured."""
+    # All operations: certain changes first, then by size of the change.
     changes: tuple[Change, ...]
-    """All operations: those that surely changed first, then by the size of the change."""
+    # Weights and activations, by size of the change.
     size_changes: tuple[SizeChange, ...]
-    """By the size of the change."""
+    # Kernels of operations that both runs have, grouped by operation, largest change first.
     kernel_changes: tuple[KernelChange, ...] = ()
-    """Kernels under the operations that both runs have, where a recording shows them; together
-    by operation, those with the largest change first."""
+    # True if all figures of both sides are equal: one measurement, given twice.
     identical: bool = False
-    """Whether both sides hold the same figures throughout: one measurement, given twice."""
+    # Single operations, if `changes` overlap because regions contain others.
     parts: tuple[Change, ...] = ()
-    """The single operations, where `changes` overlap: regions are part of those around them."""
 
     @property
     def _parts(self) -> tuple[Change, ...]:
@@ -180,82 +176,87 @@ class Difference(Displayed):
 
     @property
     def base_ns(self) -> float:
-        """All operations of the base run together."""
+        """Sum of all operations of the baseline."""
         return sum(change.base_ns or 0.0 for change in self._parts)
 
     @property
     def new_ns(self) -> float:
-        """All operations of the new run together."""
+        """Sum of all operations of the candidate."""
         return sum(change.new_ns or 0.0 for change in self._parts)
 
     @property
     def slower_ns(self) -> float:
-        """Sum of all that became slower or is new."""
+        """Sum of the increases: operations that became slower or are new."""
         return sum(max(0.0, change.delta_ns) for change in self._parts)
 
     @property
     def faster_ns(self) -> float:
-        """Sum of all that became faster or is gone, as a positive number."""
+        """Sum of the decreases: operations that became faster or are gone; positive."""
         return sum(max(0.0, -change.delta_ns) for change in self._parts)
 
 
 def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = None) -> Difference:
     """Compare two runs.
 
-    The operations are aligned one by one, whatever `by` is; the others then sum them up. By
-    annotation an operation counts for every region around it, as in the new run.
-    `noise` is how much runs of such a workload differ on this machine, where it was learned.
-    What only one side has measured at all (a memory report beside a run time report) is left out.
+    Operations are aligned one by one and then grouped by `by`. By annotation, an operation counts
+    for each region around it, as in the candidate. Data of only one side, such as memory, is left
+    out.
+
+    Args:
+        base: The baseline.
+        new: The candidate.
+        by: Grouping of the changes.
+        noise: Run-to-run variation learned on this machine.
 
     Raises:
-        UsageError: the runs are of different families of reports, or have nothing in common; one
-            is of a device and the other of the host alone; neither knows of a region.
+        UsageError: The runs have no report family in common, only one has device work, or `by` is
+            `annotation` and no region was recorded.
     """
     common = base.families & new.families
     if not common:
-        raise of_different_families(base, new)
+        raise different_families_error(base, new)
     base, new = _only(base, common), _only(new, common)
-    if on_different_clocks(base, new):
-        raise of_different_clocks(base, new)
+    if has_different_clocks(base, new):
+        raise different_clocks_error(base, new)
     identical = _identical(base, new)
     pairs = pair(base.operations.places, new.operations.places)
     unmatched = []
     paired = any(base.operations.places[i].kind != "between" for i in pairs[0].tolist())
     if len(base.operations) and len(new.operations) and not paired:
         unmatched.append(f"no operation of {new.label} has a counterpart in {base.label}")
-    if step_doubt(base, new) is not None:
+    if step_mismatch(base, new) is not None:
         base, new = replace(base, totals={}), replace(new, totals={})
-    between = Between.of(new.clock, noise)
-    single = one_by_one(base.operations, new.operations, pairs)
+    model = NoiseModel.for_clock(new.clock, noise)
+    single = pair_groups(base.operations, new.operations, pairs)
     if by == "annotation" and not (base.operations.regions or new.operations.regions):
         raise UsageError(
             f"neither {base.label} nor {new.label} has an operation in a region",
-            hint="mark some in the program, with torch.profiler.record_function",
+            hint="mark regions in the program with torch.profiler.record_function",
             slug="no-breakdown",
         )
     parts: list[Change] = []
     if by == "annotation":
-        parts = changes_of(base, new, single, between)
+        parts = changes_of(base, new, single, model)
         regions = Regions(single, base.operations, new.operations)
-        changes = changes_of(base, new, regions.groups, between, regions.explained_ns)
+        changes = changes_of(base, new, regions.groups, model, regions.explained_ns)
     else:
-        changes = changes_of(base, new, summed_up(single, by), between)
+        changes = changes_of(base, new, group_by(single, by), model)
     if identical:
         changes = [replace(change, status="same") for change in changes]
-    base, new, waiting = alike(base, new)
+    base, new, waiting = exclude_waiting(base, new)
     return Difference(
         base=base,
         new=new,
-        warnings=(*doubts(base, new), *unmatched),
+        warnings=(*comparability_warnings(base, new), *unmatched),
         left_out=tuple(left_out(base, new)),
         totals={
-            metric: compare(before, after, between)
+            metric: compare(before, after, model)
             for metric in base.totals
             if len(before := base.sample(metric)) and len(after := new.sample(metric))
         },
         waiting=waiting,
         changes=tuple(changes),
-        size_changes=tuple(resized(base.sizes, new.sizes)),
+        size_changes=tuple(size_changes(base.sizes, new.sizes)),
         kernel_changes=tuple(kernel_changes(base.kernels, new.kernels)),
         identical=identical,
         parts=tuple(parts),
@@ -263,9 +264,9 @@ def diff(base: Run, new: Run, *, by: By = "operation", noise: Noise | None = Non
 
 
 def _identical(base: Run, new: Run) -> bool:
-    """Tell whether two runs hold the same figures, each sample of every operation among them.
+    """Return True if all figures of two runs are equal, including every sample.
 
-    No two measurements of more than an operation or two do: it is one, given twice.
+    Two measurements practically never are, so one measurement was given twice.
     """
     mine, theirs = base.operations, new.operations
     return (
@@ -280,7 +281,7 @@ def _identical(base: Run, new: Run) -> bool:
 
 
 def _only(run: Run, families: frozenset[str]) -> Run:
-    """Return what a run has of these families."""
+    """Return the data of a run that belongs to these families."""
     timed, sized = "skyline-run-time", "skyline-memory"
     if "msprof" in families:
         return run

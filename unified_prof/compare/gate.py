@@ -1,17 +1,13 @@
-"""Whether a change may pass: thresholds on differences, and no guess where runs are few.
+"""Verdicts on a change: pass, regression or inconclusive, for one workload or several.
 
-Of the median and the fastest iteration that one judges which scatters less (see
-`statistics.shifts`); where the other one surely says the opposite, nothing is decided. What is
-decided is surely so: a regression is one for all that runs differ by (see `between`), and where a
-change passes, a regression of RULED_OUT times the limit would have been seen.
+The statistic with the smaller interval, median or fastest iteration, decides (`statistics.shifts`).
+If the other one contradicts it with certainty, the verdict is inconclusive. A regression requires
+that the whole interval is above the limits. A pass requires that a regression of RULED_OUT times
+the limit is excluded.
 
-Thresholds as people write them.
-
-Several workloads at a time: the verdict on each, and on their geometric mean.
-
-The geometric mean says whether a change makes things slower on the whole, whatever share of the
-time each workload has, and sees less than the limit of a single one where all go the same way. It
-is judged by the same rule: a run of the whole is one run of each workload.
+Several workloads are also judged together by their geometric mean, which detects smaller changes if
+all workloads change in the same direction. The same rule applies; one run of each workload forms
+one run of the whole.
 """
 
 from __future__ import annotations
@@ -26,24 +22,32 @@ from typing import Literal
 import numpy as np
 
 from unified_prof.base.display import Displayed
-from unified_prof.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run, Waiting, alike
-from unified_prof.compare.confidence import UNLEARNED, Between, Noise, Sample
+from unified_prof.compare.comparable import (
+    BACKWARD,
+    FORWARD,
+    PEAK,
+    TOTAL,
+    Run,
+    Waiting,
+    exclude_waiting,
+)
+from unified_prof.compare.confidence import UNLEARNED, Noise, NoiseModel, Sample
 from unified_prof.compare.diff import (
-    of_different_clocks,
-    of_different_families,
-    on_different_clocks,
-    step_doubt,
+    different_clocks_error,
+    different_families_error,
+    has_different_clocks,
+    step_mismatch,
 )
 from unified_prof.compare.statistics import Comparison, Shift, compare, compare_together, shifts
 from unified_prof.errors import INCONCLUSIVE_EXIT_CODE, UprofError, UsageError
 
 Outcome = Literal["pass", "regression", "inconclusive"]
+# Nanoseconds, bytes, or a ratio.
 Unit = Literal["ns", "B", "x"]
-"""Nanoseconds, bytes, or a ratio."""
 
 OPERATION = "operation:"
+# A pass requires that a change of this many times the limit is excluded.
 RULED_OUT = 3.0
-"""To pass, a change of so many times the limit must be out of the question."""
 METRICS = (TOTAL, FORWARD, BACKWARD, PEAK, f"{OPERATION}GLOB")
 
 EXIT_CODES: dict[Outcome, int] = {
@@ -55,54 +59,52 @@ EXIT_CODES: dict[Outcome, int] = {
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """How much worse is too much; both limits must be passed for a regression."""
+    """Limits of a change; a regression exceeds both the relative and the absolute one."""
 
+    # Relative limit; 0.05 is 5 %.
     max_regress: float = 0.05
-    """Relative: 0.05 is five percent."""
+    # Absolute limits of times and of memory.
     min_abs_ns: float = 50_000.0
-    """Absolute, for times, in nanoseconds."""
     min_abs_bytes: float = 1 << 20
-    """Absolute, for memory, in bytes."""
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """One metric, judged."""
+    """Verdict on one metric."""
 
     metric: str
     outcome: Outcome
+    # Sentence for display.
     reason: str
-    """In a sentence for the reader."""
     unit: Unit
+    # None if a side has no value.
     comparison: Comparison | None
-    """None where a side has no value."""
+    # Change that was judged; None with too few samples.
     shift: Shift | None = None
-    """What was judged; None where there were too few samples for it."""
 
     @property
-    def of_one_run(self) -> bool:
-        """Whether it is not settled because nothing is known of how runs differ."""
+    def lacks_runs(self) -> bool:
+        """True if it is inconclusive because run-to-run variation is unknown."""
         return (
             self.outcome == "inconclusive"
             and self.shift is not None
             and self.comparison is not None
-            and self.comparison.of_one_run
+            and self.comparison.lacks_runs
         )
 
 
 @dataclass(frozen=True, slots=True)
 class Verdict(Displayed):
-    """The gate's answer."""
+    """Verdict of the gate on one workload."""
 
     checks: tuple[Check, ...]
     limits: Limits
+    # How waiting for a processor was treated; None if neither side recorded it.
     waiting: Waiting | None = None
-    """Whether total, forward and backward times are without waiting for a processor; None: no side
-    knows its waiting."""
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of the checks: a regression beats an inconclusive one."""
+        """Worst outcome of the checks; a regression is worse than inconclusive."""
         for outcome in ("regression", "inconclusive"):
             if any(check.outcome == outcome for check in self.checks):
                 return outcome
@@ -120,15 +122,15 @@ def gate(
     """Judge `new` against `base` by each of `metrics`.
 
     Args:
-        base: the runs before the change.
-        new: those after it.
-        metrics: what is judged.
-        limits: how much worse is too much.
-        noise: how much runs of such a workload differ on this machine, where it was learned.
+        base: Runs of the baseline.
+        new: Runs of the candidate.
+        metrics: Metrics to judge.
+        limits: Limits of a change.
+        noise: Run-to-run variation learned on this machine.
 
     Raises:
-        UsageError: A metric does not exist or is measured on no side, or the runs are not
-            comparable: another kind of report, or times of a step against times of a recording.
+        UsageError: A metric does not exist or is not measured on any side, or the runs are not
+            comparable: different kinds of reports, or only one has steps.
     """
     _refuse_incomparable(base, new)
     require_measured([(base, new)], metrics)
@@ -136,31 +138,27 @@ def gate(
 
 
 def _refuse_incomparable(base: Run, new: Run) -> None:
-    if "msprof" in base.families ^ new.families:  # iterations here, device work there
-        raise of_different_families(base, new)
-    if on_different_clocks(base, new):
-        raise of_different_clocks(base, new)
-    if (doubt := step_doubt(base, new)) is not None:
+    if "msprof" in base.families ^ new.families:  # Iterations against device work.
+        raise different_families_error(base, new)
+    if has_different_clocks(base, new):
+        raise different_clocks_error(base, new)
+    if (problem := step_mismatch(base, new)) is not None:
         raise UsageError(
-            doubt, hint="record both with steps, or both without", slug="not-comparable"
+            problem, hint="record both with steps, or both without", slug="not-comparable"
         )
 
 
 def _verdict(
     base: Run, new: Run, metrics: Sequence[str], limits: Limits, noise: Noise | None
 ) -> Verdict:
-    base, new, waiting = alike(base, new)
-    between = Between.of(new.clock, noise)
-    checks = tuple(_check(base, new, metric, limits, between) for metric in metrics)
+    base, new, waiting = exclude_waiting(base, new)
+    model = NoiseModel.for_clock(new.clock, noise)
+    checks = tuple(_check(base, new, metric, limits, model) for metric in metrics)
     return Verdict(checks, limits, waiting)
 
 
 def check_metrics(metrics: Sequence[str]) -> None:
-    """Refuse metrics that do not exist.
-
-    Raises:
-        UsageError: one of them, or that there is none.
-    """
+    """Raise UsageError if `metrics` is empty or one of them does not exist."""
     known = (TOTAL, FORWARD, BACKWARD, PEAK)
     unknown = [
         one
@@ -168,8 +166,8 @@ def check_metrics(metrics: Sequence[str]) -> None:
         if one not in known and not (one.startswith(OPERATION) and one != OPERATION)
     ]
     if unknown or not metrics:
-        said = f"no metric {unknown[0]!r}" if unknown else "no metric to judge by"
-        raise UsageError(said, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
+        message = f"no metric {unknown[0]!r}" if unknown else "no metric given"
+        raise UsageError(message, hint=f"metrics: {', '.join(METRICS)}", slug="unknown-metric")
 
 
 def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -> None:
@@ -208,32 +206,32 @@ def require_measured(pairs: Iterable[tuple[Run, Run]], metrics: Sequence[str]) -
         )
 
 
-def _check(base: Run, new: Run, metric: str, limits: Limits, between: Between) -> Check:
+def _check(base: Run, new: Run, metric: str, limits: Limits, model: NoiseModel) -> Check:
     unit: Unit = "B" if metric == PEAK else "ns"
     sides = (base.label, new.label)
     before, after = samples(base, metric), samples(new, metric)
-    return judge(metric, before, after, unit, limits, sides, between)
+    return check_samples(metric, before, after, unit, limits, sides, model)
 
 
-def judge(
+def check_samples(
     metric: str,
     before: Sample,
     after: Sample,
     unit: Unit,
     limits: Limits,
     sides: tuple[str, str],
-    between: Between = UNLEARNED,
+    model: NoiseModel = UNLEARNED,
 ) -> Check:
-    """Judge one metric by its samples, each side's in the order of measurement.
+    """Judge one metric by its samples, in the order of measurement.
 
     Args:
-        metric: what they are of.
-        before: samples of the base.
-        after: samples of the new run.
-        unit: of the samples; a ratio has no absolute limit.
-        limits: how much worse is too much.
-        sides: what the two runs are called.
-        between: what is known of how runs differ.
+        metric: Name of the metric.
+        before: Samples of the baseline.
+        after: Samples of the candidate.
+        unit: Unit of the samples; a ratio has no absolute limit.
+        limits: Limits of a change.
+        sides: Names of the two runs.
+        model: Expected variation between runs.
     """
     if not len(before) or not len(after):
         lacking = [
@@ -243,40 +241,40 @@ def judge(
         if len(before):
             reason += f", but in {sides[0]}: renamed or removed?"
         return Check(metric, "inconclusive", reason, unit, None)
-    found = compare(before, after, between)
-    tells = unit != "B" and found.conclusive
-    return judged(metric, found, shifts(before, after, between) if tells else None, unit, limits)
+    found = compare(before, after, model)
+    changes = shifts(before, after, model) if unit != "B" and found.conclusive else None
+    return check_comparison(metric, found, changes, unit, limits)
 
 
-def judged(
+def check_comparison(
     metric: str,
     found: Comparison,
-    rests_on: tuple[Shift, Shift] | None,
+    changes: tuple[Shift, Shift] | None,
     unit: Unit,
     limits: Limits,
 ) -> Check:
-    """Judge a comparison: the one rule, whether it is of one workload or of several together.
+    """Judge a comparison of one workload, or of several together.
 
     Args:
-        metric: what was compared.
-        found: the comparison.
-        rests_on: the changes of both statistics; None: there are too few samples to tell.
-        unit: of the samples; a ratio has no absolute limit.
-        limits: how much worse is too much.
+        metric: Name of the metric.
+        found: The comparison.
+        changes: Changes of both statistics, the deciding one first; None with too few samples.
+        unit: Unit of the samples; a ratio has no absolute limit.
+        limits: Limits of a change.
     """
     if unit == "B":
-        # An allocator's peak does not scatter as times do: one value a side is enough.
+        # Peak memory hardly varies, so one value per side is enough.
         outcome, reason = _judge_size(found, limits)
         return Check(metric, outcome, reason, unit, found)
-    if rests_on is None:
+    if changes is None:
         percent = _percent(found.new_median, found.base_median)
         reason = f"{percent}, but only {found.base_count} and {found.new_count} samples"
         return Check(metric, "inconclusive", reason, unit, found)
-    decisive, other = rests_on
-    least = 0.0 if unit == "x" else limits.min_abs_ns
-    outcome, reason = _judge(decisive, other, limits.max_regress, least)
-    if outcome == "inconclusive" and found.of_one_run:
-        reason += ", and one run a side does not tell how runs differ"
+    decisive, other = changes
+    minimum = 0.0 if unit == "x" else limits.min_abs_ns
+    outcome, reason = _judge_times(decisive, other, limits.max_regress, minimum)
+    if outcome == "inconclusive" and found.lacks_runs:
+        reason += ", and one run per side does not show run-to-run variation"
     return Check(metric, outcome, reason, unit, found, decisive)
 
 
@@ -289,35 +287,35 @@ def _judge_size(found: Comparison, limits: Limits) -> tuple[Outcome, str]:
     return "regression", f"{percent}, above the limit"
 
 
-def _judge(
+def _judge_times(
     decisive: Shift, other: Shift, max_regress: float, min_abs: float
 ) -> tuple[Outcome, str]:
     bound, ruled_out = 1 + max_regress, 1 + RULED_OUT * max_regress
-    said = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
-    contrary = f"{said}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
+    change = f"{decisive.statistic} {_percent(decisive.new, decisive.base)}"
+    contrary = f"{change}, but {other.statistic} {_percent(other.new, other.base)}: measure again"
 
     def large(shift: Shift) -> bool:
         return shift.new - shift.base > min_abs
 
-    def surely_small(shift: Shift) -> bool:
+    def certainly_small(shift: Shift) -> bool:
         return shift.high <= ruled_out or shift.base * (shift.high - 1) <= min_abs
 
     if decisive.ratio <= bound or not large(decisive):
         if other.low > bound and large(other):
             return "inconclusive", contrary
-        if not surely_small(decisive):
-            return "inconclusive", f"{said}, but {_anything(decisive)} is possible"
+        if not certainly_small(decisive):
+            return "inconclusive", f"{change}, but {_interval_text(decisive)} is possible"
         if decisive.ratio <= bound:
-            return "pass", f"{said}, within the limit"
-        return "pass", f"{said}, but less than the absolute limit"
+            return "pass", f"{change}, within the limit"
+        return "pass", f"{change}, but less than the absolute limit"
     if decisive.low <= bound:
-        return "inconclusive", f"{said}, but {_anything(decisive)} is possible"
+        return "inconclusive", f"{change}, but {_interval_text(decisive)} is possible"
     if other.high <= bound:
         return "inconclusive", contrary
-    return "regression", f"{said}, above the limit"
+    return "regression", f"{change}, above the limit"
 
 
-def _anything(shift: Shift) -> str:
+def _interval_text(shift: Shift) -> str:
     low, high = _percent(shift.low, 1.0), _percent(shift.high, 1.0)
     return f"anything from {low} to {high}"
 
@@ -329,14 +327,14 @@ def _percent(new: float, base: float) -> str:
 
 
 def samples(run: Run, metric: str) -> Sample:
-    """Return a run's samples of a metric; none where it was not measured."""
+    """Return the samples of a metric; empty if it was not measured."""
     if metric.startswith(OPERATION):
         return _operation_samples(run, metric.removeprefix(OPERATION))
     return run.sample(metric)
 
 
 def _operation_samples(run: Run, pattern: str) -> Sample:
-    """Sum the operations whose name, module path or line matches, for each iteration."""
+    """Return the sum of the operations whose name, module path or line matches, per iteration."""
     rows = [
         index
         for index, place in enumerate(run.operations.places)
@@ -352,8 +350,8 @@ def _operation_samples(run: Run, pattern: str) -> Sample:
     return run.sample_of(summed)
 
 
-_KNOWN = 1e9
-"""Degrees of freedom of what somebody knows: no estimate of a few runs."""
+# Degrees of freedom of noise that the user states: exact, not estimated from a few runs.
+_STATED_DEGREES = 1e9
 
 _NUMBER = r"([0-9]+(?:\.[0-9]*)?|\.[0-9]+)"
 _TIMES_NS = {"ns": 1, "us": 1e3, "µs": 1e3, "ms": 1e6, "s": 1e9}
@@ -369,11 +367,11 @@ _SIZES_BYTES = {
 }
 
 
-def fraction(text: str, option: str = "--max-regress") -> float:
+def parse_fraction(text: str, option: str = "--max-regress") -> float:
     """Return `5%` or `0.05` as 0.05.
 
     Raises:
-        UsageError: it is neither, or a bare number above 1, which is hardly meant as a factor.
+        UsageError: It is neither, or a number above 1 without a percent sign.
     """
     match = re.fullmatch(rf"\s*{_NUMBER}\s*(%?)\s*", text)
     if match is None:
@@ -392,11 +390,11 @@ def fraction(text: str, option: str = "--max-regress") -> float:
     return number / (100 if match[2] else 1)
 
 
-def absolute(texts: Sequence[str]) -> tuple[float | None, float | None]:
-    """Return the least change of a time in ns and of a size in bytes, from `0.05ms`, `1MiB`.
+def parse_absolute_limits(texts: Sequence[str]) -> tuple[float | None, float | None]:
+    """Return the absolute limits of a time in ns and of a size in bytes, from `0.05ms`, `1MiB`.
 
     Raises:
-        UsageError: one of them is neither a time nor a size, or there are two of a kind.
+        UsageError: One is neither a time nor a size, or two are of the same kind.
     """
     time_ns: float | None = None
     size_bytes: float | None = None
@@ -415,35 +413,29 @@ def absolute(texts: Sequence[str]) -> tuple[float | None, float | None]:
     return time_ns, size_bytes
 
 
-def told_noise(text: str) -> Noise:
-    """Return how much runs differ, as somebody says.
-
-    Raises:
-        UsageError: the text is no share.
-    """
-    from unified_prof.compare.confidence import Noise
-
-    return Noise(fraction(text, "--noise"), _KNOWN, "--noise")
+def parse_noise(text: str) -> Noise:
+    """Return the run-to-run variation given by `--noise`; raise UsageError if it is no fraction."""
+    return Noise(parse_fraction(text, "--noise"), _STATED_DEGREES, "--noise")
 
 
+# Workload -> its baseline and candidate.
 Pairs = Mapping[str, tuple[Run, Run]]
-"""Workload -> its runs before and after the change."""
+# Workload -> run-to-run variation learned on this machine, or None.
 Noises = Mapping[str, Noise | None]
-"""Workload -> how much its runs differ on this machine, where it was learned."""
 
 
 @dataclass(frozen=True, slots=True)
 class Verdicts:
-    """The gate's answer on several workloads."""
+    """Verdict of the gate on several workloads."""
 
     each: Mapping[str, Verdict]
+    # Verdict on the geometric mean of all workloads, one per metric.
     together: tuple[Check, ...]
-    """Of the geometric mean of all, one a metric."""
     limits: Limits
 
     @property
     def outcome(self) -> Outcome:
-        """The worst of all: a regression beats an inconclusive one."""
+        """Worst outcome of all; a regression is worse than inconclusive."""
         found = [check.outcome for check in self.together]
         found += [verdict.outcome for verdict in self.each.values()]
         worst: Outcome = "pass"
@@ -462,7 +454,7 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
     """Judge each workload, and their geometric mean, by each of `metrics`.
 
     Raises:
-        UsageError: as of `gate`; the workloads' times are of different clocks.
+        UsageError: As for `gate`, or the workloads were timed by different clocks.
     """
     for pair in pairs.values():
         _refuse_incomparable(*pair)
@@ -476,33 +468,35 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
 
 
 def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None:
-    """Return the change of the geometric mean; None where a workload has no such metric."""
-    sides = [tuple(samples(run, metric) for run in alike(*pair)[:2]) for pair in pairs.values()]
+    """Return the change of the geometric mean; None if a workload lacks the metric."""
+    sides = [
+        tuple(samples(run, metric) for run in exclude_waiting(*pair)[:2]) for pair in pairs.values()
+    ]
     if any(not len(one) for side in sides for one in side):
         return None
-    return compare_together([(base, new) for base, new in sides], _between(pairs, noises))[0]
+    return compare_together([(base, new) for base, new in sides], _noise_model(pairs, noises))[0]
 
 
 def _together(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Check:
     unit: Unit = "B" if metric == PEAK else "ns"
     sides = []
     for name, pair in pairs.items():
-        base, new, _ = alike(*pair)
+        base, new, _ = exclude_waiting(*pair)
         before, after = samples(base, metric), samples(new, metric)
         if not len(before) or not len(after):
             return Check(metric, "inconclusive", f"not measured in {name}", unit, None)
         sides.append((before, after))
-    found, rests_on = compare_together(sides, _between(pairs, noises))
-    return judged(metric, found, rests_on, unit, limits)
+    found, changes = compare_together(sides, _noise_model(pairs, noises))
+    return check_comparison(metric, found, changes, unit, limits)
 
 
-def _between(pairs: Pairs, noises: Noises) -> Between:
-    """Return what is known of a run of the whole: the noisiest workload is the careful guess."""
+def _noise_model(pairs: Pairs, noises: Noises) -> NoiseModel:
+    """Return the expected variation of all workloads together: that of the noisiest."""
     clocks = {run.clock for pair in pairs.values() for run in pair}
     if len(clocks) > 1:
         raise UsageError(
-            f"the workloads' times are of different clocks: {', '.join(sorted(clocks))}",
-            hint="judge each kind by itself",
+            f"the workloads were timed by different clocks: {', '.join(sorted(clocks))}",
+            hint="run the gate separately for each clock",
             slug="not-comparable",
         )
     known = [noises.get(name) for name in pairs]
@@ -514,4 +508,4 @@ def _between(pairs: Pairs, noises: Noises) -> Between:
             min(one.degrees for one in learned),
             learned[0].source,
         )
-    return Between.of(clocks.pop(), noise)
+    return NoiseModel.for_clock(clocks.pop(), noise)

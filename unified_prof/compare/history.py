@@ -1,8 +1,8 @@
-"""Versions of one workload over time: where each stands, and where it changed for sure.
+"""History of one workload: estimate and significant changes of each version.
 
-Each version is judged by the gate's rule against the level it might be of: the first versions since
-the last change, as runs of one side. So their scatter from day to day counts, and a slow drift is a
-change as soon as it is sure. Where versions cannot be compared, a new level begins.
+Each version is judged by the gate's rule against the first versions since the last change, pooled
+as runs of one side. Day-to-day variation therefore counts as noise, and a slow drift becomes a
+change once it is certain. If versions cannot be compared, the history restarts.
 """
 
 from __future__ import annotations
@@ -11,63 +11,63 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from unified_prof.compare.comparable import PEAK, Run, alike, pool
-from unified_prof.compare.confidence import Noise, Sample, level
+from unified_prof.compare.comparable import PEAK, Run, exclude_waiting, pool
+from unified_prof.compare.confidence import Noise, Sample, estimate
 from unified_prof.compare.gate import Limits, Unit, check_metrics, gate, samples
 from unified_prof.errors import UsageError
 
 Kind = Literal["worse", "better", "restarted"]
-LEVEL = 5
-"""Versions that a level is known by; with those that come later it would follow a drift."""
+# Number of versions after a change that define the reference; more would follow a drift.
+MAX_REFERENCE_VERSIONS = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """A version that differs from the level before it."""
+    """Significant change of a version from the versions before it."""
 
     kind: Kind
+    # New over previous; None if the two cannot be compared.
     ratio: float | None
-    """New to the level before; None where the two cannot be compared."""
     reason: str
 
 
 @dataclass(frozen=True, slots=True)
 class Point:
-    """One version by one metric."""
+    """One version, by one metric."""
 
+    # None if it was not measured.
     value: float | None
-    """None: it was not measured."""
     low: float | None
     high: float | None
     runs: int
+    # None if no change is certain.
     change: Change | None = None
-    """None: it is not sure that it changed."""
 
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """All versions by one metric, the oldest first."""
+    """All versions by one metric, oldest first."""
 
     metric: str
     unit: Unit
     points: tuple[Point, ...]
+    # True if times exclude waiting for a processor.
     waiting_left_out: bool
-    """Whether times are without waiting for a processor."""
 
 
 def history(
     versions: Sequence[Run], metric: str, limits: Limits, noise: Noise | None = None
 ) -> History:
-    """Return where each version stands, and which changed.
+    """Return the estimate of each version, and which changed.
 
     Args:
-        versions: the oldest first.
-        metric: what they are compared by.
-        limits: how much worse, or better, counts as a change.
-        noise: how much runs of the workload differ on the machine, where it was learned.
+        versions: Versions, oldest first.
+        metric: Metric to compare.
+        limits: Limits of a change for the worse or better.
+        noise: Run-to-run variation learned on the machine.
 
     Raises:
-        UsageError: there is no such metric.
+        UsageError: The metric does not exist.
     """
     check_metrics([metric])
     without = [_without_waiting(run) for run in versions]
@@ -81,21 +81,21 @@ def history(
             since = []
         sample = samples(plain, metric)
         if len(sample):
-            since = [*since, run][:LEVEL]
+            since = [*since, run][:MAX_REFERENCE_VERSIONS]
         points.append(_point(sample, noise, change))
     return History(metric, "B" if metric == PEAK else "ns", tuple(points), left_out)
 
 
 def _without_waiting(run: Run) -> Run | None:
-    """Return a run's times without waiting; None where that is not known."""
-    found, _, waiting = alike(run, run)
+    """Return a run without waiting for a processor; None if waiting is unknown."""
+    found, _, waiting = exclude_waiting(run, run)
     return found if waiting is not None and waiting.left_out else None
 
 
 def _point(sample: Sample, noise: Noise | None, change: Change | None) -> Point:
     if not len(sample):
         return Point(None, None, None, 0)
-    found = level(sample, noise)
+    found = estimate(sample, noise)
     return Point(found.value, found.low, found.high, len(sample.lengths), change)
 
 
@@ -119,8 +119,8 @@ def _change(
     if better.outcome == "regression" and better.comparison is not None:
         ratio = _ratio(better.comparison.ratio)
         shown = None if ratio is None else 1 / ratio
-        said = "" if shown is None else f"{(shown - 1) * 100:+.1f} %, "
-        return Change("better", shown, f"{said}beyond the limit")
+        percent = "" if shown is None else f"{(shown - 1) * 100:+.1f} %, "
+        return Change("better", shown, f"{percent}beyond the limit")
     return None
 
 

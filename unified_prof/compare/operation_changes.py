@@ -1,14 +1,7 @@
-"""What of two runs is compared as one: a pair of operations, or all those of a line or module.
+"""Changes of operations, regions, sizes and kernels between two runs.
 
-What became of each of thousands of operations, by the samples of both sides at once.
-
-How the time of each operation changed, and how much of the whole change it explains.
-
-The operations of each region together: one counts for every region around it.
-
-Weights and activations whose size changed.
-
-What became of the kernels under each operation.
+Operations are compared in groups: aligned pairs, or all operations of a line, module or region. The
+statistics of thousands of groups are computed together.
 """
 
 from __future__ import annotations
@@ -23,7 +16,7 @@ import numpy as np
 from unified_prof.arrays.types import Floats, Ints
 from unified_prof.compare.alignment import Pairs
 from unified_prof.compare.comparable import Kernels, Operations, Place, Run, Sized, pair
-from unified_prof.compare.confidence import Between, spreads
+from unified_prof.compare.confidence import NoiseModel, spread_by_row
 from unified_prof.compare.statistics import MIN_SAMPLES, Comparison, correct_for_many, medians
 
 By = Literal["operation", "line", "module", "annotation"]
@@ -31,30 +24,31 @@ By = Literal["operation", "line", "module", "annotation"]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Groups:
-    """What is compared as one: a pair of operations, one alone, or those of a line or module."""
+    """Groups of operations: aligned pairs, unpaired ones, or all of a line or module."""
 
+    # Place of each group in the candidate, or in the baseline if it is gone.
     places: Sequence[Place]
-    """As in the new run, or as in the base run where it is gone."""
     base_places: Sequence[Place | None]
+    # True for groups whose order changed.
     moved: Sequence[bool]
+    # Rows of the operations of each side, and the group of each row.
     base: tuple[Ints, Ints]
-    """Rows of the base run's operations and the group of each."""
     new: tuple[Ints, Ints]
 
 
-def one_by_one(base: Operations, new: Operations, pairs: Pairs) -> Groups:
-    """Return the pairs in program order of the base run, then what is new, then what is gone."""
+def pair_groups(base: Operations, new: Operations, pairs: Pairs) -> Groups:
+    """Return pairs in program order of the baseline, then new operations, then removed ones."""
     first, second = pairs
     only_new = np.delete(np.arange(len(new)), second)
     only_base = np.delete(np.arange(len(base)), first)
     paired, added, count = len(first), len(first) + len(only_new), len(base) + len(only_new)
-    gone = [base.places[i] for i in only_base.tolist()]
+    removed = [base.places[i] for i in only_base.tolist()]
     return Groups(
-        places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + gone,
+        places=[new.places[j] for j in (*second.tolist(), *only_new.tolist())] + removed,
         base_places=[
             *(base.places[i] for i in first.tolist()),
             *[None] * len(only_new),
-            *gone,
+            *removed,
         ],
         moved=[*_out_of_order(second), *[False] * (count - paired)],
         base=(
@@ -66,23 +60,23 @@ def one_by_one(base: Operations, new: Operations, pairs: Pairs) -> Groups:
 
 
 def _out_of_order(second: Ints) -> list[bool]:
-    """Return which pairs stand before one that precedes them on the other side."""
+    """Return True for each pair that comes after a pair it precedes on the other side."""
     before = np.maximum.accumulate(np.append(-1, second))[:-1]
-    late: list[bool] = (second < before).tolist()
-    return late
+    moved: list[bool] = (second < before).tolist()
+    return moved
 
 
-def summed_up(single: Groups, by: By) -> Groups:
-    """Return the groups of all operations of one line or one module, in order of the first."""
+def group_by(single: Groups, by: By) -> Groups:
+    """Return one group per line or module, in order of their first operations."""
     if by == "operation":
         return single
     keys = [place.line if by == "line" else place.module for place in single.places]
     numbers: dict[str | None, int] = {}
     group = np.array([numbers.setdefault(key, len(numbers)) for key in keys], np.int64)
     members: list[list[int]] = [[] for _ in numbers]
-    for index, own in enumerate(group.tolist()):
-        members[own].append(index)
-    sums = [_sum(key, single, rows, by) for key, rows in zip(numbers, members, strict=True)]
+    for index, number in enumerate(group.tolist()):
+        members[number].append(index)
+    sums = [_group_place(key, single, rows, by) for key, rows in zip(numbers, members, strict=True)]
 
     def regrouped(side: tuple[Ints, Ints]) -> tuple[Ints, Ints]:
         return side[0], group[side[1]]
@@ -96,7 +90,7 @@ def summed_up(single: Groups, by: By) -> Groups:
     )
 
 
-def _sum(
+def _group_place(
     key: str | None, single: Groups, members: Sequence[int], by: By
 ) -> tuple[Place, Place | None]:
     names = list(dict.fromkeys(single.places[index].name for index in members))
@@ -116,14 +110,14 @@ Status = Literal["new", "gone", "slower", "faster", "same", "unclear", "inconclu
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """Samples of what is compared, shape (groups, samples), and which of them are of each run."""
+    """Samples of all groups, shape (groups, samples), and the columns of each run."""
 
     samples: Floats
     runs: list[slice]
 
     @property
     def medians(self) -> Floats:
-        """Logarithm of the median of each group in each run, NaN where it has none."""
+        """Logarithm of the median of each group in each run; NaN if there are no samples."""
         found = np.stack([medians(self.samples[:, run]) for run in self.runs], axis=1)
         with np.errstate(divide="ignore", invalid="ignore"):
             logarithms: Floats = np.log(found)
@@ -131,16 +125,16 @@ class Samples:
         return logarithms
 
     @property
-    def scatter(self) -> Floats:
-        """Variance of such a logarithm, as the samples of a run scatter around their median."""
+    def variance(self) -> Floats:
+        """Variance of such a logarithm, from the variation of the samples within a run."""
         found = []
         for run in self.runs:
             samples = self.samples[:, run]
-            middle = medians(samples)
+            median = medians(samples)
             count = (~np.isnan(samples)).sum(axis=1)
-            away = medians(np.abs(samples - middle[:, None]))
+            deviation = medians(np.abs(samples - median[:, None]))
             with np.errstate(divide="ignore", invalid="ignore"):
-                found.append(np.square(_MEDIAN_ERROR * away / middle) / count)
+                found.append(np.square(_MEDIAN_ERROR * deviation / median) / count)
         variances = np.stack(found, axis=1)
         known = np.isfinite(variances)
         mean: Floats = np.where(known, variances, 0.0).sum(axis=1) / np.maximum(
@@ -149,15 +143,15 @@ class Samples:
         return mean
 
 
+# Converts a median absolute deviation to the standard error of the median of one sample; the last
+# factor, because consecutive iterations are correlated.
 _MEDIAN_ERROR = 1.4826 * math.sqrt(math.pi / 2) * math.sqrt(2)
-"""From the median distance from the median to the standard error of the median of one sample; the
-last factor, because neighbouring iterations are alike."""
 
 
-def judge(
-    base: Samples, new: Samples, groups: Groups, between: Between
+def compare_groups(
+    base: Samples, new: Samples, groups: Groups, model: NoiseModel
 ) -> tuple[list[Status], dict[int, Comparison]]:
-    """Return what became of each group, and the statistics of those that both sides have."""
+    """Return the status of each group, and the statistics of groups that both sides have."""
     count = len(groups.places)
     only_new, gone = np.ones(count, bool), np.ones(count, bool)
     only_new[groups.base[1]] = False
@@ -166,8 +160,8 @@ def judge(
     centre = _mean(after) - _mean(before)
     few = np.minimum(_counts(base.samples), _counts(new.samples)) < MIN_SAMPLES
     centre[few | only_new | gone] = np.nan
-    within = np.maximum(base.scatter, new.scatter)
-    half, p_values = spreads(centre, before, after, within, between)
+    within = np.maximum(base.variance, new.variance)
+    half, p_values = spread_by_row(centre, before, after, within, model)
     corrected = correct_for_many(p_values)
     status: list[Status] = np.select(
         [only_new, gone, few], ["new", "gone", "inconclusive"], "unclear"
@@ -181,7 +175,7 @@ def judge(
             (int(columns[0][index]), int(columns[1][index])),
             (len(base.runs), len(new.runs)),
             (float(centre[index]), float(half[index]), float(p_values[index])),
-            between,
+            model,
         )
         comparisons[index] = found
         p_value = float(corrected[index])
@@ -194,19 +188,19 @@ def _comparison(
     counts: tuple[int, int],
     runs: tuple[int, int],
     found: tuple[float, float, float],
-    between: Between,
+    model: NoiseModel,
 ) -> Comparison:
-    """Return the statistics of one operation; those of one that took no time are its medians'."""
+    """Return the statistics of one group; only its medians are compared if it took no time."""
     centre, half, p_value = found
     if math.isnan(half):
         changed = medians_ns[0] != medians_ns[1]
         return Comparison(*medians_ns, None, None, None, 0.0 if changed else 1.0, *counts, *runs)
     low, ratio, high = (math.exp(one) for one in (centre - half, centre, centre + half))
-    return Comparison(*medians_ns, ratio, low, high, p_value, *counts, *runs, noise=between.noise)
+    return Comparison(*medians_ns, ratio, low, high, p_value, *counts, *runs, noise=model.noise)
 
 
 def _mean(rows: Floats) -> Floats:
-    """Return each row's mean of what is known, NaN where nothing is."""
+    """Return the mean of each row's values that are not NaN; NaN if there are none."""
     known = ~np.isnan(rows)
     count = known.sum(axis=1)
     total = np.where(known, rows, 0.0).sum(axis=1)
@@ -221,42 +215,44 @@ def _counts(matrix: Floats) -> Ints:
 
 @dataclass(frozen=True, slots=True)
 class Change:
-    """What became of one operation (or of all operations of one line or module)."""
+    """Change of one operation, or of all operations of one line, module or region."""
 
+    # Place in the candidate, or in the baseline if it is gone.
     place: Place
-    """As in the new run, or as in the base run where it is gone."""
+    # Place in the baseline; None if it is new.
     base_place: Place | None
-    """As in the base run; None where it is new."""
     status: Status
+    # Medians over the samples; None if it is new or gone.
     base_ns: float | None
-    """Median over the samples; None where it is new."""
     new_ns: float | None
-    """Median over the samples; None where it is gone."""
+    # Change of the forward and backward times; None if a side did not measure them.
     forward_delta_ns: float | None
-    """Change of the forward time; None where one side did not measure any."""
     backward_delta_ns: float | None
+    # Its share of the net change of all operations, at most that change.
     explained_ns: float
-    """Its part of the change of all operations together; never more than that change."""
+    # None for new and gone ones, and with too few samples.
     comparison: Comparison | None
-    """Statistics; None for a new or gone one, and where there are too few samples."""
+    # True if its order changed.
     moved: bool = False
-    """Whether it stands in another order than in the base run."""
+    # Number of operations in the group.
     count: int = 1
-    """Operations it sums up."""
 
     @property
     def delta_ns(self) -> float:
-        """New time less base time; a new operation counts whole, a gone one negative."""
+        """Candidate minus baseline; a missing side counts as 0."""
         return (self.new_ns or 0.0) - (self.base_ns or 0.0)
 
 
-def middle_delta(
+def median_deltas(
     base: Operations, new: Operations, groups: Groups
 ) -> tuple[tuple[Floats, Floats], tuple[Floats, Floats], Floats]:
-    """Return the samples of each group, their medians, and how much these changed."""
+    """Return samples (baseline, candidate), medians (baseline, candidate), and their differences.
+
+    Samples have shape (groups, samples), the others (groups,), all in nanoseconds.
+    """
     count = len(groups.places)
-    before = _summed(base.total_ns, groups.base, count)
-    after = _summed(new.total_ns, groups.new, count)
+    before = _group_sums(base.total_ns, groups.base, count)
+    after = _group_sums(new.total_ns, groups.new, count)
     base_ns, new_ns = medians(before), medians(after)
     return (before, after), (base_ns, new_ns), np.nan_to_num(new_ns) - np.nan_to_num(base_ns)
 
@@ -265,41 +261,42 @@ def changes_of(
     base_run: Run,
     new_run: Run,
     groups: Groups,
-    between: Between,
-    told_ns: Floats | None = None,
+    model: NoiseModel,
+    explained_by_group_ns: Floats | None = None,
 ) -> list[Change]:
-    """Return what became of each group, those that surely changed first.
+    """Return the change of each group: certain changes first, then by size.
 
     Args:
-        base_run: The run before.
-        new_run: The run after.
-        groups: What is compared as one.
-        between: How runs differ.
-        told_ns: What each explains; None: they do not overlap, and share the change.
+        base_run: The baseline.
+        new_run: The candidate.
+        groups: Groups to compare.
+        model: Expected variation between runs.
+        explained_by_group_ns: Share of the net change per group, for groups that overlap; None
+            divides the net change among the groups.
     """
     base, new = base_run.operations, new_run.operations
     count = len(groups.places)
-    (before, after), (base_ns, new_ns), delta_ns = middle_delta(base, new, groups)
-    status, comparisons = judge(
+    (before, after), (base_ns, new_ns), delta_ns = median_deltas(base, new, groups)
+    status, comparisons = compare_groups(
         Samples(before, base_run.columns_of_runs()),
         Samples(after, new_run.columns_of_runs()),
         groups,
-        between,
+        model,
     )
     certain = np.array([_CERTAIN.get(one, 1) for one in status], np.int64)
     order = np.lexsort((-np.abs(delta_ns), certain))
     explained_ns = explained_by(delta_ns[order].tolist())
-    if told_ns is not None:
-        explained_ns = told_ns[order].tolist()
+    if explained_by_group_ns is not None:
+        explained_ns = explained_by_group_ns[order].tolist()
     counts = np.maximum(
         np.bincount(groups.base[1], minlength=count), np.bincount(groups.new[1], minlength=count)
     ).tolist()
     columns = zip(
         order.tolist(),
-        _known(base_ns[order]),
-        _known(new_ns[order]),
-        _known(_delta(base.forward_ns, new.forward_ns, groups)[order]),
-        _known(_delta(base.backward_ns, new.backward_ns, groups)[order]),
+        _none_for_nan(base_ns[order]),
+        _none_for_nan(new_ns[order]),
+        _none_for_nan(_delta(base.forward_ns, new.forward_ns, groups)[order]),
+        _none_for_nan(_delta(base.backward_ns, new.backward_ns, groups)[order]),
         explained_ns,
         strict=True,
     )
@@ -321,11 +318,12 @@ def changes_of(
     ]
 
 
+# Statuses that come first.
 _CERTAIN: dict[Status, int] = {"slower": 0, "faster": 0, "new": 0, "gone": 0}
 
 
-def _summed(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
-    """Return the samples of each group of rows together; NaN where none of them has one."""
+def _group_sums(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
+    """Return the sum of the rows of each group per sample; NaN if no row has a value."""
     row, group = rows
     values = matrix[row]
     known = ~np.isnan(values)
@@ -338,34 +336,34 @@ def _summed(matrix: Floats, rows: tuple[Ints, Ints], count: int) -> Floats:
 
 
 def _delta(base: Floats, new: Floats, groups: Groups) -> Floats:
-    """Return the change of the median; NaN where one side has none."""
+    """Return the change of the median of each group; NaN if a side has no value."""
     count = len(groups.places)
-    delta: Floats = medians(_summed(new, groups.new, count)) - medians(
-        _summed(base, groups.base, count)
+    delta: Floats = medians(_group_sums(new, groups.new, count)) - medians(
+        _group_sums(base, groups.base, count)
     )
     return delta
 
 
-def _known(values: Floats) -> list[float | None]:
+def _none_for_nan(values: Floats) -> list[float | None]:
     return [None if math.isnan(value) else value for value in values.tolist()]
 
 
 def explained_by(delta_ns: Sequence[float]) -> list[float]:
-    """Divide the net change among those that went its way, in proportion to their size.
+    """Return the share of the net change that each change explains, in proportion to its size.
 
-    Where some became slower and some faster, single changes can be larger than the net change;
-    their share of it cannot.
+    Only changes in the direction of the net change have a share. Single changes may exceed the net
+    change if others compensate for them; shares never do.
     """
     net = sum(delta_ns)
-    same_way = sum(abs(delta) for delta in delta_ns if delta * net > 0)
-    return [net * abs(delta) / same_way if delta * net > 0 else 0.0 for delta in delta_ns]
+    same_direction = sum(abs(delta) for delta in delta_ns if delta * net > 0)
+    return [net * abs(delta) / same_direction if delta * net > 0 else 0.0 for delta in delta_ns]
 
 
 NO_REGION = "(outside any region)"
 
 
 class Regions:
-    """The groups of all operations of one region, each in every region around it."""
+    """One group per region; an operation belongs to each region around it."""
 
     def __init__(self, single: Groups, base: Operations, new: Operations) -> None:
         around = _regions_around(single, base, new)
@@ -376,8 +374,8 @@ class Regions:
             for name in dict.fromkeys(names or (NO_REGION,))
         ]
         members: list[list[int]] = [[] for _ in numbers]
-        for index, own in pairs:
-            members[own].append(index)
+        for index, number in pairs:
+            members[number].append(index)
         places = [Place(name, None, None, "annotation") for name in numbers]
         base_places = [
             place if any(single.base_places[index] is not None for index in rows) else None
@@ -394,8 +392,8 @@ class Regions:
             return rows, groups
 
         groups_of: list[list[int]] = [[] for _ in around]
-        for index, own in pairs:
-            groups_of[index].append(own)
+        for index, number in pairs:
+            groups_of[index].append(number)
         self.groups = Groups(
             places=places,
             base_places=base_places,
@@ -403,13 +401,13 @@ class Regions:
             base=regrouped(single.base),
             new=regrouped(single.new),
         )
-        delta_ns = middle_delta(base, new, single)[2]
+        delta_ns = median_deltas(base, new, single)[2]
         explained_ns = np.array(explained_by(delta_ns.tolist()))
         self.explained_ns: Floats = np.array([explained_ns[rows].sum() for rows in members])
 
 
 def _regions_around(single: Groups, base: Operations, new: Operations) -> list[tuple[str, ...]]:
-    """Return the regions around each pair, or what is alone: as in the new run where it has any."""
+    """Return the regions around each group, from the candidate if it has any."""
     found: list[tuple[str, ...]] = [()] * len(single.places)
     for operations, (rows, groups) in ((base, single.base), (new, single.new)):
         if operations.regions:
@@ -432,12 +430,12 @@ class SizeChange:
 
     @property
     def delta_bytes(self) -> int:
-        """New size less base size."""
+        """Candidate minus baseline; a missing side counts as 0."""
         return (self.new_bytes or 0) - (self.base_bytes or 0)
 
 
-def resized(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
-    """Return what has another size, is new or gone, by the size of the change."""
+def size_changes(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
+    """Return weights and activations whose size changed, or that are new or gone, largest first."""
     first, second = pair([one.place for one in base], [one.place for one in new])
     paired_base, paired_new = set(first.tolist()), set(second.tolist())
     changes = []
@@ -461,22 +459,22 @@ def resized(base: Sequence[Sized], new: Sequence[Sized]) -> list[SizeChange]:
 
 @dataclass(frozen=True, slots=True)
 class KernelChange:
-    """What became of one kernel under the operations of one name."""
+    """Change of one kernel of the operations of one name."""
 
     operation: str
     name: str
+    # None if it did not run on that side.
     base_ns: float | None
-    """None: it did not run there."""
     new_ns: float | None
 
     @property
     def delta_ns(self) -> float:
-        """New time less base time."""
+        """Candidate minus baseline; a missing side counts as 0."""
         return (self.new_ns or 0.0) - (self.base_ns or 0.0)
 
 
 def kernel_changes(base: Kernels, new: Kernels) -> list[KernelChange]:
-    """Put the kernels of both sides under each operation; another device has other kernels."""
+    """Return the kernels of both sides by operation, largest change first."""
     found: list[list[KernelChange]] = []
     for operation in base.keys() | new.keys():
         before, after = base.get(operation, {}), new.get(operation, {})

@@ -1,4 +1,4 @@
-"""Report files as comparable runs."""
+"""Reports as comparable runs."""
 
 from __future__ import annotations
 
@@ -38,30 +38,30 @@ from unified_prof.recording.calls import (
 from unified_prof.recording.framework import NOT_ATTRIBUTED
 from unified_prof.recording.model import Gaps, Step
 
+# Name of the time that belongs to no operation.
 BETWEEN = "(between operations)"
-"""What the time that belongs to no operation is called."""
 
-# A recording of device work has one call for each execution; so many are compared one by one,
-# beyond that all of one module, line and name together.
+# Device recordings have one call per execution. Up to this number, calls are compared one by one;
+# above it, calls with the same module, line and name are compared together.
 _MAX_CALLS = 20_000
+# Bits of each half of a combined 64-bit key.
 _HALF = 32
-"""Bits of a number that another one is put before."""
-_NAMED = 4
-"""Of several runs in one folder."""
+# Number of runs that an error message names.
+_MAX_NAMED_RUNS = 4
 
 
 def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
-    """Return the run that the files are of; several files give the samples that one lacks.
+    """Return the run of one or several reports; the samples of several are pooled.
 
     Raises:
-        StoreError: a file is no report or cannot be read.
-        UsageError: a folder holds several runs; the files are of different kinds.
+        StoreError: A file is not a report or is unreadable.
+        UsageError: A directory has several runs, or the files were timed by different clocks.
     """
     runs = [_load(Path(path)) for path in paths]
     if len({run.clock for run in runs}) > 1:
         kinds = ", ".join(f"{run.label} has {run.clock} time" for run in runs)
         raise UsageError(
-            f"one side of a comparison mixes reports of different kinds: {kinds}",
+            f"one side of a comparison has reports timed by different clocks: {kinds}",
             slug="not-comparable",
         )
     return pool(runs)
@@ -70,12 +70,13 @@ def load(paths: Sequence[str | os.PathLike[str]]) -> Run:
 def _load(path: Path) -> Run:
     with open_analyses(path) as analyses:
         if len(analyses) > 1:
-            found = "; ".join(analysis.path for analysis in analyses[:_NAMED])
-            more = f" and {len(analyses) - _NAMED} more" if len(analyses) > _NAMED else ""
+            found = "; ".join(analysis.path for analysis in analyses[:_MAX_NAMED_RUNS])
+            more = f" and {len(analyses) - _MAX_NAMED_RUNS} more"
+            more = more if len(analyses) > _MAX_NAMED_RUNS else ""
             raise UsageError(
-                f"{path} holds {len(analyses)} runs",
-                hint=f"name one of: {found}{more}; if they are ranks of one run, make a summary of "
-                f"each side with `uprof cluster build`, then `uprof cluster diff` or `gate`",
+                f"{path} has {len(analyses)} runs",
+                hint=f"name one of: {found}{more}; for ranks of one run, summarize each side with "
+                f"`uprof cluster build`, then use `uprof cluster diff` or `gate`",
                 slug="several-runs",
             )
         return _run(str(path), analyses[0])
@@ -102,7 +103,7 @@ def _run(label: str, analysis: Analysis) -> Run:
 
 
 def _left_out(calls: SomeCalls, stepped: Operations) -> float:
-    """Return the time of the calls that belong to no step."""
+    """Return the time of calls outside all steps."""
     return float((calls.sums()["total_ns"] or 0) - np.nansum(stepped.total_ns))
 
 
@@ -133,7 +134,7 @@ def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
 
 
 def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
-    """Put the time between operations where it stands in the program, as entries of its own."""
+    """Return the operations with the time between them as entries, in program order."""
     if gaps is None or not len(gaps.before):
         return operations
     order = np.argsort(
@@ -146,33 +147,32 @@ def _with_gaps(operations: Operations, gaps: Gaps | None) -> Operations:
             for index, line in zip(gaps.before.tolist(), gaps.lines, strict=True)
         ),
     ]
-    nothing = np.full(gaps.gap_ns.shape, np.nan)
+    no_backward = np.full(gaps.gap_ns.shape, np.nan)
     regions = operations.regions
     if regions:
         regions += tuple(
-            _around_both(regions[max(index - 1, 0)], regions[index])
+            _common_regions(regions[max(index - 1, 0)], regions[index])
             for index in gaps.before.tolist()
         )
     return Operations(
         tuple(places[index] for index in order.tolist()),
         np.concatenate((operations.forward_ns, gaps.gap_ns))[order],
-        np.concatenate((operations.backward_ns, nothing))[order],
+        np.concatenate((operations.backward_ns, no_backward))[order],
         tuple(regions[index] for index in order.tolist()) if regions else (),
     )
 
 
-def _around_both(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
-    """Return the regions that were open between two operations."""
+def _common_regions(before: tuple[str, ...], after: tuple[str, ...]) -> tuple[str, ...]:
+    """Return the regions that are open between two operations."""
     pairs = zip(before, after, strict=False)
     return tuple(one for one, other in takewhile(lambda pair: pair[0] == pair[1], pairs))
 
 
 def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
-    """Return the operations with a sample for each step, None where calls belong to no steps.
+    """Return the operations with one sample per step, or None if there are no steps.
 
-    Steps are alike, but for a few calls: those that come after one another with the same module,
-    line and name, in the same number, are one operation. Calls in no step are left out, so that
-    recordings with another number of steps, or another start, can be compared.
+    The n-th calls of each step with the same module, line and name are one operation. Calls outside
+    all steps are left out, so that recordings with different numbers of steps can be compared.
     """
     found = analysis.steps_of_calls()
     if found is None or not calls.has("total_ns"):
@@ -184,12 +184,12 @@ def _per_step(analysis: Analysis, calls: SomeCalls) -> Operations | None:
     return _summed(calls, count, step_of, split=rows <= _MAX_CALLS * count)
 
 
+# Returns the step of each call, UNKNOWN if it is outside all steps.
 StepOf = Callable[[Calls], AnyInts]
-"""Returns the step of each of some calls, UNKNOWN if in none."""
 
 
 def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
-    """Return the rows that were timed and are in a step, and their steps."""
+    """Return the rows that have a time and a step, and their steps."""
     step = step_of(calls)
     assert calls.total_ns is not None
     rows = np.flatnonzero((calls.total_ns != UNKNOWN) & (step != UNKNOWN))
@@ -197,24 +197,24 @@ def _timed(calls: Calls, step_of: StepOf) -> tuple[NDArray[np.intp], AnyInts]:
 
 
 def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Operations:
-    """Return calls of the same kind, name, module and line together, with a sample for each step.
+    """Return the sums of calls with the same kind, name, module and line, one sample per step.
 
     Args:
-        calls: What to sum up, in order of their steps.
-        count: Of steps.
-        step_of: Tells which step a call is of.
-        split: Whether the first of them in a step is another operation than the second.
+        calls: Calls in order of their steps.
+        count: Number of steps.
+        step_of: Returns the step of each call.
+        split: True if the n-th call of each step is an operation of its own.
     """
-    groups, rows = _Groups(), FirstSeen()
+    groups, rows = _CallGroups(), FirstSeen()
     occurrences = _Occurrences()
-    forward, backward = _Cells(count), _Cells(count)
+    forward, backward = _StepSums(count), _StepSums(count)
     for some in calls.windows():
         timed, step = _timed(some, step_of)
-        group = groups.of(some, timed)
-        occurrence = occurrences.of(group, step) if split else np.zeros(len(group), np.int64)
+        group = groups.numbers(some, timed)
+        occurrence = occurrences.count(group, step) if split else np.zeros(len(group), np.int64)
         row = rows.numbers(group << _HALF | occurrence)
-        for cells, values in zip((forward, backward), _passes(some, timed), strict=True):
-            cells.add(row, step, values, len(rows))
+        for sums, values in zip((forward, backward), _passes(some, timed), strict=True):
+            sums.add(row, step, values, len(rows))
     return Operations(
         tuple(groups.places[group] for group in (rows.values >> _HALF).tolist()),
         forward.sums(),
@@ -222,15 +222,15 @@ def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Op
     )
 
 
-class _Groups:
-    """Numbers what calls have in common, in the order in which it comes."""
+class _CallGroups:
+    """Numbers groups of calls with the same kind, name, module and line, in first-seen order."""
 
     def __init__(self) -> None:
         self._numbered = [FirstSeen() for _ in range(3)]
         self.places: list[Place] = []
 
-    def of(self, calls: Calls, rows: NDArray[np.intp]) -> NDArray[np.int64]:
-        """Return the group of each of some calls."""
+    def numbers(self, calls: Calls, rows: NDArray[np.intp]) -> NDArray[np.int64]:
+        """Return the group of each call in `rows`."""
         group = calls.name[rows].astype(np.int64) * len(KINDS) + calls.kind[rows]
         for numbered, labels in zip(self._numbered, (None, calls.module, calls.line), strict=True):
             if labels is not None:
@@ -238,7 +238,7 @@ class _Groups:
             group = numbered.numbers(group)
         known = len(self.places)
         if len(self._numbered[-1]) > known:
-            # The numbers of new groups rise in the order of their first calls.
+            # New groups are numbered in the order of their first calls.
             fresh = np.flatnonzero(group >= known)
             first = fresh[np.unique(group[fresh], return_index=True)[1]]
             self.places += _places(calls, rows[first])
@@ -250,11 +250,11 @@ class _Occurrences:
 
     def __init__(self) -> None:
         self._step = UNKNOWN
+        # Calls of each group so far in `_step`, which may continue in the next window.
         self._counted = np.zeros(0, np.int64)
-        """Of each group in that step, which may go on."""
 
-    def of(self, group: NDArray[np.int64], step: AnyInts) -> NDArray[np.int64]:
-        """Return how many of its group came before each call in its step; steps never fall."""
+    def count(self, group: NDArray[np.int64], step: AnyInts) -> NDArray[np.int64]:
+        """Return the number of earlier calls of the same group and step; `step` must not fall."""
         if not len(group):
             return group
         order = np.lexsort((np.arange(len(group)), step, group))
@@ -265,8 +265,8 @@ class _Occurrences:
         occurrence[order] = np.arange(len(group)) - start
         size = max(int(group.max()) + 1, len(self._counted))
         self._counted = np.append(self._counted, np.zeros(size - len(self._counted), np.int64))
-        going_on = step == self._step
-        occurrence[going_on] += self._counted[group[going_on]]
+        continued = step == self._step
+        occurrence[continued] += self._counted[group[continued]]
         last = int(step[-1])
         if last != self._step:
             self._step, self._counted = last, np.zeros(size, np.int64)
@@ -274,15 +274,15 @@ class _Occurrences:
         return occurrence
 
 
-class _Cells:
-    """Sums of times by operation and step; NaN is what nothing was added to."""
+class _StepSums:
+    """Sums of times by operation and step; NaN where nothing was added."""
 
     def __init__(self, steps: int) -> None:
         self._total = np.zeros((0, steps))
         self._known = np.zeros((0, steps), bool)
 
     def add(self, row: NDArray[np.int64], step: AnyInts, values: Floats, rows: int) -> None:
-        """Add times, NaN being none."""
+        """Add times; NaN is ignored. `rows` is the number of operations so far."""
         more = rows - len(self._total)
         if more:
             steps = self._total.shape[1]
@@ -295,13 +295,13 @@ class _Cells:
             self._known.reshape(-1)[cell] = True
 
     def sums(self) -> Floats:
-        """Return all, a row for each operation."""
+        """Return the sums, shape (operations, steps)."""
         self._total[~self._known] = np.nan
         return self._total
 
 
 def _passes(calls: Calls, rows: AnyInts) -> tuple[Floats, Floats]:
-    """Return forward and backward times; where passes are not told apart, all is forward time."""
+    """Return forward and backward times; all is forward time if passes were not recorded."""
     assert calls.total_ns is not None
     forward, backward = _column(calls.forward_ns, rows), _column(calls.backward_ns, rows)
     unknown = np.isnan(forward) & np.isnan(backward)
@@ -318,7 +318,7 @@ def _column(values: AnyInts | None, rows: AnyInts) -> Floats:
 
 
 def _places(calls: Calls, rows: AnyInts) -> tuple[Place, ...]:
-    texts = [*calls.labels.texts, None]  # UNKNOWN is -1, and so the last
+    texts = [*calls.labels.texts, None]  # UNKNOWN is -1: the last one.
     unknown = [UNKNOWN] * len(rows)
     module = unknown if calls.module is None else calls.module[rows].tolist()
     line = unknown if calls.line is None else calls.line[rows].tolist()
@@ -332,10 +332,10 @@ def _places(calls: Calls, rows: AnyInts) -> tuple[Place, ...]:
 
 
 def _regions(calls: Calls, rows: AnyInts) -> tuple[tuple[str, ...], ...]:
-    """Return the regions around each call; none where the report knows of no region."""
+    """Return the regions around each call; empty if the report has no regions."""
     if calls.region is None:
         return ()
-    names = [*map(region_names, calls.labels.texts), ()]  # UNKNOWN is -1, and so the last
+    names = [*map(region_names, calls.labels.texts), ()]  # UNKNOWN is -1: the last one.
     return tuple(names[number] for number in calls.region[rows].tolist())
 
 
@@ -358,12 +358,12 @@ def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
 
 
 def _iterations(analysis: Analysis) -> tuple[Step, ...]:
-    """Return the iterations to compare by: those that are like the others, in order."""
+    """Return the iterations to compare: those whose operations match the others, in order."""
     return tuple(step for step in analysis.steps() if step.matched)
 
 
 def _totals(analysis: Analysis) -> dict[str, Floats]:
-    """Return whole iterations where the report has them, else the report's totals, one sample."""
+    """Return times of whole iterations; the report's totals as one sample if it has none."""
     totals = analysis.summary.totals
     samples: dict[str, list[int | None]] = {
         TOTAL: [totals.total_ns],
@@ -385,7 +385,7 @@ def _totals(analysis: Analysis) -> dict[str, Floats]:
 
 
 def _waited(analysis: Analysis) -> dict[str, Floats]:
-    """Return what of each of those times the thread waited; NaN where that is not known."""
+    """Return the part of each of those times spent waiting for a processor; NaN if unknown."""
     steps = _iterations(analysis)
     found: dict[str, list[tuple[int | None, int | None]]] = {
         TOTAL: [(step.total_ns, step.waited_ns) for step in steps],

@@ -154,7 +154,7 @@ def _in_turn(
 
 def _loaded(folder: Path, side: str, checkout: Path, rounds: int) -> Run:
     found = runs.load([folder / f"{side}-{number}" for number in range(1, rounds + 1)])
-    return found.named(f"{checkout} ({rounds} runs)")
+    return found.with_label(f"{checkout} ({rounds} runs)")
 
 
 def several(

@@ -104,7 +104,7 @@ def _remarks(found: Difference, everything: bool) -> list[str]:
             f"comparing an operation needs {MIN_SAMPLES} samples per side: measure more "
             "iterations, or give several reports with --base and --new"
         )
-    if any(total.of_one_run for metric, total in found.totals.items() if metric != PEAK):
+    if any(total.lacks_runs for metric, total in found.totals.items() if metric != PEAK):
         lines.append(MORE_RUNS)
     return lines
 
@@ -264,7 +264,7 @@ def comparison_text(found: Comparison, *, is_size: bool = False) -> str:
     verdict = found.verdict()
     if verdict != "unclear":
         return f"{text}: {verdict}"
-    if found.of_one_run:
+    if found.lacks_runs:
         return f"{text}: inconclusive, {ONE_RUN}"
     if found.contrary:
         return f"{text}: inconclusive, median and fastest iterations changed in opposite directions"

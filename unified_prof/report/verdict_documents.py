@@ -41,7 +41,7 @@ def gate_document(verdict: Verdict, base: str = "", new: str = "") -> Document:
     document.table(check_columns(verdict.checks))
     if (line := waiting_text(verdict.waiting)) is not None:
         document.note(line)
-    if any(check.of_one_run for check in verdict.checks):
+    if any(check.lacks_runs for check in verdict.checks):
         document.note(MORE_RUNS)
     return document
 
@@ -57,7 +57,7 @@ def verdicts_document(verdicts: Verdicts) -> Document:
     document.table([workloads, *check_columns([check for _, check in rows])])
     for note in _waiting_notes(verdicts):
         document.note(note)
-    if any(check.of_one_run for _, check in rows):
+    if any(check.lacks_runs for _, check in rows):
         document.note(MORE_RUNS)
     return document
 

@@ -133,7 +133,7 @@ def test_long_stretches_are_paired_as_short_ones_are(
     """Columns are quicker for many elements, lists for few: the answer is the same."""
     expected = align(a, b)
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr(alignment, "_FEW", few)
+        patched.setattr(alignment, "_MAX_LIST_LENGTH", few)
         assert align(a, b) == expected
 
 

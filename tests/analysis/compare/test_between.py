@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from unified_prof.compare import confidence
-from unified_prof.compare.confidence import ALPHA, Between, Noise, Sample, spread, spreads
+from unified_prof.compare.confidence import ALPHA, Noise, NoiseModel, Sample, spread, spread_by_row
 
 logarithms = st.lists(st.floats(-3, 3), min_size=1, max_size=6)
 
@@ -48,25 +48,25 @@ def test_a_sample_knows_its_runs() -> None:
 
 
 def test_two_runs_a_side_that_differ_say_little() -> None:
-    found = spread(math.log(1.2), [0.0, 0.05], [0.18, 0.23], 0.0, Between())
+    found = spread(math.log(1.2), [0.0, 0.05], [0.18, 0.23], 0.0, NoiseModel())
     assert found.half_width > math.log(1.2) > 0
     assert found.p_value > 0.01
 
 
 def test_more_runs_say_more() -> None:
     widths = [
-        spread(0.0, [0.0, 0.05] * n, [0.0, 0.05] * n, 0.0, Between()).half_width
+        spread(0.0, [0.0, 0.05] * n, [0.0, 0.05] * n, 0.0, NoiseModel()).half_width
         for n in (1, 2, 4, 8)
     ]
     assert widths == sorted(widths, reverse=True)
 
 
 def test_what_was_learned_stands_in_for_runs_and_supports_few() -> None:
-    noise = Between(Noise(0.02, degrees=10))
+    noise = NoiseModel(Noise(0.02, degrees=10))
     one = spread(0.1, [0.0], [0.1], 0.0, noise)
     assert one.half_width == pytest.approx(confidence.quantile(ALPHA, 10) * 0.02 * math.sqrt(2))
     lucky = [0.0, 1e-6], [0.1, 0.1 + 1e-6]
-    alone, supported = (spread(0.1, *lucky, 0.0, between) for between in (Between(), noise))
+    alone, supported = (spread(0.1, *lucky, 0.0, between) for between in (NoiseModel(), noise))
     assert alone.half_width < 1e-4 < supported.half_width, "two that agree by luck prove nothing"
 
 
@@ -74,10 +74,10 @@ def test_what_was_learned_stands_in_for_runs_and_supports_few() -> None:
 def test_rows_are_judged_as_single_ones_where_nothing_supports_them(
     base: list[float], new: list[float], within: float, learned: bool
 ) -> None:
-    between = Between(Noise(0.03, 5) if learned else None, 1.5)
+    between = NoiseModel(Noise(0.03, 5) if learned else None, 1.5)
     centre = sum(new) / len(new) - sum(base) / len(base)
     one = spread(centre, base, new, within, between)
-    half, p_value = spreads(
+    half, p_value = spread_by_row(
         np.array([centre]), np.array([base]), np.array([new]), np.array([within]), between
     )
     assert half[0] == pytest.approx(one.half_width)
@@ -88,13 +88,13 @@ def test_the_scatter_of_all_operations_supports_that_of_each() -> None:
     generator = np.random.default_rng(1)
     base, new = generator.normal(0, 0.05, (2, 400, 2))
     centre = new.mean(axis=1) - base.mean(axis=1)
-    _, p_values = spreads(centre, base, new, np.zeros(400), Between())
+    _, p_values = spread_by_row(centre, base, new, np.zeros(400), NoiseModel())
     assert (p_values < 0.05).mean() < 0.1
     assert (p_values < 0.001).sum() <= 3
 
 
 def test_what_is_not_known_stays_unknown() -> None:
-    half, p_values = spreads(
-        np.array([np.nan, 0.0]), np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2), Between()
+    half, p_values = spread_by_row(
+        np.array([np.nan, 0.0]), np.zeros((2, 2)), np.zeros((2, 2)), np.zeros(2), NoiseModel()
     )
     assert np.isnan(half).tolist() == np.isnan(p_values).tolist() == [True, False]

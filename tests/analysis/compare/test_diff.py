@@ -150,7 +150,7 @@ def test_differences_of_device_and_versions_are_warned_of() -> None:
     new = replace(new, clock="device", facts={"device": "npu"})
     warnings = " ".join(diff(base, new).warnings)
     assert "cpu and npu" in warnings
-    assert "operation time and device time" in warnings
+    assert "different clocks: operation and device" in warnings
 
 
 def test_sizes_that_changed_are_listed_by_how_much() -> None:

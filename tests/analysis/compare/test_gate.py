@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
 from unified_prof.compare.comparable import Run
 from unified_prof.compare.confidence import Noise
-from unified_prof.compare.diff import diff, doubts
+from unified_prof.compare.diff import comparability_warnings, diff
 from unified_prof.compare.gate import Limits, gate
 from unified_prof.errors import UsageError
 
@@ -144,7 +144,7 @@ def test_devices_in_another_state_are_warned_of() -> None:
     base, new = scaled(1.0), scaled(1.0, seed=2)
     cool = {"device_driver": "570.86.15", "throttled after 0": "no", "sm_clock_mhz after 0": "1980"}
     hot = {"device_driver": "570.86.15", "throttled after 0": "power cap", "tf32_matmul": "True"}
-    told = doubts(
+    told = comparability_warnings(
         replace(base, facts={**base.facts, **cool, "tf32_matmul": "False"}),
         replace(new, facts={**new.facts, **hot, "sm_clock_mhz after 0": "1975"}),
     )
@@ -163,8 +163,8 @@ def test_one_run_a_side_settles_nothing_that_runs_may_differ_by() -> None:
     for factor in (1.0, 1.2, 1.6):
         check = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits()).checks[0]
         assert check.outcome == "inconclusive"
-        assert check.of_one_run
-        assert "one run a side does not tell how runs differ" in check.reason
+        assert check.lacks_runs
+        assert "one run per side does not show run-to-run variation" in check.reason
 
 
 @pytest.mark.parametrize(("clock", "factor"), [("operation", 2.5), ("device", 1.5)])
@@ -192,7 +192,7 @@ def test_what_was_learned_of_the_machine_decides_after_one_run(
     noise = Noise(relative, degrees=9)
     found = gate(one_run(1), one_run(factor, seed=2), ["total"], Limits(), noise)
     assert found.outcome == outcome
-    assert not found.checks[0].of_one_run
+    assert not found.checks[0].lacks_runs
 
 
 @settings(max_examples=60)

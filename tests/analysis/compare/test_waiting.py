@@ -8,7 +8,15 @@ import numpy as np
 import pytest
 
 from tests.analysis.compare.test_diff import STEP, in_runs, run_of
-from unified_prof.compare.comparable import BACKWARD, FORWARD, TIMES, TOTAL, Run, alike, pool
+from unified_prof.compare.comparable import (
+    BACKWARD,
+    FORWARD,
+    TIMES,
+    TOTAL,
+    Run,
+    exclude_waiting,
+    pool,
+)
 from unified_prof.compare.diff import diff
 from unified_prof.compare.gate import Limits, gate
 
@@ -56,12 +64,12 @@ def test_where_the_waiting_of_a_pass_is_not_known_all_times_are_with_it(
 
 def test_where_nobody_counts_the_waiting_nothing_is_said_of_it() -> None:
     silent = replace(iterations(), waited={})
-    assert alike(silent, silent)[2] is None
+    assert exclude_waiting(silent, silent)[2] is None
 
 
 def test_one_side_alone_does_not_get_its_waiting_taken_off() -> None:
     new = iterations(waited_ms=70, seed=1)
-    _, same, waiting = alike(replace(iterations(), waited={}), new)
+    _, same, waiting = exclude_waiting(replace(iterations(), waited={}), new)
     assert same.totals == new.totals
     assert waiting is not None
     assert (waiting.left_out, waiting.base_share) == (False, None)
@@ -77,9 +85,9 @@ def test_the_gate_judges_by_the_same_times() -> None:
 def test_runs_that_are_pooled_keep_their_waiting() -> None:
     both = pool([iterations(waited_ms=5), iterations(waited_ms=7, seed=2)])
     assert len(both.totals[FORWARD]) == len(both.waited[FORWARD]) == 24
-    _, _, waiting = alike(both, both)
+    _, _, waiting = exclude_waiting(both, both)
     assert waiting is not None
     assert waiting.left_out
     mixed = pool([iterations(waited_ms=5), replace(iterations(), waited={})])
-    _, _, waiting = alike(mixed, mixed)
+    _, _, waiting = exclude_waiting(mixed, mixed)
     assert waiting is None, "not known of all iterations"

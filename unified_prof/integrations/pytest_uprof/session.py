@@ -167,7 +167,7 @@ class Session:
             return verdicts.measured(run, "no baseline" if compared else "measured")
         base = api.load_baseline(f"{entry.name}@{entry.version}", self._store)
         name = entry.name.partition(SEPARATOR)[0]
-        return verdicts.judge(test, base.named(f"{name}@{entry.version}"), run, wanted)
+        return verdicts.judge(test, base.with_label(f"{name}@{entry.version}"), run, wanted)
 
     def _entry(self, test: str) -> Entry | None:
         """Return the baseline to compare a step with: the newest of the name, or of any."""

@@ -20,7 +20,7 @@ from unified_prof.base.run_spec import ITERATIONS, MEMORY, RUN_TIME, WARMUP, Run
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import runs
 from unified_prof.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
-from unified_prof.compare.gate import fraction
+from unified_prof.compare.gate import parse_fraction
 from unified_prof.errors import UprofError, UsageError
 
 if TYPE_CHECKING:
@@ -81,7 +81,7 @@ def of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
         warmup=_count("warmup", chosen["warmup"], 0),
         iterations=_count("iterations", chosen["iterations"], 1),
         runs=_count("runs", chosen["runs"], 1),
-        max_regress=fraction(str(chosen["max_regress"]), "max_regress"),
+        max_regress=parse_fraction(str(chosen["max_regress"]), "max_regress"),
         metrics=tuple(option.uprof_metric or ("total",)),
         fail_unclear=option.uprof_fail_unclear,
     )
@@ -103,7 +103,7 @@ def check(config: pytest.Config) -> None:
                 "--uprof-save takes the name of a baseline", slug="wrong-baseline-name"
             )
         if option.uprof_max_regress is not None:
-            fraction(option.uprof_max_regress, "--uprof-max-regress")
+            parse_fraction(option.uprof_max_regress, "--uprof-max-regress")
         for name, least in (("warmup", 0), ("iterations", 1), ("runs", 1)):
             if (value := getattr(option, f"uprof_{name}")) is not None:
                 _count(f"--uprof-{name}", value, least)

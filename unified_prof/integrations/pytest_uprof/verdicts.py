@@ -26,7 +26,7 @@ import pytest
 from unified_prof.baselines import api, noise
 from unified_prof.compare.comparable import TOTAL, Run
 from unified_prof.compare.confidence import Noise
-from unified_prof.compare.diff import diff, doubts
+from unified_prof.compare.diff import comparability_warnings, diff
 from unified_prof.compare.gate import Check, Limits, Verdict, gate
 from unified_prof.errors import CaptureError
 from unified_prof.integrations.pytest_uprof.settings import Settings
@@ -132,7 +132,7 @@ def _told(
     found = diff(base, new, noise=known)
     lines = [f"uprof: {outcome} of {test} against {base.label}"]
     lines += [f"  {_line(check)}" for check in verdict.checks if check.outcome != "pass"]
-    lines += [f"  note: {doubt}" for doubt in doubts(base, new)]
+    lines += [f"  note: {doubt}" for doubt in comparability_warnings(base, new)]
     if outcome == "regression":
         text = render_text(difference_document(found, top=_TOP))
         _, _, tables = text.partition("\n\n")

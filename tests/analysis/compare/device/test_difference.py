@@ -194,7 +194,9 @@ def test_a_recording_without_work_is_none_of_a_device(tmp_path: Path) -> None:
     assert of_devices([empty], [recording(tmp_path / "b.db")]) is None
     assert isinstance(unified_prof.diff(empty, empty), Difference)
     # Beside one with work it would be the host's time against a device's.
-    with pytest.raises(UsageError, match=f"{tmp_path}/b.db has device work and {empty} has none"):
+    with pytest.raises(
+        UsageError, match=f"{tmp_path}/b.db has device work, {empty} has host work only"
+    ):
         unified_prof.diff(empty, tmp_path / "b.db")
 
 
