@@ -1,12 +1,8 @@
-"""Which tasks belong to the operators that AI CPU kernels ran, on which plane of their group.
+"""Decodes collectives that AI CPU kernels run: COMMUNICATION_OP and COMMUNICATION_TASK_INFO.
 
-Collectives that AI CPU kernels run on the device: which task belongs to which of them.
-
-The host launches only the kernel. What the kernel then puts on the streams of its group is in the
-device's log, and what it was for in the records of the AI CPUs. A task belongs to the operator of
+The host launches only the kernel. The tasks that the kernel launches on the streams of its group
+are in the device's log, and described by records of the AI CPUs. A task belongs to the operator of
 its group that was running when the task ended.
-
-Rows of collectives that AI CPU kernels ran: COMMUNICATION_OP and COMMUNICATION_TASK_INFO.
 """
 
 from __future__ import annotations
@@ -23,8 +19,8 @@ from numpy.typing import NDArray
 from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_RANK, NOT_AVAILABLE, TYPE_NOT_AVAILABLE
 from unified_prof.decoders.prof.aicpu_records import (
+    AicpuContext,
     Bounds,
-    Ground,
     Operator,
     find_rows,
     operators_of,
@@ -50,22 +46,22 @@ class Members:
 
     operator: NDArray[np.int64]
     row: NDArray[np.int64]
-    """In `TaskRows`."""
+    """Row in `TaskRows`."""
     record: NDArray[np.int64]
-    """In `AicpuRecords.tasks`, MISSING where no task at all is described."""
+    """Row in `AicpuRecords.tasks`; MISSING if the tasks have no records."""
     master: NDArray[np.bool_]
     plane: NDArray[np.int64]
 
 
 def members_of(
-    ground: Ground, operators: list[Operator], record_row: NDArray[np.int64], bounds: Bounds
+    context: AicpuContext, operators: list[Operator], record_row: NDArray[np.int64], bounds: Bounds
 ) -> Members:
-    """Place the tasks of each group in its operators."""
-    rows = ground.rows
+    """Assign the tasks of each group to its operators."""
+    rows = context.rows
     record = np.flatnonzero(record_row != MISSING)
     row = record_row[record]
-    of_tasks = ground.streams.of_tasks
-    if not len(record_row):  # the lowest trace level: every task of the streams is one
+    of_tasks = context.streams.of_tasks
+    if not len(record_row):  # lowest trace level: all tasks of the streams
         row = np.flatnonzero(np.isin(rows.stream_id, list(of_tasks)))
         record = np.full(len(row), MISSING, np.int64)
     order = np.argsort(rows.end[row], kind="stable")
@@ -77,11 +73,13 @@ def members_of(
     parts = []
     for group, streams in streams_of_group.items():
         chosen = np.flatnonzero(np.isin(rows.stream_id[row], streams))
-        mine = [index for index, item in enumerate(operators) if item.group == group]
-        operator, place = placed([operators[index] for index in mine], rows.end[row[chosen]])
+        in_group = [index for index, item in enumerate(operators) if item.group == group]
+        operator, place = assign_to_operators(
+            [operators[index] for index in in_group], rows.end[row[chosen]]
+        )
         parts.append(
-            _Group(ground, operators, bounds).members(
-                np.array(mine, np.int64)[operator], row[chosen[place]], record[chosen[place]]
+            _Group(context, operators, bounds).members(
+                np.array(in_group, np.int64)[operator], row[chosen[place]], record[chosen[place]]
             )
         )
     none = np.zeros(0, np.int64)
@@ -99,14 +97,14 @@ def members_of(
     )
 
 
-def placed(
+def assign_to_operators(
     operators: list[Operator], ends: NDArray[np.uint64]
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the operator of each task that has one, and the task.
+    """Return the operators of the tasks that have one, and these tasks.
 
     Args:
-        operators: of one group, by start.
-        ends: when the tasks of the group ended, ascending.
+        operators: operators of one group, sorted by start.
+        ends: ends of the tasks of the group, ascending.
     """
     times = ends.tolist()
     of_task: list[NDArray[np.int64]] = [np.zeros(0, np.int64)]
@@ -122,9 +120,9 @@ def placed(
 
 @dataclass(slots=True)
 class _Group:
-    """Tells which tasks of one group are on its master stream, and numbers its streams."""
+    """Finds the tasks of one group on its master stream, and numbers its streams."""
 
-    ground: Ground
+    context: AicpuContext
     operators: list[Operator]
     bounds: Bounds
     of_host: NDArray[np.bool_] = field(init=False)
@@ -135,7 +133,7 @@ class _Group:
     def members(
         self, operator: NDArray[np.int64], row: NDArray[np.int64], record: NDArray[np.int64]
     ) -> Members:
-        """Return the tasks of the group, given in the order of their ends."""
+        """Return the tasks of the group; the arguments are sorted by end."""
         of_host = self.of_host[operator] if len(operator) else np.zeros(0, bool)
         first = np.isin(row, self.bounds.first_rows)
         master = self._masters(row, first, of_host)
@@ -146,13 +144,13 @@ class _Group:
     def _masters(
         self, row: NDArray[np.int64], first: NDArray[np.bool_], of_host: NDArray[np.bool_]
     ) -> NDArray[np.bool_]:
-        """Tell which tasks are on the master stream.
+        """Return which tasks are on the master stream.
 
-        That is the stream of the last task before them that shows it: one of the control core, or
-        the first of an operator. These two may have waited since before the operator, so they do
-        not count as its own where the host has the operator.
+        The master stream is that of the last task before them that is a task of the control core
+        or the first task of an operator. These tasks may have waited since before the operator, so
+        they are not its masters if the host has the operator.
         """
-        rows = self.ground.rows
+        rows = self.context.rows
         shows = first | (rows.type_code[row] == self._control_core())
         place = np.maximum.accumulate(np.where(shows, np.arange(len(row)), -1))
         stream = rows.stream_id[row]
@@ -164,11 +162,11 @@ class _Group:
     ) -> NDArray[np.int64]:
         """Number the streams in the order in which the group used them, from 1.
 
-        The master stream has 0. The host's collectives have that for what the host launched, so
-        that there all numbers are one higher.
+        The master stream has 0. In collectives of the host, 0 is the plane of the host's launches
+        and all numbers are one higher.
         """
         result = of_host.astype(np.int64)
-        streams = self.ground.rows.stream_id[row[~main]]
+        streams = self.context.rows.stream_id[row[~main]]
         distinct, first, inverse = np.unique(streams, return_index=True, return_inverse=True)
         number = np.empty(len(distinct), np.int64)
         number[np.argsort(first)] = np.arange(1, len(distinct) + 1)
@@ -176,8 +174,8 @@ class _Group:
         return result
 
     def _control_core(self) -> int:
-        """Return the code of the control core's tasks; none where the chip names no such task."""
-        return C_CORE if type_name(C_CORE, self.ground.device.platform) == "C_CORE_SQE" else -1
+        """Return the type code of tasks of the control core, -1 if the chip has none."""
+        return C_CORE if type_name(C_CORE, self.context.device.platform) == "C_CORE_SQE" else -1
 
 
 @dataclass(slots=True)
@@ -187,52 +185,52 @@ class Collectives:
     operators: list[Operator]
     members: Members
     record_row: NDArray[np.int64]
-    """Of every record of a task: its row in `TaskRows`, MISSING where the log has no such task."""
+    """Row in `TaskRows` of every task record; MISSING if the task is not in the log."""
 
     def flags(self) -> dict[str, tuple[int, int]]:
-        """Return relay and retry by the full name of operators that the host may have too."""
+        """Return relay and retry by full name, of operators that the host has too."""
         return {item.name: (item.relay, item.retry) for item in self.operators if item.of_host}
 
 
-def find_collectives(ground: Ground, sink: Sink) -> Collectives | None:
-    """Tell the collectives of a device and their tasks; None without any sign of one."""
-    streams = ground.streams
+def find_collectives(context: AicpuContext, sink: Sink) -> Collectives | None:
+    """Return the collectives of a device and their tasks; None if there are none."""
+    streams = context.streams
     if not streams.of_kernels:
-        if len(ground.records):
+        if len(context.records):
             sink.anomaly(
                 "collective_without_streams",
-                len(ground.records),
-                "records of AI CPUs, of a group that no mc2_comm_info names",
+                len(context.records),
+                "records of AI CPUs about a group without mc2_comm_info",
             )
         return None
-    record_row = _rows_of(ground, ground.records.tasks, sink)
-    bounds = Bounds(ground, record_row)
-    operators = operators_of(ground, bounds)
-    members = members_of(ground, operators, record_row, bounds)
-    placed = np.unique(members.record[members.record != MISSING])
-    if outside := int((record_row != MISSING).sum()) - len(placed):
+    record_row = _rows_of(context, context.records.tasks, sink)
+    bounds = Bounds(context, record_row)
+    operators = operators_of(context, bounds)
+    members = members_of(context, operators, record_row, bounds)
+    assigned = np.unique(members.record[members.record != MISSING])
+    if outside := int((record_row != MISSING).sum()) - len(assigned):
         sink.anomaly("task_outside_collectives", outside, "tasks that AI CPUs launched")
     return Collectives(operators, members, record_row)
 
 
-def _rows_of(ground: Ground, tasks: Records, sink: Sink) -> NDArray[np.int64]:
-    """Return the row of the device's log of every record of a task."""
-    batch = ground.records.flips.batch_of(
+def _rows_of(context: AicpuContext, tasks: Records, sink: Sink) -> NDArray[np.int64]:
+    """Return the row in the device's log of every task record."""
+    batch = context.records.flips.batch_of(
         tasks["stream_id"], tasks["task_id"] & 0xFFFF, tasks["timestamp"], at_flip=True
     )
-    found = find_rows(ground, tasks["stream_id"], tasks["task_id"], batch)
+    found = find_rows(context, tasks["stream_id"], tasks["task_id"], batch)
     if lost := int((found == MISSING).sum()):
-        sink.anomaly("aicpu_task_not_in_log", lost, "tasks that AI CPUs say they launched")
+        sink.anomaly("aicpu_task_not_in_log", lost, "recorded by AI CPUs")
     return found
 
 
 _PAYLOAD = 1
-_OWN_SUFFIX = " Aicpu"
-"""Ends the group's name where the operator has a row of its own."""
+# Suffix of the group name of operators that the host does not have.
+_DEVICE_ONLY_SUFFIX = " Aicpu"
 
 
 def write_collectives(
-    ground: Ground,
+    context: AicpuContext,
     ran: Collectives,
     host: CommunicationWriter,
     host_ids: Mapping[str, int],
@@ -241,40 +239,40 @@ def write_collectives(
     """Write the operators that the host has no row for, and the tasks of all.
 
     Args:
-        ground: what they were told from.
-        ran: the operators and their tasks.
-        host: hands out the ids of operators.
+        context: records that the operators were built from.
+        ran: operators and their tasks.
+        host: writer of the host's operators; source of operator ids.
         host_ids: opIds of the host's operators, by full name.
         sink: takes the rows.
 
     Returns:
-        When the operators that got a row were running.
+        Intervals of the operators that have a row.
     """
     ids = host.take_ids(len(ran.operators))
     for index, operator in enumerate(ran.operators):
         if operator.of_host:
             ids[index] = host_ids.get(operator.name, ids[index])
     names = sink.strings.intern_all(operator.name for operator in ran.operators)
-    groups = sink.strings.intern_all(_group_name(ran, index, ground) for index in _indexes(ran))
+    groups = sink.strings.intern_all(_group_name(ran, index, context) for index in _indexes(ran))
     if len(ran.members.row):
-        _write_tasks(ground, ran, names, groups, ids, sink)
-    return _write_operators(ground, ran, names, groups, ids, sink)
+        _write_tasks(context, ran, names, groups, ids, sink)
+    return _write_operators(context, ran, names, groups, ids, sink)
 
 
 def _indexes(ran: Collectives) -> range:
     return range(len(ran.operators))
 
 
-def _group_name(ran: Collectives, index: int, ground: Ground) -> str:
+def _group_name(ran: Collectives, index: int, context: AicpuContext) -> str:
     operator = ran.operators[index]
     if operator.group is None:
         return NOT_AVAILABLE
-    text = ground.dictionaries.text(operator.group)
-    return text if operator.of_host else text + _OWN_SUFFIX
+    text = context.dictionaries.text(operator.group)
+    return text if operator.of_host else text + _DEVICE_ONLY_SUFFIX
 
 
 def _write_tasks(
-    ground: Ground,
+    context: AicpuContext,
     ran: Collectives,
     names: NDArray[np.int64],
     groups: NDArray[np.int64],
@@ -283,7 +281,7 @@ def _write_tasks(
 ) -> None:
     members = ran.members
     described = members.record != MISSING
-    records = ground.records.tasks[members.record[described]]
+    records = context.records.tasks[members.record[described]]
     count = len(members.row)
 
     def column(field: str, missing: int) -> NDArray[np.int64]:
@@ -292,14 +290,14 @@ def _write_tasks(
         return values
 
     kind = np.full(count, sink.strings.intern(NOT_AVAILABLE), np.int64)
-    kind[described] = ground.dictionaries.string_ids(sink.strings, records["item"])
+    kind[described] = context.dictionaries.string_ids(sink.strings, records["item"])
     moved = np.zeros(count)
-    moved[described] = _bandwidth(ground, ran)[members.record[described]]
+    moved[described] = _bandwidth(context, ran)[members.record[described]]
     sink.write(
         "COMMUNICATION_TASK_INFO",
         {
             "name": names[members.operator],
-            "globalTaskId": ground.rows.global_task_id[members.row],
+            "globalTaskId": context.rows.global_task_id[members.row],
             "taskType": kind,
             "planeId": np.where(members.plane < 0, NO_RANK, members.plane),
             "groupName": groups[members.operator],
@@ -318,23 +316,23 @@ def _write_tasks(
     )
 
 
-def _bandwidth(ground: Ground, ran: Collectives) -> NDArray[np.float64]:
-    """Return the bandwidth of every record of a task; 0 for those that the log does not have.
+def _bandwidth(context: AicpuContext, ran: Collectives) -> NDArray[np.float64]:
+    """Return the bandwidth of every task record; 0 for tasks that are not in the log.
 
-    Transfers go over all records with one text and one plane, whatever operator they are of, in
-    the order of the records.
+    Transfers are formed from all records with the same text and plane, across operators, in the
+    order of the records.
     """
-    tasks = ground.records.tasks
+    tasks = context.records.tasks
     result = np.zeros(len(tasks))
     known = np.flatnonzero(ran.record_row != MISSING)
     row, tasks = ran.record_row[known], tasks[known]
-    clock = ground.rows.clock.finer(FINE_PARTS, ground.device.session.start_ns - FINE_ORIGIN_NS)
+    clock = context.rows.clock.finer(FINE_PARTS, context.device.session.start_ns - FINE_ORIGIN_NS)
     items, item = np.unique(tasks["item"], return_inverse=True)
-    texts = [ground.dictionaries.text(value).lower() for value in items.tolist()]
+    texts = [context.dictionaries.text(value).lower() for value in items.tolist()]
     result[known] = bandwidth_in_order(
         (tasks["plane_id"], item),
-        clock.to_ns(ground.rows.start[row]),
-        clock.to_ns(ground.rows.end[row]),
+        clock.to_ns(context.rows.start[row]),
+        clock.to_ns(context.rows.end[row]),
         tasks["size_bytes"].astype(np.int64),
         tasks["rdma_type"] == _PAYLOAD,
         closing_tasks(texts)[item],
@@ -343,17 +341,17 @@ def _bandwidth(ground: Ground, ran: Collectives) -> NDArray[np.float64]:
 
 
 def _write_operators(
-    ground: Ground,
+    context: AicpuContext,
     ran: Collectives,
     names: NDArray[np.int64],
     groups: NDArray[np.int64],
     ids: NDArray[np.int64],
     sink: Sink,
 ) -> CommunicationTimes:
-    """Write the operators of devices alone that have a master task: they last as these do."""
-    start, end, has_master = _extent(ground, ran.members, len(ran.operators))
-    own = np.array([not operator.of_host for operator in ran.operators], bool)
-    kept = np.flatnonzero(own & has_master)
+    """Write the operators that the host does not have, from their first to last master task."""
+    start, end, has_master = _extent(context, ran.members, len(ran.operators))
+    device_only = np.array([not operator.of_host for operator in ran.operators], bool)
+    kept = np.flatnonzero(device_only & has_master)
     if not len(kept):
         return CommunicationTimes.none()
     none = sink.strings.intern(NOT_AVAILABLE)
@@ -371,7 +369,7 @@ def _write_operators(
         "algType": none,
         "count": -1,
         "opType": [operator.op_type for operator in operators],
-        "deviceId": ground.device.device_id,
+        "deviceId": context.device.device_id,
         "rankSize": NO_RANK,
     }
     sink.write("COMMUNICATION_OP", columns)
@@ -379,14 +377,14 @@ def _write_operators(
 
 
 def _extent(
-    ground: Ground, members: Members, count: int
+    context: AicpuContext, members: Members, count: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.bool_]]:
-    """Return the start of each operator's first master task, the end of its last, whether any."""
+    """Return start and end of the master tasks of each operator, and which have any."""
     start = np.full(count, np.iinfo(np.int64).max)
     end = np.full(count, np.iinfo(np.int64).min)
-    of, row = members.operator[members.master], members.row[members.master]
-    np.minimum.at(start, of, ground.rows.start_ns[row])
-    np.maximum.at(end, of, ground.rows.end_ns[row])
+    index, row = members.operator[members.master], members.row[members.master]
+    np.minimum.at(start, index, context.rows.start_ns[row])
+    np.maximum.at(end, index, context.rows.end_ns[row])
     has_master = np.zeros(count, bool)
-    has_master[of] = True
+    has_master[index] = True
     return start, end, has_master

@@ -1,7 +1,4 @@
-"""Reads what AI CPUs record of the collectives that they run: aicpu.data.
-
-The operators of collectives that AI CPU kernels ran: names, groups, first and last tasks.
-"""
+"""Reads the records of AI CPUs about collectives (aicpu.data), and builds their operators."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_CONTEXT, NOT_AVAILABLE
 from unified_prof.decoders.prof.directory import DeviceDirectory, Dictionaries
 from unified_prof.decoders.prof.host_events import CollectiveStreams
-from unified_prof.decoders.prof.host_records import join
+from unified_prof.decoders.prof.host_records import concatenate
 from unified_prof.decoders.prof.launches import MISSING
 from unified_prof.decoders.prof.layouts import (
     DEVICE_COLLECTIVE_PLATFORMS,
@@ -42,14 +39,13 @@ class AicpuRecords:
     """The records of one device."""
 
     tasks: Records
-    """Tasks that AI CPU kernels launched, by time, one stream after another: in the order in which
-    the streams occur first."""
+    """Tasks launched by AI CPU kernels, by stream (in the order of first occurrence) and time."""
     operators: Records
-    """What kernels ran, by time."""
+    """Operators that kernels ran, by time."""
     bounds: Records
-    """The first and the last task of an operator, by time."""
+    """First and last tasks of operators, by time."""
     flips: Flips
-    """Wraps of the task ids that kernels hand out."""
+    """Wraps of the task ids of kernels."""
 
     @classmethod
     def none(cls) -> AicpuRecords:
@@ -65,7 +61,7 @@ class AicpuRecords:
 
 
 def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
-    """Read what the AI CPUs of a device recorded of collectives.
+    """Read the records of the AI CPUs of a device about collectives.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -78,11 +74,11 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
         good = piece["magic"] == HOST_MAGIC
         if not good.all():
             sink.anomaly("bad_magic_aicpu", int((~good).sum()), "aicpu records")
-        whole = piece.view(f"V{piece.dtype.itemsize}")  # or bytes without a field get lost
+        raw = piece.view(f"V{piece.dtype.itemsize}")  # keeps bytes that are in no field
         for kind, found in parts.items():
             chosen = good & (piece["type"] == kind)
             if chosen.any():
-                found.append(whole[chosen].view(piece.dtype))
+                found.append(raw[chosen].view(piece.dtype))
     flips = _as(parts[_FLIP], "aicpu_flip")
     return AicpuRecords(
         _unpacked(parts[_TASKS]),
@@ -97,7 +93,7 @@ def read_aicpu(device: DeviceDirectory, sink: Sink) -> AicpuRecords:
 
 
 def _as(parts: list[Records], kind: str) -> Records:
-    return join(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
+    return concatenate(parts).view(record_type(kind)) if parts else np.zeros(0, record_type(kind))
 
 
 def _by_time(records: Records) -> Records:
@@ -105,11 +101,11 @@ def _by_time(records: Records) -> Records:
 
 
 def _unpacked(parts: list[Records]) -> Records:
-    """Return the tasks that records hold two of, ordered; one without a group is no task."""
+    """Return the tasks of records (two each), sorted; entries without a group are unused."""
     layout = record_type("aicpu_task")
     if not parts:
         return np.zeros(0, layout)
-    raw: NDArray[Any] = join(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
+    raw: NDArray[Any] = concatenate(parts).view(np.uint8).reshape(-1, parts[0].dtype.itemsize)
     payload = raw[:, _HEAD_BYTES : _HEAD_BYTES + _TASKS_OF_A_RECORD * layout.itemsize]
     tasks: Records = np.ascontiguousarray(payload).reshape(-1).view(layout)
     tasks = tasks[tasks["group"] != 0]
@@ -125,28 +121,28 @@ _FIRST, _LAST = 0, 1
 
 @dataclass(slots=True)
 class Operator:
-    """One collective: what its AI CPU kernel ran."""
+    """One collective that an AI CPU kernel ran."""
 
     row: int
-    """Of the kernel's task in `TaskRows`."""
+    """Row of the kernel's task in `TaskRows`."""
     name: str
     op_type: int
-    """Id of the text in the string pool."""
+    """String id."""
     group: int | None
-    """Hash of the name of the group, None when nothing tells it."""
+    """Hash of the name of the group, None if unknown."""
     connection_id: int
     start: int
-    """Ticks of the device counter; from the first to the last task where records name these."""
+    """Ticks of the device counter; those of the first task if a record names it."""
     end: int
     of_host: bool = False
-    """The kernel serves a collective that the host has a row for (source HCCL)."""
+    """True if the host has a row for the collective (source HCCL)."""
     relay: int = -1
     retry: int = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Ground:
-    """What the operators of one device are told from."""
+class AicpuContext:
+    """Records that the operators of one device are built from."""
 
     device: DeviceDirectory
     rows: TaskRows
@@ -156,46 +152,46 @@ class Ground:
     dictionaries: Dictionaries
     records: AicpuRecords
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
-    """As in `DeviceTasks`; empty but with 32-bit task ids."""
+    """As in `DeviceTasks`."""
 
     @property
     def wide(self) -> bool:
-        """Whether task ids have 32 bits."""
+        """True if task ids have 32 bits."""
         return self.device.platform in V6_PLATFORMS
 
 
 def find_rows(
-    ground: Ground,
+    context: AicpuContext,
     stream: NDArray[np.generic],
     task: NDArray[np.generic],
     batch: NDArray[np.uint32],
 ) -> NDArray[np.int64]:
-    """Return the rows of tasks in the log; those named several times are met in their order."""
-    context = np.full(len(task), NO_CONTEXT, np.uint32)
-    key = pack_keys(stream, task, batch, context, wide_task_ids=ground.wide)
-    order = np.argsort(ground.rows.key, kind="stable")
-    known = ground.rows.key[order]
+    """Return the rows of tasks in the log; tasks with the same key are matched in order."""
+    no_context = np.full(len(task), NO_CONTEXT, np.uint32)
+    key = pack_keys(stream, task, batch, no_context, wide_task_ids=context.wide)
+    order = np.argsort(context.rows.key, kind="stable")
+    known = context.rows.key[order]
     low = np.searchsorted(known, key, side="left")
     high = np.searchsorted(known, key, side="right")
-    asked = np.argsort(key, kind="stable")
+    by_key = np.argsort(key, kind="stable")
     rank = np.empty(len(key), np.int64)
-    rank[asked] = Runs(key[asked]).rank()
+    rank[by_key] = Runs(key[by_key]).rank()
     place = np.minimum(low + rank, high - 1)
     return np.where(high > low, np.r_[order, MISSING][place], MISSING)
 
 
 class Bounds:
-    """Which task was the first and which the last of what a kernel ran, by the kernel's stream."""
+    """First and last tasks of operators, by the stream of the kernel."""
 
-    def __init__(self, ground: Ground, record_row: NDArray[np.int64]) -> None:
-        records = ground.records.bounds
+    def __init__(self, context: AicpuContext, record_row: NDArray[np.int64]) -> None:
+        records = context.records.bounds
         records = records[np.isin(records["kind"], (_FIRST, _LAST))]
-        stream, kernel_stream, task = self._identities(ground, records)
-        batch = ground.records.flips.batch_of(
+        stream, kernel_stream, task = self._identities(context, records)
+        batch = context.records.flips.batch_of(
             stream, task & 0xFFFF, records["timestamp"], at_flip=True
         )
-        row = find_rows(ground, stream, task, batch)
-        row[~np.isin(row, record_row)] = MISSING  # a task that nothing describes bounds nothing
+        row = find_rows(context, stream, task, batch)
+        row[~np.isin(row, record_row)] = MISSING  # tasks without a description do not count
         self.first_rows: NDArray[np.int64] = row[(records["kind"] == _FIRST) & (row != MISSING)]
         self._by_stream: dict[int, list[tuple[int, int, int]]] = defaultdict(list)
         for bound in zip(
@@ -210,25 +206,25 @@ class Bounds:
 
     @staticmethod
     def _identities(
-        ground: Ground, records: Records
+        context: AicpuContext, records: Records
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the stream of each task, that of its kernel, and the task's id."""
+        """Return streams of tasks, streams of their kernels, and ids of tasks."""
         words = (
             records[name].astype(np.int64)
             for name in ("stream_id", "kernel_stream", "task_id", "kernel_task")
         )
         stream, kernel_stream, task, kernel_task = words
-        if not ground.wide:
+        if not context.wide:
             return stream, kernel_stream, task
         task, kernel_task = task << 16 | stream, kernel_task << 16 | kernel_stream
         return (
-            streams_of(ground.stream_by_task, task),
-            streams_of(ground.stream_by_task, kernel_task),
+            streams_of(context.stream_by_task, task),
+            streams_of(context.stream_by_task, kernel_task),
             task,
         )
 
-    def narrow(self, operator: Operator, stream: int, rows: TaskRows) -> None:
-        """Let an operator last from its first task to its last one, where records name these."""
+    def apply(self, operator: Operator, stream: int, rows: TaskRows) -> None:
+        """Set start and end of an operator to those of its first and last task, if recorded."""
         bounds = self._by_stream.get(stream, [])
         low = bisect_left(bounds, (operator.start,))
         high = bisect_left(bounds, (operator.end + 1,))
@@ -238,61 +234,61 @@ class Bounds:
             operator.end = int(rows.end[row])
 
 
-def operators_of(ground: Ground, bounds: Bounds) -> list[Operator]:
-    """Return what the kernels of the device ran, by kernel, named and in the order of starts."""
-    recorded = ground.records.operators
+def operators_of(context: AicpuContext, bounds: Bounds) -> list[Operator]:
+    """Return the operators of the kernels of the device, with names, sorted by start."""
+    recorded = context.records.operators
     by_stream: dict[int, list[Operator]] = defaultdict(list)
-    for operator in _kernels(ground):
-        by_stream[int(ground.rows.stream_id[operator.row])].append(operator)
+    for operator in _kernels(context):
+        by_stream[int(context.rows.stream_id[operator.row])].append(operator)
     result: list[Operator] = []
     for stream, operators in by_stream.items():
-        told = recorded[recorded["stream_id"] == stream]
-        _describe(operators, told, ground)
+        records = recorded[recorded["stream_id"] == stream]
+        _describe(operators, records, context)
         for operator in operators:
-            bounds.narrow(operator, stream, ground.rows)
-        _number(operators, ground)
+            bounds.apply(operator, stream, context.rows)
+        _number(operators, context)
         result += operators
     return sorted(result, key=lambda operator: operator.start)
 
 
-def _kernels(ground: Ground) -> Iterator[Operator]:
-    """Yield the AI CPU kernels that ran, in the order of their starts."""
-    rows, kernels = ground.rows, ground.kernels
+def _kernels(context: AicpuContext) -> Iterator[Operator]:
+    """Yield an operator for each AI CPU kernel, in the order of their starts."""
+    rows, kernels = context.rows, context.kernels
     for row in np.flatnonzero(rows.kernel != MISSING).tolist():
         kernel = kernels[rows.kernel[row]]
-        name = ground.dictionaries.text(int(kernel["name"]))
+        name = context.dictionaries.text(int(kernel["name"]))
         if name in _NO_COLLECTIVES:
             continue
         yield Operator(
             row,
             name,
             int(kernel["op_type"]),
-            ground.streams.of_kernels.get(int(rows.stream_id[row])),
+            context.streams.of_kernels.get(int(rows.stream_id[row])),
             int(rows.connection_id[row]),
             int(rows.start[row]),
             int(rows.end[row]),
         )
 
 
-def _describe(operators: list[Operator], told: Records, ground: Ground) -> None:
-    """Give the operators of one stream what the device recorded of them.
+def _describe(operators: list[Operator], records: Records, context: AicpuContext) -> None:
+    """Set the recorded fields of the operators of one stream.
 
-    A record is of the first operator that was running when it was made. A stream with any record
-    has operators of the host's collectives only, also where one of theirs is missing.
+    A record belongs to the first operator that was running at its time. All operators of a stream
+    with records belong to collectives of the host, even those whose record is missing.
     """
-    if not len(told):
+    if not len(records):
         return
-    times = told["timestamp"].tolist()
-    groups = set(ground.streams.of_kernels.values())
+    times = records["timestamp"].tolist()
+    groups = set(context.streams.of_kernels.values())
     next_record = 0
     for operator in operators:
         operator.of_host = True
-        kernel = ground.kernels[ground.rows.kernel[operator.row]]
+        kernel = context.kernels[context.rows.kernel[operator.row]]
         if kernel["in_collective"]:
-            operator.name = ground.dictionaries.text(int(kernel["outer"]))
+            operator.name = context.dictionaries.text(int(kernel["outer"]))
         next_record = max(next_record, bisect_left(times, operator.start))
         if next_record < len(times) and times[next_record] <= operator.end:
-            record = told[next_record]
+            record = records[next_record]
             group = int(record["group"])
             operator.group = group if group in groups else None
             operator.relay = int(record["flags"]) & 1
@@ -300,12 +296,12 @@ def _describe(operators: list[Operator], told: Records, ground: Ground) -> None:
             next_record += 1
 
 
-def _number(operators: list[Operator], ground: Ground) -> None:
-    """Complete the names of one stream's operators: the group, and which of its operators it is."""
+def _number(operators: list[Operator], context: AicpuContext) -> None:
+    """Append group and number within the group to the names of one stream's operators."""
     counted: dict[tuple[int | None, bool], int] = defaultdict(lambda: -1)
-    session_start_ns = ground.device.session.start_ns
+    session_start_ns = context.device.session.start_ns
     for operator in operators:
         key = operator.group, _KERNEL in operator.name
-        counted[key] += ground.rows.clock.one(operator.start) > session_start_ns
+        counted[key] += context.rows.clock.tick_to_ns(operator.start) > session_start_ns
         suffix = NOT_AVAILABLE if operator.group is None else str(operator.group)[-3:]
         operator.name = f"{operator.name}_{suffix}_{counted[key]}_{_ITERATION}"

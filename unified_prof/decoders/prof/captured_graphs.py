@@ -1,11 +1,8 @@
-"""capture_stream_info: which model the tasks of a captured stream belong to.
+"""Reads captured streams (capture_stream_info) and operators of captured graphs (capture_op_info).
 
-capture_op_info: operators of captured graphs (NPUGraph, torch.compile), told task by task.
-
-The tasks of a captured graph are launched outside every NODE call, so that nothing describes them
-but these records, which name a task by its numbers. Files of the kind `additional` hold records of
-256 bytes with at most three tensors; those of the kind `variable` hold records as long as their
-tensors need, one after another.
+Tasks of a captured graph (NPUGraph, torch.compile) are launched outside NODE calls; only these
+records describe them, by device, stream and task. Files of kind `additional` have records of 256
+bytes with up to three tensors, files of kind `variable` records of any length.
 """
 
 from __future__ import annotations
@@ -22,7 +19,7 @@ from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_MODEL
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import collect, host_records
+from unified_prof.decoders.prof.host_records import host_records, read_sorted
 from unified_prof.decoders.prof.layouts import HOST_MAGIC, record_type
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.tensors import TensorTexts
@@ -37,7 +34,7 @@ class Captures:
     key: NDArray[np.uint64]
     """Device << 48 | stream << 32 | batch: each capture of a stream has the next batch."""
     start: NDArray[np.uint64]
-    """Host counter."""
+    """Ticks of the host counter."""
     model_id: NDArray[np.uint32]
     timeline: Timeline
 
@@ -48,7 +45,7 @@ class Captures:
         batch_id: NDArray[Any],
         launched: Keys,
     ) -> NDArray[np.uint32]:
-        """Return the model of every task: of its capture if launched after that began."""
+        """Return the model of every task launched after the begin of its capture, else NO_MODEL."""
         if not len(self.key):
             return np.full(len(stream_id), NO_MODEL, np.uint32)
         key = _pack(np.uint64(device_id), stream_id, batch_id)
@@ -58,8 +55,8 @@ class Captures:
 
 
 def read_captures(host: HostDirectory, timeline: Timeline, sink: Sink) -> Captures:
-    """Read the captures of streams; their ends do not bound them in the exporter either."""
-    records, _ = collect(host, "compact", "capture_stream_info", timeline, sink)
+    """Read the captures of streams. Their ends are ignored, as the exporter does."""
+    records, _ = read_sorted(host, "compact", "capture_stream_info", timeline, sink)
     records = records[records["status"] == _BEGUN]
     device, stream = records["device_id"], records["model_stream_id"]
     order = np.lexsort((records["timestamp"], stream, device))
@@ -80,14 +77,14 @@ def _pack(device: Any, stream: NDArray[Any], batch: NDArray[Any]) -> NDArray[np.
     )
 
 
+# Platforms whose captured operators the exporter reads.
 PLATFORMS = (2, 3, 4, 5, 15, 16)
-"""Chips whose recordings are read for these records."""
 
 _KIND = "capture_op_info"
 _HEAD = "capture_op_head"
 _HEAD_BYTES, _TENSOR_BYTES = 88, 44
+# Bytes of the head that the length field of a record includes.
 _LENGTH_OF_HEAD = 64
-"""What the length field of a record counts of its head."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +92,7 @@ class CapturedOperators:
     """Operators of captured graphs by device, stream and task; columns of one length."""
 
     key: NDArray[np.uint64]
-    """Of `_pack`, ascending."""
+    """Of `_pack_captured_operators`, ascending."""
     name: NDArray[np.uint64]
     """Hash."""
     op_type: NDArray[np.uint64]
@@ -104,7 +101,7 @@ class CapturedOperators:
     """Hash; 0 without attributes."""
     task_type: NDArray[np.int64]
     block_dim: NDArray[np.uint32]
-    """Blocks in the low, the mix factor in the high 16 bits."""
+    """BlockCounters in the low, the mix factor in the high 16 bits."""
     hf32: NDArray[np.bool_]
     static: NDArray[np.bool_]
     tensors: NDArray[np.uint32]
@@ -113,19 +110,19 @@ class CapturedOperators:
     def find(
         self, device_id: NDArray[Any], stream_id: NDArray[Any], task_id: NDArray[Any]
     ) -> NDArray[np.int64]:
-        """Return the row of every task, -1 where nothing describes it."""
+        """Return the row of every task, -1 without a description."""
         if not len(self.key):
             return np.full(len(task_id), NOWHERE, np.int64)
         return find(self.key, _pack_captured_operators(device_id, stream_id, task_id))
 
 
 def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> CapturedOperators:
-    """Read the operators; of several records of one task the last counts.
+    """Read captured operators; the last record of a task counts.
 
     Args:
-        host: what the host recorded.
-        texts: takes the tensors.
-        sink: takes what is odd.
+        host: directory of the host.
+        texts: interns the tensors.
+        sink: takes the anomalies.
     """
     parts: list[tuple[Records, NDArray[np.uint32], bool]] = []
     if host.platform in PLATFORMS:
@@ -184,7 +181,7 @@ def _fixed_tensors(records: Records, texts: TensorTexts) -> NDArray[np.uint32]:
 def _variable_records(
     host: HostDirectory, prefix: str, texts: TensorTexts, sink: Sink
 ) -> tuple[Records, NDArray[np.uint32]]:
-    """Return the heads of records of any length, and the tensors of each."""
+    """Return the heads of variable records, and the tensor list of each."""
     head = record_type(_HEAD)
     file = host.data.get(f"{prefix}.variable.{_KIND}")
     heads: list[bytes] = []
@@ -206,9 +203,9 @@ def _variable_records(
 
 
 def _spans(raw: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where each record begins and where its own length says that it ends."""
+    """Yield begin and end of each record, by its length field."""
     at = 0
-    while at + _HEAD_BYTES <= len(raw):  # what is left is no whole record
+    while at + _HEAD_BYTES <= len(raw):  # the rest is not a complete record
         length = int.from_bytes(raw[at + 12 : at + 16], "little")
         end = at + _HEAD_BYTES + max(length - _LENGTH_OF_HEAD, 0)
         yield at, end

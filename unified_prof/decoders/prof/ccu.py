@@ -1,8 +1,7 @@
-"""CCU: what the collective communication units of platforms 15 and 16 waited for and moved.
+"""Decodes CCU: waits and transfers of the collective communication units (platforms 15 and 16).
 
-Each unit (die) logs missions by the 32-bit id of their task; the host says what each instruction
-was to do, and a third kind of record how long each channel was delayed. Which die's file a record
-is in does not matter.
+Each unit (die) logs missions by the 32-bit id of their task (ccu*.instr) and delays of channels
+(ccu*.stat). The host has records about each instruction. All dies are decoded together.
 """
 
 from __future__ import annotations
@@ -31,54 +30,54 @@ _WAIT_KIND = "ccu_wait_signal_info"
 _PEERS = 16
 _TICKS_PER_SPAN = 4
 
-# Words of a statistics record that each of its 128 channels takes; five of them are read.
+# Number of words of each of the 128 channels in a statistics record; the first five are read.
 _CHANNEL_WORDS = (([5] * 11 + [9]) * 10) + [11, 5, 5, 11, 11, 5, 5, 11]
+# Channels whose five words begin six words later.
 _LATE_CHANNELS = (120, 124)
-"""Channels whose five words begin six words later."""
 
+# Stream, task, instruction.
 _Key = tuple[int, int, int]
-"""Stream, task, instruction."""
 
 
 @dataclass(slots=True)
 class _Mission:
-    """One row of CCU on its way; times in ticks."""
+    """One row of CCU; times in ticks."""
 
     key: _Key
     start: int
     end: int
     peer: int | None = None
-    """Whom a wait was for; None: a group of loops."""
+    """Rank that was waited for; None for a loop group."""
 
 
 @dataclass(slots=True)
-class _Told:
-    """What the host says of instructions, the first record of each."""
+class _HostRecords:
+    """Records of the host about instructions, the first of each."""
 
     groups: dict[_Key, Any] = field(default_factory=dict)
     waits: dict[_Key, Any] = field(default_factory=dict)
     channels: dict[_Key, list[int]] = field(default_factory=dict)
-    """Channels that records of a wait name, of all of them: devices share the numbers of tasks."""
+    """Channels of all records of a wait, since devices share task numbers."""
 
 
 def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
-    """Write CCU: one row an instruction, a wait or a group of loops.
+    """Write CCU: one row per instruction, a wait or a loop group.
 
     Raises:
-        RawFormatError: the directory does not say how the device's counter runs.
+        RawFormatError: the clock of the device is unknown.
     """
     missions = list(_missions(device, tasks))
     if not missions:
         return
     clock = sampling.device_clock(device, "ccu.instr")
-    told = _Told() if tasks.host is None else _told(tasks.host, sink)
+    recorded = _HostRecords() if tasks.host is None else _read_host_records(tasks.host, sink)
     delays = _channel_delays(device)
     start_ns = clock.to_ns(np.array([mission.start for mission in missions], np.uint64))
     durations_ns = [
         collectives.duration_ns(mission.end - mission.start, clock.rate) for mission in missions
     ]
     args = [
-        _args(mission, duration, told, delays)
+        _args(mission, duration, recorded, delays)
         for mission, duration in zip(missions, durations_ns, strict=True)
     ]
     sampling.write_samples(
@@ -100,7 +99,7 @@ def decode_ccu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
 
 
 def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]:
-    """Yield what counts of each instruction: the last group of loops, the longest wait."""
+    """Yield the last loop group and the longest wait of each instruction."""
     loops: dict[_Key, _Mission] = {}
     waits: dict[_Key, _Mission] = {}
     for die in _DIES:
@@ -122,15 +121,15 @@ def _missions(device: DeviceDirectory, tasks: DeviceTasks) -> Iterator[_Mission]
 
 
 def _wait(key: _Key, record: Any) -> _Mission:
-    """Return the wait for the peer that came last; of equals, the one with the highest number."""
+    """Return the wait for the last peer; of equal ones, that with the highest number."""
     spans = record["wait_spans"].tolist()
     longest = max(range(_PEERS), key=lambda index: spans[index])
     start = int(record["wait_start"])
     return _Mission(key, start, start + _TICKS_PER_SPAN * spans[longest], _PEERS - 1 - longest)
 
 
-def _told(host: HostDirectory, sink: Sink) -> _Told:
-    result = _Told()
+def _read_host_records(host: HostDirectory, sink: Sink) -> _HostRecords:
+    result = _HostRecords()
     for kind, found in (
         ("ccu_group_info", result.groups),
         (_WAIT_KIND, result.waits),
@@ -146,7 +145,7 @@ def _told(host: HostDirectory, sink: Sink) -> _Told:
 
 
 def _channel_delays(device: DeviceDirectory) -> dict[int, list[tuple[int, int]]]:
-    """Return (ticks, average delay) of every channel, as recorded."""
+    """Return (ticks, average delay) of the samples of every channel."""
     begin = np.cumsum([0, *_CHANNEL_WORDS[:-1]])
     begin[list(_LATE_CHANNELS)] += 6
     found: dict[int, list[tuple[int, int]]] = defaultdict(list)
@@ -163,20 +162,20 @@ def _channel_delays(device: DeviceDirectory) -> dict[int, list[tuple[int, int]]]
 def _args(
     mission: _Mission,
     duration_ns: float,
-    told: _Told,
+    recorded: _HostRecords,
     delays: dict[int, list[tuple[int, int]]],
 ) -> str:
     stream, task, instruction = mission.key
     head = ["Physic Stream Id", stream, "Task Id", task]
     if mission.peer is None:
         head += ["Instruction ID", instruction]
-        group = told.groups.get(mission.key)
+        group = recorded.groups.get(mission.key)
         return array_text(head + ([] if group is None else _group_args(group, duration_ns)))
     head += ["Notify Instruction ID", instruction, "Notify Rank ID", mission.peer]
-    wait = told.waits.get(mission.key)
+    wait = recorded.waits.get(mission.key)
     if wait is None:
         return array_text(head)
-    channels = told.channels[mission.key]
+    channels = recorded.channels[mission.key]
     return array_text(head + _wait_args(wait, channels, mission.end, delays))
 
 
@@ -200,7 +199,7 @@ def _group_args(group: Any, duration_ns: float) -> list[Any]:
 def _wait_args(
     wait: Any, channels: list[int], end: int, delays: dict[int, list[tuple[int, int]]]
 ) -> list[Any]:
-    """Return what was waited for, with the channel that was delayed most until then."""
+    """Return the arguments of a wait, with the channel that was delayed most until its end."""
     result: list[Any] = ["Die Id", int(wait["die"]), "Mask", int(wait["mask"])]
     largest, slowest = 0, None
     for channel in channels:

@@ -88,7 +88,7 @@ class LinearClock:
         """Return the clock that converts differences of counter values."""
         return LinearClock(self.rate, Fraction(0))
 
-    def one(self, tick: int) -> int:
+    def tick_to_ns(self, tick: int) -> int:
         """Convert one counter value."""
         exact = tick * self.rate + self.offset_ns
         return min(max(exact.numerator // exact.denominator, 0), MAX_NS)
@@ -98,9 +98,9 @@ class LinearClock:
 
     def _to_ns_slowly(self, ticks: NDArray[Any]) -> Int64:
         """For frequencies with so many digits that int64 cannot hold the products."""
-        return np.array([self.one(tick) for tick in ticks.ravel().tolist()], np.int64).reshape(
-            ticks.shape
-        )
+        return np.array(
+            [self.tick_to_ns(tick) for tick in ticks.ravel().tolist()], np.int64
+        ).reshape(ticks.shape)
 
 
 @dataclass(frozen=True, slots=True)

@@ -1,17 +1,14 @@
-"""COMMUNICATION_OP and COMMUNICATION_TASK_INFO: collective operators and their device tasks.
+"""Writes COMMUNICATION_OP and COMMUNICATION_TASK_INFO: collective operators and their tasks.
 
-Durations as the vendor's exporter has them: decimal numbers that become doubles digit by digit.
+Durations and JSON numbers follow the vendor's exporter to the last digit:
 
-It divides ticks by the frequency, keeps six decimals of the microseconds and adds the digits up,
-each times its power of ten, from the last to the first. The sum is now and then one unit in the
-last place away from the double nearest to the text, and bandwidths are printed with all digits.
+Durations: it divides ticks by the frequency, keeps six decimals of the microseconds, and adds the
+digits, each times its power of ten, from the last to the first. The sum may differ by one unit in
+the last place from the double nearest to the decimal number.
 
-JSON as the vendor's exporter writes it into columns: compact, with its own texts of doubles.
-
-Its writer turns a double into digits by the algorithm Grisu2 (Loitsch, PLDI 2010): the shortest
-digits that lie safely inside the double's rounding interval, which are not always the closest, nor
-always Python's. Databases are compared text by text, so the algorithm is followed here, with whole
-numbers of any size in place of tables.
+JSON: it prints doubles with the Grisu2 algorithm (Loitsch, PLDI 2010): the shortest digits inside
+the rounding interval, which are not always the closest ones, nor those of Python. Integers of any
+size replace its tables of powers.
 """
 
 from __future__ import annotations
@@ -38,10 +35,10 @@ from unified_prof.decoders.spool import Rows
 
 _SCHEDULE_SUFFIX = "AicpuKernel"
 FINE_ORIGIN_NS = 10**15
+# The exporter writes 1 also for recordings of several iterations.
 _ITERATION = 1
-"""Nothing in a recording with several iterations changes what the exporter writes here."""
 _RDMA, _PAYLOAD = 1, 1
-# The exporter evaluates this platform by another program, which closes transfers differently.
+# The exporter evaluates this platform with another program, which closes transfers differently.
 _NATIVE_PLATFORM = 5
 
 
@@ -52,7 +49,7 @@ class CommunicationTimes:
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     id_by_name: Mapping[str, int] = field(default_factory=dict)
-    """opId of the operators that were asked for by name and have a row."""
+    """opId of each operator in `flags` of `CommunicationWriter.write` that has a row."""
 
     @classmethod
     def none(cls) -> CommunicationTimes:
@@ -63,10 +60,10 @@ class CommunicationTimes:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Steps of collectives that ran on one device, by start; columns of one length."""
+    """Tasks of collectives that ran on one device, sorted by start; columns of one length."""
 
-    told: Rows
-    """Of `communication_records.STEP`."""
+    records: Rows
+    """Rows of `collective_records.STEP`."""
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
     global_task_id: NDArray[np.int64]
@@ -76,7 +73,7 @@ class Steps:
 
 
 class CommunicationWriter:
-    """Writes the collectives of a recording, one device after another."""
+    """Writes the collectives of a recording, device by device."""
 
     def __init__(self, host: HostDirectory, sink: Sink) -> None:
         self._host, self._sink = host, sink
@@ -89,42 +86,42 @@ class CommunicationWriter:
         clock: LinearClock,
         flags: Mapping[str, tuple[int, int]] | None = None,
     ) -> CommunicationTimes:
-        """Write the operators and tasks of one device; returns when operators were running.
+        """Write the operators and tasks of one device; returns the intervals of the operators.
 
         Args:
             device_id: the device.
-            steps: what it ran of them.
-            clock: of the device counter.
-            flags: relay and retry, by full name, of operators that the device describes.
+            steps: tasks of collectives that it ran.
+            clock: clock of the device counter.
+            flags: relay and retry by full name, for operators that the device describes.
         """
-        if not len(steps.told):
+        if not len(steps.records):
             return CommunicationTimes.none()
-        operators = self._operators(steps.told)
+        operators = self._operators(steps.records)
         self._write_tasks(steps, operators, clock)
         return self._write_operators(device_id, steps, operators, flags or {})
 
     def take_ids(self, count: int) -> NDArray[np.int64]:
-        """Return opIds that no operator of the host has."""
+        """Return new opIds."""
         ids = np.arange(self._next_operator_id, self._next_operator_id + count)
         self._next_operator_id += count
         return ids
 
-    def _operators(self, told: Rows) -> _Operators:
-        """Tell the operators apart: the tasks of one NODE call and one group are one operator."""
-        group = np.zeros(len(told), np.uint64)
-        for what in ("operator", "told"):
-            has = told[f"has_{what}"]
-            group[has] = told[what]["group_name"][has]
-        grouped = told["has_told"] | told["has_operator"]
-        order = np.lexsort((group, grouped, told["node"]))
-        runs = Runs(told["node"][order], group[order], grouped[order])
+    def _operators(self, records: Rows) -> _Operators:
+        """Group tasks into operators: the tasks of one NODE call and one group are one operator."""
+        group = np.zeros(len(records), np.uint64)
+        for kind in ("operator", "task"):
+            has = records[f"has_{kind}"]
+            group[has] = records[kind]["group_name"][has]
+        grouped = records["has_task"] | records["has_operator"]
+        order = np.lexsort((group, grouped, records["node"]))
+        runs = Runs(records["node"][order], group[order], grouped[order])
         of_task = np.empty(len(order), np.int64)
         of_task[order] = runs.number()
         first = order[runs.starts]
-        return self._named(_Operators(of_task, told[first], group[first], grouped[first]))
+        return self._with_names(_Operators(of_task, records[first], group[first], grouped[first]))
 
-    def _named(self, operators: _Operators) -> _Operators:
-        texts = [self._host.dictionaries.text(item) for item in operators.told["item"].tolist()]
+    def _with_names(self, operators: _Operators) -> _Operators:
+        texts = [self._host.dictionaries.text(item) for item in operators.records["item"].tolist()]
         suffixes = [
             str(group)[-3:] if grouped else NOT_AVAILABLE[-3:]
             for group, grouped in zip(
@@ -132,7 +129,7 @@ class CommunicationWriter:
             )
         ]
         scheduled = np.array([text.endswith(_SCHEDULE_SUFFIX) for text in texts], bool)
-        begin = operators.told["begin"]
+        begin = operators.records["begin"]
         early = self._host.clocks.host.to_ns(begin) < self._host.session.start_ns
         order = np.lexsort((begin, operators.group, operators.grouped, scheduled))
         counters = Runs(scheduled[order], operators.group[order], operators.grouped[order])
@@ -149,10 +146,10 @@ class CommunicationWriter:
 
     def _write_tasks(self, tasks: Steps, operators: _Operators, clock: LinearClock) -> None:
         sink, dictionaries = self._sink, self._host.dictionaries
-        has_info = tasks.told["has_told"]
-        info = tasks.told["told"][has_info]
+        has_info = tasks.records["has_task"]
+        info = tasks.records["task"][has_info]
         none = sink.strings.intern(NOT_AVAILABLE)
-        count = len(tasks.told)
+        count = len(tasks.records)
 
         def column(field: str, missing: int, *, enum: bool = False) -> NDArray[np.int64]:
             values = np.full(count, missing, np.int64)
@@ -180,7 +177,7 @@ class CommunicationWriter:
             "dataType": column("data_type", TYPE_NOT_AVAILABLE, enum=True),
             "linkType": column("link_type", TYPE_NOT_AVAILABLE, enum=True),
             "opId": operators.id[operators.of_task],
-            "isMaster": tasks.told["master"].astype(np.int64),
+            "isMaster": tasks.records["master"].astype(np.int64),
         }
         payload = (columns["transportType"] == _RDMA) & (columns["rdmaType"] == _PAYLOAD)
         fine = clock.finer(FINE_PARTS, self._host.session.start_ns - FINE_ORIGIN_NS)
@@ -197,7 +194,7 @@ class CommunicationWriter:
         sink.write("COMMUNICATION_TASK_INFO", columns)
 
     def _group_names(self, operators: _Operators, none: int) -> NDArray[np.int64]:
-        ids = np.full(len(operators.told), none, np.int64)
+        ids = np.full(len(operators.records), none, np.int64)
         ids[operators.grouped] = self._host.dictionaries.string_ids(
             self._sink.strings, operators.group[operators.grouped]
         )
@@ -210,16 +207,16 @@ class CommunicationWriter:
         operators: _Operators,
         flags: Mapping[str, tuple[int, int]],
     ) -> CommunicationTimes:
-        """Write operators that have a master task: they last from its first to its last one."""
+        """Write operators that have master tasks: from the first to the last of these."""
         sink, dictionaries = self._sink, self._host.dictionaries
-        count = len(operators.told)
-        master = tasks.told["master"]
+        count = len(operators.records)
+        master = tasks.records["master"]
         start = np.full(count, np.iinfo(np.int64).max)
         end = np.full(count, np.iinfo(np.int64).min)
         np.minimum.at(start, operators.of_task[master], tasks.start_ns[master])
         np.maximum.at(end, operators.of_task[master], tasks.end_ns[master])
-        has_record = operators.told["has_operator"]
-        found = operators.told["operator"][has_record]
+        has_record = operators.records["has_operator"]
+        found = operators.records["operator"][has_record]
         none = sink.strings.intern(NOT_AVAILABLE)
 
         def column(values: NDArray[Any], missing: int) -> NDArray[np.int64]:
@@ -233,16 +230,16 @@ class CommunicationWriter:
         algorithm = names("alg_type")
         unnamed = np.flatnonzero(has_record)[found["alg_type"] == 0]
         algorithm[unnamed] = sink.strings.intern("NA")
-        described = operators.told["described"]
+        described = operators.records["described"]
         op_type = np.full(count, none, np.int64)
         op_type[described] = dictionaries.string_ids(
-            sink.strings, operators.told["op_type"][described]
+            sink.strings, operators.records["op_type"][described]
         )
         columns: dict[str, NDArray[Any]] = {
             "opName": operators.name_id,
             "startNs": start,
             "endNs": end,
-            "connectionId": operators.told["node"].copy(),
+            "connectionId": operators.records["node"].copy(),
             "groupName": names("group_name"),
             "opId": operators.id,
             "relay": column(found["flags"] & 1, -1),
@@ -252,7 +249,7 @@ class CommunicationWriter:
             "count": column(found["count"].astype(np.int64), -1),
             "opType": op_type,
             "deviceId": np.full(count, device_id),
-            "rankSize": _rank_sizes(tasks.told, operators),
+            "rankSize": _rank_sizes(tasks.records, operators),
         }
         has_master = np.zeros(count, bool)
         has_master[operators.of_task[master]] = True
@@ -268,24 +265,25 @@ class CommunicationWriter:
         return CommunicationTimes(start[kept], end[kept], ids)
 
 
-def _rank_sizes(told: Rows, operators: _Operators) -> NDArray[np.int64]:
-    """Return the rank size that the last launched task of each call tells, else 0."""
-    sizes = np.where(told["has_told"], told["told"]["rank_size"], 0).astype(np.int64)
-    order = np.lexsort((told["launched"], told["node"]))
-    last = order[Runs(told["node"][order]).last]
-    return sizes[last][np.searchsorted(told["node"][last], operators.told["node"])]
+def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
+    """Return the rank size in the record of the last launched task of each call, else 0."""
+    sizes = np.where(records["has_task"], records["task"]["rank_size"], 0).astype(np.int64)
+    order = np.lexsort((records["launched"], records["node"]))
+    last = order[Runs(records["node"][order]).last]
+    return sizes[last][np.searchsorted(records["node"][last], operators.records["node"])]
 
 
 @dataclass(slots=True)
 class _Operators:
-    """Collective operators of one device; all columns but the first have one length."""
+    """Collective operators of one device; columns of one length except the first."""
 
     of_task: NDArray[np.int64]
-    told: Rows
-    """Of any task of each."""
+    """Operator of each task."""
+    records: Rows
+    """Row of `STEP` of the first task of each operator."""
     group: NDArray[np.uint64]
     grouped: NDArray[np.bool_]
-    """False: neither the operator nor its tasks name a group."""
+    """False if neither the operator nor its tasks name a group."""
     names: list[str] = field(default_factory=list)
     name_id: Any = None
     id: Any = None
@@ -296,14 +294,14 @@ _US_TO_NS_POWER = 3
 
 
 def duration_ns(ticks: int, rate: Fraction) -> float:
-    """Return what `ticks` of `rate` ns each take in ns, to the bit as the exporter has it."""
+    """Return the ns of `ticks` of `rate` ns each, exactly as the exporter computes them."""
     if ticks <= 0:
         return 0.0
     return sum_of_digits(f"{ticks / float(1000 / rate):.{_PLACES}f}", _US_TO_NS_POWER)
 
 
 def sum_of_digits(text: str, power: int = 0) -> float:
-    """Return a plain decimal such as `1.020833` times 10 to `power`, summed from the last digit."""
+    """Return a decimal such as `1.020833` times 10**power, summed from the last digit."""
     whole, _, decimals = text.partition(".")
     digits = (whole + decimals).lstrip("0")
     last = power - len(decimals)
@@ -319,16 +317,16 @@ _HIDDEN = 1 << _FRACTION_BITS
 _LEAST_EXPONENT, _EXPONENT_BIAS = -1074, 1075
 _POWERS_FROM, _POWER_STEP = -348, 8
 _LOG10_2 = 0.30102999566398114
+# Decimals up to which the exporter's writer rounds.
 _ROUNDED_PLACES = 9
-"""Digits behind the point that the exporter's writer still rounds."""
 _PLAIN_DIGITS, _LEADING_ZEROS = 21, 6
 
+# A fraction and its power of two.
 _Float = tuple[int, int]
-"""A fraction and its power of two."""
 
 
 def array_text(items: Sequence[object]) -> str:
-    """Return a list of texts, whole numbers and doubles as JSON."""
+    """Return a list of texts, integers and doubles as JSON."""
     return "[" + ",".join(map(_item_text, items)) + "]"
 
 
@@ -347,7 +345,7 @@ def double_text(value: float) -> str:
 
 
 def _placed(digits: str, exponent: int) -> str:
-    """Set the point into `digits`, whose last stands for 10 to the power of `exponent`."""
+    """Insert the decimal point into `digits`; the last digit counts 10**exponent."""
     point = len(digits) + exponent
     if exponent >= 0 and point <= _PLAIN_DIGITS:
         return digits + "0" * exponent + ".0"
@@ -360,7 +358,7 @@ def _placed(digits: str, exponent: int) -> str:
 
 
 def _shortest(value: float) -> tuple[str, int]:
-    """Return digits of a positive double and the power of ten of the last one."""
+    """Return the digits of a positive double and the power of ten of the last digit."""
     bits = struct.unpack("<Q", struct.pack("<d", value))[0]
     fraction, biased = bits & (_HIDDEN - 1), bits >> _FRACTION_BITS
     exponent = biased - _EXPONENT_BIAS if biased else _LEAST_EXPONENT
@@ -382,10 +380,10 @@ def _digits(top: int, shift: int, width: int, distance: int) -> tuple[list[int],
     """Return the fewest leading digits of `top` that stay within `width` below it.
 
     Args:
-        top: upper end of the interval, in units of 2 to the power of -`shift`.
-        shift: bits behind the point.
+        top: upper end of the interval, in units of 2**-shift.
+        shift: number of fractional bits.
         width: length of the interval.
-        distance: how far the double itself lies below `top`.
+        distance: distance of the double from `top`.
     """
     whole, rest = top >> shift, top & ((1 << shift) - 1)
     digits: list[int] = []
@@ -406,11 +404,11 @@ def _digits(top: int, shift: int, width: int, distance: int) -> tuple[list[int],
             reach = distance * 10**place if place < _ROUNDED_PLACES else 0
             _round(digits, rest, 1 << shift, width, reach)
             return digits, -place
-    raise AssertionError("a double has fewer than 64 digits behind the point")
+    raise AssertionError("a double has fewer than 64 decimals")
 
 
 def _round(digits: list[int], left: int, unit: int, width: int, distance: int) -> None:
-    """Lower the last digit while that comes closer to the double and stays in the interval."""
+    """Lower the last digit while this gets closer to the double and stays in the interval."""
     while (
         left < distance
         and width - left >= unit
@@ -421,14 +419,14 @@ def _round(digits: list[int], left: int, unit: int, width: int, distance: int) -
 
 
 def _power_index(exponent: int) -> int:
-    """Return which of the powers of ten, eight apart, brings a fraction into the working range."""
+    """Return the index of the power of ten (in steps of 8) that scales a fraction to the range."""
     estimate = (-61 - exponent) * _LOG10_2 + 347
     return (int(estimate) + (estimate > int(estimate)) >> 3) + 1
 
 
 @cache
 def _power_of_ten(power: int) -> _Float:
-    """Return 10 to the power of `power` with a fraction of 64 bits, rounded to nearest."""
+    """Return 10**power with a fraction of 64 bits, rounded to nearest."""
     numerator, denominator = (10**power, 1) if power >= 0 else (1, 10**-power)
     exponent = numerator.bit_length() - denominator.bit_length() - 64
     while True:

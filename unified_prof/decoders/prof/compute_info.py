@@ -1,6 +1,6 @@
-"""COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO: the operators behind kernel launches.
+"""Decodes the operators of kernel launches; holds the launches of a device until they are joined.
 
-What the host launched for one device, put away until the device's log says what ran.
+Tables: COMPUTE_TASK_INFO and COMMUNICATION_SCHEDULE_TASK_INFO.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from unified_prof.decoders.prof.operators import Descriptions, HashTexts, ListTe
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.spool import Rows, selected, stacked
 
-# By the task type number of a description.
+# Names of the task types of descriptions, by number.
 _TASK_TYPES = (
     "AI_CORE AI_CPU AI_VECTOR_CORE WRITE_BACK MIX_AIC MIX_AIV FFTS_PLUS DSA DVPP"
     " COMMUNICATION FUSION"
@@ -48,11 +48,11 @@ _TENSOR_COLUMNS = (
 
 
 @dataclass(frozen=True, slots=True)
-class HostKnowledge:
-    """What the host recorded that operators are told from."""
+class HostData:
+    """Records of the host in one window that operators are built from."""
 
     calls_items: NDArray[np.uint64]
-    """Item hashes of calls by index."""
+    """Item hashes of calls, by index."""
     tree: CallTree
     types: TaskTypes
     descriptions: Descriptions
@@ -60,19 +60,21 @@ class HostKnowledge:
     lists: ListTexts
     captured_lists: ListTexts
     collective_streams: CollectiveStreams
-    """Streams whose AI CPU kernels run collectives, and those of their tasks."""
+    """Streams of AI CPU kernels that run collectives, and of their tasks."""
     captured: CapturedOperators
     level0: bool
-    """The lowest trace level: operators have a name and blocks, nothing else."""
+    """True at the lowest trace level: operators have a name and blocks only."""
 
     def captured_rows(self, tasks: HostTasks) -> NDArray[np.int64]:
-        """Return for every launch the row of the captured operator that it runs, or -1."""
+        """Return the captured operator of every launch, or -1."""
         return self.captured.find(tasks.device_id, tasks.stream_id, tasks.task_id)
 
 
 _TEXTS = "name taskType opType attrInfo opState hf32Eligible gridDim blockDim".split()
 _NUMBERS = ("blockNum", "mixBlockNum")
 
+# Columns of COMPUTE_TASK_INFO without the id. `scheduler`: it schedules communication, so its row
+# is in the other table. `counts_as_compute`: neither that nor communication.
 OPERATOR = np.dtype(
     [
         ("scheduler", "?"),
@@ -81,24 +83,22 @@ OPERATOR = np.dtype(
         *((name, "u4") for name in _NUMBERS),
     ]
 )
-"""An operator: its row in COMPUTE_TASK_INFO but for the id, whether it schedules communication and
-so has its row in the other table, and whether it is neither that nor communication."""
 
 
 def operators_of(
-    launches: Launches, host: HostKnowledge, sink: Sink
+    launches: Launches, host: HostData, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows, NDArray[np.uint64]]:
-    """Return which launches run operators, what these are, and the hashes of their names.
+    """Return the launches that run operators, rows of `OPERATOR`, and the hashes of their names.
 
     Args:
         launches: launches of one device.
-        host: what the host knows about them.
+        host: records of the host about them.
         sink: takes the texts.
     """
     tasks = launches.tasks
     kernel = host.types.kernels()[tasks.type_index]
-    other = host.types.named("STARS_COMMON")[tasks.type_index]
-    graph = host.types.named("FFTS_PLUS")[tasks.type_index] & (tasks.communication == NOWHERE)
+    other = host.types.is_one_of("STARS_COMMON")[tasks.type_index]
+    graph = host.types.is_one_of("FFTS_PLUS")[tasks.type_index] & (tasks.communication == NOWHERE)
     in_node = tasks.node != NOWHERE
     described = np.zeros(len(tasks), bool)
     described[in_node] = host.descriptions.described[tasks.node[in_node]]
@@ -119,7 +119,7 @@ def operators_of(
 
 
 def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
-    """Write some operators."""
+    """Write the rows of operators."""
     schedule = operators["scheduler"]
     for table, mask, names in (
         ("COMMUNICATION_SCHEDULE_TASK_INFO", schedule, ("name", "taskType", "opType")),
@@ -133,9 +133,9 @@ def write_operators(operators: Rows, global_task_id: NDArray[np.int64], sink: Si
 
 
 class _Rows:
-    """Some operators, and what their columns are made from."""
+    """Builds the columns of some operators."""
 
-    def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostKnowledge) -> None:
+    def __init__(self, launches: Launches, launch: NDArray[np.int64], host: HostData) -> None:
         self.host = host
         self.tasks = launches.tasks.take(launches.task[launch])
         self.in_node = self.tasks.node != NOWHERE
@@ -145,12 +145,12 @@ class _Rows:
 
         self.captured = host.captured_rows(self.tasks)
         self.captured[self.in_node] = -1
-        self.told = (self.captured >= 0) & ~np.bool_(host.level0)
-        """Tasks of captured graphs that a record describes."""
-        self.record = self.captured[self.told]
+        self.is_captured = (self.captured >= 0) & ~np.bool_(host.level0)
+        """True for tasks of captured graphs that have a description."""
+        self.record = self.captured[self.is_captured]
 
     def columns(self, sink: Sink) -> tuple[dict[str, Any], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return the columns, which rows are scheduling, which count as compute."""
+        """Return the columns, and masks of schedulers and of operators that count as compute."""
         described, about, names = self.described, self.host.descriptions, self.host.names
         none = sink.strings.intern(NOT_AVAILABLE)
         count = len(described)
@@ -161,7 +161,7 @@ class _Rows:
         op_type[described] = names.ids(about.hashes[about.op_type[node]])
         bare = ~self.in_node & ~np.bool_(self.host.level0)
         op_type[bare] = name[bare]
-        op_type[self.told] = names.ids(self.host.captured.op_type[self.record])
+        op_type[self.is_captured] = names.ids(self.host.captured.op_type[self.record])
         block_num, mix_block_num = self._blocks()
         columns: dict[str, Any] = {
             "name": name,
@@ -179,10 +179,10 @@ class _Rows:
         with_attribute = np.flatnonzero(attribute)
         if len(with_attribute):
             hashes = attribute[with_attribute]
-            # A hash without text says nothing about attributes, unlike one of a name.
-            known = names.known(hashes)
+            # Unlike names, attributes without a text are not shown as numbers.
+            known = names.has_text(hashes)
             columns["attrInfo"][with_attribute[known]] = names.ids(hashes[known])
-        told, record, captured = self.told, self.record, self.host.captured
+        is_captured, record, captured = self.is_captured, self.record, self.host.captured
         for column, flag, captured_flag, texts in (
             ("opState", about.static, captured.static, ("dynamic", "static")),
             ("hf32Eligible", about.hf32, captured.hf32, ("NO", "YES")),
@@ -190,19 +190,19 @@ class _Rows:
             if len(node) or len(record):
                 ids = sink.strings.intern_all(texts)
                 columns[column][described] = ids[flag[node].astype(np.int64)]
-                columns[column][told] = ids[captured_flag[record].astype(np.int64)]
+                columns[column][is_captured] = ids[captured_flag[record].astype(np.int64)]
         return columns, schedule, ~schedule & ~communication
 
     def _attributes(self) -> NDArray[np.uint64]:
-        """Return the hash of every operator's attributes, 0 where it has none."""
+        """Return the hashes of the attributes of operators, 0 without attributes."""
         about = self.host.descriptions
         result = np.zeros(len(self.described), np.uint64)
         result[self.described] = about.hashes[about.attribute[self.node[self.described]]]
-        result[self.told] = self.host.captured.attribute[self.record]
+        result[self.is_captured] = self.host.captured.attribute[self.record]
         return result
 
     def name_hashes(self) -> NDArray[np.uint64]:
-        """Return the hash of every name: communication item, operator, call item or kernel."""
+        """Return the hashes of names: communication item, operator, call item or kernel."""
         about, tree, items = self.host.descriptions, self.host.tree, self.host.calls_items
         result = self.tasks.kernel_name.copy()
         captured = self.captured >= 0
@@ -216,28 +216,28 @@ class _Rows:
         return result
 
     def _blocks(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return blocks and mix blocks: of the launch where it says them, else described ones."""
+        """Return blocks and mix blocks, of the launch if recorded, else of the description."""
         tasks = self.tasks
         packed = np.zeros(len(tasks), np.uint32)
         packed[self.described] = self.host.descriptions.block_dim[self.node[self.described]]
-        packed[self.told] = self.host.captured.block_dim[self.record]
+        packed[self.is_captured] = self.host.captured.block_dim[self.record]
         blocks: NDArray[np.uint32] = packed & np.uint32(0xFFFF)
         factor = packed >> np.uint32(16)
-        dimensions = self.host.types.named("KERNEL_SIMT")[tasks.type_index]
-        said = tasks.extended & ~dimensions
-        blocks[said] = tasks.ext[said, 0]
-        factor[said] = tasks.ext[said, 2] & _RATIO_BITS
+        dimensions = self.host.types.is_one_of("KERNEL_SIMT")[tasks.type_index]
+        in_launch = tasks.extended & ~dimensions
+        blocks[in_launch] = tasks.ext[in_launch, 0]
+        factor[in_launch] = tasks.ext[in_launch, 2] & _RATIO_BITS
         return blocks, np.asarray(blocks * factor, np.uint32)
 
     def _task_types(self, none: int, sink: Sink) -> NDArray[np.int64]:
         described = self.described
         result = np.full(len(described), none, np.int64)
         kind = self.host.descriptions.task_type[self.node[described]].astype(np.int64)
-        on_cpu = self.host.types.named("KERNEL_AICPU")[self.tasks.type_index[described]]
+        on_cpu = self.host.types.is_one_of("KERNEL_AICPU")[self.tasks.type_index[described]]
         kind[on_cpu & (kind == _COMMUNICATION) & self.in_communication[described]] = 256
-        result[described] = _looked_up(kind, _described_task_type, sink)
+        result[described] = _interned(kind, _described_task_type, sink)
         bare = ~self.in_node & ~np.bool_(self.host.level0)
-        result[bare] = _looked_up(
+        result[bare] = _interned(
             self.tasks.type_index[bare].astype(np.int64),
             lambda index: _KERNEL_TASK_TYPES.get(
                 self.host.types.names[index], self.host.types.names[index]
@@ -245,14 +245,14 @@ class _Rows:
             sink,
         )
         kinds = self.host.captured.task_type[self.record]
-        result[self.told] = _looked_up(kinds, _described_task_type, sink)
+        result[self.is_captured] = _interned(kinds, _described_task_type, sink)
         return result
 
     def _tensor_columns(self, none: int) -> dict[str, NDArray[np.int32]]:
         about, host = self.host.descriptions, self.host
         ids = np.full((len(self.described), len(_TENSOR_COLUMNS)), none, np.int32)
         ids[self.described] = host.lists.ids(about.tensors[self.node[self.described]])
-        ids[self.told] = host.captured_lists.ids(host.captured.tensors[self.record])
+        ids[self.is_captured] = host.captured_lists.ids(host.captured.tensors[self.record])
         return {name: ids[:, place] for place, name in enumerate(_TENSOR_COLUMNS)}
 
     def _dimension_columns(self, none: int, sink: Sink) -> dict[str, NDArray[np.int64]]:
@@ -261,7 +261,7 @@ class _Rows:
             "gridDim": np.full(count, none, np.int64),
             "blockDim": np.full(count, none, np.int64),
         }
-        simt = self.host.types.named("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
+        simt = self.host.types.is_one_of("KERNEL_SIMT")[self.tasks.type_index] & self.tasks.extended
         rows = np.flatnonzero(simt & ~np.bool_(self.host.level0))
         for name, words in (("gridDim", slice(0, 3)), ("blockDim", slice(3, 6))):
             distinct, inverse = np.unique(self.tasks.ext[rows, words], axis=0, return_inverse=True)
@@ -277,11 +277,14 @@ def _described_task_type(kind: int) -> str:
     return _TASK_TYPES[kind] if kind < len(_TASK_TYPES) else str(kind)
 
 
-def _looked_up(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
+def _interned(numbers: NDArray[np.int64], text: Any, sink: Sink) -> NDArray[np.int64]:
     found, place = distinct(numbers)
     return sink.strings.intern_all(text(number) for number in found.tolist())[place]
 
 
+# A launch or one context of it: key of the task (`pack_keys`), key of the launch (`launched`), and
+# columns of TASK and COMPUTE_TASK_INFO. `step` and `kernel` are rows of `Launched.steps` and
+# `Launched.kernels`, or -1.
 LAUNCHED = np.dtype(
     [
         ("key", "u8"),
@@ -295,25 +298,22 @@ LAUNCHED = np.dtype(
         ("kernel", "i4"),
     ]
 )
-"""One launch, or one context of it: the identity of the task (`pack_keys`), the place of the launch
-on the timeline, and what TASK and COMPUTE_TASK_INFO have of it. `step` and `kernel` are rows of
-`Launched.steps` and `kernels`, or -1."""
 
+# A kernel that schedules communication: hash of its name, hash of the host's collective around its
+# launch (if `in_collective`), string id of its operator type.
 KERNEL = np.dtype([("name", "u8"), ("outer", "u8"), ("in_collective", "?"), ("op_type", "i4")])
-"""A kernel that schedules communication: hash of its name, and of the host's collective whose call
-it was launched in, where it was; and the string id of its operator type."""
 
 
 class Launched:
-    """The launches for one device. A context manager, as `Spool` is."""
+    """The launches for one device. A context manager, as `Spool`."""
 
     def __init__(self, types: TaskTypes, step: np.dtype[Any], workspace: Workspace) -> None:
         self.types = types
         self._stack = ExitStack()
         self.rows = self._stack.enter_context(workspace.spool(LAUNCHED))
-        """Of `LAUNCHED`, by identity."""
+        """Rows of `LAUNCHED`, sorted by key."""
         self.copies = self._stack.enter_context(workspace.spool(COPY))
-        """Of `memory_copies.COPY`, by identity."""
+        """Rows of `host_events.COPY`, sorted by key."""
         self._steps: list[Rows] = [np.zeros(0, step)]
         self._kernels: list[Rows] = [np.zeros(0, KERNEL)]
         self._counts = {"steps": 0, "kernels": 0}
@@ -326,42 +326,42 @@ class Launched:
         self._stack.close()
 
     def add_steps(self, rows: Rows) -> NDArray[np.int64]:
-        """Keep steps of collectives; returns their places among all."""
+        """Add steps of collectives; returns their row numbers."""
         self._steps.append(rows)
-        return self._places("steps", len(rows))
+        return self._row_numbers("steps", len(rows))
 
     def add_kernels(self, rows: Rows) -> NDArray[np.int64]:
-        """Keep kernels that schedule communication; returns their places among all."""
+        """Add kernels that schedule communication; returns their row numbers."""
         self._kernels.append(rows)
-        return self._places("kernels", len(rows))
+        return self._row_numbers("kernels", len(rows))
 
     def add_streams(self, task_id: NDArray[np.uint32], stream_id: NDArray[np.uint16]) -> None:
-        """Keep on which stream tasks with 32-bit ids are."""
+        """Add the streams of tasks with 32-bit ids."""
         self._streams.append((task_id, stream_id.astype(np.uint32)))
 
     def steps(self) -> Rows:
-        """Return all steps of collectives (`communication_records.STEP`); one call only."""
-        return _taken(self._steps)
+        """Return and forget all steps of collectives (`collective_records.STEP`)."""
+        return _stacked_and_cleared(self._steps)
 
     def kernels(self) -> Rows:
-        """Return all kernels that schedule communication (`KERNEL`); one call only."""
-        return _taken(self._kernels)
+        """Return and forget all kernels that schedule communication (`KERNEL`)."""
+        return _stacked_and_cleared(self._kernels)
 
     def stream_by_task(self) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-        """Return the task ids in the order of their launches, and the stream of each."""
+        """Return task ids in the order of their launches, and their streams."""
         none = np.zeros(0, np.uint32)
         return (
             np.concatenate([none, *(task for task, _ in self._streams)]),
             np.concatenate([none, *(stream for _, stream in self._streams)]),
         )
 
-    def _places(self, what: str, count: int) -> NDArray[np.int64]:
+    def _row_numbers(self, what: str, count: int) -> NDArray[np.int64]:
         first = self._counts[what]
         self._counts[what] += count
         return np.arange(first, first + count)
 
 
-def _taken(parts: list[Rows]) -> Rows:
+def _stacked_and_cleared(parts: list[Rows]) -> Rows:
     rows = stacked(parts)
     parts.clear()
     return rows

@@ -1,10 +1,4 @@
-"""Names of the small numbers in records of collectives that DPUs and CCUs run.
-
-Where other tables keep such numbers and an ENUM table has their names, DPU_TASK and CCU have the
-names themselves; a number without one appears as its decimal text.
-
-DPU_TASK: what data processing units ran, kernels (dpu_track) and collectives (dpu_hccl_info).
-"""
+"""Decodes DPU_TASK: kernels (dpu_track) and collectives (dpu_hccl_info) of DPUs."""
 
 from __future__ import annotations
 
@@ -31,8 +25,8 @@ from unified_prof.decoders.prof.layouts import (
 from unified_prof.decoders.prof.slices import Records
 from unified_prof.decoders.prof.task_identity import IdCounter
 
+# Class of device in the high four bits of a device field.
 _DPU = 1
-"""Class of device in the high four bits of a device field."""
 _NUMBER_BITS = 0x0FFF
 _RANK_BITS = 0xFFFF
 _PIECE = 1 << 14
@@ -40,7 +34,7 @@ _PIECE = 1 << 14
 
 @dataclass(frozen=True, slots=True)
 class _Row:
-    """One row of DPU_TASK, its times still in ticks of the host counter."""
+    """One row of DPU_TASK; times in ticks of the host counter."""
 
     device_id: int
     thread_id: int
@@ -50,11 +44,11 @@ class _Row:
     task_id: int
     name: str
     more: tuple[object, ...]
-    """Names and values of `args` after those that every task has."""
+    """Names and values of `args` after the common ones."""
 
 
 def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
-    """Write DPU_TASK; ids are of their own, as no task there is one of TASK."""
+    """Write DPU_TASK. Its tasks have new ids, since none of them is in TASK."""
     for make in (_kernels, _collectives):
         rows: list[_Row] = []
         for row in make(host, sink):
@@ -66,7 +60,7 @@ def decode_dpu(host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
 
 
 def _kernels(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
-    """Yield the kernels; launches tell their names by device and task, the last one counts."""
+    """Yield the kernels; their names are those of the last launch with their device and task."""
     launched: dict[tuple[int, int], int] | None = None
     for records in host_records(host, "compact", "dpu_track", sink):
         if launched is None:
@@ -100,7 +94,7 @@ def _on_dpu(records: Records, field: str) -> Iterator[Any]:
 
 
 def _collectives(host: HostDirectory, sink: Sink) -> Iterator[_Row]:
-    """Yield the sub tasks of collectives, on chips that have such."""
+    """Yield the tasks of collectives (platforms 15 and 16)."""
     if host.platform not in V6_PLATFORMS:
         return
     for records in host_records(host, "additional", "dpu_hccl_info", sink):
@@ -164,7 +158,7 @@ def _collective_args(record: Any, host: HostDirectory) -> tuple[object, ...]:
 
 
 def _write(rows: list[_Row], host: HostDirectory, ids: IdCounter, sink: Sink) -> None:
-    """Write some rows; those that began before the session are left out and counted."""
+    """Write rows; those that began before the session are dropped and counted."""
     if not rows:
         return
     start_ns = host.clocks.host.to_ns(np.array([row.start for row in rows], np.uint64))

@@ -1,13 +1,7 @@
-"""Which call a moment of a thread lies in.
+"""Decodes calls of the host: CANN_API (api_event) and OSRT_API; finds the calls around a time.
 
-Calls of one level are intervals (begin, end]; a thread's calls of levels other than NODE do not
-nest, so one that begins before its predecessor ended is left out. NODE calls nest.
-
-api_event: the calls of the host, to CANN_API and to the intervals that tasks are launched in.
-
-The names of Linux system calls: what a line of `perf trace` can be about.
-
-OSRT_API: calls of the operating system, host_syscall.data and host_pthreadcall.data (text).
+Calls of one level are intervals (begin, end]. NODE calls of a thread nest. Calls of other levels do
+not, so one that begins before its predecessor ended is left out.
 """
 
 from __future__ import annotations
@@ -25,7 +19,7 @@ from unified_prof.base.columns import Sink
 from unified_prof.decoders.prof import sampling
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
-from unified_prof.decoders.prof.host_records import checked, join
+from unified_prof.decoders.prof.host_records import concatenate, valid_records
 from unified_prof.decoders.prof.slices import RawFile, Records
 from unified_prof.decoders.spool import Rows, Spool, selected
 from unified_prof.errors import RawFormatError
@@ -41,15 +35,15 @@ class Intervals:
     end: Keys
     connection_id: NDArray[np.int64]
     item: NDArray[np.uint32]
-    """Index of the item hash in the pool of the calls."""
+    """Index into `CallNames.items`."""
     type_index: NDArray[np.uint16]
-    """Index of the (level, type) pair."""
+    """Index into `CallNames.types`."""
 
     def __len__(self) -> int:
         return len(self.begin)
 
     def take(self, rows: NDArray[Any]) -> Intervals:
-        """Return some rows, which keep their order."""
+        """Return some rows, in their order."""
         return Intervals(
             self.begin[rows],
             self.end[rows],
@@ -59,7 +53,7 @@ class Intervals:
         )
 
     def find(self, keys: Keys) -> NDArray[np.int64]:
-        """Return, for every moment, the row of the latest begun call around it, or NOWHERE."""
+        """Return for every key the innermost call around it (the one begun last), or NOWHERE."""
         row = np.searchsorted(self.begin, keys, side="left").astype(np.int64) - 1
         if not len(self):
             return row
@@ -71,7 +65,7 @@ class Intervals:
 
 @dataclass(frozen=True, slots=True)
 class CallTree:
-    """The calls that tasks can lie in, by level."""
+    """The calls that may launch tasks, by level."""
 
     acl: Intervals
     model: Intervals
@@ -79,22 +73,22 @@ class CallTree:
     communication: Intervals
 
 
-def joined(one: Intervals, other: Intervals) -> Intervals:
-    """Return the calls of both, of which the first ones begin first."""
+def concatenate_intervals(first: Intervals, second: Intervals) -> Intervals:
+    """Return the calls of both; those of `first` begin first."""
     return Intervals(
         *(
-            np.concatenate([getattr(one, field.name), getattr(other, field.name)])
+            np.concatenate([getattr(first, field.name), getattr(second, field.name)])
             for field in fields(Intervals)
         )
     )
 
 
 def without_overlaps(calls: Intervals) -> Intervals:
-    """Leave out calls that begin before the last one that was kept ended."""
+    """Drop calls that begin before the last kept call ended."""
     if not (calls.begin[1:] < calls.end[:-1]).any():
         return calls
-    # From a kept call the next one kept is known; who is reached from the first is kept. The
-    # ends of a thread are below the begins of the next, so threads need no separation.
+    # Each call determines the next one kept; all calls reached from the first are kept. Ends of a
+    # thread are below the begins of the next, so threads need not be separated.
     count = len(calls)
     following = np.r_[np.searchsorted(calls.begin, calls.end, side="left"), count]
     following = np.maximum(following, np.r_[np.arange(1, count + 1), count])
@@ -109,13 +103,13 @@ def without_overlaps(calls: Intervals) -> Intervals:
 
 
 def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[np.int64]:
-    """Return, for every query, the last row at or before `start` whose end is not before its key.
+    """Return for every query the last row up to `start` whose end is not before its key.
 
-    Climbs and descends a pyramid of block maxima, all queries at once: about 2 log2(n) steps.
+    All queries climb and descend a pyramid of block maxima: about 2 log2(n) steps.
     """
     result = np.full(len(start), NOWHERE, np.int64)
     reach = np.maximum.accumulate(end)
-    query = np.flatnonzero(reach[start] >= keys)  # others end before any call reaches them
+    query = np.flatnonzero(reach[start] >= keys)  # no call reaches the others
     if not len(query):
         return result
     pyramid = [end]
@@ -134,12 +128,12 @@ def _last_reaching(end: Keys, start: NDArray[np.int64], keys: Keys) -> NDArray[n
         down, up = descending & (level > 0), ~descending
         if not (down | up).any():
             break
-        # Descend to the right half where that reaches, else to the left one.
+        # Descend to the right half if it reaches the key, else to the left one.
         lower = np.maximum(level - 1, 0)
         right = np.minimum(2 * block + 1, offsets[lower + 1] - offsets[lower] - 1)
         right = np.where(down, right, 0)
         child = np.where(blocks[offsets[lower] + right] >= key, right, 2 * block)
-        # Climb to the neighbour on the left: of the parent for a left half.
+        # Climb to the left neighbour; for a left half, to that of its parent.
         left_half = block % 2 == 0
         neighbour = np.where(left_half, block // 2 - 1, block - 1)
         block = np.where(down, child, np.where(up, neighbour, block))
@@ -154,15 +148,15 @@ _EVENT = np.uint64(0xFFFFFFFFFFFFFFFF)
 _MAX_TYPES = 1 << 16
 
 
+# A call: keys of begin and end, connection id, and indexes into `CallNames`.
 CALL = np.dtype(
     [("key", "u8"), ("end", "u8"), ("connection_id", "u8"), ("item", "u4"), ("type_index", "u2")]
 )
-"""A call: where it begins and ends on the timeline, its number, and indexes into `CallNames`."""
 
 
 @dataclass(frozen=True, slots=True)
 class CallNames:
-    """What calls are: (level << 32 | type) and item hashes (operator, model), by index."""
+    """Types (level << 32 | type) and item hashes (operator, model) of calls, by index."""
 
     types: NDArray[np.uint64]
     items: NDArray[np.uint64]
@@ -176,12 +170,12 @@ class CallNames:
         return [(value >> 32, value & 0xFFFFFFFF) for value in self.types.tolist()]
 
     def intervals(self, calls: Rows, level: int) -> Intervals:
-        """Return the calls of one level that tasks can lie in: those that are not empty."""
+        """Return the calls of one level that are not empty."""
         of_level = self.level() == level
         calls = selected(calls, of_level[calls["type_index"]] & (calls["key"] != calls["end"]))
         begin = calls["key"]
         if level == NODE and (begin[1:] == begin[:-1]).any():
-            # The longer of two that begin together is outside.
+            # Of two that begin together, the longer one is the outer one.
             calls = selected(calls, np.lexsort((~calls["end"], begin)))
         return Intervals(
             calls["key"].copy(),
@@ -193,7 +187,7 @@ class CallNames:
 
 
 def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> CallNames:
-    """Put away every call, pairing those recorded as two events."""
+    """Append all calls to `spool`; those recorded as two events are paired."""
     types, items = Pool(), Pool()
     items.index_of(np.zeros(1, np.uint64))  # index 0: no item
     events: list[Records] = []
@@ -215,7 +209,7 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
 
     file = host.data.host_file("api_event")
     if file is not None:
-        for piece in checked(file, "api_event", sink):
+        for piece in valid_records(file, "api_event", sink):
             is_event = piece["end"] == _EVENT
             if is_event.any():
                 events.append(piece[is_event])
@@ -223,12 +217,12 @@ def read_calls(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
             else:
                 add(piece)
         if events:
-            add(_pair_events(join(events), sink))
+            add(_pair_events(concatenate(events), sink))
     return CallNames(types.values, items.values)
 
 
 class CallWriter:
-    """Writes CANN_API: calls that end in the session or after it."""
+    """Writes CANN_API: calls that end after the start of the session."""
 
     def __init__(
         self, names: CallNames, host: HostDirectory, timeline: Timeline, sink: Sink
@@ -242,7 +236,7 @@ class CallWriter:
         self._process = (host.info.integer("pid") or 0) << 32
 
     def write(self, calls: Rows) -> None:
-        """Write some calls."""
+        """Write rows of `CALL`."""
         clock, timeline = self._host.clocks.host, self._timeline
         end_ns = clock.to_ns(timeline.ticks(calls["end"]))
         keep = end_ns >= self._host.session.start_ns
@@ -254,7 +248,7 @@ class CallWriter:
         names = self._type_ids[kind]
         named = np.flatnonzero(self._levels[kind] == COMMUNICATION)
         if len(named):
-            names[named] = self._named(calls["item"][named])
+            names[named] = self._item_name_ids(calls["item"][named])
         self._sink.write(
             "CANN_API",
             {
@@ -267,8 +261,8 @@ class CallWriter:
             },
         )
 
-    def _named(self, items: NDArray[np.uint32]) -> NDArray[np.int64]:
-        """Return the string ids of items."""
+    def _item_name_ids(self, items: NDArray[np.uint32]) -> NDArray[np.int64]:
+        """Return the string ids of the texts of items."""
         new = np.unique(items[self._item_ids[items] < 0])
         if len(new):
             dictionaries = self._host.dictionaries
@@ -279,7 +273,7 @@ class CallWriter:
 
 
 def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:
-    """Leave out calls whose times cannot be: far from the recording, or ending before begin."""
+    """Drop calls with impossible times: far from the recording, or end before begin."""
     good = timeline.fits(rows["begin"]) & timeline.fits(rows["end"])
     good &= rows["begin"] <= rows["end"]
     if good.all():
@@ -289,7 +283,7 @@ def _usable(rows: Records, timeline: Timeline, sink: Sink) -> Records:
 
 
 def _pair_events(events: Records, sink: Sink) -> Records:
-    """Make one interval of every two equal events, in file order."""
+    """Combine every two equal events into one interval, in file order."""
     fields = ("item_id", "request_id", "thread_id", "type", "level")
     order = np.lexsort([events[field] for field in fields])
     events = events[order]
@@ -299,7 +293,7 @@ def _pair_events(events: Records, sink: Sink) -> Records:
     paired = events[first]
     paired["end"] = events["begin"][first + 1]
     if lost := len(events) - 2 * len(first):
-        sink.anomaly("unpaired_event", lost, "an event without its second half is no call")
+        sink.anomaly("unpaired_event", lost, "events without a second one")
     return paired
 
 
@@ -358,8 +352,7 @@ _SYSTEM_CALL = re.compile(
 # ltrace: `[pid T] <s> program->name(args) = result <s>`
 _THREAD_CALL = re.compile(r"\s*\[pid\s+(\d{1,10})\]\s+(\d{1,12}(?:\.\d{1,9})?)\s+\S*?->(\w+)\(")
 _THREAD_CALL_DURATION = re.compile(r"(\d{1,9}\.\d{1,9})>\s*")
-# A call that another thread's line interrupted has no start or no end; signals and the exits of
-# threads are no calls.
+# Lines of calls that were interrupted (no start or no end), of signals and of thread exits.
 _NO_START = re.compile(r"\s*\??\s*\(")
 _NO_CALL = ("<unfinished ...>", " resumed>", "+++", "---")
 _NOT_LISTED = frozenset({"pthread_once"})
@@ -376,11 +369,10 @@ class _Call:
 
 
 def decode_os_calls(host: HostDirectory, sink: Sink) -> None:
-    """Write OSRT_API: one row a call.
+    """Write OSRT_API (host_syscall.data and host_pthreadcall.data, text): one row per call.
 
-    The files count time from an origin of their own; their first line is taken for the start of
-    the session. The arithmetic is float64 on microseconds, as the exporter's: genuine databases
-    have its quarter-microsecond steps.
+    The first line of a file counts as the start of the session. Times are computed in float64
+    microseconds like the exporter's, which gives steps of a quarter microsecond.
     """
     for kind, parse in (("host_syscall", _system_call), ("host_pthreadcall", _thread_call)):
         file = host.data.get(kind)
@@ -402,7 +394,7 @@ def _decode(
             sink.anomaly(
                 "os_call_not_listed",
                 len(calls) - len(listed),
-                f"{host.data.path}/{file.name}.data: names that are no call of the system",
+                f"{host.data.path}/{file.name}.data: names that are not system calls",
             )
         if not listed:
             continue
@@ -428,7 +420,7 @@ def _since_1970(host: HostDirectory, monotonic_us: NDArray[np.float64]) -> NDArr
 def _calls(
     host: HostDirectory, sink: Sink, file: RawFile, parse: Callable[[str], _Call | None]
 ) -> Iterator[list[_Call]]:
-    """Yield the calls of the file in batches that are not empty."""
+    """Yield the calls of a file in non-empty batches."""
     damaged = unfinished = 0
     for lines in sampling.text_lines(file):
         calls = []

@@ -1,11 +1,4 @@
-"""MSTX_EVENTS, the user's marks and ranges, and their halves on the device.
-
-MEMCPY_INFO: size and direction of asynchronous copies.
-
-NPU_OP_MEM: memory that operators take and give back.
-
-mc2_comm_info: which streams AI CPUs use for collectives that they run by themselves.
-"""
+"""Decodes host records beside calls: MSTX_EVENTS, MEMCPY_INFO, NPU_OP_MEM, streams of AI CPUs."""
 
 from __future__ import annotations
 
@@ -26,7 +19,7 @@ from unified_prof.base.vocabulary import (
     NO_MODEL,
 )
 from unified_prof.decoders.prof.directory import DeviceDirectory, HostDirectory
-from unified_prof.decoders.prof.host_records import host_records, join
+from unified_prof.decoders.prof.host_records import concatenate, host_records
 from unified_prof.decoders.prof.launches import HostTasks, TaskTypes
 from unified_prof.decoders.prof.layouts import DEVICE_COLLECTIVE_PLATFORMS, record_type
 from unified_prof.decoders.prof.slices import Records
@@ -38,18 +31,18 @@ _STREAM_MASK = 0x7FF
 
 
 def write_marks(host: HostDirectory, sink: Sink) -> None:
-    """Write every mark; segments of one extended mark make one message."""
+    """Write MSTX_EVENTS: marks and ranges; segments of an extended mark form one message."""
     pieces = list(host_records(host, "additional", "msproftx", sink))
     if not pieces:
         return
-    records = join(pieces)
+    records = concatenate(pieces)
     extended = records["info_type"] == _EXTENDED
     parts = np.flatnonzero(extended)
     parts = parts[np.lexsort((records["segment"][parts], records["mark_id"][parts]))]
-    whole = Runs(records["mark_id"][parts])
-    rows = np.concatenate([parts[whole.starts], np.flatnonzero(~extended)])
-    count = len(whole)
-    messages = _messages(records["message"][parts], whole.sizes)
+    messages_of = Runs(records["mark_id"][parts])
+    rows = np.concatenate([parts[messages_of.starts], np.flatnonzero(~extended)])
+    count = len(messages_of)
+    messages = _messages(records["message"][parts], messages_of.sizes)
     messages += _messages(records["message"][rows[count:]], np.ones(len(rows) - count, np.int64))
     order = np.argsort(records["start"][rows], kind="stable")
     rows = rows[order]
@@ -80,7 +73,7 @@ def write_marks(host: HostDirectory, sink: Sink) -> None:
 def device_marks(
     device: DeviceDirectory, marks: Records, process_id: int, ids: IdCounter, sink: Sink
 ) -> None:
-    """Write the device halves of marks as TASK rows, from the first to the last note of each."""
+    """Write the device side of marks as TASK rows, from the first to the last record of each."""
     order = np.lexsort((marks["timestamp"], marks["index_id"]))
     marks = marks[order]
     notes = Runs(marks["index_id"])
@@ -109,7 +102,7 @@ def device_marks(
 
 
 def _messages(parts: NDArray[np.bytes_], segments: NDArray[np.int64]) -> list[str]:
-    """Join the segments of every message and decode it; each ends at its first NUL."""
+    """Join and decode the segments of every message; a segment ends at its first NUL."""
     texts = [part.partition(b"\0")[0] for part in parts.tolist()]
     messages, at = [], 0
     for count in segments.tolist():
@@ -131,30 +124,30 @@ def _domains(
 
 _LAST_DIRECTION = 7
 
+# A memcpy_info record with its key.
 SIZES = np.dtype([("key", "u8"), ("record", record_type("memcpy_info"))])
-"""A memcpy_info record and its place on the timeline."""
 
+# A copy: key and id of its task, and its row of MEMCPY_INFO.
 COPY = np.dtype([("key", "u8"), ("task_id", "u4"), ("size", "i8"), ("operation", "u2")])
-"""A copy: the identity of its task, and what MEMCPY_INFO says of it."""
 
 
 def copies_of(
     tasks: HostTasks, device_id: int, types: TaskTypes, sizes: Rows, *, wide_task_ids: bool
 ) -> Rows:
-    """Return every asynchronous copy of one device.
+    """Return the asynchronous copies of one device (rows of `COPY`).
 
-    A size belongs to the copies launched at exactly its thread and time, in the order of their
-    batch and task id: each takes as much as a copy can, until nothing is left. Copies without a
-    size have size 0 and operation `other`.
+    A size record belongs to the copies launched by its thread at its time, in the order of batch
+    and task id: each moves at most `max_size` of it. Copies without a record have size 0 and
+    operation `other`.
 
     Args:
         tasks: launches.
-        device_id: the device.
-        types: the types of launches.
-        sizes: the records of the same stretch of the timeline, in the order of their keys.
+        device_id: number of the device.
+        types: types of the launches.
+        sizes: rows of `SIZES` of the same window, sorted by key.
         wide_task_ids: as in `pack_keys`.
     """
-    is_copy = types.named("MEMCPY_ASYNC")[tasks.type_index] & (tasks.device_id == device_id)
+    is_copy = types.is_one_of("MEMCPY_ASYNC")[tasks.type_index] & (tasks.device_id == device_id)
     task = np.flatnonzero(is_copy)
     task = task[
         np.lexsort(
@@ -175,15 +168,15 @@ def copies_of(
     has_size = row >= 0
     has_size[has_size] = sizes["key"][row[has_size]] == key[has_size]
     found = sizes["record"][row[has_size]]
-    size, direction = _shared(found, Runs(key).rank()[has_size].astype(np.uint64))
+    size, direction = _chunks(found, Runs(key).rank()[has_size].astype(np.uint64))
     copies["size"][has_size] = size.astype(np.int64)
     copies["operation"] = COPY_OTHER
     copies["operation"][has_size] = np.where(size > 0, direction, COPY_OTHER)
     return copies
 
 
-def _shared(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
-    """Return size and direction of copies: what the nth of those that share a record gets of it."""
+def _chunks(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+    """Return size and direction of copies: of the nth chunk of their record."""
     limit, total = found["max_size"], found["data_size"]
     divisor = np.maximum(limit, np.uint64(1))
     chunks = total // divisor + (total % divisor > 0)
@@ -193,7 +186,7 @@ def _shared(found: Rows, nth: NDArray[np.uint64]) -> tuple[NDArray[np.uint64], N
 
 
 def write_copies(copies: Rows, global_task_id: NDArray[np.int64], sink: Sink) -> None:
-    """Write some copies."""
+    """Write MEMCPY_INFO rows."""
     if len(copies):
         sink.write(
             "MEMCPY_INFO",
@@ -209,7 +202,7 @@ _COMPONENT = "GE"
 
 
 def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
-    """Write every task_memory_info record; a negative size is a release."""
+    """Write NPU_OP_MEM (task_memory_info); a negative size is a release."""
     process = (host.info.integer("pid") or 0) << 32
     types = sink.strings.intern_all(("allocate", "release"))
     for records in host_records(host, "additional", "task_memory_info", sink):
@@ -238,12 +231,12 @@ def decode_operator_memory(host: HostDirectory, sink: Sink) -> None:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveStreams:
-    """Which streams serve which group of ranks; groups are hashes of their names."""
+    """Streams of collectives that AI CPUs run, by group of ranks (hash of its name)."""
 
     of_kernels: dict[int, int] = field(default_factory=dict)
-    """The group whose AI CPU kernels run on a stream."""
+    """Group whose AI CPU kernels run on a stream."""
     of_tasks: dict[int, tuple[int, ...]] = field(default_factory=dict)
-    """The groups whose kernels put their tasks on a stream."""
+    """Groups whose kernels launch tasks on a stream."""
 
     def kernel_streams(self) -> NDArray[np.int64]:
         """Return the streams of AI CPU kernels, ascending."""
@@ -251,7 +244,7 @@ class CollectiveStreams:
 
 
 def read_collective_streams(host: HostDirectory, sink: Sink) -> CollectiveStreams:
-    """Read which streams AI CPUs use for which group, on chips that have such collectives."""
+    """Read mc2_comm_info, on platforms whose AI CPUs run collectives."""
     streams = CollectiveStreams()
     if host.platform not in DEVICE_COLLECTIVE_PLATFORMS:
         return streams

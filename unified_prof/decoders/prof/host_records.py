@@ -1,4 +1,4 @@
-"""Reads host compact and additional records: checks the magic, packs thread and time."""
+"""Reads compact and additional records of the host, with keys of thread and time."""
 
 from __future__ import annotations
 
@@ -17,26 +17,26 @@ from unified_prof.decoders.spool import Spool
 def host_records(
     host: HostDirectory, envelope: str, kind: str, sink: Sink, *, prefix: str | None = None
 ) -> Iterator[Records]:
-    """Yield the good records of one kind, a piece at a time; bad magic numbers are counted.
+    """Yield the valid records of one kind in pieces; records with a wrong magic are counted.
 
     Args:
-        host: where they are.
+        host: directory of the host.
         envelope: `compact` or `additional`.
-        kind: name of file and layout.
-        sink: takes the counts.
-        prefix: only of `unaging` (static) or `aging` files; both by default, in that order.
+        kind: name of the file and the layout.
+        sink: takes the anomalies.
+        prefix: `unaging` (static) or `aging` to read only these files; default both, in this order.
     """
     name = f"{envelope}.{kind}"
     file = host.data.host_file(name) if prefix is None else host.data.get(f"{prefix}.{name}")
     if file is None:
         return
-    yield from checked(file, kind, sink)
+    yield from valid_records(file, kind, sink)
 
 
-def checked(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
-    """Yield the records of a host file that have their magic number; the others are counted.
+def valid_records(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
+    """Yield the records of a host file that have their magic number; others are counted.
 
-    Slices of the host hold whole records. If one does not, it was cut, and only it suffers.
+    Slices of the host hold whole records. If one does not, it was cut and is read separately.
     """
     record = record_type(kind)
     cut = [part for part in file.by_slice() if part.size_bytes % record.itemsize]
@@ -52,8 +52,8 @@ def checked(file: RawFile, kind: str, sink: Sink) -> Iterator[Records]:
                 yield piece[good]
 
 
-def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
-    """Return the records whose time is possible, and their keys."""
+def with_keys(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[Records, Keys]:
+    """Return the records with a possible time, and their keys."""
     good = timeline.fits(records["timestamp"])
     if not good.all():
         sink.anomaly(f"impossible_time_{kind}", int((~good).sum()), f"{kind} records left out")
@@ -61,30 +61,30 @@ def timed(records: Records, kind: str, timeline: Timeline, sink: Sink) -> tuple[
     return records, timeline.pack(records["thread_id"], records["timestamp"])
 
 
-def collect(
+def read_sorted(
     host: HostDirectory, envelope: str, kind: str, timeline: Timeline, sink: Sink
 ) -> tuple[Records, Keys]:
-    """Return all records of a kind that is never many, sorted by time, with their keys."""
+    """Return all records of a kind of which there are few, sorted by time, with their keys."""
     pieces = list(host_records(host, envelope, kind, sink))
     if not pieces:
         return np.zeros(0, record_type(kind)), np.zeros(0, np.uint64)
-    records, keys = timed(join(pieces), kind, timeline, sink)
+    records, keys = with_keys(concatenate(pieces), kind, timeline, sink)
     order = np.argsort(records["timestamp"], kind="stable")
     return records[order], keys[order]
 
 
-def keep(
+def spool_records(
     host: HostDirectory, envelope: str, kind: str, timeline: Timeline, spool: Spool, sink: Sink
 ) -> None:
-    """Put records of a kind away whole, with their keys."""
+    """Append the records of a kind to `spool`, with their keys."""
     for records in host_records(host, envelope, kind, sink):
-        records, key = timed(records, kind, timeline, sink)
+        records, key = with_keys(records, kind, timeline, sink)
         rows = np.empty(len(records), spool.dtype)
         rows["key"], rows["record"] = key, records
         spool.append(rows)
 
 
-def join(pieces: list[Records]) -> Records:
+def concatenate(pieces: list[Records]) -> Records:
     """Concatenate records without repacking their fields."""
     raw = [piece.view(f"V{piece.dtype.itemsize}") for piece in pieces]
     return np.concatenate(raw).view(pieces[0].dtype)

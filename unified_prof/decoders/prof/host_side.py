@@ -1,4 +1,4 @@
-"""The host side of a recording: its calls, and what it launched, ready to be joined."""
+"""Decodes the host of a recording: its calls, and its launches by device."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from unified_prof.decoders.prof.collectives import CommunicationWriter
 from unified_prof.decoders.prof.compute_info import (
     KERNEL,
     LAUNCHED,
-    HostKnowledge,
+    HostData,
     Launched,
     operators_of,
 )
@@ -25,14 +25,14 @@ from unified_prof.decoders.prof.coverage import Stage
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_calls import CALL, NOWHERE, CallWriter, read_calls
 from unified_prof.decoders.prof.host_events import read_collective_streams
-from unified_prof.decoders.prof.host_records import host_records, keep
+from unified_prof.decoders.prof.host_records import host_records, spool_records
 from unified_prof.decoders.prof.host_windows import HostWindow, host_windows
 from unified_prof.decoders.prof.launches import (
     LAUNCH,
     HostTasks,
     Launches,
     launches_of,
-    place,
+    locate_calls,
     read_host_tasks,
     streams,
     without_lost_calls,
@@ -47,9 +47,9 @@ _LEVEL0 = ("l0", "level0")
 
 
 class HostSide:
-    """What the host recorded about work for devices. Reading it writes CANN_API.
+    """Records of the host about work for devices. Reading them writes CANN_API.
 
-    A context manager: what it has put away is gone when the block ends.
+    A context manager: temporary files are removed when the block ends.
     """
 
     def __init__(self, host: HostDirectory, sink: Sink, stage: Stage, workspace: Workspace) -> None:
@@ -75,7 +75,7 @@ class HostSide:
         return set(self._launched)
 
     def launched(self, device_id: int) -> Launched:
-        """Return what was launched for one device."""
+        """Return the launches for one device."""
         return self._of_device(device_id)
 
     def _read(self, stage: Stage) -> None:
@@ -99,16 +99,16 @@ class HostSide:
                 self.types, self._rounds = read_host_tasks(host, timeline, tasks, sink)
                 operators.read_contexts(host, timeline, contexts, sink)
                 self.captures = read_captures(host, timeline, sink)
-                keep(host, "compact", "memcpy_info", timeline, sizes, sink)
-                self._watch(tasks)
+                spool_records(host, "compact", "memcpy_info", timeline, sizes, sink)
+                self._observe_tasks(tasks)
             with stage("operator descriptions"):
                 self._hashes, self._texts = operators.read_descriptions(
                     host, timeline, described, attributes, tensors, sink
                 )
                 self.captured = read_captured(host, self._texts, sink)
                 self.collective_streams = read_collective_streams(host, sink)
-                keep(host, "additional", "hccl_info", timeline, steps, sink)
-                keep(host, "compact", "hccl_op_info", timeline, collected, sink)
+                spool_records(host, "additional", "hccl_info", timeline, steps, sink)
+                spool_records(host, "compact", "hccl_op_info", timeline, collected, sink)
             self.communication = CommunicationWriter(host, sink)
             self.expanded_streams = _expanded_streams(host, sink)
             self._level0 = _is_level0(host)
@@ -122,37 +122,39 @@ class HostSide:
             with stage("host"):
                 writer = CallWriter(self.names, host, timeline, sink)
                 others = (tasks, contexts, sizes, described, attributes, tensors, steps, collected)
-                place_of_task = 0
+                first_row = 0
                 for window in host_windows(calls, others, self.names, self._workspace.window_rows):
                     writer.write(window.calls)
-                    self._tell(window, place_of_task)
-                    place_of_task += len(window.others[0])
+                    self._write_window(window, first_row)
+                    first_row += len(window.others[0])
 
-    def _watch(self, tasks: Any) -> None:
-        """Let the rounds of task ids see all tasks, where they depend on later ones."""
+    def _observe_tasks(self, tasks: Any) -> None:
+        """Pass all launches to the rounds of task ids, if these depend on later tasks."""
         if not self._rounds.looks_back:
             return
-        place_of_task = 0
+        first_row = 0
         for (rows,) in windows(tasks, window_rows=self._workspace.window_rows):
-            self._rounds.watch(*self._asked(rows, place_of_task))
-            place_of_task += len(rows)
+            self._rounds.observe(*self._identity_columns(rows, first_row))
+            first_row += len(rows)
 
-    def _asked(self, rows: Rows, first: int) -> tuple[NDArray[Any], ...]:
+    def _identity_columns(self, rows: Rows, first: int) -> tuple[NDArray[Any], ...]:
         ticks = self._timeline.ticks(rows["key"])
         return streams(rows), rows["task_id"], ticks, np.arange(first, first + len(rows))
 
-    def _tell(self, window: HostWindow, first: int) -> None:
-        """Work out what was launched in a window and what for, and put it away by device."""
+    def _write_window(self, window: HostWindow, first: int) -> None:
+        """Decode the launches of a window and append them to the spools of their devices."""
         rows, contexts, sizes, described, attributes, tensors, steps, collected = window.others
         tree, sink = window.tree, self._sink
-        tasks = HostTasks.of(rows, self._rounds.batch_of(*self._asked(rows, first)))
+        tasks = HostTasks.from_rows(
+            rows, self._rounds.batch_of(*self._identity_columns(rows, first))
+        )
         tasks = without_repeats(tasks, sink)
-        place(tasks, tree, self.names.items)
+        locate_calls(tasks, tree, self.names.items)
         tasks = without_lost_calls(tasks, tree, sink)
         node_contexts, communication_contexts = operators.contexts_of(
             contexts, tree.node, tree.communication, sink
         )
-        knowledge = HostKnowledge(
+        host_data = HostData(
             self.names.items,
             tree,
             self.types,
@@ -177,7 +179,7 @@ class HostSide:
                 wide_task_ids=self._wide,
             )
             to = self._of_device(device_id)
-            self._put_away(launches, knowledge, records, to)
+            self._append_launches(launches, host_data, records, to)
             if self._has_sizes:
                 to.copies.append(
                     host_events.copies_of(
@@ -185,10 +187,10 @@ class HostSide:
                     )
                 )
 
-    def _put_away(
+    def _append_launches(
         self,
         launches: Launches,
-        knowledge: HostKnowledge,
+        host_data: HostData,
         records: collectives.CommunicationRecords,
         to: Launched,
     ) -> None:
@@ -201,15 +203,15 @@ class HostSide:
         rows["type_index"] = tasks.type_index[launches.task]
         rows["step"] = rows["kernel"] = NOWHERE
         chosen, steps = collectives.steps_of(
-            launches, records, knowledge, self._masters, self._timeline
+            launches, records, host_data, self._masters, self._timeline
         )
         rows["step"][chosen] = to.add_steps(steps)
-        chosen, found, hashes = operators_of(launches, knowledge, self._sink)
+        chosen, found, hashes = operators_of(launches, host_data, self._sink)
         rows["is_operator"][chosen] = True
         put(rows, "operator", chosen, found)
         if self.host.platform in ONE_CORE_KIND_PLATFORMS:
             # There are no tasks of contexts: the whole task has the blocks of its operator.
-            on_vector_cores = self.types.named("KERNEL_MIX_AIV")[tasks.type_index]
+            on_vector_cores = self.types.is_one_of("KERNEL_MIX_AIV")[tasks.type_index]
             row = launches.task[chosen]
             blocks = np.zeros(len(tasks), np.uint32)
             blocks[row] = np.where(on_vector_cores[row], found["mixBlockNum"], found["blockNum"])
@@ -221,7 +223,7 @@ class HostSide:
             kernels["name"] = hashes[scheduling]
             kernels["op_type"] = found["opType"][scheduling]
             kernels["in_collective"], kernels["outer"] = _outer_collectives(
-                launches, chosen[scheduling], knowledge
+                launches, chosen[scheduling], host_data
             )
             rows["kernel"][chosen[scheduling]] = to.add_kernels(kernels)
         if self._wide:
@@ -237,23 +239,23 @@ class HostSide:
 
 
 def _outer_collectives(
-    launches: Launches, chosen: NDArray[np.int64], knowledge: HostKnowledge
+    launches: Launches, chosen: NDArray[np.int64], host_data: HostData
 ) -> tuple[NDArray[np.bool_], NDArray[np.uint64]]:
-    """Tell which launches were made in the call of a collective, and the hash of its name.
+    """Return which launches were made inside a collective, and the hash of its name.
 
-    That is the call around the NODE call, if that launches tasks of collectives itself.
+    The collective is the call around the NODE call, if it launches tasks of collectives itself.
     """
-    tasks, node = launches.tasks, knowledge.tree.node
+    tasks, node = launches.tasks, host_data.tree.node
     collective = np.zeros(len(node) + 1, bool)  # the last is NOWHERE
     collective[tasks.node[tasks.communication != NOWHERE]] = True
     collective[-1] = False
-    own = tasks.node[launches.task[chosen]]
-    outer = np.full(len(own), NOWHERE, np.int64)
-    placed = own != NOWHERE
-    outer[placed] = node.find(node.begin[own[placed]])
+    nodes = tasks.node[launches.task[chosen]]
+    outer = np.full(len(nodes), NOWHERE, np.int64)
+    placed = nodes != NOWHERE
+    outer[placed] = node.find(node.begin[nodes[placed]])
     inside = collective[outer]
-    result = np.zeros(len(own), np.uint64)
-    result[inside] = knowledge.calls_items[node.item[outer[inside]]]
+    result = np.zeros(len(nodes), np.uint64)
+    result[inside] = host_data.calls_items[node.item[outer[inside]]]
     return inside, result
 
 

@@ -1,9 +1,8 @@
-"""The host's records in windows: stretches of the timeline that no operator reaches across.
+"""Splits the records of the host into windows that no operator crosses.
 
-Everything the host records has a place on the timeline, thread by thread, and belongs to the calls
-around it. A window ends where a call begins and none of a level with operators (NODE,
-communication) is open, so that each window can be told by itself. Only calls of the outer levels
-may reach into the next one: those still open are handed on.
+Records are ordered by thread and time and belong to the calls around them. A window ends where a
+call begins while no NODE or communication call is open, so each window can be decoded separately.
+Calls of the outer levels that are still open are carried into the next window.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ from unified_prof.decoders.prof.host_calls import (
     CallNames,
     CallTree,
     Intervals,
-    joined,
+    concatenate_intervals,
     without_overlaps,
 )
 from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
@@ -30,18 +29,18 @@ from unified_prof.decoders.spool import Rows, Spool, copied, stacked, windows
 
 @dataclass(frozen=True, slots=True)
 class HostWindow:
-    """What the host recorded in one stretch of the timeline, each kind by its place there."""
+    """Records of the host in one window; each kind sorted by key."""
 
     calls: Rows
     tree: CallTree
     others: tuple[Rows, ...]
-    """Of the other kinds, in the order in which they were given."""
+    """Rows of the other spools, in the order of the arguments."""
 
 
 def host_windows(
     calls: Spool, others: Sequence[Spool], names: CallNames, window_rows: int
 ) -> Iterator[HostWindow]:
-    """Yield all that was put away, window by window."""
+    """Yield the rows of the spools in windows."""
     levels = names.level()
     inner = (levels == NODE) | (levels == COMMUNICATION)
     trees = _Trees(names)
@@ -59,26 +58,26 @@ def host_windows(
         if len(held[0]) < enough:
             continue
         if not len(held[0]):
-            yield HostWindow(held[0], trees.of(held[0], None), tuple(held[1:]))
+            yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
             held = [rows[:0] for rows in held]
             continue
         place = _last_gap(held[0], inner)
-        if place == 0:  # a call is open all the time: look again when there is much more
+        if place == 0:  # no gap: a call is open all the time; retry with twice the rows
             enough = 2 * len(held[0])
             continue
         enough = 0
         until = held[0]["key"][place]
-        # What happens at the very begin of a call is not in it, but may be in the one before.
+        # A record at the begin of a call is outside it, but may be in the call before.
         cuts = [place, *(np.searchsorted(rows["key"], until, side="right") for rows in held[1:])]
         parts = [rows[:cut] for rows, cut in zip(held, cuts, strict=True)]
         held = [rows[cut:] for rows, cut in zip(held, cuts, strict=True)]
-        yield HostWindow(parts[0], trees.of(parts[0], until), tuple(parts[1:]))
+        yield HostWindow(parts[0], trees.tree(parts[0], until), tuple(parts[1:]))
     if any(len(rows) for rows in held):
-        yield HostWindow(held[0], trees.of(held[0], None), tuple(held[1:]))
+        yield HostWindow(held[0], trees.tree(held[0], None), tuple(held[1:]))
 
 
 def _last_gap(calls: Rows, inner: NDArray[np.bool_]) -> int:
-    """Return the last call that begins where no inner call is open, 0 where there is none."""
+    """Return the last call that begins while no inner call is open, or 0."""
     if not len(calls):
         return 0
     begin = calls["key"]
@@ -89,14 +88,14 @@ def _last_gap(calls: Rows, inner: NDArray[np.bool_]) -> int:
 
 
 class _Trees:
-    """Makes the call tree of one window after another."""
+    """Builds the call trees of consecutive windows."""
 
     def __init__(self, names: CallNames) -> None:
         self._names = names
         self._open: dict[int, Intervals] = {}
 
-    def of(self, calls: Rows, until: np.uint64 | None) -> CallTree:
-        """Return the calls of a window, and those open from before, by level."""
+    def tree(self, calls: Rows, until: np.uint64 | None) -> CallTree:
+        """Return the calls of a window and those still open from before, by level."""
         outer = {level: self._outer(calls, level, until) for level in (ACL, MODEL)}
         return CallTree(
             outer[ACL],
@@ -108,7 +107,7 @@ class _Trees:
     def _outer(self, calls: Rows, level: int, until: np.uint64 | None) -> Intervals:
         found = self._names.intervals(calls, level)
         if level in self._open:
-            found = joined(self._open.pop(level), found)
+            found = concatenate_intervals(self._open.pop(level), found)
         found = without_overlaps(found)
         if until is not None:
             still = np.flatnonzero(found.end > until)

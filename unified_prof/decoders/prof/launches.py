@@ -1,7 +1,4 @@
-"""task_track: what the host launched, for which stream of which device, from which call.
-
-Host tasks of one device, one row for every context: what device tasks are joined to.
-"""
+"""Reads the launches of the host (task_track) and locates the calls that made them."""
 
 from __future__ import annotations
 
@@ -17,7 +14,7 @@ from unified_prof.base.vocabulary import NO_CONNECTION, NO_CONTEXT, NO_MODEL
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import HostDirectory
 from unified_prof.decoders.prof.host_calls import NOWHERE, RUNTIME, CallTree
-from unified_prof.decoders.prof.host_records import host_records, join, timed
+from unified_prof.decoders.prof.host_records import concatenate, host_records, with_keys
 from unified_prof.decoders.prof.layouts import V6_PLATFORMS
 from unified_prof.decoders.prof.operators import Contexts
 from unified_prof.decoders.prof.slices import Records
@@ -25,10 +22,11 @@ from unified_prof.decoders.prof.task_identity import Flips, Rounds, pack_keys
 from unified_prof.decoders.spool import Rows, Spool
 
 _FLIP, _MAINTENANCE = 98, 6
+# data_len of records with an extension (grid, blocks).
 _EXTENDED_BYTES = 40
-"""data_len of records whose ext bytes are filled."""
 
 
+# A task_track record of a task; `HostTasks` explains the fields.
 LAUNCH = np.dtype(
     [
         ("key", "u8"),
@@ -41,7 +39,6 @@ LAUNCH = np.dtype(
         ("extended", "?"),
     ]
 )
-"""A task_track record of a task; `HostTasks` has what the fields mean."""
 
 
 @dataclass(slots=True)
@@ -57,22 +54,22 @@ class HostTasks:
     kernel_name: NDArray[np.uint64]
     """Hash."""
     extended: NDArray[np.bool_]
-    """`ext` is filled."""
+    """True if `ext` is filled."""
     ext: NDArray[np.uint16]
-    """Six words: grid and block dimensions of SIMT kernels; of others the number of blocks in the
-    first and the mix ratio in the low bits of the third."""
+    """Six words: grid and block dimensions of SIMT kernels; for others the number of blocks in the
+    first word and the mix ratio in the low bits of the third."""
     node: NDArray[np.int32]
     """Row of the NODE call around the launch, or -1."""
     communication: NDArray[np.int32]
     """Row of the communication call around the launch, or -1."""
     connection_id: NDArray[np.int64]
-    """Of the NODE call, else of the call at the deepest level; -1 without one."""
+    """Connection id of the NODE call, else of the innermost call; -1 without a call."""
     model_id: NDArray[np.uint32]
-    """Of the MODEL call around the launch, else NO_MODEL."""
+    """Model of the MODEL call around the launch, or NO_MODEL."""
 
     @classmethod
-    def of(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
-        """Return launches that are not placed in calls yet (`place`)."""
+    def from_rows(cls, rows: Rows, batch_id: NDArray[np.uint32]) -> HostTasks:
+        """Return launches whose calls are not located yet (`locate_calls`)."""
         count = len(rows)
         return cls(
             rows["key"].copy(),
@@ -93,7 +90,7 @@ class HostTasks:
     @classmethod
     def none(cls) -> HostTasks:
         """Return no tasks."""
-        return cls.of(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
+        return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
 
     def take(self, rows: NDArray[Any]) -> HostTasks:
         """Return some rows."""
@@ -109,25 +106,25 @@ class TaskTypes:
 
     names: tuple[str, ...]
 
-    def named(self, *names: str) -> NDArray[np.bool_]:
-        """Tell for every type index whether its name is one of `names`."""
+    def is_one_of(self, *names: str) -> NDArray[np.bool_]:
+        """Return for every type index whether its name is one of `names`."""
         return np.array([name in names for name in self.names], bool)
 
     def kernels(self) -> NDArray[np.bool_]:
-        """Tell for every type index whether it is a kernel launch."""
+        """Return for every type index whether it is a kernel launch."""
         return np.array([name.startswith("KERNEL") for name in self.names], bool)
 
 
 def read_host_tasks(
     host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink
 ) -> tuple[TaskTypes, Rounds]:
-    """Put away all launches; returns their types, and the rounds of their ids."""
+    """Append all launches to `spool`; returns their types and the rounds of their ids."""
     wide = host.platform in V6_PLATFORMS
     types = Pool()
     flips: list[Records] = []
     for records in host_records(host, "compact", "task_track", sink):
-        rows, key = timed(records, "task_track", timeline, sink)
-        # The upper four bits of the device are its class; what is no NPU has its own records.
+        rows, key = with_keys(records, "task_track", timeline, sink)
+        # The upper four bits of the device are its class: 0 for NPUs.
         kind = np.where(rows["device_id"] >> 12 == 0, rows["task_type"], np.uint64(_MAINTENANCE))
         if (flip := kind == _FLIP).any():
             flips.append(rows[flip])
@@ -150,18 +147,18 @@ def read_host_tasks(
 
 
 def streams(rows: Rows) -> NDArray[np.uint32]:
-    """Return the streams of launches, which are streams of one device each."""
+    """Return device << 16 | stream of launches."""
     device: NDArray[np.uint32] = rows["device_id"].astype(np.uint32)
     return np.asarray(device << np.uint32(16) | rows["stream_id"], np.uint32)
 
 
-def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
-    """Find the call every task was launched from.
+def locate_calls(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
+    """Find the calls around every launch.
 
     Args:
-        tasks: get their `node`, `communication`, `connection_id` and `model_id`.
-        tree: where they may lie.
-        items: item hashes by index, as in `CallNames.items`; the model ids of MODEL calls.
+        tasks: launches; sets `node`, `communication`, `connection_id` and `model_id`.
+        tree: calls of the same window.
+        items: item hashes by index, as in `CallNames.items`; for MODEL calls the model id.
     """
     tasks.node = tree.node.find(tasks.key).astype(np.int32)
     tasks.communication = tree.communication.find(tasks.key).astype(np.int32)
@@ -179,7 +176,7 @@ def place(tasks: HostTasks, tree: CallTree, items: NDArray[np.uint64]) -> None:
 
 
 def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
-    """Leave out launches that were recorded twice, with the same time and identity."""
+    """Drop launches that were recorded twice, with the same time and identity."""
     same_time = np.flatnonzero(tasks.key[1:] == tasks.key[:-1])
     if not len(same_time):
         return tasks
@@ -197,10 +194,10 @@ def without_repeats(tasks: HostTasks, sink: Sink) -> HostTasks:
 
 
 def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTasks:
-    """Leave out what was launched from a communication call that lies in no NODE call.
+    """Drop launches from communication calls that are in no NODE call.
 
-    The record of the call around it is lost, so that nothing says which operator these tasks
-    belong to; the exporter leaves them to the device's log alone.
+    The record of the NODE call is lost, so the operator of these tasks is unknown; the exporter
+    does not join them with the device's log.
     """
     in_node = tree.node.find(tree.communication.end) != NOWHERE
     lost = (tasks.communication != NOWHERE) & ~np.r_[in_node, True][tasks.communication]
@@ -215,7 +212,7 @@ def without_lost_calls(tasks: HostTasks, tree: CallTree, sink: Sink) -> HostTask
 def _flips(records: list[Records]) -> Flips:
     if not records:
         return Flips.none()
-    found = join(records)
+    found = concatenate(records)
     return Flips(
         (found["device_id"] & 0x0FFF).astype(np.uint32) << 16 | found["stream_id"],
         found["task_id"] & 0xFFFF,
@@ -238,7 +235,7 @@ class Launches:
     """Row in `tasks`."""
     context_id: NDArray[np.uint32]
     placeholder: NDArray[np.bool_]
-    """A whole task that was told to consist of contexts, which describe the operator."""
+    """True for tasks that consist of contexts, which are separate rows."""
 
 
 def launches_of(
@@ -250,14 +247,14 @@ def launches_of(
     *,
     wide_task_ids: bool,
 ) -> Launches:
-    """Take the launches of one device and expand those that consist of contexts.
+    """Return the launches of one device, with a row for each context of those that have any.
 
-    With 32-bit task ids the device logs a task as a whole, whatever contexts it was told to have.
+    With 32-bit task ids the device logs no contexts of operators.
     """
     on_device = tasks.device_id == device_id
     if not on_device.all():
         tasks = tasks.take(np.flatnonzero(on_device))
-    expandable = (types.kernels() | types.named("FFTS_PLUS", "STARS_COMMON"))[tasks.type_index]
+    expandable = (types.kernels() | types.is_one_of("FFTS_PLUS", "STARS_COMMON"))[tasks.type_index]
     in_node = expandable & (tasks.node != NOWHERE) & (tasks.communication == NOWHERE)
     in_node &= not wide_task_ids
     in_communication = expandable & (tasks.communication != NOWHERE)

@@ -1,9 +1,6 @@
-"""What the host says about operators: descriptions, tensors, attributes, contexts of NODE calls.
+"""Reads the descriptions of operators: names, tensors, attributes and contexts of NODE calls.
 
-String ids of what operators are told by: names behind hashes, lists of tensors.
-
-Operators come by the million and their texts by the hundred. Each is looked up once for a whole
-recording; what comes later finds its id in a table.
+Recordings have millions of operators with hundreds of texts, so each text is interned once.
 """
 
 from __future__ import annotations
@@ -19,7 +16,7 @@ from unified_prof.base.columns import Sink, Strings
 from unified_prof.decoders.prof.clocks import Keys, Timeline
 from unified_prof.decoders.prof.directory import Dictionaries, HostDirectory
 from unified_prof.decoders.prof.host_calls import NOWHERE, Intervals
-from unified_prof.decoders.prof.host_records import host_records, keep, timed
+from unified_prof.decoders.prof.host_records import host_records, spool_records, with_keys
 from unified_prof.decoders.prof.layouts import record_type
 from unified_prof.decoders.prof.tensors import TensorTexts
 from unified_prof.decoders.spool import Rows, Spool, selected
@@ -30,7 +27,7 @@ _CONTEXTS = 1 << 16
 
 @dataclass(slots=True)
 class Descriptions:
-    """The last description of every NODE call, by its row in the call tree."""
+    """The last description of every NODE call, by row of the call tree."""
 
     described: NDArray[np.bool_]
     name: NDArray[np.uint32]
@@ -38,7 +35,7 @@ class Descriptions:
     op_type: NDArray[np.uint32]
     task_type: NDArray[np.uint8]
     block_dim: NDArray[np.uint32]
-    """Blocks in the low, the mix factor in the high 16 bits."""
+    """BlockCounters in the low, the mix factor in the high 16 bits."""
     hf32: NDArray[np.bool_]
     static: NDArray[np.bool_]
     attribute: NDArray[np.uint32]
@@ -51,7 +48,7 @@ class Descriptions:
 
 @dataclass(frozen=True, slots=True)
 class Contexts:
-    """FFTS+ contexts that calls were told to have: sorted call rows, and a range of ids each."""
+    """FFTS+ contexts of calls: sorted call rows, and a range of `ids` for each."""
 
     row: NDArray[np.int64]
     start: NDArray[np.int64]
@@ -67,6 +64,7 @@ class Contexts:
         return np.repeat(have, count), self.ids[np.repeat(start, count) + positions(count)]
 
 
+# A node_basic_info record; `Descriptions` explains the fields.
 DESCRIBED = np.dtype(
     [
         ("key", "u8"),
@@ -78,7 +76,6 @@ DESCRIBED = np.dtype(
         ("static", "?"),
     ]
 )
-"""A node_basic_info record; `Descriptions` has what the fields mean."""
 ATTRIBUTES = np.dtype([("key", "u8"), ("attribute", "u4")])
 TENSORS = np.dtype([("key", "u8"), ("name", "u8"), ("signature", "u4")])
 CONTEXTS = np.dtype([("key", "u8"), ("record", record_type("context_id_info"))])
@@ -92,12 +89,12 @@ def read_descriptions(
     tensors: Spool,
     sink: Sink,
 ) -> tuple[NDArray[np.uint64], TensorTexts]:
-    """Put away what describes NODE calls; returns the hashes and the tensors that it names."""
+    """Append the descriptions of NODE calls to spools; returns their hashes and tensors."""
     hashes, texts = Pool(), TensorTexts()
     hashes.index_of(np.zeros(1, np.uint64))  # index 0: none
     for prefix in ("unaging", "aging"):
         for records in host_records(host, "compact", "node_basic_info", sink, prefix=prefix):
-            rows, key = timed(records, "node_basic_info", timeline, sink)
+            rows, key = with_keys(records, "node_basic_info", timeline, sink)
             found = np.empty(len(rows), DESCRIBED)
             found["key"] = key
             found["name"] = hashes.index_of(rows["op_name"])
@@ -108,12 +105,12 @@ def read_descriptions(
             found["static"] = prefix == "unaging"
             described.append(found)
     for records in host_records(host, "compact", "node_attr_info", sink):
-        rows, key = timed(records, "node_attr_info", timeline, sink)
+        rows, key = with_keys(records, "node_attr_info", timeline, sink)
         found = np.empty(len(rows), ATTRIBUTES)
         found["key"], found["attribute"] = key, hashes.index_of(rows["hash_id"])
         attributes.append(found)
     for records in host_records(host, "additional", "tensor_info", sink):
-        rows, key = timed(records, "tensor_info", timeline, sink)
+        rows, key = with_keys(records, "tensor_info", timeline, sink)
         found = np.empty(len(rows), TENSORS)
         found["key"], found["name"] = key, rows["op_name"]
         found["signature"] = texts.signatures(rows["tensors"], rows["tensor_num"])
@@ -130,16 +127,16 @@ def describe(
     texts: TensorTexts,
     sink: Sink,
 ) -> Descriptions:
-    """Tell what NODE calls are; of several descriptions of one call the last counts.
+    """Return the descriptions of NODE calls; the last description of a call counts.
 
     Args:
         nodes: the calls.
-        described: what describes them, as all records here in the order of their keys.
-        attributes: what tells their attributes.
-        tensors: what tells their tensors.
-        hashes: what `read_descriptions` returned,
-        texts: likewise.
-        sink: takes what belongs to no call.
+        described: rows of `DESCRIBED`, sorted by key.
+        attributes: rows of `ATTRIBUTES`, sorted by key.
+        tensors: rows of `TENSORS`, sorted by key.
+        hashes: first result of `read_descriptions`.
+        texts: second result of `read_descriptions`.
+        sink: takes the number of records outside calls.
     """
     count = len(nodes)
     node, basic = _last_of_each(nodes, described, "node_basic_info", sink)
@@ -159,14 +156,14 @@ def describe(
     found.described[node] = True
     for name in ("name", "op_type", "task_type", "block_dim", "hf32", "static"):
         getattr(found, name)[node] = basic[name]
-    node, told = _last_of_each(nodes, attributes, "node_attr_info", sink)
-    found.attribute[node] = told["attribute"]
+    node, last = _last_of_each(nodes, attributes, "node_attr_info", sink)
+    found.attribute[node] = last["attribute"]
     return found
 
 
 def read_contexts(host: HostDirectory, timeline: Timeline, spool: Spool, sink: Sink) -> None:
-    """Put away which contexts calls were told to have."""
-    keep(host, "additional", "context_id_info", timeline, spool, sink)
+    """Append the contexts of calls to `spool`."""
+    spool_records(host, "additional", "context_id_info", timeline, spool, sink)
 
 
 def contexts_of(
@@ -181,21 +178,27 @@ def contexts_of(
     spans = np.flatnonzero(ranged & (number == 2))
     return (
         _contexts(nodes, key[lists], records["context_ids"][lists][used], number[lists]),
-        _contexts(communication, key[spans], *unrolled(records["context_ids"][spans, :2], sink)),
+        _contexts(
+            communication, key[spans], *unroll_ranges(records["context_ids"][spans, :2], sink)
+        ),
     )
 
 
-def unrolled(
+def unroll_ranges(
     bounds: NDArray[np.uint32], sink: Sink
 ) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
-    """Turn [first, last] pairs into the ids of all, one range after another, and their numbers.
+    """Return the ids of [first, last] ranges, one range after another, and their numbers.
 
-    A range ends below 65536, as contexts have 16 bits; others are counted and are empty.
+    Ranges that are inverted or reach beyond 65535 are empty and counted.
     """
     first, last = bounds[:, 0].astype(np.int64), bounds[:, 1].astype(np.int64)
     good = (first <= last) & (last < _CONTEXTS)
     if not good.all():
-        sink.anomaly("bad_context_range", int((~good).sum()), "contexts from one to a lower one")
+        sink.anomaly(
+            "bad_context_range",
+            int((~good).sum()),
+            "inverted or beyond 65535",
+        )
     size = np.where(good, last - first + 1, 0)
     return (np.repeat(first, size) + positions(size)).astype(np.uint32), size
 
@@ -203,7 +206,7 @@ def unrolled(
 def _contexts(
     calls: Intervals, key: Keys, ids: NDArray[np.uint32], number: NDArray[np.int64]
 ) -> Contexts:
-    """Keep the last contexts told of every call; `ids` has those of one record after another."""
+    """Return the contexts of the last record of every call; `ids` has those of all records."""
     row = calls.find(key)
     order = np.argsort(row, kind="stable")
     last = order[Runs(row[order]).last]
@@ -215,14 +218,16 @@ def _contexts(
 def _last_of_each(
     nodes: Intervals, rows: Rows, kind: str, sink: Sink
 ) -> tuple[NDArray[np.int64], Rows]:
-    """Return the calls that records describe, once each, and the last record of each."""
-    node, rows = _in_order(*_placed(nodes, rows, kind, sink))
+    """Return the calls that have records, and the last record of each."""
+    node, rows = _sorted_by_call(*_in_calls(nodes, rows, kind, sink))
     last = Runs(node).last
     return (node, rows) if len(last) == len(node) else (node[last], selected(rows, last))
 
 
-def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArray[np.int64], Rows]:
-    """Return the records that lie in calls, and the call of each."""
+def _in_calls(
+    nodes: Intervals, rows: Rows, kind: str, sink: Sink
+) -> tuple[NDArray[np.int64], Rows]:
+    """Return the calls of records, and the records that are in a call."""
     node = nodes.find(rows["key"])
     inside = node != NOWHERE
     if inside.all():
@@ -233,20 +238,20 @@ def _placed(nodes: Intervals, rows: Rows, kind: str, sink: Sink) -> tuple[NDArra
     return node[inside], selected(rows, inside)
 
 
-def _in_order(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
-    """Return both by call."""
+def _sorted_by_call(node: NDArray[np.int64], rows: Rows) -> tuple[NDArray[np.int64], Rows]:
+    """Return both, sorted by call."""
     order = order_of_keys(node)
     return (node, rows) if order is None else (node[order], selected(rows, order))
 
 
 def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> NDArray[np.uint32]:
-    """Return the tensor list of every NODE call: of its last operator, over several records."""
+    """Return the tensor list of every NODE call: all records of its last operator."""
     result = np.zeros(len(nodes), np.uint32)
-    node, rows = _placed(nodes, rows, "tensor_info", sink)
+    node, rows = _in_calls(nodes, rows, "tensor_info", sink)
     if not len(node):
         return result
-    node, rows = _in_order(node, rows)
-    # Every record of a call that has the name and the time of its last one belongs to it.
+    node, rows = _sorted_by_call(node, rows)
+    # The records of a call with the name and time of its last one belong to the same operator.
     of_call = Runs(node)
     last = of_call.spread(of_call.last)
     same = (rows["key"] == rows["key"][last]) & (rows["name"] == rows["name"][last])
@@ -254,9 +259,9 @@ def _tensors(nodes: Intervals, rows: Rows, texts: TensorTexts, sink: Sink) -> ND
     of_call = Runs(node)
     rank, number = of_call.rank(), of_call.number()
     lists = signature[of_call.starts].astype(np.uint32)
-    for position in range(1, int(of_call.sizes.max())):  # records of one operator: a handful
+    for position in range(1, int(of_call.sizes.max())):  # operators have few records
         more = np.flatnonzero(rank == position)
-        lists[number[more]] = texts.joined(lists[number[more]], signature[more])
+        lists[number[more]] = texts.concatenate(lists[number[more]], signature[more])
     result[node[of_call.starts]] = lists
     return result
 
@@ -268,7 +273,7 @@ _UNKNOWN = -1
 
 
 class HashTexts:
-    """Texts behind columns of hashes: interned on use, and asked for their endings."""
+    """Interns the texts of hashes on first use; knows which names mark communication."""
 
     def __init__(self, dictionaries: Dictionaries, strings: Strings) -> None:
         self._dictionaries, self._strings = dictionaries, strings
@@ -277,20 +282,20 @@ class HashTexts:
         self._schedules, self._communicates = np.zeros(0, bool), np.zeros(0, bool)
         self._has_text = np.zeros(0, bool)
 
-    def known(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Tell which hashes have a text."""
+    def has_text(self, hashes: NDArray[np.uint64]) -> NDArray[np.bool_]:
+        """Return which hashes have a text."""
         place = self._places(hashes)
         return self._has_text[place]
 
     def ids(self, hashes: NDArray[np.uint64]) -> NDArray[np.int64]:
         """Return string ids."""
-        place = self._interned(hashes)  # it may make the table longer
+        place = self._interned(hashes)  # may extend `self._ids`
         return self._ids[place]
 
     def names(
         self, hashes: NDArray[np.uint64]
     ) -> tuple[NDArray[np.int64], NDArray[np.bool_], NDArray[np.bool_]]:
-        """Return string ids, whether names end as schedulers do, whether as communication."""
+        """Return string ids, and masks of schedulers and of communication kernels by name."""
         place = self._interned(hashes)
         return self._ids[place], self._schedules[place], self._communicates[place]
 
@@ -300,10 +305,10 @@ class HashTexts:
         if len(new):
             distinct = np.unique(new)
             texts = [self._dictionaries.text(value) for value in distinct.tolist()]
-            at = self._pool.index_of(distinct)
-            self._ids[at] = self._strings.intern_all(texts)
-            self._schedules[at] = [text.endswith(_SCHEDULE_SUFFIX) for text in texts]
-            self._communicates[at] = [text.endswith(_COMMUNICATION_SUFFIX) for text in texts]
+            row = self._pool.index_of(distinct)
+            self._ids[row] = self._strings.intern_all(texts)
+            self._schedules[row] = [text.endswith(_SCHEDULE_SUFFIX) for text in texts]
+            self._communicates[row] = [text.endswith(_COMMUNICATION_SUFFIX) for text in texts]
         return place
 
     def _places(self, hashes: NDArray[np.uint64]) -> NDArray[np.uint32]:
@@ -319,7 +324,7 @@ class HashTexts:
 
 
 class ListTexts:
-    """Texts of lists of tensors: three of the inputs, three of the outputs."""
+    """Interns the texts of tensor lists: three of the inputs, three of the outputs."""
 
     COLUMNS = 2 * len(_SIDES)
 
@@ -328,7 +333,7 @@ class ListTexts:
         self._ids = np.zeros((0, self.COLUMNS), np.int32)
 
     def ids(self, lists: NDArray[Any]) -> NDArray[np.int32]:
-        """Return the string ids of lists, a row each."""
+        """Return the string ids of lists, one row each."""
         if len(self._ids) < len(self._texts):
             more = np.full((len(self._texts) - len(self._ids), self.COLUMNS), _UNKNOWN, np.int32)
             self._ids = np.concatenate([self._ids, more])

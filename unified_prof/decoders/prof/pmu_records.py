@@ -55,7 +55,7 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 
 
 @dataclass(frozen=True, slots=True)
-class Counted:
+class TaskCounters:
     """Counters of tasks or contexts, in columns of one length."""
 
     task_row: NDArray[np.int64]
@@ -74,25 +74,25 @@ class Counted:
     def __len__(self) -> int:
         return len(self.task_row)
 
-    def where(self, mask: NDArray[np.bool_]) -> Counted:
+    def where(self, mask: NDArray[np.bool_]) -> TaskCounters:
         """Return some of the rows."""
         if mask.all():
             return self
-        return Counted(*(getattr(self, field.name)[mask] for field in fields(self)))
+        return TaskCounters(*(getattr(self, field.name)[mask] for field in fields(self)))
 
     @staticmethod
-    def concatenate(parts: Sequence[Counted]) -> Counted:
+    def concatenate(parts: Sequence[TaskCounters]) -> TaskCounters:
         """Return the rows of all parts, of which there is at least one."""
-        return Counted(
+        return TaskCounters(
             *(
                 np.concatenate([getattr(part, field.name) for part in parts])
-                for field in fields(Counted)
+                for field in fields(TaskCounters)
             )
         )
 
 
 @dataclass(frozen=True, slots=True)
-class Blocks:
+class BlockCounters:
     """Counters of single cores, in columns of one length."""
 
     block_key: NDArray[np.uint64]
@@ -114,7 +114,7 @@ class PmuReader:
         self._with_contexts = device.platform not in ONE_CORE_KIND_PLATFORMS
         self._where = f"{device.data.path}/{file.name}.data"
 
-    def tasks(self) -> Iterator[Counted]:
+    def tasks(self) -> Iterator[TaskCounters]:
         """Yield the counters of tasks and contexts; count records that are neither."""
         layout = record_type("v6_pmu" if self._v6 else "ffts_context_pmu")
         known = (_V6,) if self._v6 else (_CONTEXT, _BLOCK)
@@ -129,7 +129,7 @@ class PmuReader:
             if len(counted):
                 yield counted
 
-    def blocks(self) -> Iterator[Blocks]:
+    def blocks(self) -> Iterator[BlockCounters]:
         """Yield the counters of the single cores of MIX tasks."""
         if self._v6:
             for piece in self._file.pieces(record_type("v6_pmu"), _PIECE_BYTES):
@@ -149,7 +149,7 @@ class PmuReader:
                 records, _block_key(stream, task, records["subtask_id"]), records["core"]
             )
 
-    def _tasks_and_contexts(self, records: Records) -> Counted:
+    def _tasks_and_contexts(self, records: Records) -> TaskCounters:
         ffts_type = records["ffts_type_word"] >> _FFTS_TYPE_SHIFT
         subtask = records["subtask_word"] & _SUBTASK_BITS
         is_context = (ffts_type >= _FIRST_CONTEXT_TYPE) & (ffts_type <= _LAST_CONTEXT_TYPE)
@@ -179,7 +179,7 @@ class PmuReader:
             records,
         )
 
-    def _v6_tasks(self, records: Records) -> Counted:
+    def _v6_tasks(self, records: Records) -> TaskCounters:
         self._count("pmu_counter_overflow", records["flags"] & _V6_OVERFLOW != 0)
         task = _v6_task_id(records)
         stream = self._tasks.streams_of(task)
@@ -200,11 +200,11 @@ class PmuReader:
         core: NDArray[np.int64],
         is_mix: NDArray[np.bool_],
         records: Records,
-    ) -> Counted:
+    ) -> TaskCounters:
         """Leave out the counters of tasks that the device's log does not have."""
         task_row = self._tasks.find(task_key)
         self._count("pmu_without_task", task_row < 0)
-        return Counted(
+        return TaskCounters(
             task_row=task_row,
             block_key=block_key,
             core=core,
@@ -221,8 +221,8 @@ class PmuReader:
         )
 
     @staticmethod
-    def _blocks(records: Records, key: NDArray[np.uint64], core: NDArray[Any]) -> Blocks:
-        return Blocks(
+    def _blocks(records: Records, key: NDArray[np.uint64], core: NDArray[Any]) -> BlockCounters:
+        return BlockCounters(
             block_key=key,
             core=(core & 1).astype(np.int64),
             start=records["start"],
@@ -243,7 +243,7 @@ class MixBlocks:
     the task has blocks on the other cores, the first ones count.
     """
 
-    def __init__(self, tasks: Counted, limit: NDArray[Any]) -> None:
+    def __init__(self, tasks: TaskCounters, limit: NDArray[Any]) -> None:
         """Start with nothing counted.
 
         Args:
@@ -262,7 +262,7 @@ class MixBlocks:
         self.counters: NDArray[np.float64] = np.zeros(tasks.counters.shape)
         """Counters of all blocks of each task."""
 
-    def add(self, blocks: Blocks) -> None:
+    def add(self, blocks: BlockCounters) -> None:
         """Add block records to the tasks they belong to; the others are left out."""
         row = self._task_of(blocks)
         chosen = np.flatnonzero(row >= 0)
@@ -281,7 +281,7 @@ class MixBlocks:
             counts = blocks.counters[chosen, event].astype(np.float64)
             self.counters[:, event] += np.bincount(row, counts, tasks)
 
-    def _task_of(self, blocks: Blocks) -> NDArray[np.int64]:
+    def _task_of(self, blocks: BlockCounters) -> NDArray[np.int64]:
         """Return the row of the task that each block belongs to, -1 for none."""
         last = np.searchsorted(
             self._places, self._place(blocks.block_key, blocks.start), side="right"
@@ -349,7 +349,7 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
         return
     reader = PmuReader(device, file, tasks, sink)
     writer = _Writer(device, tasks, kinds, sink)
-    mixed: list[Counted] = []
+    mixed: list[TaskCounters] = []
     for counted in reader.tasks():
         on_both = counted.is_mix & (len(kinds) > 1)
         writer.write(counted.where(~on_both))
@@ -357,7 +357,7 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
             mixed.append(counted.where(on_both))
     if not mixed:
         return
-    mix_tasks = Counted.concatenate(mixed)
+    mix_tasks = TaskCounters.concatenate(mixed)
     blocks = MixBlocks(mix_tasks, writer.mix_block_num(mix_tasks))
     for records in reader.blocks():
         blocks.add(records)
@@ -382,11 +382,11 @@ class _Writer:
         self._name_ids = np.asarray(sink.strings.intern_all(names), np.int64)
         self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
 
-    def mix_block_num(self, counted: Counted) -> NDArray[np.uint32]:
+    def mix_block_num(self, counted: TaskCounters) -> NDArray[np.uint32]:
         """Return on how many other cores' blocks each task ran."""
         return self._tasks.mix_block_num[counted.task_row]
 
-    def write(self, counted: Counted) -> None:
+    def write(self, counted: TaskCounters) -> None:
         """Write tasks that ran on one kind of cores."""
         values = np.zeros((len(counted), len(self._name_ids)))
         blocks = self._tasks.block_num[counted.task_row]
@@ -396,7 +396,7 @@ class _Writer:
             self._fill(values, chosen, index, counted, blocks, counted.counters, counted.cycles)
         self._append(counted, values)
 
-    def write_mix(self, counted: Counted, blocks: MixBlocks) -> None:
+    def write_mix(self, counted: TaskCounters, blocks: MixBlocks) -> None:
         """Write tasks that ran on both kinds of cores."""
         values = np.zeros((len(counted), len(self._name_ids)))
         main = self._tasks.block_num[counted.task_row]
@@ -412,7 +412,7 @@ class _Writer:
         values: NDArray[np.float64],
         chosen: NDArray[np.bool_],
         index: int,
-        counted: Counted,
+        counted: TaskCounters,
         blocks: NDArray[np.uint32],
         counters: NDArray[Any],
         cycles: NDArray[np.float64],
@@ -438,7 +438,7 @@ class _Writer:
         last = np.searchsorted(self._changes.ticks, ticks, side="right")
         return np.asarray(frequencies[last], np.float64)
 
-    def _append(self, counted: Counted, values: NDArray[np.float64]) -> None:
+    def _append(self, counted: TaskCounters, values: NDArray[np.float64]) -> None:
         if not len(counted):
             return
         task_ids = self._tasks.ids_of(counted.task_row)

@@ -1,7 +1,4 @@
-"""One device of a recording: its tasks joined with what launched them, to their tables.
-
-Decodes a whole recording: the host side first, then one device after another.
-"""
+"""Decodes a PROF_* recording: the host first, then the devices one after another."""
 
 from __future__ import annotations
 
@@ -61,20 +58,20 @@ from unified_prof.decoders.prof.pmu_tables import decode_frequency, decode_sampl
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_identity import IdCounter, Rounds
 from unified_prof.decoders.prof.task_join import (
-    JOINED,
+    JOINED_TASK,
     DeviceTasks,
-    Identified,
+    TaskIdentities,
     TaskRows,
     TaskWriter,
     identify,
     join,
 )
-from unified_prof.decoders.prof.task_log import RAN, Track, read_task_log, read_track
+from unified_prof.decoders.prof.task_log import EXECUTED_TASK, Track, read_task_log, read_track
 from unified_prof.decoders.spool import Spool, selected, stacked, windows
 from unified_prof.errors import RawFormatError
 
-# Types of launches that say nothing about when a device was in use.
-_NO_EVIDENCE = (
+# Types of launches that do not bound the time in which a device was in use.
+_NOT_BOUNDING = (
     "KERNEL_AICORE",
     "KERNEL_AIVEC",
     "KERNEL_MIX_AIC",
@@ -161,8 +158,8 @@ HOST_TASK_DECODERS = (
 
 
 @dataclass(frozen=True, slots=True)
-class File:
-    """What all devices of one database share."""
+class OutputContext:
+    """Sink, ids and work sizes shared by all devices of one database."""
 
     sink: Sink
     stage: Stage
@@ -173,15 +170,15 @@ class File:
 
 
 def decode_device(
-    device_id: int, device: DeviceDirectory | None, host_side: HostSide | None, file: File
+    device_id: int, device: DeviceDirectory | None, host_side: HostSide | None, file: OutputContext
 ) -> None:
-    """Write the tables about the tasks of one device: those it logged, those launched for it.
+    """Write the tables about the tasks of one device, logged or launched only.
 
     Args:
-        device_id: the device.
-        device: its directory, None when only the host knows of it.
-        host_side: what the host recorded, None without a host directory.
-        file: where rows and ids go.
+        device_id: number of the device.
+        device: directory of the device; None if only the host has records about it.
+        host_side: records of the host; None without a host directory.
+        file: sink, ids and work sizes.
 
     Raises:
         RawFormatError: a file that all tables need cannot be read.
@@ -192,18 +189,18 @@ def decode_device(
         else:
             launched = host_side.launched(device_id)
         if device is None:
-            nothing = stack.enter_context(file.workspace.spool(RAN))
+            nothing = stack.enter_context(file.workspace.spool(EXECUTED_TASK))
             with file.stage("tasks"):
-                _join(launched, nothing, nothing, None, file, _wide(device, host_side))
+                _join(launched, nothing, nothing, None, file, _has_wide_ids(device, host_side))
             return
-        described = _Logged(device, host_side, launched, file).write(stack)
+        described = _DeviceTaskDecoder(device, host_side, launched, file).write(stack)
     decode_registered(TASK_DECODERS, device, file, described)
 
 
 def decode_registered(
     decoders: tuple[Decoder, ...],
     part: DeviceDirectory | HostDirectory,
-    file: File,
+    file: OutputContext,
     *arguments: Any,
 ) -> None:
     """Run the decoders whose files exist; one that fails loses its own tables only.
@@ -228,49 +225,49 @@ def decode_registered(
                 file.sink.anomaly("undecoded_part", 1, f"{decoder.name}: {err}")
 
 
-class _Logged:
-    """One device that has a directory, and what was launched for it."""
+class _DeviceTaskDecoder:
+    """Decodes the tasks of one device that has a directory, and the launches for it."""
 
     def __init__(
         self,
         device: DeviceDirectory,
         host_side: HostSide | None,
         launched: Launched,
-        file: File,
+        file: OutputContext,
     ) -> None:
         self._device, self._host_side = device, host_side
         self._launched, self._file = launched, file
-        self._wide = _wide(device, host_side)
+        self._wide = _has_wide_ids(device, host_side)
         self._expanded = host_side is not None and host_side.expanded_streams
         clock = device.clocks.device
         if clock is None:
             raise RawFormatError(
-                f"{device.path} does not say how its counter runs"
+                f"{device.path}: the frequency or origin of the device counter is missing"
                 " (hwts_frequency of info.json, dev_start.log)",
                 slug="damaged-recording",
             )
         self._clock = clock
 
     def write(self, stack: ExitStack) -> DeviceTasks:
-        """Write all tables about the device's tasks; returns what is known of these."""
+        """Write all tables about the tasks of the device; returns the tasks by identity."""
         file, device = self._file, self._device
-        by_key, joined = (
+        executed, joined = (
             stack.enter_context(file.workspace.spool(dtype, key))
-            for dtype, key in ((RAN, "key"), (JOINED, "place"))
+            for dtype, key in ((EXECUTED_TASK, "key"), (JOINED_TASK, "place"))
         )
         overlap = stack.enter_context(file.overlap.device(device.device_id))
         with file.stage("task log"):
             track = read_track(device, expanded=self._expanded)
             aicpu = read_aicpu(device, file.sink)
             stream_by_task = _streams(self._launched, aicpu) if self._wide else (_NO_IDS, _NO_IDS)
-            self._identify(by_key, track, stream_by_task)
+            self._identify(executed, track, stream_by_task)
         with file.stage("operators"):
-            identified = Identified.room_for(by_key.rows if self._is_asked() else 0)
+            identified = TaskIdentities.allocate(executed.rows if self._needs_identities() else 0)
             _join(
                 self._launched,
-                by_key,
+                executed,
                 joined,
-                identified if self._is_asked() else None,
+                identified if self._needs_identities() else None,
                 file,
                 self._wide,
             )
@@ -299,22 +296,24 @@ class _Logged:
             stream_by_task=stream_by_task,
         )
 
-    def _is_asked(self) -> bool:
-        """Tell whether decoders will ask for tasks by their identity."""
-        return any(self._device.data.get(name) for one in TASK_DECODERS for name in one.files)
+    def _needs_identities(self) -> bool:
+        """Return True if decoders look up tasks by their identity."""
+        return any(
+            self._device.data.get(name) for decoder in TASK_DECODERS for name in decoder.files
+        )
 
     def _identify(
         self,
-        by_key: Spool,
+        executed: Spool,
         track: Track,
         stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
     ) -> None:
         file, workspace = self._file, self._file.workspace
-        with workspace.spool(RAN, "start") as by_start:
+        with workspace.spool(EXECUTED_TASK, "start") as by_start:
             read_task_log(self._device, by_start, workspace, file.sink, expanded=self._expanded)
             identify(
                 by_start,
-                by_key,
+                executed,
                 Rounds(track.flips, at_flip=True),
                 self._clock,
                 self._device.session.start_ns,
@@ -324,7 +323,7 @@ class _Logged:
             )
 
     def _write_tasks(self, joined: Spool, overlap: DeviceOverlap) -> tuple[Steps, TaskRows | None]:
-        """Write TASK; returns the steps of collectives, and all tasks where AI CPUs ran some."""
+        """Write TASK; returns the tasks of collectives, and all tasks if AI CPUs run any."""
         file, host_side = self._file, self._host_side
         writer = TaskWriter(
             self._device.device_id,
@@ -335,16 +334,16 @@ class _Logged:
             file.process_id,
             file.sink,
         )
-        no_evidence = self._launched.types.named(*_NO_EVIDENCE)
+        not_bounding = self._launched.types.is_one_of(*_NOT_BOUNDING)
         keep_all = host_side is not None and bool(host_side.collective_streams.of_kernels)
-        steps, kept = [np.zeros(0, JOINED)], [np.zeros(0, JOINED)]
+        steps, kept = [np.zeros(0, JOINED_TASK)], [np.zeros(0, JOINED_TASK)]
         duration = self._clock.duration()
         for (rows,) in windows(joined, window_rows=file.workspace.window_rows):
             start_ns, _ = writer.write(rows)
-            # An end is the whole nanoseconds of the start plus those of the duration, which may be
-            # one less than those of the end itself.
+            # The exporter adds the truncated duration to the truncated start, which may give one
+            # nanosecond less than the truncated end.
             end_ns = start_ns + duration.to_ns(rows["end"] - rows["start"])
-            bounds = ~np.r_[no_evidence, False][rows["type_index"]]  # -1 is the last
+            bounds = ~np.r_[not_bounding, False][rows["type_index"]]  # -1 is the last
             computes = rows["is_compute"]
             overlap.add((start_ns[bounds], end_ns[bounds]), (start_ns[computes], end_ns[computes]))
             steps.append(selected(rows, rows["step"] >= 0))
@@ -352,17 +351,17 @@ class _Logged:
                 kept.append(rows)
         writer.finish()
         found = stacked(steps)
-        told = selected(self._launched.steps(), found["step"])
+        records = selected(self._launched.steps(), found["step"])
         return (
             Steps(
-                told,
+                records,
                 self._clock.to_ns(found["start"]),
                 self._clock.to_ns(found["end"]),
                 found["global_task_id"].copy(),
                 found["start"].copy(),
                 found["end"].copy(),
             ),
-            TaskRows.of(stacked(kept), self._clock) if keep_all else None,
+            TaskRows.from_rows(stacked(kept), self._clock) if keep_all else None,
         )
 
     def _write_communication(
@@ -372,35 +371,37 @@ class _Logged:
         aicpu: AicpuRecords,
         stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]],
     ) -> CommunicationTimes:
-        """Write the collectives of the host, and those that AI CPUs ran by themselves."""
+        """Write the collectives of the host, and those that AI CPUs ran on their own."""
         host_side, sink = self._host_side, self._file.sink
         if host_side is None:
             return CommunicationTimes.none()
         if not host_side.collective_streams.of_kernels and not len(aicpu):
             return host_side.communication.write(self._device.device_id, steps, self._clock, None)
-        # Few recordings have any, and what tells them is a quarter of what a small one imports.
+        # Imported here: few recordings need it, and it is a quarter of the imports of a small one.
         from unified_prof.decoders.prof.aicpu_collectives import find_collectives, write_collectives
-        from unified_prof.decoders.prof.aicpu_records import Ground
+        from unified_prof.decoders.prof.aicpu_records import AicpuContext
 
-        ground = Ground(
+        context = AicpuContext(
             self._device,
-            TaskRows.of(np.zeros(0, JOINED), self._clock) if rows is None else rows,
+            TaskRows.from_rows(np.zeros(0, JOINED_TASK), self._clock) if rows is None else rows,
             self._launched.kernels(),
             host_side.collective_streams,
             host_side.host.dictionaries,
             aicpu,
             stream_by_task,
         )
-        ran = find_collectives(ground, sink)
+        ran = find_collectives(context, sink)
         spans = host_side.communication.write(
             self._device.device_id, steps, self._clock, None if ran is None else ran.flags()
         )
         if ran is None or not ran.operators:
             return spans
-        own = write_collectives(ground, ran, host_side.communication, spans.id_by_name, sink)
+        device_only = write_collectives(
+            context, ran, host_side.communication, spans.id_by_name, sink
+        )
         return CommunicationTimes(
-            np.concatenate([spans.start_ns, own.start_ns]),
-            np.concatenate([spans.end_ns, own.end_ns]),
+            np.concatenate([spans.start_ns, device_only.start_ns]),
+            np.concatenate([spans.end_ns, device_only.end_ns]),
         )
 
 
@@ -408,8 +409,8 @@ def _join(
     launched: Launched,
     ran: Spool,
     joined: Spool,
-    identified: Identified | None,
-    file: File,
+    identified: TaskIdentities | None,
+    file: OutputContext,
     wide: bool,
 ) -> None:
     join(
@@ -427,10 +428,9 @@ def _join(
 def _streams(
     launched: Launched, aicpu: AicpuRecords
 ) -> tuple[NDArray[np.uint32], NDArray[np.uint32]]:
-    """Return the stream of every 32-bit task id that the host or an AI CPU launched.
+    """Return the 32-bit ids of tasks that the host or an AI CPU launched, and their streams.
 
-    Returns:
-        Ascending ids, and the streams; of equal ids the host's is the first.
+    Ids are ascending; the host's task comes before one of an AI CPU with the same id.
     """
     task, stream = launched.stream_by_task()
     task = np.concatenate([task, aicpu.tasks["task_id"]])
@@ -439,8 +439,8 @@ def _streams(
     return task[order], stream[order]
 
 
-def _wide(device: DeviceDirectory | None, host_side: HostSide | None) -> bool:
-    """Tell whether task ids have 32 bits."""
+def _has_wide_ids(device: DeviceDirectory | None, host_side: HostSide | None) -> bool:
+    """Return True if task ids have 32 bits."""
     if device is not None:
         return device.platform in V6_PLATFORMS
     return host_side is not None and host_side.host.platform in V6_PLATFORMS
@@ -455,24 +455,24 @@ def decode_recording(
     stage: Stage = lambda _: nullcontext(),
     workspace: Workspace | None = None,
 ) -> None:
-    """Write every table that a recording can feed.
+    """Write every table of which a recording has data.
 
-    A part that cannot be decoded is counted as an anomaly and costs its own tables only.
+    A part that cannot be decoded is counted as an anomaly and loses its own tables only.
 
     Args:
         prof: the recording.
-        sink: takes the rows.
-        stage: is told what is being done.
-        workspace: how much to have in memory at a time.
+        sink: takes the rows and anomalies.
+        stage: context manager around each stage, called with its name.
+        workspace: sizes that bound the memory.
 
     Raises:
-        RawFormatError: not even the session can be told.
+        RawFormatError: the start of the session is unknown.
     """
     prof.report_problems(sink)
     with stage("session"):
         write_session(prof, sink)
     workspace = workspace or Workspace()
-    file = File(
+    file = OutputContext(
         sink,
         stage,
         workspace,
@@ -486,7 +486,7 @@ def decode_recording(
     report_gaps(prof.dictionaries, sink)
 
 
-def _decode_devices(prof: ProfDirectory, host_side: HostSide | None, file: File) -> None:
+def _decode_devices(prof: ProfDirectory, host_side: HostSide | None, file: OutputContext) -> None:
     by_id = {device.device_id: device for device in prof.devices}
     launched = set() if host_side is None else host_side.device_ids()
     for device_id in sorted(by_id.keys() | launched):
@@ -499,7 +499,7 @@ def _decode_devices(prof: ProfDirectory, host_side: HostSide | None, file: File)
             decode_registered(DEVICE_DECODERS, device, file)
 
 
-def _decode_host(host: HostDirectory, file: File, stack: ExitStack) -> HostSide | None:
+def _decode_host(host: HostDirectory, file: OutputContext, stack: ExitStack) -> HostSide | None:
     side = None
     try:
         side = stack.enter_context(HostSide(host, file.sink, file.stage, file.workspace))

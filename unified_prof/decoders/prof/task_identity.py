@@ -1,8 +1,4 @@
-"""The stream and task words of device records, in their three notations.
-
-Numbers tasks: one dense globalTaskId per device, stream, task, batch and context.
-
-Which round of its stream's task ids a task belongs to.
+"""Identifies tasks: stream and task ids of device records, batches, sortable keys.
 
 Task ids of a stream have 16 bits and wrap. At every wrap the host and the device each record a
 flip; the batch of a task is the number of flips of its stream before it.
@@ -18,7 +14,8 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.grouping import Runs, find
 
-_EXPANDED_PLAIN_SQE = (3, 4)  # place holder and event record keep plain words
+# Task types with plain words in the expanded notation: place holder, event record.
+_EXPANDED_PLAIN_SQE = (3, 4)
 
 
 def decode_words(
@@ -28,13 +25,13 @@ def decode_words(
     expanded: bool,
     sqe_type: NDArray[Any] | int = 0,
 ) -> tuple[NDArray[Any], NDArray[Any]]:
-    """Return the stream and task ids that the 16-bit words of device records stand for.
+    """Return the stream and task ids of the 16-bit words of device records.
 
     Args:
-        stream_word: the stream field of the records.
-        task_word: the task field.
-        expanded: the recording has an expand_stream_spec with status 1: streams have 15 bits.
-        sqe_type: the task type of the records, where they have one.
+        stream_word: stream field of the records.
+        task_word: task field of the records.
+        expanded: True if the recording has an expand_stream_spec with status 1 (15-bit streams).
+        sqe_type: task type of the records, if they have one.
     """
     stream = np.asarray(stream_word).astype(np.uint32)
     task = np.asarray(task_word).astype(np.uint32)
@@ -60,7 +57,7 @@ _NARROW_NO_CONTEXT = 0xFFFF
 
 
 class IdCounter:
-    """The next free id of a file."""
+    """Source of ids of one database."""
 
     def __init__(self) -> None:
         self.next = 0
@@ -80,10 +77,10 @@ def pack_keys(
     *,
     wide_task_ids: bool,
 ) -> NDArray[Any]:
-    """Pack the identity of tasks of one device into sortable 64-bit keys.
+    """Pack the identities of tasks of one device into 64-bit keys that sort by stream first.
 
-    Streams have 16 bits and contexts fewer. Task ids have 16 bits and wrap (16 bits of batch), or
-    32 bits and do not (`wide_task_ids`, platforms 15 and 16). Sorting keys sorts by stream first.
+    Task ids have 16 bits and wrap (with 16 bits of batch), or 32 bits and do not wrap
+    (`wide_task_ids`, platforms 15 and 16).
     """
     context = np.asarray(context_id).astype(np.uint64)
     context = np.where(context < _NARROW_NO_CONTEXT, context + np.uint64(1), np.uint64(0))
@@ -98,7 +95,7 @@ def pack_keys(
 def streams_of(
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]], task_id: NDArray[Any]
 ) -> NDArray[np.int64]:
-    """Look 32-bit task ids up in (ascending task ids, streams); -1 where one is not there."""
+    """Return the streams of 32-bit task ids from (ascending task ids, streams), -1 if missing."""
     known, streams = stream_by_task
     row = find(known, task_id)
     return np.where(row < 0, -1, np.r_[streams, 0][row].astype(np.int64))
@@ -109,17 +106,17 @@ _PLAIN_FLIP = (0, 65535)
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """The flips of one device, as recorded by one side: columns of one length."""
+    """The flips of one device, recorded by the host or by the device; columns of one length."""
 
     stream_id: NDArray[Any]
     task_id: NDArray[Any]
-    """The first id after the flip. Other than 0 and 65535, tasks right before the flip with a
-    smaller id belong to the new round already: another thread was faster."""
+    """First id after the flip. Unless it is 0 or 65535, tasks directly before the flip with a
+    smaller id belong to the new round: another thread was faster."""
     ticks: NDArray[np.uint64]
 
     @classmethod
     def none(cls) -> Flips:
-        """Return no flips at all."""
+        """Return no flips."""
         return cls(np.zeros(0, np.uint32), np.zeros(0, np.uint32), np.zeros(0, np.uint64))
 
     def batch_of(
@@ -134,26 +131,26 @@ class Flips:
 
         Args:
             stream_id: streams of the tasks.
-            task_id: their 16-bit ids.
-            ticks: their times, in the counter of the flips.
-            at_flip: a task at the very tick of a flip belongs to the new round (device logs),
-                not to the old one (host records).
+            task_id: 16-bit ids of the tasks.
+            ticks: times of the tasks, in the counter of the flips.
+            at_flip: True if a task at the tick of a flip belongs to the new round (device logs),
+                False if to the old one (host records).
         """
         place = np.arange(len(stream_id))
         rounds = Rounds(self, at_flip=at_flip)
         if rounds.looks_back:
-            rounds.watch(stream_id, task_id, ticks, place)
+            rounds.observe(stream_id, task_id, ticks, place)
         return rounds.batch_of(stream_id, task_id, ticks, place)
 
 
 class Rounds:
-    """The flips of one device, for tasks that come in several parts, in any order.
+    """Batches of the tasks of one device, which are passed in parts, in any order.
 
-    The place of a task among all decides between tasks of one moment: it has to be the same both
-    times. Where a flip `looks_back`, all tasks have to be watched before the first is asked for.
+    `place` (the position among all tasks) orders tasks with the same time and must be the same in
+    both calls. If `looks_back`, all tasks must be passed to `observe` before `batch_of` is called.
 
     Args:
-        flips: the flips.
+        flips: the flips of the device.
         at_flip: as in `Flips.batch_of`.
     """
 
@@ -164,24 +161,24 @@ class Rounds:
         first = np.asarray(flips.task_id[order], np.int64)
         self._limit = np.where(np.isin(first, _PLAIN_FLIP), 0, first)
         self._at_flip = at_flip
-        # The last task before each flip that does not belong to the round after it: from there on
-        # small ids reach the flip without interruption.
+        # The last task before each flip that does not belong to the next round. All tasks after it
+        # have small ids, up to the flip.
         self._other_ticks = np.zeros(len(order), np.uint64)
         self._other_place = np.full(len(order), -1, np.int64)
 
     @property
     def looks_back(self) -> bool:
-        """Whether tasks before a flip may belong to the round after it."""
+        """True if tasks before a flip may belong to the round after it."""
         return bool(self._limit.any())
 
-    def watch(
+    def observe(
         self,
         stream_id: NDArray[Any],
         task_id: NDArray[Any],
         ticks: NDArray[Any],
         place: NDArray[np.int64],
     ) -> None:
-        """Take note of tasks that keep earlier ones in the round before a flip."""
+        """Record the tasks that keep earlier ones in the round before a flip."""
         rows, flip, _ = self._next_flip(stream_id, ticks)
         other = (flip >= 0) & (np.asarray(task_id, np.int64)[rows] >= self._limit[flip])
         rows, flip = rows[other], flip[other]
@@ -223,7 +220,7 @@ class Rounds:
     def _next_flip(
         self, stream_id: NDArray[Any], ticks: NDArray[Any]
     ) -> tuple[NDArray[np.int64], NDArray[np.int64], NDArray[np.int64]]:
-        """Return the tasks of streams with flips, the flip after each or -1, and those before."""
+        """Return the tasks of streams with flips, their next flip or -1, and the flips before."""
         none = np.zeros(0, np.int64)
         if not len(self._stream):
             return none, none, none
@@ -239,8 +236,8 @@ class Rounds:
         following = np.empty(len(order), np.int64)
         following[order] = before
         following = following[flips:]
-        # The flip after a task is its stream's only if it is of that stream.
-        own = following < flips
-        own[own] = self._stream[following[own]] == stream[flips:][own]
+        # The next flip may be one of another stream.
+        same = following < flips
+        same[same] = self._stream[following[same]] == stream[flips:][same]
         first = np.searchsorted(self._stream, stream[flips:])
-        return rows, np.where(own, following, -1), following - first
+        return rows, np.where(same, following, -1), following - first

@@ -1,14 +1,7 @@
-"""What is known of the tasks of one device once host and device logs are joined.
+"""Joins the tasks of a device log with their launches; writes TASK.
 
-The hand-over to decoders that add to tasks (PMU records): they look tasks up by stream, task,
-batch and context, and get the globalTaskId that TASK has, or a new one for tasks unknown there.
-A decoder of such records has the signature
-
-    def decode(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None
-
-What ran on a device, joined with what launched it: by the identity of tasks, in windows.
-
-TASK: the tasks of a device log, with what launched them.
+Other decoders look up tasks in `DeviceTasks` by stream, task, batch and context, to get their
+globalTaskId.
 """
 
 from __future__ import annotations
@@ -31,13 +24,13 @@ from unified_prof.decoders.prof.host_events import write_copies
 from unified_prof.decoders.prof.launches import TaskTypes
 from unified_prof.decoders.prof.slices import Workspace
 from unified_prof.decoders.prof.task_identity import Flips, IdCounter, Rounds, pack_keys, streams_of
-from unified_prof.decoders.prof.task_log import OTHER, RAN, in_order_of_start, type_name
+from unified_prof.decoders.prof.task_log import EXECUTED_TASK, OTHER, in_order_of_start, type_name
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTasks:
-    """The tasks of one device, for those who describe them; one row a key, sorted by key."""
+    """The logged tasks of one device by key, for decoders of records about tasks."""
 
     ids: IdCounter
     flips: Flips
@@ -45,19 +38,19 @@ class DeviceTasks:
     wide_task_ids: bool
     """Platforms 15 and 16: 32-bit task ids, unique on the device; records carry no stream."""
     expanded_streams: bool
-    """Stream and task words of device records are in the expanded notation (`stream_words`)."""
+    """Stream and task words of device records are in the expanded notation (`decode_words`)."""
     key: NDArray[np.uint64]
-    """Of `task_keys.pack_keys`, ascending: every task of the device's log, also those that ended
-    before the session. What describes a task that is not here (its log was lost) is left out."""
+    """Keys (`pack_keys`) of all tasks of the device's log, ascending, including those that ended
+    before the session."""
     global_task_id: NDArray[np.int64]
-    """Of each key; -1 where it has none yet, for tasks that ended before the session."""
+    """globalTaskId of each key; -1 if not assigned yet (tasks that ended before the session)."""
     block_num: NDArray[np.uint32]
-    """Blocks of the compute operator; 0 where there is no operator."""
+    """BlockCounters of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
     host: HostDirectory | None
-    """What the host recorded, where it did."""
+    """Directory of the host; None without one."""
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]]
-    """With `wide_task_ids`: ascending task ids, and the stream of each. Else empty."""
+    """With `wide_task_ids`: ascending task ids and their streams. Otherwise empty."""
 
     def pack(
         self,
@@ -66,32 +59,34 @@ class DeviceTasks:
         batch_id: NDArray[Any],
         context_id: NDArray[Any],
     ) -> NDArray[np.uint64]:
-        """Return the keys of tasks, as in `key`."""
+        """Return the keys of tasks."""
         return pack_keys(stream_id, task_id, batch_id, context_id, wide_task_ids=self.wide_task_ids)
 
     def find(self, key: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Return the row of every key, -1 where there is none."""
+        """Return the row of every key, -1 if there is none."""
         return find(self.key, key)
 
     def ids_of(self, row: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the globalTaskIds of rows; tasks that have none yet get one."""
+        """Return the globalTaskIds of rows, assigning new ones where needed."""
         without = np.unique(row[self.global_task_id[row] < 0])
         if len(without):
             self.global_task_id[without] = self.ids.take(len(without))
         return self.global_task_id[row]
 
     def streams_of(self, task_id: NDArray[Any]) -> NDArray[np.int64]:
-        """Return the stream of every 32-bit task id, -1 where the host launched none such."""
+        """Return the stream of every 32-bit task id, -1 for ids that were not launched."""
         return streams_of(self.stream_by_task, task_id)
 
 
 _LARGEST_NARROW_ID = 0xFFFF
 
-_COMMON = (RAN.names or ())[:-1]
-"""All but `early`."""
-JOINED = np.dtype(
+# The fields of `EXECUTED_TASK` except `early`.
+_COMMON = (EXECUTED_TASK.names or ())[:-1]
+# A task of `EXECUTED_TASK` with its id and fields of its launch (`LAUNCHED`). If the launch is
+# unknown, `type_index`, `step` and `kernel` are -1.
+JOINED_TASK = np.dtype(
     [
-        *((name, RAN[name]) for name in _COMMON),
+        *((name, EXECUTED_TASK[name]) for name in _COMMON),
         ("global_task_id", "i8"),
         ("connection_id", "i8"),
         ("launched", "u8"),
@@ -102,28 +97,26 @@ JOINED = np.dtype(
         ("is_compute", "?"),
     ]
 )
-"""A task of `RAN` with its number, and of what launched it (`LAUNCHED`), where that is known; else
-`type_index`, `step` and `kernel` are -1."""
 
 
-_COMMON_BYTES = RAN.itemsize - RAN["early"].itemsize
+_COMMON_BYTES = EXECUTED_TASK.itemsize - EXECUTED_TASK["early"].itemsize
 
 
 @dataclass(slots=True)
-class Identified:
-    """Every task of a device's log once, by identity; columns of one length."""
+class TaskIdentities:
+    """The tasks of a device log by identity, each once; columns of one length."""
 
     key: NDArray[np.uint64]
     global_task_id: NDArray[np.int64]
-    """-1 for tasks that have none yet: they ended before the session."""
+    """-1 for tasks that ended before the session."""
     block_num: NDArray[np.uint32]
-    """Blocks of the compute operator; 0 where there is no operator."""
+    """BlockCounters of the compute operator; 0 where there is no operator."""
     mix_block_num: NDArray[np.uint32]
     count: int = field(default=0)
 
     @classmethod
-    def room_for(cls, rows: int) -> Identified:
-        """Return columns to be filled with up to `rows` tasks."""
+    def allocate(cls, rows: int) -> TaskIdentities:
+        """Return empty columns for up to `rows` tasks."""
         return cls(
             np.empty(rows, np.uint64),
             np.empty(rows, np.int64),
@@ -134,26 +127,26 @@ class Identified:
     def add(
         self, key: NDArray[np.uint64], global_task_id: NDArray[np.int64], operators: Rows
     ) -> None:
-        """Add tasks with identities above all before, and what operators they are.
+        """Add tasks with larger keys than all before.
 
         Args:
-            key: ascending.
-            global_task_id: of the tasks.
-            operators: rows of `LAUNCHED`, each identity once.
+            key: keys of the tasks, ascending.
+            global_task_id: ids of the tasks.
+            operators: rows of `LAUNCHED` that have blocks.
         """
         here = slice(self.count, self.count + len(key))
         self.count += len(key)
         self.key[here], self.global_task_id[here] = key, global_task_id
         row = find(key, operators["key"])
         ran = row != NOWHERE
-        told = operators["operator"][ran]
-        self.block_num[here][row[ran]] = told["blockNum"]
-        self.mix_block_num[here][row[ran]] = told["mixBlockNum"]
+        blocks = operators["operator"][ran]
+        self.block_num[here][row[ran]] = blocks["blockNum"]
+        self.mix_block_num[here][row[ran]] = blocks["mixBlockNum"]
 
-    def filled(self) -> Identified:
+    def filled(self) -> TaskIdentities:
         """Return the rows that were added."""
         here = slice(0, self.count)
-        return Identified(
+        return TaskIdentities(
             self.key[here],
             self.global_task_id[here],
             self.block_num[here],
@@ -173,22 +166,21 @@ def identify(
     *,
     stream_by_task: tuple[NDArray[np.uint32], NDArray[np.uint32]] | None,
 ) -> None:
-    """Give what ran its identity and its place in the order of starts.
+    """Set key, batch and place in the order of starts of executed tasks.
 
     Args:
-        by_start: of `RAN`.
-        by_key: gets the rows.
-        rounds: of the task ids of the device.
-        clock: of the device counter.
-        start_ns: when the session started.
-        workspace: how much to take at a time.
-        sink: takes the count of tasks that ended before the session.
-        stream_by_task: where task ids have 32 bits, of `task_keys.streams_of`: the log has no
-            streams there.
+        by_start: rows of `EXECUTED_TASK`, sorted by start.
+        by_key: spool for the rows, sorted by key.
+        rounds: rounds of the device's task ids.
+        clock: clock of the device counter.
+        start_ns: start of the session.
+        workspace: sizes that bound the memory.
+        sink: takes the number of tasks that ended before the session.
+        stream_by_task: for `streams_of`, if task ids have 32 bits and the log has no streams.
     """
     if rounds.looks_back:
         for rows in in_order_of_start(by_start, workspace.window_rows):
-            rounds.watch(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
+            rounds.observe(rows["stream_id"], rows["task_id"], rows["start"], rows["place"])
     early = 0
     for rows in in_order_of_start(by_start, workspace.window_rows):
         if stream_by_task is not None:
@@ -215,22 +207,22 @@ def join(
     launched: Launched,
     ran: Spool,
     joined: Spool,
-    identified: Identified | None,
+    identified: TaskIdentities | None,
     ids: IdCounter,
     workspace: Workspace,
     sink: Sink,
     *,
     wide_task_ids: bool,
 ) -> None:
-    """Number tasks and put them away with what launched them; write operators and copies.
+    """Assign globalTaskIds, join tasks with their launches, and write operators and copies.
 
     Args:
-        launched: what the host launched for the device.
-        ran: what ran, by identity.
-        joined: gets rows of `JOINED`.
-        identified: gets every task of the log, where somebody asks for them afterwards.
-        ids: hands out globalTaskIds.
-        workspace: how much to take at a time.
+        launched: launches for the device.
+        ran: executed tasks, by key.
+        joined: spool for the rows of `JOINED_TASK`.
+        identified: takes all tasks of the log; None if no decoder looks them up.
+        ids: source of globalTaskIds.
+        workspace: sizes that bound the memory.
         sink: takes the rows.
         wide_task_ids: as in `pack_keys`.
     """
@@ -239,7 +231,7 @@ def join(
         ran, launched.rows, launched.copies, window_rows=workspace.window_rows
     ):
         alive = selected(rows, ~rows["early"]) if rows["early"].any() else rows
-        distinct, (launch_at, alive_at, copy_at) = _placed(
+        distinct, (launch_at, alive_at, copy_at) = _rank_keys(
             launches["key"], alive["key"], copies["key"]
         )
         numbers = ids.take(len(distinct))
@@ -249,16 +241,16 @@ def join(
         write_operators(operators["operator"], numbers[launch_at[last]], sink)
         copied = numbers[copy_at]
         if wide_task_ids:
-            # The exporter reads the upper half of the task id as a batch here, so that copies with
-            # large task ids are not the tasks of the same name.
+            # The exporter takes the upper half of the task id for a batch here, so it does not join
+            # copies with large ids with their tasks.
             large = np.flatnonzero(copies["task_id"] > _LARGEST_NARROW_ID)
             copied[large] = ids.take(len(large))
         write_copies(copies, copied, sink)
-        own = numbers[alive_at]
+        task_ids = numbers[alive_at]
         first_launch = np.full(len(distinct), NOWHERE, np.int64)
         first_launch[launch_at[::-1]] = np.arange(len(launches) - 1, -1, -1)
-        launch = _in_their_order(first_launch[alive_at], launches["key"], alive["key"])
-        joined.append(_joined(alive, launches, launch, last, own))
+        launch = _match_in_order(first_launch[alive_at], launches["key"], alive["key"])
+        joined.append(_with_launches(alive, launches, launch, last, task_ids))
         if identified is not None and len(rows):
             logged = rows["key"][Runs(rows["key"]).starts]
             known = np.r_[numbers, NOWHERE][find(distinct, logged)]  # NOWHERE is the last
@@ -273,10 +265,10 @@ def join(
         )
 
 
-def _placed(
+def _rank_keys(
     *keys: NDArray[np.uint64],
 ) -> tuple[NDArray[np.uint64], list[NDArray[np.int64]]]:
-    """Return every value of some columns once, ascending, and where those of each column stand."""
+    """Return the distinct values of all columns, ascending, and the ranks of each column."""
     values = np.concatenate(keys)
     order = order_of_keys(values)
     if order is not None:
@@ -292,9 +284,9 @@ def _placed(
 
 
 def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
-    """Return the launches that are operators, the last of each identity; and how many more are.
+    """Return the last operator of each key, and the number of operators dropped.
 
-    The key of the tables is the id of the task.
+    The tables have one row per task id.
     """
     chosen = np.flatnonzero(launches["is_operator"])
     if not len(chosen):
@@ -303,23 +295,23 @@ def _last_operators(launches: Rows) -> tuple[NDArray[np.int64], int]:
     return last, len(chosen) - len(last)
 
 
-def _joined(
+def _with_launches(
     rows: Rows,
     launches: Rows,
     launch: NDArray[np.int64],
     operators: NDArray[np.int64],
     global_task_id: NDArray[np.int64],
 ) -> Rows:
-    """Return tasks with what launched them.
+    """Return rows of `JOINED_TASK`.
 
     Args:
-        rows: the tasks.
-        launches: what the host launched.
-        launch: of every task, NOWHERE where the host did not launch it.
-        operators: the launches that are operators.
-        global_task_id: of every task.
+        rows: executed tasks.
+        launches: launches of the host.
+        launch: launch of every task, or NOWHERE.
+        operators: launches that are operators.
+        global_task_id: id of every task.
     """
-    result = np.zeros(len(rows), JOINED)
+    result = np.zeros(len(rows), JOINED_TASK)
     _beginning(result)[:] = _beginning(rows)
     result["global_task_id"] = global_task_id
     result["connection_id"], result["model_id"] = NO_CONNECTION, NO_MODEL
@@ -339,21 +331,21 @@ def _joined(
 
 
 def _beginning(rows: Rows) -> NDArray[np.void]:
-    """Return the bytes of each row that `RAN` and `JOINED` have in common."""
+    """Return the bytes that rows of `EXECUTED_TASK` and `JOINED_TASK` have in common."""
     return np.ndarray((len(rows),), f"V{_COMMON_BYTES}", rows, 0, rows.strides)
 
 
-def _in_their_order(
+def _match_in_order(
     row: NDArray[np.int64], launched: NDArray[np.uint64], ran: NDArray[np.uint64]
 ) -> NDArray[np.int64]:
-    """Return the launch of every task, NOWHERE where the host did not launch it.
+    """Return the launch of every task, or NOWHERE.
 
-    Identities that occur several times on both sides are matched in their order.
+    If several launches and tasks have the same key, they are matched in their order.
 
     Args:
-        row: the first launch that has the identity of each task, NOWHERE where none has.
-        launched: the identities of launches, ascending.
-        ran: those of tasks, likewise.
+        row: first launch with the key of each task, or NOWHERE.
+        launched: keys of launches, ascending.
+        ran: keys of tasks, ascending.
     """
     if (launched[1:] == launched[:-1]).any():
         known = np.flatnonzero(row != NOWHERE)
@@ -362,20 +354,20 @@ def _in_their_order(
     return row
 
 
-_NAMED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
+_TYPED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """Tasks of a device log that ended in the session, by start; columns of one length."""
+    """Tasks of a device log that ended in the session, sorted by start; columns of one length."""
 
     key: NDArray[np.uint64]
-    """Identity, of `task_keys.pack_keys`."""
+    """Of `pack_keys`."""
     stream_id: NDArray[np.uint32]
     type_code: NDArray[np.uint8]
     connection_id: NDArray[np.int64]
     kernel: NDArray[np.int32]
-    """Row in `Launched.kernels`, -1 for what schedules no communication."""
+    """Row in `Launched.kernels`; -1 for tasks that schedule no communication."""
     global_task_id: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
@@ -383,11 +375,11 @@ class TaskRows:
     """Device counter."""
     end: NDArray[np.uint64]
     clock: LinearClock
-    """Of the device counter."""
+    """Clock of the device counter."""
 
     @classmethod
-    def of(cls, rows: Rows, clock: LinearClock) -> TaskRows:
-        """Take the columns out of rows of `JOINED`."""
+    def from_rows(cls, rows: Rows, clock: LinearClock) -> TaskRows:
+        """Return columns of rows of `JOINED_TASK`."""
         return cls(
             rows["key"].copy(),
             rows["stream_id"].copy(),
@@ -404,7 +396,7 @@ class TaskRows:
 
 
 class TaskWriter:
-    """Writes the tasks of one device, by start."""
+    """Writes TASK rows of one device."""
 
     def __init__(
         self,
@@ -416,15 +408,15 @@ class TaskWriter:
         process_id: int,
         sink: Sink,
     ) -> None:
-        """Start with no task written.
+        """Initialize the writer.
 
         Args:
-            device_id: the device.
-            clock: of its counter.
-            types: the host's task types.
-            captures: which streams were captured, if the host recorded anything.
-            platform: kind of chip.
-            process_id: the process that was recorded.
+            device_id: number of the device.
+            clock: clock of its counter.
+            types: task types of the host.
+            captures: captured streams; None without a host.
+            platform: platform of the device.
+            process_id: id of the recorded process.
             sink: takes the rows.
         """
         self._device_id, self._clock, self._captures = device_id, clock, captures
@@ -432,7 +424,7 @@ class TaskWriter:
         self._names = _TypeNames(types, platform, sink)
 
     def write(self, rows: Rows) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-        """Write rows of `JOINED`; returns when they started and ended, ns."""
+        """Write rows of `JOINED_TASK`; returns their starts and ends, ns."""
         start_ns, end_ns = self._clock.to_ns(rows["start"]), self._clock.to_ns(rows["end"])
         model = rows["model_id"].copy()
         if self._captures is not None:
@@ -462,23 +454,23 @@ class TaskWriter:
         return start_ns, end_ns
 
     def finish(self) -> None:
-        """Count what was odd."""
+        """Report unknown task types."""
         self._names.report()
 
 
 class _TypeNames:
-    """TASK.taskType: the host's type, the device's for graphs and where the host has none."""
+    """TASK.taskType: the type of the host; for graphs and unknown launches that of the device."""
 
     def __init__(self, types: TaskTypes, platform: int, sink: Sink) -> None:
         self._types, self._platform, self._sink = types, platform, sink
         self._by_code = np.full(256, -1, np.int64)
         self._by_type = np.full(len(types.names), -1, np.int64)
-        self._by_device = types.named(*_NAMED_BY_DEVICE)
+        self._by_device = types.is_one_of(*_TYPED_BY_DEVICE)
         self._unknown: Counter[int] = Counter()
 
     def ids(self, rows: Rows) -> NDArray[np.int64]:
-        """Return the string ids of some rows."""
-        self._learn(rows)
+        """Return the string ids of the types of rows."""
+        self._intern_names(rows)
         code, kind = rows["type_code"], rows["type_index"]
         result: NDArray[np.int64] = self._by_code[code]
         named = np.flatnonzero(kind != NOWHERE)
@@ -487,14 +479,14 @@ class _TypeNames:
         return result
 
     def report(self) -> None:
-        """Count the tasks whose type the device has no name for."""
+        """Count the tasks whose device type has no name."""
         if self._unknown:
             first = min(self._unknown)
             count = self._unknown.total()
             self._sink.anomaly("unknown_device_task_type", count, f"first: type code {first}")
 
-    def _learn(self, rows: Rows) -> None:
-        """Intern the names of types that were not seen before; count those without."""
+    def _intern_names(self, rows: Rows) -> None:
+        """Intern the names of the types of rows; count types without a name."""
         intern = self._sink.strings.intern
         counts = np.bincount(rows["type_code"], minlength=len(self._by_code))
         for code in np.flatnonzero(counts).tolist():

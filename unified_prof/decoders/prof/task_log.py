@@ -16,7 +16,7 @@ from unified_prof.arrays.grouping import Runs
 from unified_prof.base.columns import Sink
 from unified_prof.base.vocabulary import NO_CONTEXT
 from unified_prof.decoders.prof.directory import DeviceDirectory
-from unified_prof.decoders.prof.host_records import join
+from unified_prof.decoders.prof.host_records import concatenate
 from unified_prof.decoders.prof.layouts import (
     HWTS_PLATFORMS,
     ONE_CORE_KIND_PLATFORMS,
@@ -57,7 +57,7 @@ _CONTEXT_TYPES = (
 ).split()
 
 
-RAN = np.dtype(
+EXECUTED_TASK = np.dtype(
     [
         ("key", "u8"),
         ("start", "u8"),
@@ -151,7 +151,7 @@ def _marks(
 
 
 def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[Rows]:
-    """Yield a row of `RAN` for every start that has an end, first to first."""
+    """Yield a row of `EXECUTED_TASK` for every start that has an end, first to first."""
     still_open = np.zeros(0, _MARK)
     lost = marks.rows
     for (found,) in windows(marks, window_rows=window_rows):
@@ -160,7 +160,7 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
         identity, is_end = rows["identity"][order], rows["is_end"][order]
         start, end = first_to_first(identity, is_end)
         lost -= 2 * len(start)
-        pairs = np.zeros(len(start), RAN)
+        pairs = np.zeros(len(start), EXECUTED_TASK)
         first = order[start]
         pairs["key"] = identity[start]
         pairs["start"], pairs["end"] = rows["ticks"][first], rows["ticks"][order[end]]
@@ -334,7 +334,7 @@ def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
             function = piece["func_type"]
             steps.append(piece[(function == _STEP) & (piece["tag_id"] == _MARK_TAG)])
             flips.append(piece.view(record_type("ts_task_flip"))[function == _FLIP])
-    flip = join(flips)
+    flip = concatenate(flips)
     mask = np.uint32(0x7FFF if expanded else _STREAM_MASK)
     return Track(
         Flips(
@@ -342,5 +342,5 @@ def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
             flip["task_id"].astype(np.uint32),
             flip["timestamp"].copy(),
         ),
-        join(steps),
+        concatenate(steps),
     )

@@ -1,4 +1,4 @@
-"""Texts of the tensors of operators: formats, data types, shapes of inputs and outputs."""
+"""Converts tensor records of operators to texts: formats, data types, shapes."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unified_prof.base.vocabulary import NOT_AVAILABLE
 
 TENSORS_PER_RECORD = 5
 _WORDS = 11
-_MOST_KNOWN = 1 << 16
-"""So many different records are remembered, of 0.25 KB each."""
-# By number, as the graph engine has them.
+# Maximum number of distinct records kept in memory, 0.25 KB each.
+_MAX_CACHED = 1 << 16
+# Names by number, as in the graph engine.
 _FORMATS = (
     "NCHW NHWC ND NC1HWC0 FRACTAL_Z NC1C0HWPAD NHWC1C0 FSR_NCHW FRACTAL_DECONV C1HWNC0"
     " FRACTAL_DECONV_TRANSPOSE FRACTAL_DECONV_SP_STRIDE_TRANS NC1HWC0_C04 FRACTAL_Z_C04"
@@ -37,9 +37,9 @@ _DATA_TYPES = (
 
 
 def format_text(word: int, *, captured: bool = False) -> str:
-    """Return a format as text: the name of its low byte, and bits 8 to 23 as sub-format.
+    """Return the name of a format (low byte) with its sub-format (bits 8 to 23).
 
-    Without a name, the number; of captured operators that of the whole word.
+    Unknown formats are numbers: the low byte, or for captured operators the whole word.
     """
     primary, sub = word & 0xFF, word >> 8 & 0xFFFF
     if captured and primary >= len(_FORMATS):
@@ -49,7 +49,7 @@ def format_text(word: int, *, captured: bool = False) -> str:
 
 
 def data_type_text(number: int, *, captured: bool = False) -> str:
-    """Return the name of a data type, or its number; `UNDEFINED` for captured operators."""
+    """Return the name of a data type; its number if unknown, `UNDEFINED` if captured."""
     if number < len(_DATA_TYPES) and _DATA_TYPES[number] != "-":
         return _DATA_TYPES[number]
     return "UNDEFINED" if captured else str(number)
@@ -57,7 +57,7 @@ def data_type_text(number: int, *, captured: bool = False) -> str:
 
 @dataclass(frozen=True, slots=True)
 class SideTexts:
-    """The three texts of the inputs or of the outputs of an operator."""
+    """Texts of the inputs or the outputs of an operator."""
 
     formats: str
     data_types: str
@@ -72,7 +72,7 @@ class TensorTexts:
     def __init__(self) -> None:
         self._lists: list[bytes] = [b""]
         self._index: dict[bytes, int] = {b"": 0}
-        self._known = _Known()
+        self._known = _RecordCache()
 
     def __len__(self) -> int:
         return len(self._lists)
@@ -83,19 +83,19 @@ class TensorTexts:
         """Return the list index of every record.
 
         Args:
-            tensors: 55 words a record: five tensors of kind, format, data type, 8 dimensions.
-            number: how many of the five are filled.
+            tensors: 55 words per record: five tensors of kind, format, data type, 8 dimensions.
+            number: number of tensors that are filled.
         """
         words = np.ascontiguousarray(tensors)
         number = np.minimum(number, TENSORS_PER_RECORD).astype(np.uint32)
         checksum = words.astype(np.uint64) @ _MIX + number * np.uint64(0x9E3779B97F4A7C15)
-        if len(self._known) > _MOST_KNOWN:
-            self._known = _Known()  # what is of many shapes seldom has one again
+        if len(self._known) > _MAX_CACHED:
+            self._known = _RecordCache()  # with many shapes, few occur again
         place = self._known.places(checksum, words, number, self._interned)
         index = self._known.lists[place]
-        # Two lists with one checksum: those of the second are told by their words.
-        if not self._known.are(place, words, number):
-            other = np.flatnonzero(self._known.differ(place, words, number))
+        # Lists with the checksum of another list are found by their words.
+        if not self._known.all_equal(place, words, number):
+            other = np.flatnonzero(self._known.mismatches(place, words, number))
             index[other] = self._interned(words[other], number[other])
         return index
 
@@ -110,8 +110,8 @@ class TensorTexts:
             np.uint32,
         )
 
-    def joined(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
-        """Return the index of every list of `before` continued by one of `after`."""
+    def concatenate(self, before: NDArray[Any], after: NDArray[Any]) -> NDArray[np.uint32]:
+        """Return the indexes of the lists of `before` followed by those of `after`."""
         pair = before.astype(np.uint64) << np.uint64(32) | after
         distinct, inverse = np.unique(pair, return_inverse=True)
         index = [
@@ -124,9 +124,9 @@ class TensorTexts:
         """Return the texts of the inputs and of the outputs of a list.
 
         Args:
-            index: the list.
-            captured: whether it is of an operator of a captured graph, for which the exporter
-                names what it does not know in another way.
+            index: index of the list.
+            captured: True for operators of captured graphs, whose unknown values the exporter
+                names differently.
         """
         words = np.frombuffer(self._lists[index], "<u4").reshape(-1, _WORDS).tolist()
         return (
@@ -135,15 +135,15 @@ class TensorTexts:
         )
 
     def intern(self, words: bytes) -> int:
-        """Return the index of the list of tensors that `words` are: 11 words a tensor."""
+        """Return the index of a list of tensors, given as 11 words per tensor."""
         index = self._index.setdefault(words, len(self._lists))
         if index == len(self._lists):
             self._lists.append(words)
         return index
 
 
-class _Known:
-    """Records that were seen, by their checksums: the first of each, and its list."""
+class _RecordCache:
+    """First record of each checksum, and its list."""
 
     def __init__(self) -> None:
         self._checksums = Pool()
@@ -161,13 +161,13 @@ class _Known:
         number: NDArray[np.uint32],
         lists: Callable[[NDArray[np.uint32], NDArray[np.uint32]], NDArray[np.uint32]],
     ) -> NDArray[np.uint32]:
-        """Return where the first record of each checksum stands.
+        """Return the rows of the first records with given checksums, adding new ones.
 
         Args:
-            checksum: of some records.
-            words: of the same.
-            number: likewise.
-            lists: gives the lists of new ones.
+            checksum: checksums of records.
+            words: words of the records.
+            number: numbers of tensors of the records.
+            lists: returns the list indexes of new records.
         """
         place = self._checksums.index_of(checksum)
         known, found = len(self), len(self._checksums)
@@ -180,20 +180,20 @@ class _Known:
             self.lists = np.concatenate([self.lists, lists(words[first], number[first])])
         return place
 
-    def are(
+    def all_equal(
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> bool:
-        """Tell whether records are those known at some places."""
+        """Return True if all records equal the cached ones at `place`."""
         row_bytes = f"V{self._words.shape[1] * self._words.itemsize}"
         known = self._words.view(row_bytes)[:, 0].take(place).view(np.uint32)
         return np.array_equal(known.reshape(words.shape), words) and np.array_equal(
             self._number[place], number
         )
 
-    def differ(
+    def mismatches(
         self, place: NDArray[np.uint32], words: NDArray[np.uint32], number: NDArray[np.uint32]
     ) -> NDArray[np.bool_]:
-        """Tell which records are not those known at some places."""
+        """Return which records differ from the cached ones at `place`."""
         different = (self._words[place] != words).any(axis=1) | (self._number[place] != number)
         return np.asarray(different, bool)
 
@@ -213,6 +213,6 @@ def _side(tensors: list[list[int]], *, captured: bool) -> SideTexts:
 
 
 def _shape(dimensions: list[int]) -> str:
-    """Join the dimensions up to the first 0."""
+    """Return the dimensions up to the first 0 as text."""
     end = dimensions.index(0) if 0 in dimensions else len(dimensions)
     return ",".join(map(str, dimensions[:end]))

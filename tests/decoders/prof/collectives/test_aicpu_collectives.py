@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from tests.decoders.prof.memory_sink import MemorySink, Tables
 from tests.prof_generator.aicpu import C_CORE, AicpuProgram
-from unified_prof.decoders.prof.aicpu_collectives import placed
+from unified_prof.decoders.prof.aicpu_collectives import assign_to_operators
 from unified_prof.decoders.prof.aicpu_records import Operator
 from unified_prof.decoders.prof.collective_records import FINE_PARTS, bandwidth_in_order
 from unified_prof.decoders.prof.directory import ProfDirectory
@@ -309,7 +309,7 @@ def test_every_task_of_a_group_is_in_one_operator_at_most(data: st.DataObject) -
     spans = data.draw(st.lists(st.tuples(st.integers(0, 50), st.integers(0, 20)), max_size=8))
     operators = [Operator(0, "", 0, 1, 0, begin, begin + size) for begin, size in sorted(spans)]
     ends = sorted(data.draw(st.lists(st.integers(0, 80), max_size=20)))
-    operator, place = placed(operators, np.array(ends, np.uint64))
+    operator, place = assign_to_operators(operators, np.array(ends, np.uint64))
     assert len(set(place.tolist())) == len(place)
     for index, task in zip(operator.tolist(), place.tolist(), strict=True):
         assert operators[index].start <= ends[task] <= operators[index].end

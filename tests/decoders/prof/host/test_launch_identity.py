@@ -108,15 +108,15 @@ def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path
     host = ProfDirectory(generate(tmp_path, Recipe()).path).host
     assert host is not None
     clock = host.clocks.host
-    told = np.zeros(5, STEP)
-    told["node"] = [0, 0, 1, 0, 0]  # the third task was launched by the call of another thread
-    told["has_told"] = told["master"] = True
-    told["told"]["group_name"] = 77
+    records = np.zeros(5, STEP)
+    records["node"] = [0, 0, 1, 0, 0]  # the third task was launched by the call of another thread
+    records["has_task"] = records["master"] = True
+    records["task"]["group_name"] = 77
     ticks = np.arange(5, dtype=np.uint64) * np.uint64(100) + np.uint64(
         host.clocks.host_origin_ticks
     )
     steps = Steps(
-        told,
+        records,
         clock.to_ns(ticks),
         clock.to_ns(ticks + np.uint64(50)),
         np.arange(5),

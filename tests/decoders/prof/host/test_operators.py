@@ -3,13 +3,13 @@ from __future__ import annotations
 import numpy as np
 
 from tests.decoders.prof.memory_sink import MemorySink
-from unified_prof.decoders.prof.operators import Contexts, unrolled
+from unified_prof.decoders.prof.operators import Contexts, unroll_ranges
 
 
-def test_ranges_of_contexts_are_unrolled_and_impossible_ones_counted() -> None:
+def test_ranges_of_contexts_are_unroll_ranges_and_impossible_ones_counted() -> None:
     sink = MemorySink()
     bounds = np.array([[0, 2], [5, 4], [7, 7], [0, 2**32 - 1]], np.uint32)
-    ids, sizes = unrolled(bounds, sink)
+    ids, sizes = unroll_ranges(bounds, sink)
     assert ids.tolist() == [0, 1, 2, 7]
     assert sizes.tolist() == [3, 0, 1, 0]
     assert sink.anomalies == {"bad_context_range": 2}
@@ -18,7 +18,7 @@ def test_ranges_of_contexts_are_unrolled_and_impossible_ones_counted() -> None:
 def test_one_wide_range_among_many_costs_itself_only() -> None:
     bounds = np.tile(np.array([0, 1], np.uint32), (50_000, 1))
     bounds[7] = [0, 65_535]
-    ids, _ = unrolled(bounds, MemorySink())
+    ids, _ = unroll_ranges(bounds, MemorySink())
     assert len(ids) == 2 * 49_999 + 65_536
 
 

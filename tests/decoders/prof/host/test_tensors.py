@@ -36,7 +36,7 @@ def test_records_of_one_operator_continue_each_other() -> None:
     texts = TensorTexts()
     rows = np.stack([record(*[[0, 2, 0, n] for n in range(1, 6)]), record([0, 2, 0, 9])])
     lists = texts.signatures(rows, np.array([5, 1]))
-    whole = texts.joined(lists[:1], lists[1:])
+    whole = texts.concatenate(lists[:1], lists[1:])
     assert texts.texts(int(whole[0]))[0].shapes == '"1;2;3;4;5;9"'
 
 
@@ -51,7 +51,7 @@ def test_a_number_of_tensors_beyond_the_record_counts_as_five() -> None:
 def test_records_are_told_apart_whatever_their_checksums(
     monkeypatch: pytest.MonkeyPatch, *, checksums_differ: bool, most_known: int
 ) -> None:
-    monkeypatch.setattr(tensors, "_MOST_KNOWN", most_known)
+    monkeypatch.setattr(tensors, "_MAX_CACHED", most_known)
     if not checksums_differ:
         monkeypatch.setattr(tensors, "_MIX", np.zeros(55, np.uint64))
     texts = TensorTexts()

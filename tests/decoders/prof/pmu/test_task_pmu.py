@@ -16,7 +16,12 @@ from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import Records, joined, records, write_file
 from unified_prof.base.vocabulary import NO_CONTEXT
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
-from unified_prof.decoders.prof.pmu_records import Blocks, Counted, MixBlocks, decode_task_pmu
+from unified_prof.decoders.prof.pmu_records import (
+    BlockCounters,
+    MixBlocks,
+    TaskCounters,
+    decode_task_pmu,
+)
 from unified_prof.decoders.prof.pmu_tables import CoreKind
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.decoders.prof.task_identity import Flips, IdCounter, pack_keys
@@ -185,7 +190,7 @@ def test_blocks_belong_to_the_latest_task_with_their_ids_that_encloses_them(
         keys, starts, lengths, cores = (np.array(column) for column in zip(*part, strict=True))
         cycles = numbers[first : first + piece]
         sums.add(
-            Blocks(
+            BlockCounters(
                 keys.astype(np.uint64), cores, starts.astype(np.uint64),
                 (starts + lengths).astype(np.uint64), cycles, np.repeat(cycles[:, None], 8, axis=1),
             )
@@ -194,10 +199,10 @@ def test_blocks_belong_to_the_latest_task_with_their_ids_that_encloses_them(
     assert sums.counters[:, 3].tolist() == expected.tolist()
 
 
-def _counted(tasks: list[tuple[int, int, int, int]]) -> Counted:
+def _counted(tasks: list[tuple[int, int, int, int]]) -> TaskCounters:
     key, start, length, core = (np.array(column) for column in zip(*tasks, strict=True))
     counters: NDArray[np.uint64] = np.zeros((len(tasks), 8), np.uint64)
-    return Counted(
+    return TaskCounters(
         task_row=np.arange(len(tasks)),
         block_key=key.astype(np.uint64),
         core=core,

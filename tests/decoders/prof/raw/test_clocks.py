@@ -63,11 +63,11 @@ def test_the_clocks_of_a_directory_share_its_start() -> None:
     assert clocks.device is not None
     assert clocks.device_monotonic is not None
     assert clocks.since_start_us is not None
-    assert clocks.host.one(1_000) == start_ns
-    assert clocks.device.one(77) == start_ns
-    assert clocks.device_monotonic.one(2_000) == start_ns
-    assert clocks.since_start_us.one(0) == start_ns
-    assert clocks.monotonic.one(4_000) == 1_700_000_000_000_000_000
+    assert clocks.host.tick_to_ns(1_000) == start_ns
+    assert clocks.device.tick_to_ns(77) == start_ns
+    assert clocks.device_monotonic.tick_to_ns(2_000) == start_ns
+    assert clocks.since_start_us.tick_to_ns(0) == start_ns
+    assert clocks.monotonic.tick_to_ns(4_000) == 1_700_000_000_000_000_000
 
 
 def test_host_time_stamps_may_be_nanoseconds_already() -> None:
@@ -81,6 +81,8 @@ def test_host_time_stamps_may_be_nanoseconds_already() -> None:
         device_mhz=Decimal(50),
         device_counter=77,
     )
-    assert clocks.host.one(42) == 1_042
+    assert clocks.host.tick_to_ns(42) == 1_042
     assert clocks.device is not None
-    assert clocks.device.one(77) == 1_000 + 5_000 + 99  # the counter's offset is nanoseconds too
+    assert (
+        clocks.device.tick_to_ns(77) == 1_000 + 5_000 + 99
+    )  # the counter's offset is nanoseconds too
