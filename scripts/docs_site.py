@@ -61,13 +61,10 @@ def on_post_build(config: Any, **_: Any) -> None:
 
 def commands() -> str:
     """Return the reference of all commands as Markdown."""
-    import typer
-
     from unified_prof.cli.app import app
 
-    root = typer.main.get_command(app)
-    with root.make_context("uprof", [], resilient_parsing=True) as context:
-        return _INTRODUCTION + "".join(_of_group(root, context))
+    with app.make_context("uprof", [], resilient_parsing=True) as context:
+        return _INTRODUCTION + "".join(_of_group(app, context))
 
 
 def _of_group(group: Any, context: Any) -> Iterator[str]:
@@ -84,7 +81,7 @@ def _of_group(group: Any, context: Any) -> Iterator[str]:
 
 
 def _of_command(command: Any, context: Any) -> Iterator[str]:
-    from unified_prof.cli.command import _record
+    from unified_prof.cli.command import option_help
     from unified_prof.cli.examples import EXAMPLES
 
     path = context.command_path
@@ -98,9 +95,9 @@ def _of_command(command: Any, context: Any) -> Iterator[str]:
     ]
     if arguments:
         yield from _table("argument", arguments)
-    for title, options in command._sections(context).items():
+    for title, options in command.sections(context).items():
         yield f"**{title}**\n\n" if title != "Options" else ""
-        yield from _table("option", [_record(one, context) for one in options])
+        yield from _table("option", list(map(option_help, options)))
     if examples := EXAMPLES.get(path.removeprefix("uprof "), ()):
         width = max(len(line) for line, _ in examples)
         lines = "\n".join(f"{line:{width}}  # {what}" for line, what in examples)

@@ -125,7 +125,7 @@ ALLOWED = {
     "only schema, sqlite, migrate and baselines import SQLAlchemy and Alembic": {
         *("schema", "sqlite", "migrate", "baselines"),
     },
-    "only the command line imports Typer": {"cli"},
+    "only the command line imports Click": {"cli"},
     "only the command line and report import Rich": {"cli", "report"},
 }
 

@@ -1,4 +1,4 @@
-"""`uprof baseline history`: a chart in the terminal, a page, JSON and CSV of the same points."""
+"""`uprof baseline show --history`: text, page, JSON and CSV of the same points."""
 
 from __future__ import annotations
 

@@ -114,7 +114,7 @@ def test_mistakes_keep_their_exit_code_without_a_stderr(place: Path) -> None:
 
 @pytest.mark.slow
 def test_a_reader_that_leaves_ends_the_command_quietly(place: Path) -> None:
-    found = shell("uprof db history | true; echo ${PIPESTATUS[0]}", place)
+    found = shell("uprof db info | true; echo ${PIPESTATUS[0]}", place)
     assert found.stdout in ("141\n", "0\n")  # 0: all fitted into the pipe
     assert found.stderr == ""
 
@@ -140,7 +140,7 @@ def test_a_closed_stdout_harms_no_file(place: Path) -> None:
         (r"uprof report $'--no-such\e[2J' x", 2, r"--no-such\x1b[2J"),
         (r"uprof report $'caf\xe9.db'", 7, r"caf\xe9.db"),
         (r"uprof report '[bold]absent[/bold].db'", 7, "[bold]absent[/bold].db"),
-        ("mkdir gone; cd gone; rmdir ../gone; uprof baseline list", 2, "current directory"),
+        ("mkdir gone; cd gone; rmdir ../gone; uprof baseline show", 2, "current directory"),
     ],
 )
 def test_a_mistake_is_one_line_and_perhaps_a_hint(
@@ -194,7 +194,7 @@ def test_an_unforeseen_exception_has_a_code_of_its_own_and_leaves_its_traceback(
     place: Path,
 ) -> None:
     found = subprocess.run(
-        [sys.executable, "-c", BUG, "db", "current", "empty.db"],
+        [sys.executable, "-c", BUG, "db", "info", "empty.db"],
         cwd=place,
         env={**os.environ, "TMPDIR": str(place)},
         capture_output=True,
@@ -239,7 +239,7 @@ def test_signals_end_a_command_as_sys_exit_does(
 
 def test_an_installation_that_is_broken_is_no_regression() -> None:
     code = (
-        "import sys; sys.modules['typer'] = None\nfrom unified_prof.__main__ import main\nmain()\n"
+        "import sys; sys.modules['click'] = None\nfrom unified_prof.__main__ import main\nmain()\n"
     )
     found = subprocess.run([sys.executable, "-c", code, "gate"], capture_output=True, text=True)
     assert found.returncode == BUG_EXIT_CODE

@@ -5,7 +5,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app

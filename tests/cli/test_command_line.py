@@ -1,28 +1,31 @@
-"""What every command has: variables named after options, help that is whole, examples that hold."""
+"""Rules for all commands: variables named after options, help screens, examples."""
 
 from __future__ import annotations
 
+import os
 import shlex
+import subprocess
+import sys
 from collections.abc import Iterator
-from enum import Enum
+from pathlib import Path
 from typing import Any
 
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app
 from unified_prof.cli.examples import EXAMPLES
 
-ROOT: Any = typer.main.get_command(app)
+ROOT: Any = app
 
 
 def commands(group: Any = ROOT, path: tuple[str, ...] = ()) -> Iterator[tuple[str, Any]]:
-    """Yield every command and group with its path below `uprof`."""
+    """Yield every visible command and group with its path below `uprof`."""
     yield " ".join(path), group
     for name, command in getattr(group, "commands", {}).items():
-        yield from commands(command, (*path, name))
+        if not command.hidden:
+            yield from commands(command, (*path, name))
 
 
 COMMANDS = dict(commands())
@@ -64,9 +67,9 @@ def test_every_option_is_set_by_the_variable_of_its_name(
     path: str, option: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     name = f"{path} {long_name(option)[2:]}".replace(" ", "_").replace("-", "_").upper()
-    choices = getattr(option.type_descriptor, "choices", None)
+    choices = getattr(option.type, "choices", None)
     chosen = choices[-1] if choices else None
-    text = chosen.value if isinstance(chosen, Enum) else "1"
+    text = chosen or "1"
     monkeypatch.setenv(f"UPROF_{name}", text)
     context = parsed(path)
     assert context.get_parameter_source(option.name).name == "ENVIRONMENT"
@@ -101,13 +104,13 @@ def test_the_documented_variables_are_read(
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize(
     "variable",
-    ["UPROF_VERSION", "UPROF_HELP", "UPROF_DB_HELP", "UPROF_DB_HISTORY_HELP",
-     "UPROF_SHOW_COMPLETION", "UPROF_INSTALL_COMPLETION"],
+    ["UPROF_VERSION", "UPROF_HELP", "UPROF_DB_HELP", "UPROF_DB_INFO_HELP",
+     "UPROF_SHOW_COMPLETION"],
 )  # fmt: skip
 @pytest.mark.parametrize("value", ["1", "0.1.0", "bash"])
 def test_no_variable_turns_a_command_into_one_that_does_nothing(variable: str, value: str) -> None:
-    plain = CliRunner().invoke(app, ["db", "history", "--json"])
-    with_it = CliRunner().invoke(app, ["db", "history", "--json"], env={variable: value})
+    plain = CliRunner().invoke(app, ["db", "info", "--json"])
+    with_it = CliRunner().invoke(app, ["db", "info", "--json"], env={variable: value})
     assert with_it.exit_code == plain.exit_code == 0
     assert with_it.stdout == plain.stdout
     assert "revisions" in with_it.stdout
@@ -161,8 +164,76 @@ def test_the_screen_says_of_each_command_what_it_says_of_itself() -> None:
         assert ROOT.commands[name].get_short_help_str(limit=200) == summary
 
 
+FORMER = {
+    "build": "convert",
+    "import": "convert",
+    "trace": "export",
+    "what-if": "advise --what-if",
+    "time": "run --report time",
+    "memory": "run --report memory",
+    "recover": "db recover",
+    "db current": "db info",
+    "db history": "db info",
+    "baseline list": "baseline show",
+    "baseline history": "baseline show --history",
+}
+
+
+@pytest.mark.parametrize("path", FORMER)
+def test_former_names_are_hidden_and_print_the_new_one(path: str) -> None:
+    *groups, name = path.split()
+    group = ROOT.commands[groups[0]] if groups else ROOT
+    assert group.commands[name].hidden
+    assert f"\n  {name} " not in help_of(" ".join(groups))
+    new = next(command for command in COMMANDS if command and FORMER[path].startswith(command))
+    assert new in COMMANDS
+
+
+def test_a_former_name_works(tmp_path: Path) -> None:
+    result = CliRunner().invoke(app, ["db", "history"])
+    assert result.exit_code == 0
+    assert result.stderr == "uprof: note: `uprof db history` is now `uprof db info`\n"
+    assert result.stdout == CliRunner().invoke(app, ["db", "info"]).stdout
+
+
+@pytest.mark.parametrize(
+    ("words", "hint"),
+    [
+        ("profile x.py", "did you mean `uprof run`?"),
+        ("stat x", "did you mean `uprof report`?"),
+        ("show x", "did you mean `uprof report`?"),
+        ("open x", "did you mean `uprof view`?"),
+        ("reprot x", "did you mean `uprof report`?"),
+        ("xyz", "see `uprof --help`"),
+        ("report -by module x", "did you mean --by?"),
+        ("report --tops 3 x", "did you mean --top?"),
+        ("run --epochs 1 train.py", "options of the script go after its name"),
+        ("export x", "for example `uprof export RUN -o run.perfetto-trace`"),
+    ],
+)
+def test_a_wrong_command_line_names_the_right_one(
+    words: str, hint: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app_module.main(words.split())
+    assert end.value.code == 2
+    assert hint in capsys.readouterr().err.splitlines()[1]
+
+
+def test_the_files_of_a_run_are_named_as_its_directory(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    files = [tmp_path / "memory.sqlite", tmp_path / "run_time.sqlite"]
+    for file in files:
+        file.touch()
+    with pytest.raises(SystemExit) as end:
+        app_module.main(["report", *map(str, files)])
+    assert end.value.code == 2
+    assert f"pass the directory: uprof report {tmp_path}" in capsys.readouterr().err
+
+
 def test_commands_are_listed_in_the_order_of_their_use() -> None:
-    names = [*ROOT.list_commands(None)]
+    names = [name for name in ROOT.list_commands(None) if name in COMMANDS]
     assert names.index("gate") + 1 == names.index("baseline")
     assert names[-1] == "doctor"
 
@@ -189,9 +260,8 @@ def test_common_options_have_one_short_name_and_one_meaning() -> None:
 )
 def test_common_options_exist_wherever_they_make_sense(path: str) -> None:
     names = {long_name(option) for option in settable(COMMANDS[path])}
-    if path not in ("time", "memory"):  # spelled as Skyline's, which print nothing
-        assert "--json" in names
-    if path not in ("doctor", "baseline list", "baseline show", "db current", "db history"):
+    assert "--json" in names
+    if path not in ("doctor", "db info"):
         assert "--quiet" in names
     if "--output" in names or path == "db create":
         assert "--force" in names
@@ -204,18 +274,19 @@ def test_the_old_name_of_schema_still_works() -> None:
 
 @pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
 def test_shells_get_a_script_and_commands_to_complete(shell: str) -> None:
-    script = CliRunner().invoke(app, env={"_UPROF_COMPLETE": f"source_{shell}"})
-    found = CliRunner().invoke(
-        app,
-        env={
-            "_UPROF_COMPLETE": f"complete_{shell}",
-            "COMP_WORDS": "uprof ga",
-            "COMP_CWORD": "1",
-            "_TYPER_COMPLETE_ARGS": "uprof ga",
-            "_TYPER_COMPLETE_FISH_ACTION": "get-args",
-        },
-    )
+    script = CliRunner().invoke(app, ["--show-completion", shell])
+    assert script.exit_code == 0
     assert "_UPROF_COMPLETE" in script.stdout
+    environment = {"_UPROF_COMPLETE": f"{shell}_complete", "COMP_WORDS": "uprof ga"}
+    if shell == "fish":
+        environment |= {"COMP_WORDS": "uprof", "COMP_CWORD": "ga"}
+    found = subprocess.run(
+        [sys.executable, "-c", "from unified_prof.cli.app import main; main()"],
+        env={**os.environ, "COMP_CWORD": "1", **environment},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
     assert "gate" in found.stdout
 
 
@@ -236,6 +307,19 @@ def test_an_empty_output_is_refused(
         app_module.main([*path.split(), *words, "given"])
     assert end.value.code == 2
     assert "-o is empty, expected a path [uprof:empty-output]" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "words",
+    [["report", ""], ["gate", "", ""], ["diff", "x", ""], ["view", ""], ["db", "check", ""],
+     ["report", "x", "--with", ""], ["gate", "a", "b", "--base", ""], ["convert", ""]],
+)  # fmt: skip
+def test_an_empty_path_is_refused(words: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    """An unset shell variable; as a path it would be the current directory."""
+    with pytest.raises(SystemExit) as end:
+        app_module.main(words)
+    assert end.value.code == 2
+    assert "is empty, expected a path [uprof:empty-path]" in capsys.readouterr().err
 
 
 def test_what_is_the_programs_may_be_empty(capsys: pytest.CaptureFixture[str]) -> None:

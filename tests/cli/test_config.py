@@ -3,30 +3,33 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Annotated
 
+import click
 import pytest
-import typer
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from unified_prof.cli import config
+from unified_prof.cli.command import Group, option
 from unified_prof.errors import UsageError
 
-app = typer.Typer(context_settings={"auto_envvar_prefix": "UPROF"})
 
-
-@app.callback()
-def root(context: typer.Context) -> None:
+@click.pass_context
+def root(context: click.Context) -> None:
     if (path := config.find(Path.cwd())) is not None:
         context.default_map = config.defaults(path, context.command)
 
 
+app = Group(callback=root, context_settings={"auto_envvar_prefix": "UPROF"})
+
+
 @app.command()
 def gate(
-    max_regress: str = typer.Option("5%"),
-    metric: list[str] = typer.Option([]),  # noqa: B008 (Typer's own protocol)
-    strict: bool = typer.Option(False, "--strict/--no-strict"),
+    max_regress: Annotated[str, option()] = "5%",
+    metric: Annotated[list[str] | None, option()] = None,
+    strict: Annotated[bool, option("--strict/--no-strict")] = False,
 ) -> None:
-    typer.echo(f"{max_regress} {','.join(metric)} {strict}")
+    click.echo(f"{max_regress} {','.join(metric or [])} {strict}")
 
 
 def run(*arguments: str) -> str:
@@ -167,5 +170,5 @@ def test_a_project_file_cannot_decide_what_is_written_run_or_connected_to(
     command = "report" if setting in ("output", "force") else "gate"
     project.write_text(f"[tool.uprof.{command}]\n{setting} = '/tmp/x'\n")
     with pytest.raises(UsageError, match="not accepted from pyproject") as refused:
-        config.defaults(project, typer.main.get_group(uprof))
+        config.defaults(project, uprof)
     assert refused.value.slug == "untrusted-setting"

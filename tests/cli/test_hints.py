@@ -36,7 +36,7 @@ def test_a_trace_is_to_be_imported(command: tuple[str, ...], tmp_path: Path) -> 
     path.write_bytes(gzip.compress(json.dumps({"traceEvents": []}).encode()))
     done = uprof(*given(command, path))
     refused(done, 7, "is not a report (a SQLite database) but a gzip-compressed file")
-    assert f"run `uprof import {path}` first" in done.stderr
+    assert f"run `uprof convert {path}` first" in done.stderr
     assert "\\x1f" not in done.stderr
 
 
@@ -49,7 +49,7 @@ def test_a_raw_recording_is_to_be_built(command: tuple[str, ...], tmp_path: Path
             uprof(*given(command, path)),
             7,
             "no readable report",
-            f"run `uprof build {folder if path == folder else tmp_path}` first",
+            f"run `uprof convert {folder if path == folder else tmp_path}` first",
         )
 
 
@@ -60,7 +60,7 @@ def test_nsight_recordings_are_named_as_what_they_are(
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE CUPTI_ACTIVITY_KIND_KERNEL (start, end)")
     refused(uprof(*given(command, path)), 7, "is not a report but an Nsight Systems export")
-    assert f"run `uprof import {path}` first" in uprof(*given(command, path)).stderr
+    assert f"run `uprof convert {path}` first" in uprof(*given(command, path)).stderr
     raw = tmp_path / "run.nsys-rep"
     raw.write_bytes(b"\x00\x01\x02 something")
     said = uprof(*given(command, raw)).stderr

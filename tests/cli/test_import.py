@@ -1,4 +1,4 @@
-"""`uprof import` as a user sees it."""
+"""`uprof convert` as a user sees it."""
 
 from __future__ import annotations
 

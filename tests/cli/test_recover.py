@@ -1,4 +1,4 @@
-"""What a run that was killed had measured is not lost: `uprof recover`."""
+"""What a run that was killed had measured is not lost: `uprof db recover`."""
 
 from __future__ import annotations
 
@@ -209,7 +209,7 @@ def test_of_several_ranks_each_gets_its_reports_and_the_list_of_ranks_says_so() 
         end(process)
     done = uprof("report", "out")
     assert done.returncode == 7
-    assert "`uprof recover out`" in done.stderr
+    assert "`uprof db recover out`" in done.stderr
     done = uprof("recover", "out", "--json")
     assert done.returncode == 0, done.stderr
     (record,) = json.loads(done.stdout)
@@ -229,9 +229,9 @@ def test_other_commands_on_the_folder_name_the_way() -> None:
     left(tag=tag_of_the_dead())
     done = uprof("report", "out")
     assert done.returncode == 7
-    assert "recover them with `uprof recover out`" in done.stderr
+    assert "recover them with `uprof db recover out`" in done.stderr
     process = start("train(5)\n")
-    assert "recover them with `uprof recover out`" in end(process)
+    assert "recover them with `uprof db recover out`" in end(process)
     assert len(files()) == 3, "what is not recovered stays"
     process = start("train(5)\n", "--force")
     assert "recover" not in end(process)

@@ -54,7 +54,7 @@ def test_plain_words_on_the_command_line_need_no_validators(tmp_path: Path) -> N
 
 @pytest.mark.slow
 def test_a_command_seldom_looks_for_garbage(tmp_path: Path) -> None:
-    """The first few dozen times are before there is a command: what Typer imports."""
+    """The first few dozen times are before there is a command: what the imports create."""
     trace = kineto(tmp_path)
     before = "import gc\nlooks = []\ngc.callbacks.append(lambda when, _: looks.append(when))\n"
     after = "print(looks.count('start'), file=sys.stderr)\n"

@@ -107,7 +107,7 @@ def test_a_run_of_many_ranks_has_its_page(
     visit.pages.clear()
     run(str(run_of_ranks), "--perfetto", "--rank", "3", code=7)
     with pytest.raises(SystemExit) as ended:
-        main(["trace", str(run_of_ranks), "--ranks", "3", "-o", str(tmp_path / "a.json")])
+        main(["export", str(run_of_ranks), "--ranks", "3", "-o", str(tmp_path / "a.json")])
     assert ended.value.code == 7
     lines = capsys.readouterr().err.splitlines()
     assert lines[: len(lines) // 2] == lines[len(lines) // 2 :] != []

@@ -1,4 +1,4 @@
-"""`uprof what-if`, its formats, and `unified_prof.what_if`."""
+"""`uprof advise --what-if`, its formats, and `unified_prof.what_if`."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
-import typer
 
 from tests.cli.test_report import uprof
 from tests.conftest import ROOT
@@ -63,7 +63,7 @@ def with_commands() -> list[Block]:
 
 def parsed(words: list[str]) -> None:
     """Parse a command as the program does; raises what its user would be told."""
-    command: Any = typer.main.get_command(app)
+    command: Any = app
     context = command.make_context("uprof", [], resilient_parsing=True)
     while hasattr(command, "list_commands"):
         name, *words = words
@@ -74,7 +74,7 @@ def parsed(words: list[str]) -> None:
             context = command.make_context(name, [], parent=context, resilient_parsing=True)
     try:
         command.make_context(command.name, [*words], parent=context)
-    except typer.Exit:
+    except click.exceptions.Exit:
         assert any(word.startswith("--help") for word in words)
 
 

@@ -33,7 +33,7 @@ pytest_plugins = ["pytester"]
 MODULE = "unified_prof.integrations.pytest_uprof"
 IS_INSTALLED = any(one.value == MODULE for one in entry_points(group="pytest11"))
 PLUGIN = () if IS_INSTALLED else ("-p", MODULE)
-HEAVY = ("torch", "numpy", "sqlalchemy", "alembic", "rich", "msgspec", "typer")
+HEAVY = ("torch", "numpy", "sqlalchemy", "alembic", "rich", "msgspec", "click")
 
 ONE_STEP = """
 def test_step(uprof):

@@ -333,7 +333,7 @@ def until(condition: Callable[[], bool], seconds: float = 30) -> bool:
 
 @pytest.fixture
 def building(fifty: Path, tmp_path: Path) -> Iterator[subprocess.Popen[bytes]]:
-    """`uprof build --jobs 4` that has written its first databases."""
+    """`uprof convert --jobs 4` that has written its first databases."""
     arguments = ["build", str(fifty), "-o", str(tmp_path / "out"), "--jobs", "4", "--json"]
     with subprocess.Popen(
         [sys.executable, "-m", "unified_prof", *arguments],

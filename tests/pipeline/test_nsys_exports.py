@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from unified_prof.cli.app import app
 from unified_prof.pipeline.convert import Conversion, convert

@@ -194,6 +194,6 @@ def test_the_vendor_s_is_made_where_it_is_asked_for(raw: Path) -> None:
     assert databases([recording], exporter="native") == ((raw / NATIVE,), [])
     exporter.fails = "no python3"
     with pytest.raises(
-        CaptureError, match=r"wrote no database of .*: no python3 \(use `uprof build`"
+        CaptureError, match=r"wrote no database of .*: no python3 \(use `uprof convert`"
     ):
         databases([recording], exporter="native")

@@ -16,7 +16,7 @@ from contextlib import closing
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.decoders.ascend_pt.made import Framework
 from tests.decoders.ascend_text import made as exported
@@ -384,7 +384,7 @@ def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
     export = tmp_path / "my run.sqlite"
     assert f"nsys export --type sqlite -o '{export}' '{raw}'" in str(error.hint)
     write_export(export, small_export())
-    assert f"import its export: uprof import '{export}'" in str(refused(raw).hint)
+    assert f"import its export: uprof convert '{export}'" in str(refused(raw).hint)
     assert found_in(tmp_path) == [export]
     profile = tmp_path / "host.xplane.pb"
     profile.write_bytes(b"\x0a")

@@ -121,7 +121,7 @@ def test_nothing_is_used_that_the_oldest_python_lacks() -> None:
 # Forgets what Windows lacks, once the standard library and what we build on have been imported.
 AS_ON_WINDOWS = """
 import importlib, os, signal, sys
-import alembic, alembic.command, msgspec, numpy, rich.console, sqlalchemy, typer  # noqa
+import alembic, alembic.command, msgspec, numpy, rich.console, sqlalchemy, click  # noqa
 import asyncio, concurrent.futures, multiprocessing.connection, multiprocessing.context  # noqa
 import http.server, logging, select, shutil, socket, sqlite3, subprocess, tempfile  # noqa
 import multiprocessing.pool, multiprocessing.shared_memory, webbrowser  # noqa

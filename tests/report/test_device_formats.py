@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from tests.analysis.builders import Device, run_time_report
 from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording

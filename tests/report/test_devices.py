@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner, Result
+from click.testing import CliRunner, Result
 
 from tests.analysis.builders import Device
 from tests.analysis.compare.device.recordings import GPU, Op, on_npu, recording

@@ -62,7 +62,7 @@ def test_of_too_many_tasks_the_busiest_part_and_the_way_to_all_are_offered(
     window.open(written(path))
     note = window.run("return document.querySelector('#merged').textContent")
     assert "300,000 tasks are too many to draw one by one" in note
-    assert f"uprof trace {path} -o out.perfetto-trace" in note
+    assert f"uprof export {path} -o out.perfetto-trace" in note
     click(window, "#merged button")
     window.run("document.querySelector('#timeline canvas').focus()")
     for _ in range(12):

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
-from typer.testing import CliRunner
 
 from tests.analysis.builders import Device, run_time_report, training_step
 from unified_prof.cli.app import app

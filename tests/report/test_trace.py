@@ -182,7 +182,7 @@ def test_the_critical_path_is_a_track_of_its_own_where_asked_for(
 
 def test_the_critical_path_is_of_one_report(recording: Path, tmp_path: Path) -> None:
     done = uprof("trace", recording, "-o", tmp_path / "a.json", "--path", "--ranks", "0")
-    refused(done, 2, "--path cannot be combined")
+    refused(done, 2, "--critical-path cannot be combined")
 
 
 def test_a_report_without_points_in_time_is_refused(tmp_path: Path) -> None:

@@ -129,7 +129,7 @@ def recording_place(output: Path) -> Iterator[Path]:
             except OSError as err:
                 raise OutputError(
                     f"cannot move {recorded} to {output}: {err.strerror or err}",
-                    hint="the recording stays where it is; convert it with `uprof build`",
+                    hint="the recording stays where it is; convert it with `uprof convert`",
                     slug="cannot-move",
                 ) from err
         shutil.rmtree(folder, ignore_errors=True)

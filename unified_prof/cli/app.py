@@ -7,22 +7,28 @@ from __future__ import annotations
 
 import os
 import platform
-import re
 import sys
 import tempfile
 import traceback
 from collections.abc import Callable, Iterator, Mapping
+from difflib import get_close_matches
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-import typer
+import click
+from click.shell_completion import get_completion_class
 
 from unified_prof.base import signals, streams
 from unified_prof.base.text import printable
-from unified_prof.cli import command as thrift
 from unified_prof.cli import config
-from unified_prof.cli.command import Application, Group
+from unified_prof.cli.command import (
+    Group,
+    Option,
+    limit_blas_threads,
+    reduced_garbage_collection,
+    restore_garbage_collection,
+)
 from unified_prof.cli.output import put_error
 from unified_prof.errors import BUG_EXIT_CODE, UprofError, UsageError
 from unified_prof.version import VERSION
@@ -30,20 +36,6 @@ from unified_prof.version import VERSION
 INTERRUPTED = 130
 # Exit code that shells report for a process ended by SIGPIPE.
 READER_LEFT = 141
-
-# Typer vendors Click since 0.26, so `isinstance` cannot be used; all Click errors have this method.
-_CLICK_ERRORS = "format_message"
-
-# Typer's wording of invalid values -> ours.
-_TYPER_WORDING = (
-    (r": Value error, ", ": "),
-    (r": Input should be (.*?)(?:, unable to .*)?$", r": expected \1"),
-    (r"expected (greater|less) than", r"expected a number \1 than"),
-    (r"a number (greater) than or equal to (\S+)", r"\2 or more"),
-    (r"a number (less) than or equal to (\S+)", r"\2 or less"),
-    (r"a valid integer", "a whole number"),
-    (r"a valid boolean", "true or false"),
-)
 
 
 def exit_code_of(work: Callable[[], object]) -> int:
@@ -58,7 +50,7 @@ def exit_code_of(work: Callable[[], object]) -> int:
         return code if isinstance(code, int) else 0
     except SystemExit as end:
         return _system_exit_code(end)
-    except (KeyboardInterrupt, typer.Abort):
+    except (KeyboardInterrupt, click.Abort):
         return INTERRUPTED
     except streams.ReaderLeft:
         return READER_LEFT
@@ -84,7 +76,7 @@ def _system_exit_code(end: SystemExit) -> int:
 
 
 def _unexpected_error_code(error: Exception) -> int:
-    if hasattr(error, _CLICK_ERRORS):
+    if isinstance(error, click.ClickException):
         return _click_error_code(error)
     if isinstance(error, FileNotFoundError) and not _folder_exists():
         put_error(
@@ -99,22 +91,17 @@ def _unexpected_error_code(error: Exception) -> int:
     return BUG_EXIT_CODE
 
 
-def _click_error_code(error: Any) -> int:
+def _click_error_code(error: click.ClickException) -> int:
+    message = error.format_message()
+    if isinstance(error, click.exceptions.NoArgsIsHelpError):
+        streams.tell(message)
+        return error.exit_code
     context = getattr(error, "ctx", None)
-    if type(error).__name__ in ("NoArgsIsHelpError",):
-        streams.tell(error.format_message())
-        return int(error.exit_code)
     hint = None if context is None else f"see `{context.command_path} --help`"
-    put_error(UprofError(_sentence(error.format_message()), hint=hint, slug="wrong-command-line"))
-    return int(error.exit_code)
-
-
-def _sentence(message: str) -> str:
-    """Return a Click message in our form: lower case at the start, no full stop."""
-    for words, ours in _TYPER_WORDING:
-        message = re.sub(words, ours, message)
-    message = message.strip().removesuffix(".")
-    return message[:1].lower() + message[1:]
+    # In our form: lower case at the start, no full stop.
+    message = message[:1].lower() + message[1:].strip().removesuffix(".")
+    put_error(UprofError(message, hint=hint, slug="wrong-command-line"))
+    return error.exit_code
 
 
 def _folder_exists() -> bool:
@@ -153,35 +140,20 @@ def _write_details(details: str) -> Path:
     return Path(name)
 
 
-# Command or group -> module with its `register(app)`, and the first sentence of its help, in
+# Command or group -> module with its `register(group)`, and the first sentence of its help, in
 # display order. The sentences are here so that `uprof --help` imports no command.
 COMMANDS: dict[str, tuple[str, str]] = {
     "run": ("run", "Profile a PyTorch workload: any training script, or a script with providers."),
-    "build": (
+    "convert": (
         "convert",
-        "Convert Ascend PROF_* directories to databases, without CANN or an NPU.",
-    ),
-    "import": (
-        "convert",
-        "Convert recordings of other profilers to databases, without torch or a device.",
+        "Convert recordings of other profilers to databases, without torch, CANN or a device.",
     ),
     "report": ("report", "Show time and memory of a run per operation, kernel, module or line."),
-    "advise": (
-        "advise",
-        "List findings by cost, with what to try.",
-    ),
-    "what-if": (
-        "advise:register_what_if",
-        "Estimate the step time if kernels, copies or host work were faster.",
-    ),
-    "trace": (
-        "trace",
-        "Write a timeline for Perfetto or Chrome: streams, host calls, launches, counters.",
-    ),
+    "advise": ("advise", "List findings by cost, with what to try, or estimate what-if times."),
     "view": ("view", "Open a run in the browser: as a page, or its timeline in Perfetto."),
     "export": (
         "export",
-        "Export a report: flame graphs, pprof, Parquet, or the text files of msprof.",
+        "Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof.",
     ),
     "diff": ("diff", "Compare two runs operation by operation."),
     "gate": ("gate", "Fail if a run is slower or uses more memory than its baseline."),
@@ -190,24 +162,26 @@ COMMANDS: dict[str, tuple[str, str]] = {
         "cluster",
         "Analyze a multi-rank run: stragglers, collective waits, slow links.",
     ),
-    "db": ("db", "Inspect, check, upgrade and create report files."),
-    "time": (
-        "skyline_commands",
-        "Write only the run time report of a script, like Skyline's `time`.",
-    ),
-    "memory": (
-        "skyline_commands",
-        "Write only the memory report of a script, like Skyline's `memory`.",
-    ),
-    "recover": ("recover", "Recover the reports of a run whose process was killed."),
-    "doctor": (
-        "doctor",
-        "Show which backends can run on this machine, and what is installed.",
-    ),
+    "db": ("db", "Inspect, check, upgrade, create and recover report files."),
+    "doctor": ("doctor", "Show which backends can run on this machine, and what is installed."),
+}
+
+# Former names -> module that registers them as hidden commands.
+_FORMER = {
+    "build": "convert",
+    "import": "convert",
+    "what-if": "advise",
+    "trace": "export",
+    "time": "run",
+    "memory": "run",
+    "recover": "db",
 }
 
 # Commands that run the user's program in this process.
 _RUN_PROGRAMS = frozenset({"run", "time", "memory"})
+
+# Commands of other tools -> ours.
+_SIMILAR = {"profile": "run", "record": "run", "stat": "report", "show": "report", "open": "view"}
 
 
 class _Commands(Mapping[str, Any]):
@@ -221,35 +195,91 @@ class _Commands(Mapping[str, Any]):
 
     def __getitem__(self, name: str) -> Any:
         if name not in self._made:
-            part = Application()
-            module, _, function = COMMANDS[name][0].partition(":")
-            getattr(import_module(f"unified_prof.cli.{module}"), function or "register")(part)
-            self._made |= typer.main.get_group(part).commands
+            module = _FORMER[name] if name in _FORMER else COMMANDS[name][0]
+            part = Group()
+            import_module(f"unified_prof.cli.{module}").register(part)
+            self._made |= part.commands
         return self._made[name]
 
     def __iter__(self) -> Iterator[str]:
-        return iter(COMMANDS)
+        return iter((*COMMANDS, *_FORMER))
 
     def __len__(self) -> int:
-        return len(COMMANDS)
+        return len(COMMANDS) + len(_FORMER)
 
 
 class _Root(Group):
-    order = tuple(COMMANDS)
-
     def __init__(self, **settings: Any) -> None:
         super().__init__(**settings)
-        self.commands = _Commands()  # type: ignore[assignment]  # nobody adds to it
+        self.commands = _Commands()  # type: ignore[assignment]  # it is only read
 
     def summary_of(self, ctx: Any, name: str) -> str | None:
         """Return the first sentence of a command's help without importing the command."""
-        return COMMANDS[name][1]
+        return COMMANDS[name][1] if name in COMMANDS else None
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Return the command that `args` name, or raise UsageError with the nearest name."""
+        name = args[0]
+        if name not in self.commands and not name.startswith("-"):
+            near = [_SIMILAR[name]] if name in _SIMILAR else get_close_matches(name, COMMANDS)
+            raise UsageError(
+                f"no such command '{name}'",
+                hint=f"did you mean `uprof {near[0]}`?" if near else "see `uprof --help`",
+                slug="wrong-command-line",
+            )
+        return super().resolve_command(ctx, args)
 
 
-app = Application(
+def _print_version(context: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted:
+        click.echo(f"uprof {VERSION}")
+        context.exit()
+
+
+def _print_completion(context: click.Context, _: click.Parameter, shell: str | None) -> None:
+    if shell is not None and not context.resilient_parsing:
+        script = get_completion_class(shell)
+        assert script is not None
+        click.echo(script(context.command, {}, "uprof", "_UPROF_COMPLETE").source())
+        context.exit()
+
+
+@click.pass_context
+def _prepare(context: click.Context) -> None:
+    if context.invoked_subcommand in _RUN_PROGRAMS:
+        restore_garbage_collection()
+    else:
+        context.with_resource(limit_blas_threads())
+    if context.invoked_subcommand != "run":
+        # `run` handles signals itself because the workload's handlers must stay in place.
+        context.with_resource(signals.ended_by_signals())
+    if (path := config.find()) is not None:
+        context.default_map = {**config.defaults(path, context.command)}
+
+
+app = _Root(
     name="uprof",
-    cls=_Root,
-    add_completion=True,
+    callback=_prepare,
+    params=[
+        Option(
+            ["--version"],
+            is_flag=True,
+            is_eager=True,
+            expose_value=False,
+            callback=_print_version,
+            help="Print the version and exit.",
+        ),
+        Option(
+            ["--show-completion"],
+            type=click.Choice(["bash", "zsh", "fish"]),
+            is_eager=True,
+            expose_value=False,
+            callback=_print_completion,
+            help="Print the completion script of a shell, to be added to its start-up file.",
+        ),
+    ],
     context_settings={"auto_envvar_prefix": "UPROF"},
     epilog="Every option can also be set by an environment variable (UPROF_GATE_FORMAT for `gate "
     "--format`) or in pyproject.toml (`format` in [tool.uprof.gate]). Options take "
@@ -258,41 +288,12 @@ app = Application(
 )
 
 
-def _version(wanted: bool) -> None:
-    if wanted:
-        typer.echo(f"uprof {VERSION}")
-        raise typer.Exit
-
-
-@app.callback()
-def _root(
-    context: typer.Context,
-    version: bool = typer.Option(
-        False, "--version", callback=_version, is_eager=True, help="Print the version and exit."
-    ),
-) -> None:
-    if context.invoked_subcommand in _RUN_PROGRAMS:
-        thrift.restore_garbage_collection()
-    else:
-        context.with_resource(thrift.limit_blas_threads())
-    if context.invoked_subcommand != "run":
-        # `run` handles signals itself because the workload's handlers must stay in place.
-        context.with_resource(signals.ended_by_signals())
-    if (path := config.find()) is not None:
-        context.default_map = {**config.defaults(path, context.command)}
-
-
 def main(argv: list[str] | None = None) -> None:
     """Run the command line and exit.
 
     Raises:
         SystemExit: Always, with an exit code of `unified_prof.errors`.
     """
-    with streams.guarded(), thrift.reduced_garbage_collection():
-        code = exit_code_of(lambda: _run(argv))
+    with streams.guarded(), reduced_garbage_collection():
+        code = exit_code_of(lambda: app.main(argv, prog_name="uprof", standalone_mode=False))
     sys.exit(code)
-
-
-def _run(argv: list[str] | None) -> object:
-    command = typer.main.get_command(app)
-    return command.main(argv, prog_name="uprof", standalone_mode=False)

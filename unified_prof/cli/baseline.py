@@ -1,21 +1,30 @@
-"""Command group `uprof baseline`: save, list, show, history."""
+"""Command group `uprof baseline`: save, show."""
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from enum import Enum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import output as shapes
 from unified_prof.cli import report_input, workloads
-from unified_prof.cli.command import Application, AsJson, AsJsonFormat, Force, Quiet, with_groups
+from unified_prof.cli.command import (
+    AsJson,
+    AsJsonFormat,
+    Force,
+    Group,
+    OutputFile,
+    Quiet,
+    argument,
+    option,
+)
 from unified_prof.cli.gate_sides import Allowed
 from unified_prof.cli.report_input import Convert
+from unified_prof.errors import UsageError
 
 if TYPE_CHECKING:
     from unified_prof.baselines.store import Entry
@@ -25,7 +34,7 @@ _STORE_HELP = (
     "postgresql+psycopg://user@host/database."
 )
 StoreOption = Annotated[
-    str | None, typer.Option("--store", help=_STORE_HELP, show_default=".uprof/baselines.sqlite")
+    str | None, option("--store", help=_STORE_HELP, show_default=".uprof/baselines.sqlite")
 ]
 
 
@@ -46,25 +55,23 @@ _SUFFIXES = {
 }
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the commands."""
-    group = Application(help="Save runs as baselines and compare later runs with them.")
+    group = Group("baseline", help="Save runs as baselines and compare later runs with them.")
     group.command("save")(save)
-    group.command("list")(list_)
     group.command("show")(show)
-    group.command("history")(with_groups(history))
-    app.add_typer(group, name="baseline")
+    group.command("list", replaced_by="baseline show")(list_baselines)
+    group.command("history", replaced_by="baseline show --history")(show_history)
+    app.add_command(group)
 
 
 def save(
-    name: Annotated[
-        str, typer.Argument(metavar="NAME", help=("Name of the baseline, for example main."))
-    ],
+    name: Annotated[str, argument(metavar="NAME", help="Name of the baseline, for example main.")],
     files: Annotated[
         list[Path],
-        typer.Argument(
+        argument(
             metavar="FILE|DIR",
-            help=("Report or run directory; several runs of one workload are samples."),
+            help="Report or run directory; several runs of one workload are samples.",
         ),
     ],
     store: StoreOption = None,
@@ -83,64 +90,91 @@ def save(
         printing.print_message(f"saved {entry.name}@{entry.version}: {_samples(entry)}")
 
 
-def list_(store: StoreOption = None, json_: AsJson = False) -> None:
+def list_baselines(store: StoreOption = None, json_: AsJson = False) -> None:
     """List the newest version of each baseline."""
     from unified_prof.baselines import api
 
     newest = {entry.name: entry for entry in api.entries(store)}
-    _put(sorted(newest.values(), key=lambda entry: entry.name), json_)
+    _print_entries(sorted(newest.values(), key=lambda entry: entry.name), json_)
+
+
+@dataclass(frozen=True, slots=True)
+class ChartOptions:
+    """Output of a chart."""
+
+    last: Annotated[int, option(min=1, help="Chart: number of versions to show, newest first.")] = (
+        100
+    )
+    format_: Annotated[
+        HistoryFormat | None,
+        option(
+            "--format", help="Format of the chart.", show_default="by the extension of -o, or text"
+        ),
+    ] = None
+    output: OutputFile = None
+    force: Force = False
+    quiet: Quiet = False
 
 
 def show(
-    name: Annotated[str, typer.Argument(metavar="NAME", help="Name of the baseline.")],
-    store: StoreOption = None,
-    json_: AsJson = False,
-) -> None:
-    """Show all versions of a baseline; `gate --baseline NAME@2` selects version 2."""
-    from unified_prof.baselines import api
-
-    _put(api.entries(store, name), json_)
-
-
-def history(
     *,
-    context: typer.Context,
-    names: Annotated[list[str], typer.Argument(metavar="NAME", help="Names of baselines.")],
+    context: click.Context,
+    names: Annotated[
+        list[str] | None, argument(metavar="[NAME]...", help="Names of baselines.")
+    ] = None,
+    as_chart: Annotated[
+        bool, option("--history", help="Show a chart of the versions, with changes marked.")
+    ] = False,
     allowed: Allowed,
-    last: Annotated[
-        int, typer.Option(min=1, help=("Number of versions to show, newest first."))
-    ] = 100,
+    chart: ChartOptions,
     store: StoreOption = None,
-    format_: Annotated[
-        HistoryFormat | None,
-        typer.Option(
-            "--format", help="Output format.", show_default=("by the extension of -o, or text")
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
-    ] = None,
-    force: Force = False,
-    quiet: Quiet = False,
     json_: AsJsonFormat = False,
 ) -> None:
-    """Show the versions of baselines over time, with a chart.
+    """List the newest version of each baseline, or all versions of the named ones.
 
-    Each version has a confidence interval. A version is marked as changed if it differs, by the
-    rule of `uprof gate`, from the first versions since the previous change.
+    `gate --baseline NAME@2` selects version 2. With --history, --format or -o, shows a chart in
+    which each version has a confidence interval. A version is marked as changed if it differs, by
+    the rule of `uprof gate`, from the first versions since the previous change.
     """
+    from unified_prof.baselines import api
+
+    if as_chart or chart.format_ is not None or chart.output is not None:
+        if not names:
+            raise UsageError(
+                "--history needs the name of a baseline",
+                hint="`uprof baseline show` lists them",
+                slug="wrong-inputs",
+            )
+        show_history(
+            context=context, names=names, allowed=allowed, chart=chart, store=store, json_=json_
+        )
+    elif not names:
+        list_baselines(store, json_)
+    else:
+        _print_entries([one for name in names for one in api.entries(store, name)], json_)
+
+
+def show_history(
+    *,
+    context: click.Context,
+    names: Annotated[list[str], argument(metavar="NAME", help="Names of baselines.")],
+    allowed: Allowed,
+    chart: ChartOptions,
+    store: StoreOption = None,
+    json_: AsJsonFormat = False,
+) -> None:
+    """Show the versions of baselines over time, with a chart."""
     from unified_prof.baselines import api
     from unified_prof.compare.history import history as analyse
     from unified_prof.report import history as shown
 
-    file = shapes.output_file(output)
-    asked = format_ and format_.value
-    shape = shapes.choose_format(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
+    file = printing.output_file(chart.output)
+    asked = chart.format_ and chart.format_.value
+    shape = printing.choose_format(context, _SUFFIXES, asked=asked, as_json=json_, file=file)
     limits = allowed.limits()
     series = []
     for name in dict.fromkeys(names):
-        entries, runs = zip(*api.versions(name, store, last), strict=True)
+        entries, runs = zip(*api.versions(name, store, chart.last), strict=True)
         noise = workloads.noise(allowed.noise, runs[-1])
         series += [
             shown.BaselineSeries(name, entries, analyse(runs, metric, limits, noise))
@@ -159,12 +193,12 @@ def history(
     if file is None:
         printing.put(text, for_people=shape == "text")
         return
-    printing.write(file, text, force=force)
-    if not quiet:
+    printing.write(file, text, force=chart.force)
+    if not chart.quiet:
         printing.print_message(f"{file}: {shape}, {sum(len(one.entries) for one in series)} points")
 
 
-def _put(entries: list[Entry], as_json: bool) -> None:
+def _print_entries(entries: list[Entry], as_json: bool) -> None:
     if as_json:
         printing.put_json([_document(entry) for entry in entries])
         return

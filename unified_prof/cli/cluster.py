@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from unified_prof.base import streams
 from unified_prof.cli import cluster_report
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import Application, AsJson, Force, Quiet
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
 from unified_prof.errors import StoreError, UsageError
 
 if TYPE_CHECKING:
@@ -29,7 +29,7 @@ _EPILOG = (
 def build(
     inputs: Annotated[
         list[str],
-        typer.Argument(
+        argument(
             metavar="INPUT...",
             help="Directories of ranks at any depth, databases, PROF_*, *_ascend_pt, traces; "
             "patterns, URLs (s3://BUCKET/RUN), RANK=FILE.",
@@ -37,11 +37,11 @@ def build(
     ],
     output: Annotated[
         str,
-        typer.Option("-o", "--output", metavar="RUN", help="Directory or URL of the run to write."),
+        option("-o", "--output", metavar="RUN", help="Directory or URL of the run to write."),
     ] = "run.cluster",
     jobs: Annotated[
         int | None,
-        typer.Option(
+        option(
             min=1,
             help="Number of processes on this machine.",
             show_default="one per processor; 1 for few ranks",
@@ -49,19 +49,19 @@ def build(
     ] = None,
     scheduler: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="ADDRESS|FILE.json",
             help="Use a Dask scheduler: tcp://HOST:PORT, or its scheduler file.",
         ),
     ] = None,
     dask: Annotated[
         str | None,
-        typer.Option(metavar="local:N", help="Use N Dask worker processes on this machine."),
+        option(metavar="local:N", help="Use N Dask worker processes on this machine."),
     ] = None,
     strict: Annotated[
-        bool, typer.Option("--strict", help="Exit with 7 if a rank is missing or damaged.")
+        bool, option("--strict", help="Exit with 7 if a rank is missing or damaged.")
     ] = False,
-    verbose: Annotated[bool, typer.Option("--verbose", help="Show Dask's log.")] = False,
+    verbose: Annotated[bool, option("--verbose", help="Show Dask's log.")] = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
@@ -98,7 +98,7 @@ def build(
     if json_:
         printing.put_json(_record(outcome))
     if strict and not outcome.whole:
-        raise typer.Exit(StoreError.exit_code)
+        raise click.exceptions.Exit(StoreError.exit_code)
 
 
 def _print_summary(outcome: ClusterOutcome) -> None:
@@ -135,12 +135,12 @@ def _record(outcome: ClusterOutcome) -> dict[str, Any]:
     }
 
 
-def register_build(app: typer.Typer) -> None:
+def register_build(app: Group) -> None:
     """Register the command."""
     app.command("build", no_args_is_help=True, epilog=_EPILOG)(build)
 
 
-cluster = Application(
+cluster = Group(
     name="cluster",
     help="Analyze a multi-rank run: stragglers, collective waits, slow links.",
 )
@@ -148,6 +148,6 @@ register_build(cluster)
 cluster_report.register(cluster)
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the commands."""
-    app.add_typer(cluster)
+    app.add_command(cluster)

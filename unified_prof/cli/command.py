@@ -1,13 +1,11 @@
-"""Foundations of every command: option groups, shared options, help screens, process tuning.
+"""Foundations of every command: declared options, help screens, process tuning.
 
-Option groups: a parameter whose type is a dataclass stands for the fields of that dataclass.
+A command is a function whose parameters are annotated with `option(...)` or `argument(...)`. A
+parameter whose type is a dataclass stands for the fields of that dataclass. Types determine how
+values are read: `bool` is a flag, `list` is repeatable, an Enum is a choice.
 
-Values: Typer (0.29) lets pydantic build a validator per parameter, 0.1 s for every command. Plain
-values (names, paths, choices, numbers within bounds) are converted here instead; all others, and
-all errors, go to Typer. Other Typer versions are left alone.
-
-Help: variables are named after options (`UPROF_GATE_FORMAT` for `uprof gate --format`), options
-have sections, and examples come before exit codes.
+Every option can also be set by a variable named after it (`UPROF_GATE_FORMAT` for `uprof gate
+--format`). Help has sections, and examples come before exit codes.
 
 Process tuning: imports create some 100,000 objects that all live on, and Python's garbage collector
 visits them 120 times: a tenth of a small command's CPU time. NumPy's BLAS starts a thread per
@@ -20,70 +18,269 @@ import functools
 import gc
 import inspect
 import os
-import re
-from collections.abc import Callable, Iterator
+import types
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import MISSING, fields, is_dataclass
+from dataclasses import dataclass, fields, is_dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
-from typing import Annotated, Any, TypeVar, get_args, get_origin, get_type_hints
+from types import MappingProxyType
+from typing import Annotated, Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
-import typer
-from typer.core import TyperCommand, TyperGroup
+import click
 
+from unified_prof.base import streams
 from unified_prof.cli.examples import EXAMPLES
 from unified_prof.errors import UsageError
 
 
-def with_groups(command: Callable[..., None]) -> Callable[..., None]:
-    """Return `command` with dataclass parameters replaced by the fields of their dataclasses."""
-    own = inspect.signature(command, eval_str=True)
-    groups: dict[str, Any] = {
-        name: parameter.annotation
-        for name, parameter in own.parameters.items()
-        if is_dataclass(parameter.annotation)
-    }
+@dataclass(frozen=True, slots=True)
+class Declaration:
+    """Declaration of a command line parameter, part of an annotation."""
 
-    @functools.wraps(command)
-    def wrapper(**arguments: Any) -> None:
-        made = {
-            name: group(**{one.name: arguments.pop(one.name) for one in fields(group)})
-            for name, group in groups.items()
-        }
-        command(**arguments, **made)
-
-    parameters: list[inspect.Parameter] = []
-    for name, parameter in own.parameters.items():
-        parameters += _fields(groups[name]) if name in groups else [_by_name(parameter)]
-    wrapper.__signature__ = own.replace(parameters=parameters)  # type: ignore[attr-defined]
-    return wrapper
+    # Names of an option; an option without names is named after its Python parameter.
+    names: tuple[str, ...]
+    is_argument: bool
+    settings: dict[str, Any]
 
 
-def _fields(group: Any) -> list[inspect.Parameter]:
-    types = get_type_hints(group, include_extras=True)
-    return [
-        inspect.Parameter(
-            one.name,
-            inspect.Parameter.KEYWORD_ONLY,
-            default=inspect.Parameter.empty if one.default is MISSING else one.default,
-            annotation=types[one.name],
-        )
-        for one in fields(group)
-    ]
+def option(*names: str, **settings: Any) -> Any:
+    """Declare an option, for the second place of `Annotated`.
+
+    Settings are those of `click.Option`, and `min`, `max` (limits of a number) and `section`
+    (heading in the help).
+    """
+    return Declaration(names, False, settings)
 
 
-def _by_name(parameter: inspect.Parameter) -> inspect.Parameter:
-    return parameter.replace(kind=inspect.Parameter.KEYWORD_ONLY)
+def argument(**settings: Any) -> Any:
+    """Declare a positional argument; settings are `metavar`, `help` and `hidden`."""
+    return Declaration((), True, settings)
 
 
-Force = Annotated[bool, typer.Option("--force", help="Overwrite existing files.")]
-Quiet = Annotated[bool, typer.Option("-q", "--quiet", help="Print errors only.")]
-AsJson = Annotated[bool, typer.Option("--json", help="Print the result as JSON.")]
-AsJsonFormat = Annotated[bool, typer.Option("--json", help="Same as --format json.")]
-FullNames = Annotated[bool, typer.Option("--full-names", help="Do not truncate names in tables.")]
+class Argument(click.Argument):
+    """Positional argument with a help text."""
+
+    def __init__(self, *args: Any, help: str = "", hidden: bool = False, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.help = help
+        self.hidden = hidden
+
+
+class Option(click.Option):
+    """Option that belongs to a section of the help."""
+
+    def __init__(self, *args: Any, section: str | None = None, **settings: Any) -> None:
+        super().__init__(*args, **settings)
+        self.allow_from_autoenv = False  # variables are named after the option, not the parameter
+        self.section = section
+
+    @property
+    def long_name(self) -> str:
+        """Name with two dashes."""
+        return next((name for name in self.opts if name.startswith("--")), self.opts[0])
+
+    @property
+    def is_setting(self) -> bool:
+        """True if variables and pyproject.toml may set this option.
+
+        Excludes --help, --version and similar options: in an environment they would make every
+        command succeed without doing anything.
+        """
+        return self.expose_value and not self.is_eager
+
+
+def _refuse_empty(value: Any, param: click.Parameter | None, ctx: click.Context | None) -> None:
+    """Raise UsageError for an empty path, which would mean the current directory."""
+    if os.fspath(value) or param is None or (ctx and ctx.resilient_parsing):
+        return
+    is_output = "--output" in param.opts
+    name = "-o" if is_output else param.opts[0]
+    raise UsageError(
+        f"{name} is empty, expected a path",
+        hint="a shell variable may be unset; use `.` for the current directory",
+        slug="empty-output" if is_output else "empty-path",
+    )
+
+
+class _PathType(click.Path):
+    """Path of a file or directory."""
+
+    name = "path"
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Path:
+        _refuse_empty(value, param, ctx)
+        return Path(os.fsdecode(super().convert(value, param, ctx)))
+
+
+class _LocationType(click.types.StringParamType):
+    """Path or URL of an output."""
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Any:
+        _refuse_empty(value, param, ctx)
+        return super().convert(value, param, ctx)
+
+
+class _NumberType(click.ParamType[Any]):
+    """Number within limits."""
+
+    def __init__(self, kind: type[int] | type[float], low: float | None, high: float | None):
+        self.name = "integer" if kind is int else "float"
+        self._kind, self._low, self._high = kind, low, high
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> int | float:
+        try:
+            number = self._kind(value)
+        except (TypeError, ValueError):
+            what = "a whole number" if self._kind is int else "a number"
+            self.fail(f"expected {what}", param, ctx)
+        if self._low is not None and number < self._low:
+            self.fail(f"expected {self._low} or more", param, ctx)
+        if self._high is not None and number > self._high:
+            self.fail(f"expected {self._high} or less", param, ctx)
+        return number
+
+
+class _ChoiceType(click.Choice[Any]):
+    """Value of an Enum."""
+
+    def __init__(self, kind: type[Enum]) -> None:
+        super().__init__([member.value for member in kind])
+        self._kind = kind
+
+    def convert(self, value: Any, param: Any, ctx: Any) -> Enum:
+        if isinstance(value, self._kind):
+            return value
+        return self._kind(super().convert(value, param, ctx))
+
+
+class _FlagType(click.types.BoolParamType):
+    def convert(self, value: Any, param: Any, ctx: Any) -> bool:
+        try:
+            return super().convert(value, param, ctx)
+        except click.BadParameter:
+            self.fail("expected true or false", param, ctx)
+
+
+def _value_type(kind: Any, settings: dict[str, Any]) -> click.ParamType[Any]:
+    low, high = settings.pop("min", None), settings.pop("max", None)
+    if kind is bool:
+        return _FlagType()
+    if kind in (int, float):
+        return _NumberType(kind, low, high)
+    if kind is Path:
+        return _PathType()
+    if isinstance(kind, type) and issubclass(kind, Enum):
+        return _ChoiceType(kind)
+    assert kind is str, kind
+    return click.STRING
+
+
+def _parameter(parameter: inspect.Parameter) -> click.Parameter:
+    """Return the Click parameter that an annotated Python parameter declares."""
+    annotated, declared = get_args(parameter.annotation)
+    settings: dict[str, Any] = dict(declared.settings)
+    kind = annotated
+    if get_origin(kind) in (Union, types.UnionType):
+        (kind,) = (one for one in get_args(kind) if one is not type(None))
+    several = get_origin(kind) is list
+    if several:
+        (kind,) = get_args(kind)
+    settings["type"] = _value_type(kind, settings)
+    if kind is str and "--output" in declared.names:
+        settings["type"] = _LocationType()
+    has_default = parameter.default is not inspect.Parameter.empty
+    if has_default and parameter.default is not None:
+        default = parameter.default
+        settings["default"] = default.value if isinstance(default, Enum) else default
+    if declared.is_argument:
+        settings |= {"nargs": -1} if several else {}
+        return Argument([parameter.name], required=not has_default, **settings)
+    if kind is bool:
+        settings.setdefault("is_flag", True)
+    names = declared.names or (f"--{parameter.name.replace('_', '-')}",)
+    return Option(
+        [parameter.name, *names],
+        required=not has_default and kind is not bool,
+        multiple=several,
+        **settings,
+    )
+
+
+def make_command(
+    function: Callable[..., Any],
+    name: str,
+    *,
+    cls: type[Command] | None = None,
+    replaced_by: str | None = None,
+    tables: Mapping[str, Sequence[Option]] = MappingProxyType({}),
+    **settings: Any,
+) -> Command:
+    """Return the command that runs `function`; its docstring is the help.
+
+    Args:
+        function: Function with declared parameters; dataclass parameters stand for their fields.
+        name: Name of the command.
+        cls: Class of the command.
+        replaced_by: New spelling, if `name` is a former one: the command is hidden and prints it.
+        tables: Options that are passed as one dict, by the name of its parameter. The dict has the
+            options that were given.
+        settings: As of `click.Command`.
+    """
+    params: list[click.Parameter] = []
+    groups: dict[str, Any] = {}
+    context_name = None
+    for parameter in inspect.signature(function, eval_str=True).parameters.values():
+        kind = parameter.annotation
+        if parameter.name in tables:
+            params += tables[parameter.name]
+        elif is_dataclass(kind):
+            groups[parameter.name] = kind
+            params += map(_parameter, _fields(kind))
+        elif kind is click.Context:
+            context_name = parameter.name
+        else:
+            params.append(_parameter(parameter))
+    several = {one.name for one in params if one.multiple or one.nargs == -1}
+
+    @functools.wraps(function)
+    def call(**values: Any) -> Any:
+        for key in several.intersection(values):
+            values[key] = list(values[key]) or None
+        for key, group in groups.items():
+            values[key] = group(**{one.name: values.pop(one.name) for one in fields(group)})
+        for key, options in tables.items():
+            given = {one.name: values.pop(one.name) for one in options if one.expose_value}
+            values[key] = {name: value for name, value in given.items() if value is not None}
+        if context_name is not None:
+            values[context_name] = click.get_current_context()
+        if replaced_by is not None and not values.get("quiet"):
+            former = click.get_current_context().command_path
+            streams.tell(f"uprof: note: `{former}` is now `uprof {replaced_by}`")
+        return function(**values)
+
+    settings |= {"hidden": True} if replaced_by is not None else {}
+    settings.setdefault("help", inspect.getdoc(function))
+    return (cls or Command)(name, params=params, callback=call, **settings)
+
+
+def _fields(group: Any) -> Iterator[inspect.Parameter]:
+    """Yield the fields of a dataclass as parameters."""
+    annotations = get_type_hints(group, include_extras=True)
+    signature = inspect.signature(group)
+    for one in fields(group):
+        yield signature.parameters[one.name].replace(annotation=annotations[one.name])
+
+
+Force = Annotated[bool, option("--force", help="Overwrite existing files.")]
+Quiet = Annotated[bool, option("-q", "--quiet", help="Print errors only.")]
+AsJson = Annotated[bool, option("--json", help="Print the result as JSON.")]
+AsJsonFormat = Annotated[bool, option("--json", help="Same as --format json.")]
+FullNames = Annotated[bool, option("--full-names", help="Do not truncate names in tables.")]
 Noise = Annotated[
     str | None,
-    typer.Option(
+    option(
         metavar="SHARE",
         help="Run-to-run variation of an unchanged workload on this machine, for example 2%.",
         show_default="measured by `uprof gate --self-test`",
@@ -91,129 +288,34 @@ Noise = Annotated[
 ]
 OutputFile = Annotated[
     Path | None,
-    typer.Option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout."),
+    option("-o", "--output", metavar="FILE", help="Write to FILE instead of stdout."),
 ]
+ReportPath = Annotated[
+    Path, argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports.")
+]
+MoreBase = Annotated[
+    list[Path] | None,
+    option(
+        "--base",
+        metavar="FILE",
+        help="Further report of the baseline, as another sample. Repeatable.",
+    ),
+]
+MoreNew = Annotated[
+    list[Path] | None,
+    option(
+        "--new",
+        metavar="FILE",
+        help="Further report of the candidate, as another sample. Repeatable.",
+    ),
+]
+# Second part of `Annotated[SomeEnum | None, FORMAT]`.
+FORMAT = option("--format", help="Output format.", show_default="by the extension of -o, or text")
 OneRank = Annotated[
-    int | None, typer.Option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
+    int | None, option(min=0, metavar="N", help="Select one rank of a multi-rank run.")
 ]
 SCHEMA_HELP = "Schema revision: documented, latest, or the name of a revision."
-Schema = Annotated[str, typer.Option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
-
-
-_Number = TypeVar("_Number", int, float)
-# Longer numbers are left to Typer.
-_DIGITS = 10
-
-# Parameter settings that need no further validation.
-_UNCHECKED = {
-    "parser": None,
-    "exists": False,
-    "file_okay": True,
-    "dir_okay": True,
-    "writable": False,
-    "resolve_path": False,
-    "allow_dash": False,
-    "path_type": None,
-    "clamp": False,
-}
-
-
-class _NotPlain(Exception):  # noqa: N818 (none that anybody sees)
-    """A value that Typer has to convert."""
-
-
-def make_plain(param: Any) -> None:
-    """Let a Typer parameter accept plain values without a validator."""
-    made = getattr(param, "_runtime_param", "")
-    if made is None and callable(getattr(param, "get_runtime_param", None)):
-        param._runtime_param = _Plain(param)
-
-
-class _Plain:
-    """Stands in for a parameter's validator; builds the real one for values that are not plain."""
-
-    def __init__(self, param: Any) -> None:
-        self._param = param
-
-    def coerce(self, value: Any, param: Any, ctx: Any) -> Any:
-        """Convert a value."""
-        try:
-            return _plain(value, param)
-        except _NotPlain:
-            pass
-        self._param._runtime_param = None  # it makes its own
-        return self._param.get_runtime_param().coerce(value, param=param, ctx=ctx)
-
-
-def _plain(value: Any, param: Any) -> Any:
-    """Convert a plain value.
-
-    Raises:
-        _Odd: The value is not plain.
-    """
-    several = param.multiple or param.nargs == -1
-    if value is None:
-        return () if several else None
-    about, kind = param.type_descriptor.parameter_info, param.type_descriptor.annotation
-    if any(getattr(about, name, usual) not in (usual, None) for name, usual in _UNCHECKED.items()):
-        raise _NotPlain
-    if several and get_origin(kind) is list and isinstance(value, tuple | list):
-        (kind,) = get_args(kind)
-        return [_convert_one(each, kind, about) for each in value]
-    return _convert_one(value, kind, about)
-
-
-def _convert_one(value: Any, kind: Any, about: Any) -> Any:
-    if not isinstance(kind, type):
-        raise _NotPlain
-    if issubclass(kind, Enum):
-        return _choice(value, kind)
-    if kind is int:
-        return _within(_integer(value), about)
-    if kind is float and type(value) is float:
-        return _within(value, about)
-    if kind is Path and isinstance(value, str | Path):
-        # An existing path without read permission is an error that Typer reports.
-        if not os.fspath(value) or (os.path.exists(value) and not os.access(value, os.R_OK)):  # noqa: PTH110
-            raise _NotPlain
-        return Path(_text(value)) if isinstance(value, str) else value
-    if kind is str:
-        return _text(value)
-    raise _NotPlain
-
-
-def _choice(value: Any, kind: type[Enum]) -> Enum:
-    for one in kind:
-        if value is one or (type(value) is str and value == one.value):
-            return one
-    raise _NotPlain
-
-
-def _integer(value: Any) -> int:
-    if type(value) is int:
-        return value
-    if isinstance(value, str) and value.isascii() and value.isdecimal() and len(value) < _DIGITS:
-        return int(value)
-    raise _NotPlain
-
-
-def _within(number: _Number, about: Any) -> _Number:
-    if (about.min is not None and number < about.min) or (
-        about.max is not None and number > about.max
-    ):
-        raise _NotPlain
-    return number
-
-
-def _text(value: Any) -> str:
-    if not isinstance(value, str):
-        raise _NotPlain
-    try:
-        value.encode()
-    except UnicodeEncodeError:  # bytes that are no text
-        raise _NotPlain from None
-    return value
-
+Schema = Annotated[str, option("--schema", metavar="REVISION", help=SCHEMA_HELP)]
 
 _CommandFunction = TypeVar("_CommandFunction", bound=Callable[..., Any])
 
@@ -223,36 +325,6 @@ _OUTPUT_OPTIONS = frozenset(
 )
 # Commands with fewer options have one section only.
 _MIN_OPTIONS_FOR_SECTIONS = 9
-
-_METAVARS = (
-    (r"<int( range)?>", "N"),
-    (r"<float( range)?>", "NUMBER"),
-    (r"<(str|text)>", "TEXT"),
-    (r"<path>", "PATH"),
-    (r"<([^>]*)>", r"\1"),
-)
-_EXTRA_SECTIONS = re.compile(r"\s*\[((?:default|required|env var|x[<>]|[0-9]+<)[^\[\]]*)\]$")
-
-
-class Application(typer.Typer):
-    """Group of commands, built with our `Command` class."""
-
-    def __init__(self, **settings: Any) -> None:
-        super().__init__(
-            **{
-                "cls": Group,
-                "no_args_is_help": True,
-                "pretty_exceptions_enable": False,
-                "rich_markup_mode": None,  # its tables cut long names off at 80 columns
-                **settings,
-            }
-        )
-
-    def command(
-        self, name: str | None = None, **settings: Any
-    ) -> Callable[[_CommandFunction], _CommandFunction]:
-        """Return a decorator that adds a command."""
-        return super().command(name, **{"cls": Command, **settings})
 
 
 class _HelpFormatting:
@@ -265,73 +337,64 @@ class _HelpFormatting:
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Read arguments, settings and environment variables."""
-        for param in self.params:
-            _name_variable(param, ctx.auto_envvar_prefix)
-            make_plain(param)
-        self._refuse_empty_output(ctx, args)
+        if ctx.auto_envvar_prefix is not None:
+            for param in self.params:
+                if isinstance(param, Option) and param.is_setting:
+                    name = param.long_name[2:].replace("-", "_").upper()
+                    param.envvar = f"{ctx.auto_envvar_prefix}_{name}"
         return super().parse_args(ctx, args)  # type: ignore[misc,no-any-return]
-
-    def _refuse_empty_output(self, ctx: Any, args: list[str]) -> None:
-        """Raise UsageError for `-o ''`, which would mean the current directory."""
-        if ctx.resilient_parsing or not any(arg == "" or arg.endswith("=") for arg in args):
-            return
-        given, _, _ = self.make_parser(ctx).parse_args(list(args))  # type: ignore[attr-defined]
-        outputs = [param.name for param in self.params if "--output" in param.opts]
-        if any(given.get(name) == "" for name in outputs):
-            raise UsageError(
-                "-o is empty, expected a path",
-                hint="a shell variable may be unset; use `-o .` for the current directory",
-                slug="empty-output",
-            )
 
     def get_help_option(self, ctx: Any) -> Any:
         """Return --help, which cannot be set by a variable."""
         option = super().get_help_option(ctx)  # type: ignore[misc]
         if option is not None:
             option.allow_from_autoenv = False
-            make_plain(option)
         return option
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the words of the `Usage:` line."""
         pieces = ["[OPTIONS]"]
         for param in self.params:
-            if param.param_type_name == "argument":
-                name = param.metavar or param.name.upper()
+            if isinstance(param, Argument) and not param.hidden:
+                name = param.metavar or str(param.name).upper()
                 many = param.nargs == -1 and not name.endswith(("...", "]"))
                 pieces.append(f"{name}..." if many else name)
         return pieces
 
+    def format_arguments(self, ctx: Any, formatter: Any) -> None:
+        """Write nothing: `format_options` writes arguments, also before Click 8.5."""
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write arguments, then options by section."""
         arguments = [
-            (param.metavar or param.name.upper(), param.help or "")
+            (param.metavar or str(param.name).upper(), param.help)
             for param in self.params
-            if param.param_type_name == "argument" and not param.hidden
+            if isinstance(param, Argument) and not param.hidden
         ]
         if arguments:
             with formatter.section("Arguments"):
                 formatter.write_dl(arguments)
-        for title, options in self._sections(ctx).items():
+        for title, options in self.sections(ctx).items():
             if title not in self.folded:
-                write_section(formatter, ctx, title, options)
+                write_section(formatter, title, options)
 
     def format_epilog(self, ctx: Any, formatter: Any) -> None:
         """Write examples and exit codes."""
         if examples := EXAMPLES.get(" ".join(ctx.command_path.split()[1:])):
+            width = max(len(command) for command, _ in examples)
             with formatter.section("Examples"):
-                for line in _in_columns(examples):
-                    formatter.write(f"  {line}\n")
+                for command, purpose in examples:
+                    formatter.write(f"  {command:{width}}  {purpose}".rstrip() + "\n")
         super().format_epilog(ctx, formatter)  # type: ignore[misc]
 
-    def _sections(self, ctx: Any) -> dict[str, list[Any]]:
+    def sections(self, ctx: Any) -> dict[str, list[Any]]:
         """Return the options by section title, in display order."""
-        options = [param for param in self.get_params(ctx) if param.param_type_name == "option"]  # type: ignore[attr-defined]
+        options = [param for param in self.get_params(ctx) if isinstance(param, click.Option)]  # type: ignore[attr-defined]
         options = [param for param in options if not param.hidden]
         several = len(options) >= _MIN_OPTIONS_FOR_SECTIONS
         sections: dict[str, list[Any]] = {"Options": []}
         for option in options:
-            title = getattr(option, "rich_help_panel", None)
+            title = getattr(option, "section", None)
             if title is None:
                 is_output = several and _OUTPUT_OPTIONS.intersection(option.opts)
                 title = OUTPUT if is_output else "Options"
@@ -344,22 +407,93 @@ class _HelpFormatting:
         return {title: found for title, found in sections.items() if found}
 
 
-class Command(_HelpFormatting, TyperCommand):
+class Command(_HelpFormatting, click.Command):
     """A command of uprof."""
 
+    def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
+        """Read arguments, settings and environment variables.
 
-class Group(_HelpFormatting, TyperGroup):
-    """A group of commands."""
+        Raises:
+            UsageError: An option is unknown or missing, or there are too many arguments.
+        """
+        given = list(args)
+        ctx.allow_extra_args = True
+        try:
+            extra = super().parse_args(ctx, args)
+        except click.NoSuchOption as err:
+            raise UsageError(
+                f"no such option: {err.option_name}",
+                hint=self.option_hint(ctx, err.option_name, given)
+                or f"see `{ctx.command_path} --help`",
+                slug="wrong-command-line",
+            ) from None
+        except click.MissingParameter as err:
+            examples = EXAMPLES.get(" ".join(ctx.command_path.split()[1:]), ())[:3]
+            lines = ", ".join(f"`{command}`" for command, _ in examples)
+            what = f"missing {err.param_type or 'parameter'} {err.param_hint or ''}".strip()
+            if err.param is not None:
+                hint = err.param.get_error_hint(ctx)
+                what = f"missing {err.param.param_type_name} {hint}"
+            raise UsageError(
+                what,
+                hint=f"for example {lines}" if lines else f"see `{ctx.command_path} --help`",
+                slug="wrong-command-line",
+            ) from None
+        if extra and not ctx.resilient_parsing:
+            raise self._extra_arguments(ctx, given, extra)
+        return extra
 
-    # Commands in display order; others follow.
-    order: tuple[str, ...] = ()
+    def option_hint(
+        self, ctx: click.Context, name: str, args: Sequence[str], *, cutoff: float = 0.6
+    ) -> str | None:
+        """Return a hint about an unknown option, or None if no name is similar.
+
+        Args:
+            ctx: Context of this command.
+            name: The unknown option.
+            args: Arguments of this command.
+            cutoff: Minimum similarity of names, as of `difflib.get_close_matches`.
+        """
+        known = [one for param in self.params for one in param.opts if one.startswith("--")]
+        near = [f"-{one}" for one in args if f"-{one}" in known]  # -by for --by
+        near = near or get_close_matches(name, known, cutoff=cutoff)
+        return f"did you mean {near[0]}?" if near else None
+
+    def _extra_arguments(
+        self, ctx: click.Context, args: Sequence[str], extra: Sequence[str]
+    ) -> UsageError:
+        hint = f"see `{ctx.command_path} --help`"
+        files = [Path(one) for one in args if Path(one).is_file()]
+        folders = {path.parent for path in files}
+        if len(files) > len(extra) and len(folders) == 1 and str(*folders) != ".":
+            hint = f"pass the directory: {ctx.command_path} {folders.pop()}"
+        return UsageError(
+            f"unexpected extra argument{'s' * (len(extra) > 1)}: {' '.join(extra)}",
+            hint=hint,
+            slug="wrong-command-line",
+        )
+
+
+class Group(_HelpFormatting, click.Group):
+    """A group of commands, in the order in which they were added."""
+
+    def __init__(self, name: str | None = None, **settings: Any) -> None:
+        super().__init__(name, **{"no_args_is_help": True, **settings})
+
+    def command(  # type: ignore[override]
+        self, name: str | None = None, *, cls: type[Command] | None = None, **settings: Any
+    ) -> Callable[[_CommandFunction], _CommandFunction]:
+        """Return a decorator that adds a function as a command; see `make_command`."""
+
+        def add(function: _CommandFunction) -> _CommandFunction:
+            self.add_command(make_command(function, name or function.__name__, cls=cls, **settings))
+            return function
+
+        return add
 
     def list_commands(self, ctx: Any) -> list[str]:
-        """Return the command names in display order."""
-        names = list(self.commands)  # Typer asks for each command to name them
-        return [name for name in self.order if name in names] + [
-            name for name in names if name not in self.order
-        ]
+        """Return the names of all commands in display order."""
+        return list(self.commands)
 
     def summary_of(self, ctx: Any, name: str) -> str | None:
         """Return the first sentence of a command's help, or None if the command is hidden."""
@@ -372,59 +506,40 @@ class Group(_HelpFormatting, TyperGroup):
 
     def format_options(self, ctx: Any, formatter: Any) -> None:
         """Write the commands with their first sentences, then the options."""
-        told = ((name, self.summary_of(ctx, name)) for name in self.list_commands(ctx))
+        summaries = [(name, self.summary_of(ctx, name)) for name in self.list_commands(ctx)]
         with formatter.section("Commands"):
-            formatter.write_dl([(name, summary) for name, summary in told if summary is not None])
-        super().format_options(ctx, formatter)
+            formatter.write_dl([(name, text) for name, text in summaries if text is not None])
+        _HelpFormatting.format_options(self, ctx, formatter)
 
 
-def write_section(formatter: Any, ctx: Any, title: str, options: list[Any]) -> None:
+def write_section(formatter: Any, title: str, options: Sequence[click.Option]) -> None:
     """Write one section of options."""
     with formatter.section(title):
-        formatter.write_dl([_record(option, ctx) for option in options])
+        formatter.write_dl(list(map(option_help, options)))
 
 
-def is_setting(param: Any) -> bool:
-    """Return True if variables and pyproject.toml may set a parameter.
-
-    Excludes --help, --version and similar options: in an environment they would make every command
-    succeed without doing anything.
-    """
-    return bool(param.param_type_name == "option" and param.expose_value and not param.is_eager)
-
-
-def _name_variable(param: Any, prefix: str | None) -> None:
-    """Name an option's variable after its first long name."""
-    if param.param_type_name == "option" and prefix is not None:
-        name = next((one[2:] for one in param.opts if one.startswith("--")), None)
-        if name is not None and is_setting(param):
-            param.envvar = f"{prefix}_{name.replace('-', '_').upper()}"
-        param.show_envvar = False
-        param.allow_from_autoenv = False
-
-
-def _record(option: Any, ctx: Any) -> tuple[str, str]:
-    """Return an option's names and metavar, and its help with its default."""
-    names, text = option.get_help_record(ctx)
-    for pattern, metavar in _METAVARS:
-        names = re.sub(pattern, metavar, names)
-    names = names.replace(" / ", ", ")
-    extra = _EXTRA_SECTIONS.search(text)
-    if extra is None:
-        return names, text
-    text = text[: extra.start()]
-    default = re.search(r"default: (\((.*)\)|[^;]*)", extra[1])
-    if default is not None:
-        text += f" [default: {default[2] or default[1]}]"
-    if "required" in extra[1].split("; "):
+def option_help(option: click.Option) -> tuple[str, str]:
+    """Return an option's names with its metavar, and its help with its default."""
+    names = ", ".join([*option.opts, *option.secondary_opts])
+    if not option.is_flag:
+        names += f" {option.metavar or _metavar(option.type)}"
+    text = option.help or ""
+    default = option.show_default
+    if default is None or isinstance(default, bool):
+        given = option.to_info_dict()["default"]
+        default = str(given) if isinstance(given, str | int | float) and given is not False else ""
+        default = "" if option.is_flag else default
+    if default:
+        text += f" [default: {default}]"
+    if option.required:
         text += " [required]"
     return names, text
 
 
-def _in_columns(examples: tuple[tuple[str, str], ...]) -> Iterator[str]:
-    width = max(len(command) for command, _ in examples)
-    for command, purpose in examples:
-        yield f"{command:{width}}  {purpose}".rstrip()
+def _metavar(kind: click.ParamType[Any]) -> str:
+    if isinstance(kind, click.Choice):
+        return "|".join(kind.choices)
+    return {"integer": "N", "float": "NUMBER", "path": "PATH"}.get(kind.name, "TEXT")
 
 
 # New objects between two garbage collections; at most a few dozen MB of garbage.

@@ -8,11 +8,13 @@ has the peaks of a device for rooflines.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from unified_prof.cli.command import is_setting
+import click
+
+from unified_prof.cli.command import Option
 from unified_prof.errors import UsageError
 
 _REPOSITORY = (".git", ".hg", ".svn", ".jj")
@@ -24,26 +26,18 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 PROJECT_SETTINGS = frozenset(
     """
     ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with
-    batch-size batch-sizes by convert debug delay dry-run duration exporter family faster format
-    full-names ge-api host-sys host-sys-usage host-sys-usage-freq ids idle include iterations jobs
-    json l2 last layout llc-profiling max-regress measure memory metric min-abs msproftx
-    mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip npu-events
-    nts-metrics path perfetto port preset project-root quiet rank ranks report rounds runtime-api
-    schema scope sort stats step stop-after storage-limit strict sys-cpu-freq sys-cpu-profiling
-    sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq sys-interconnection-profiling
-    sys-io-profiling sys-io-sampling-freq sys-pid-profiling sys-pid-sampling-freq sys-profiling
-    sys-sampling-freq table task-block task-memory task-time timeline-detail to top verbose warmup
-    with without workload
+    batch-size batch-sizes by convert critical-path debug delay dry-run duration exporter family
+    faster format full-names ge-api history host-sys host-sys-usage host-sys-usage-freq ids idle
+    include iterations jobs json l2 last layout llc-profiling max-regress measure memory metric
+    min-abs msproftx mstx-domain-exclude mstx-domain-include new new-with no-open noise npu-chip
+    npu-events nts-metrics path perfetto port preset project-root quiet rank ranks report rounds
+    runtime-api schema scope sort stats step stop-after storage-limit strict sys-cpu-freq
+    sys-cpu-profiling sys-hardware-mem sys-hardware-mem-freq sys-interconnection-freq
+    sys-interconnection-profiling sys-io-profiling sys-io-sampling-freq sys-pid-profiling
+    sys-pid-sampling-freq sys-profiling sys-sampling-freq table task-block task-memory task-time
+    timeline-detail to top verbose warmup what-if with without workload
     """.split()
 )
-
-
-class Command(Protocol):
-    """Interface of a Click command that is used here; Typer vendors its own Click."""
-
-    @property
-    def params(self) -> Sequence[Any]:
-        """Arguments and options; a group also has `commands`."""
 
 
 def find(start: Path | None = None) -> Path | None:
@@ -66,7 +60,7 @@ def find(start: Path | None = None) -> Path | None:
     return None
 
 
-def defaults(path: Path, root: Command) -> dict[str, Any]:
+def defaults(path: Path, root: click.Command) -> dict[str, Any]:
     """Return the table of `path` as Click's default map for the commands of `root`.
 
     Raises:
@@ -107,13 +101,13 @@ def defaults(path: Path, root: Command) -> dict[str, Any]:
     return _of_command(table, root, f"{path}: [tool.uprof")
 
 
-def _of_command(table: Mapping[str, Any], command: Command, where: str) -> dict[str, Any]:
+def _of_command(table: Mapping[str, Any], command: click.Command, where: str) -> dict[str, Any]:
     """Translate the table of one command and of its subcommands."""
-    subcommands: Mapping[str, Command] = getattr(command, "commands", {})
+    subcommands: Mapping[str, click.Command] = getattr(command, "commands", {})
     options = {
         option.removeprefix("--"): parameter
         for parameter in command.params
-        if is_setting(parameter)
+        if isinstance(parameter, Option) and parameter.is_setting
         for option in (*parameter.opts, *parameter.secondary_opts)
         if option.startswith("--")
     }

@@ -1,7 +1,4 @@
-"""Commands `uprof build` and `uprof import`.
-
-Both commands are the same; file contents decide what an argument is.
-"""
+"""Command `uprof convert`: databases from recordings; file contents decide what an argument is."""
 
 from __future__ import annotations
 
@@ -10,11 +7,11 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from unified_prof.base import streams
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Quiet
+from unified_prof.cli.command import SCHEMA_HELP, AsJson, Force, Group, Quiet, argument, option
 from unified_prof.pipeline.sources import SOURCES
 
 if TYPE_CHECKING:
@@ -22,16 +19,6 @@ if TYPE_CHECKING:
 
 
 _INPUT_HELP = "; ".join(source.description for source in SOURCES)
-_HELP = {
-    "build": (
-        "Convert Ascend PROF_* directories to databases, without CANN or an NPU. "
-        "Same as `uprof import`."
-    ),
-    "import": (
-        "Convert recordings of other profilers to databases, without torch or a device. "
-        "Same as `uprof build`."
-    ),
-}
 _EPILOG = (
     "Exit codes: 0 all converted; 1 the process that converted a recording was killed; 2 "
     "usage error; 6 recording unreadable (the others are converted); 9 a database exists "
@@ -46,16 +33,17 @@ class Layout(str, Enum):
     ASCEND_PT = "ascend-pt"
 
 
-def register(app: typer.Typer) -> None:
-    """Register both names of the command."""
-    for name, help_ in _HELP.items():
-        app.command(name, no_args_is_help=True, help=help_, epilog=_EPILOG)(convert)
+def register(app: Group) -> None:
+    """Register the command and its former names."""
+    app.command("convert", no_args_is_help=True, epilog=_EPILOG)(convert)
+    for name in ("build", "import"):
+        app.command(name, no_args_is_help=True, epilog=_EPILOG, replaced_by="convert")(convert)
 
 
 def convert(
     recordings: Annotated[
         list[Path],
-        typer.Argument(
+        argument(
             metavar="RECORDING...",
             help="Recordings, directories of them at any depth, patterns, or - for standard "
             f"input (compressed or not). Formats: {_INPUT_HELP}.",
@@ -63,7 +51,7 @@ def convert(
     ],
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "-o",
             "--output",
             metavar="OUT",
@@ -73,7 +61,7 @@ def convert(
     ] = None,
     schema: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="REVISION",
             help=SCHEMA_HELP,
             show_default="documented; latest with --layout ascend-pt",
@@ -81,19 +69,17 @@ def convert(
     ] = None,
     layout: Annotated[
         Layout,
-        typer.Option(
+        option(
             help="ascend-pt: the directories that MindStudio Insight and msprof-analyze "
             "expect. Not for PROF_* directories and memory snapshots."
         ),
     ] = Layout.PLAIN,
-    jobs: Annotated[
-        int, typer.Option(min=1, help=("Number of recordings to convert in parallel."))
-    ] = 1,
+    jobs: Annotated[int, option(min=1, help="Number of recordings to convert in parallel.")] = 1,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
-    """Convert recordings; implements both commands."""
+    """Convert recordings of other profilers to databases, without torch, CANN or a device."""
     from unified_prof.cli.command import keep_memory
     from unified_prof.pipeline.convert import convert_all, worst_exit_code
 
@@ -119,7 +105,7 @@ def convert(
     if json_:
         printing.put_json([_record(outcome) for outcome in outcomes])
     if code := worst_exit_code(outcomes):
-        raise typer.Exit(code)
+        raise click.exceptions.Exit(code)
 
 
 def _print_written(outcome: Outcome, *, quiet: bool) -> None:

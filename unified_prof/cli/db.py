@@ -1,4 +1,4 @@
-"""Command group `uprof db`: current, history, check, upgrade, create."""
+"""Command group `uprof db`: info, check, upgrade, create, recover."""
 
 from __future__ import annotations
 
@@ -6,41 +6,61 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
-import typer
+import click
 
 from unified_prof.base.text import printable
-from unified_prof.cli.command import Application, AsJson, Force, Quiet, Schema
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, Schema, argument, option
 from unified_prof.cli.output import error_record, print_message, put, put_error, put_json
-from unified_prof.errors import UprofError, UsageError
+from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.migrate.check import Check
     from unified_prof.migrate.upgrade import Upgrade
+    from unified_prof.pipeline.recover import Recovered
     from unified_prof.sqlite.detect import Detection
 
-Files = Annotated[list[Path], typer.Argument(metavar="FILE...", help="Report files.")]
+Files = Annotated[list[Path], argument(metavar="FILE...", help="Report files.")]
 Family = Annotated[
-    str, typer.Option("--family", help="msprof, skyline-run-time, skyline-memory or cluster.")
+    str, option("--family", help="msprof, skyline-run-time, skyline-memory or cluster.")
 ]
 Result = TypeVar("Result")
 
-db = Application(
+_RECOVER_EPILOG = (
+    "Exit codes: 0 reports were recovered; 1 nothing to recover, or only processes that still run; "
+    "2 usage error; 6 a file is damaged (the others are recovered); 9 a report cannot be written."
+)
+# Exit code if there was nothing to recover.
+NOTHING_RECOVERED = 1
+
+db = Group(
     name="db",
-    help="Inspect, check, upgrade and create report files.",
+    help="Inspect, check, upgrade, create and recover report files.",
 )
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the commands."""
-    app.add_typer(db)
+    db.command("current", replaced_by="db info")(info)
+    db.command("history", replaced_by="db info")(history)
+    db.command("recover", epilog=_RECOVER_EPILOG)(recover)
+    app.command("recover", epilog=_RECOVER_EPILOG, replaced_by="db recover")(recover)
+    app.add_command(db)
 
 
 @db.command()
-def current(files: Files, as_json: AsJson = False) -> None:
+def info(
+    files: Annotated[list[Path] | None, argument(metavar="[FILE]...", help="Report files.")] = None,
+    family: Family = "msprof",
+    as_json: AsJson = False,
+) -> None:
     """Show the schema family and revision of each FILE, how they were identified, and its producer.
 
-    Exits with 7 if a file cannot be read or is not a report. Files are not changed.
+    Without FILE, lists the revisions of a schema family. Exits with 7 if a file cannot be read or
+    is not a report. Files are not changed.
     """
+    if not files:
+        history(family, as_json)
+        return
     from unified_prof.sqlite.detect import detect
 
     def look(path: Path) -> Detection:
@@ -52,7 +72,6 @@ def current(files: Files, as_json: AsJson = False) -> None:
     _for_each_file(files, look, _detection_data, _print_detection, as_json=as_json)
 
 
-@db.command()
 def history(family: Family = "msprof", as_json: AsJson = False) -> None:
     """List the revisions of a schema family, oldest first, with their changes."""
     from unified_prof.migrate import runner
@@ -98,10 +117,10 @@ def check(files: Files, quiet: Quiet = False, as_json: AsJson = False) -> None:
 def upgrade(
     files: Files,
     schema: Schema = "latest",
-    to: Annotated[str | None, typer.Option("--to", metavar="REVISION", hidden=True)] = None,
+    to: Annotated[str | None, option("--to", metavar="REVISION", hidden=True)] = None,
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "-o",
             "--output",
             metavar="OUT",
@@ -109,7 +128,7 @@ def upgrade(
         ),
     ] = None,
     no_backup: Annotated[
-        bool, typer.Option("--no-backup", help="Do not keep a copy of the original.")
+        bool, option("--no-backup", help="Do not keep a copy of the original.")
     ] = False,
     force: Force = False,
     quiet: Quiet = False,
@@ -140,7 +159,7 @@ def upgrade(
 
 @db.command()
 def create(
-    file: Annotated[Path, typer.Argument(metavar="FILE", help="File to create.")],
+    file: Annotated[Path, argument(metavar="FILE", help="File to create.")],
     family: Family = "msprof",
     schema: Schema = "documented",
     force: Force = False,
@@ -155,6 +174,75 @@ def create(
         put_json({"file": str(file), "family": family, "revision": revision})
     elif not quiet:
         _status_line(f"{file}: created, {family} {revision}")
+
+
+def recover(
+    folder: Annotated[
+        Path,
+        argument(metavar="DIR", help="Output directory of the killed `uprof run`."),
+    ],
+    force: Force = False,
+    quiet: Quiet = False,
+    json_: AsJson = False,
+) -> None:
+    """Recover the reports of a run whose process was killed.
+
+    While a workload runs, uprof saves its complete iterations in a hidden file of the output
+    directory. After SIGKILL, an out-of-memory kill or the loss of a node, this command turns them
+    into partial reports. Files of running processes are not touched.
+    """
+    from unified_prof.pipeline import recover as pipeline
+
+    outcomes = []
+    for outcome in pipeline.recover(folder, force=force):
+        outcomes.append(outcome)
+        _print_recovered(outcome, quiet=quiet)
+    if not outcomes and not quiet:
+        print_message(f"uprof: {folder}: nothing to recover (no unfinished measurements)")
+    if json_:
+        put_json([_recovered_record(outcome) for outcome in outcomes])
+    if code := _recovery_exit_code(outcomes):
+        raise click.exceptions.Exit(code)
+
+
+def _print_recovered(outcome: Recovered, *, quiet: bool) -> None:
+    if outcome.error is not None:
+        put_error(outcome.error)
+    elif quiet:
+        return
+    elif outcome.runs:
+        print_message(f"uprof: {outcome.spool}: skipped, its process is still running")
+    else:
+        files = ", ".join(str(path) for path in outcome.files.values())
+        count = f"{outcome.iterations} of {outcome.asked} iterations, saved at {outcome.saved}"
+        print_message(f"uprof: {files}: {count}")
+        if outcome.remark:
+            print_message(f"uprof: {outcome.remark}")
+
+
+def _recovery_exit_code(outcomes: list[Recovered]) -> int:
+    """Return the exit code of the worst outcome: damage, output errors, nothing recovered."""
+    codes = {one.error.exit_code for one in outcomes if one.error is not None}
+    for code in (RawFormatError.exit_code, OutputError.exit_code):
+        if code in codes:
+            return code
+    return max(codes, default=0 if any(one.files for one in outcomes) else NOTHING_RECOVERED)
+
+
+def _recovered_record(outcome: Recovered) -> dict[str, Any]:
+    record: dict[str, Any] = {"spool": str(outcome.spool), "runs": outcome.runs}
+    if outcome.error is not None:
+        return record | error_record(outcome.error)
+    if outcome.runs:
+        return record
+    return record | {
+        "rank": outcome.rank,
+        "files": {kind: str(path) for kind, path in outcome.files.items()},
+        "iterations": outcome.iterations,
+        "asked": outcome.asked,
+        "saved": outcome.saved,
+        "remark": outcome.remark,
+    }
 
 
 def _for_each_file(
@@ -185,7 +273,7 @@ def _for_each_file(
     if as_json:
         put_json(results)
     if failed := [number for number in codes if number]:
-        raise typer.Exit(failed[0])
+        raise click.exceptions.Exit(failed[0])
 
 
 def _status_line(text: str) -> None:

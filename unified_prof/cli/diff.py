@@ -9,14 +9,23 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
-import typer
+import click
 
-from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
-from unified_prof.cli import output as shapes
 from unified_prof.cli import report_input, workloads
-from unified_prof.cli import workloads as thresholds
-from unified_prof.cli.command import AsJsonFormat, Force, FullNames, Noise, Quiet
+from unified_prof.cli.command import (
+    AsJsonFormat,
+    Force,
+    FullNames,
+    Group,
+    MoreBase,
+    MoreNew,
+    Noise,
+    OutputFile,
+    Quiet,
+    argument,
+    option,
+)
 from unified_prof.cli.report_input import Convert, Side
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import parse_noise
@@ -63,7 +72,7 @@ class FormatOption(str, Enum):
 _DEVICE_OPTIONS = (FormatOption.CSV, FormatOption.HTML)
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "diff",
@@ -74,33 +83,19 @@ def register(app: typer.Typer) -> None:
 
 
 def diff(
-    context: typer.Context,
+    context: click.Context,
     base: Annotated[
-        Path | None, typer.Argument(metavar="BASE", help="Baseline: a report or run directory.")
+        Path | None, argument(metavar="BASE", help="Baseline: a report or run directory.")
     ] = None,
     new: Annotated[
-        Path | None, typer.Argument(metavar="NEW", help=("Candidate: a report or run directory."))
+        Path | None, argument(metavar="NEW", help="Candidate: a report or run directory.")
     ] = None,
-    more_base: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--base",
-            metavar="FILE",
-            help=("Further report of the baseline, as another sample. Repeatable."),
-        ),
-    ] = None,
-    more_new: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--new",
-            metavar="FILE",
-            help=("Further report of the candidate, as another sample. Repeatable."),
-        ),
-    ] = None,
+    more_base: MoreBase = None,
+    more_new: MoreNew = None,
     workload: WorkloadOption = None,
     capture: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--with",
             metavar="CAPTURE",
             help="Report in which the CUDA graphs that both runs replay were captured; their "
@@ -109,30 +104,27 @@ def diff(
     ] = None,
     base_capture: Annotated[
         Path | None,
-        typer.Option("--base-with", metavar="CAPTURE", help="Like --with, for the baseline only."),
+        option("--base-with", metavar="CAPTURE", help="Like --with, for the baseline only."),
     ] = None,
     new_capture: Annotated[
         Path | None,
-        typer.Option("--new-with", metavar="CAPTURE", help="Like --with, for the candidate only."),
+        option("--new-with", metavar="CAPTURE", help="Like --with, for the candidate only."),
     ] = None,
-    by: Annotated[ByOption, typer.Option(help="Breakdown of the changes.")] = ByOption.OPERATION,
-    top: Annotated[int, typer.Option(min=1, help="Number of rows per table.")] = 20,
+    by: Annotated[ByOption, option(help="Breakdown of the changes.")] = ByOption.OPERATION,
+    top: Annotated[int, option(min=1, help="Number of rows per table.")] = 20,
     everything: Annotated[
-        bool, typer.Option("--all", help="Also show unchanged and inconclusive rows.")
+        bool, option("--all", help="Also show unchanged and inconclusive rows.")
     ] = False,
     format_: Annotated[
         FormatOption | None,
-        typer.Option(
+        option(
             "--format",
             help="Output format; json and csv have all rows; csv and html need recordings of "
             "device work.",
             show_default="by the extension of -o, or text",
         ),
     ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
-    ] = None,
+    output: OutputFile = None,
     noise: Noise = None,
     convert: Convert = False,
     force: Force = False,
@@ -150,10 +142,10 @@ def diff(
     """
     from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
-    file = shapes.output_file(output)
+    file = printing.output_file(output)
     asked = format_ and format_.value
     shape = FormatOption(
-        shapes.choose_format(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
+        printing.choose_format(context, DEVICE_SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     if file is None and sys.stdout.isatty() and not DEVICE_FORMATS[shape.value].for_terminal:
         raise UsageError(
@@ -313,7 +305,7 @@ def _compared(
     from unified_prof.compare import device_diff
 
     before, after = reading.side(base), reading.side(new)
-    with hints.with_convert_hint(*before.given, *after.given):
+    with printing.with_convert_hint(*before.given, *after.given):
         of_devices = device_diff.of_devices(
             before.reports,
             after.reports,
@@ -384,7 +376,7 @@ def _samples(before: Side, after: Side, how: _Shown) -> _Comparison:
     for run in runs:
         if not len(run.operations) and not run.sizes and not run.totals:
             raise UsageError(f"{run.label} is empty: nothing to compare", slug="empty-report")
-    found = analysis.diff(*runs, by=by, noise=thresholds.noise(how.noise, runs[1]))
+    found = analysis.diff(*runs, by=by, noise=workloads.noise(how.noise, runs[1]))
     document = operation_difference.difference_document(
         found, top=how.top, everything=how.everything
     )

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import typer
-
 from unified_prof.cli import output
-from unified_prof.cli.command import AsJson
+from unified_prof.cli.command import AsJson, Group
 from unified_prof.version import VERSION
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the command."""
     app.command("doctor")(doctor)
 

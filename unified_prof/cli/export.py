@@ -8,16 +8,17 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
-from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
-from unified_prof.cli import report_input
-from unified_prof.cli.command import AsJson, Force, Quiet, with_groups
+from unified_prof.cli import report_input, trace
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, argument, option
 from unified_prof.cli.report_input import Convert
+from unified_prof.cli.trace import TimelineOptions
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.export import files as layouts
 from unified_prof.recording.breakdown_kinds import MEASURES, PLACES
+from unified_prof.report.formats import FORMAT_SUFFIXES
 
 if TYPE_CHECKING:
     from unified_prof.export.mindstudio.writer import Exported
@@ -37,7 +38,7 @@ class StackOptions:
 
     measure: Annotated[
         MeasureOption | None,
-        typer.Option(
+        option(
             metavar="NAME",
             help=f"Stacks: measure that weighs them: {', '.join(MEASURES)}.",
             show_default="all; collapsed: the first available",
@@ -45,7 +46,7 @@ class StackOptions:
     ] = None
     by: Annotated[
         PlaceOption | None,
-        typer.Option(help="Stacks: frames above the operations.", show_default="module, else line"),
+        option(help="Stacks: frames above the operations.", show_default="module, else line"),
     ] = None
 
 
@@ -55,13 +56,11 @@ class TableOptions:
 
     table: Annotated[
         list[str] | None,
-        typer.Option(metavar="NAME", help="Tables: export only this table. Repeatable."),
+        option(metavar="NAME", help="Tables: export only this table. Repeatable."),
     ] = None
     ids: Annotated[
         bool,
-        typer.Option(
-            "--ids", help=("Tables: write ids of strings and enums instead of their texts.")
-        ),
+        option("--ids", help="Tables: write ids of strings and enums instead of their texts."),
     ] = False
 
 
@@ -75,21 +74,22 @@ class CommonOptions:
     json_: AsJson = False
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
+def register(app: Group) -> None:
+    """Register the command and its former name for timelines."""
+    trace.register(app)
     app.command(
         "export",
         epilog="Exit codes: 0 success, also if something had to be left out; 2 usage error (the "
         "report lacks what the layout needs); 6 recording unreadable; 7 report missing or "
         "unreadable (stacks of the other reports of a directory are still written); 9 a "
         "file exists or cannot be written, and none is written.",
-    )(with_groups(export))
+    )(export)
 
 
 def export(
     path: Annotated[
         Path,
-        typer.Argument(
+        argument(
             metavar="FILE|DIR",
             help="A report or a directory of reports; mindstudio: an msprof database or a "
             "PROF_* directory.",
@@ -97,28 +97,48 @@ def export(
     ],
     output: Annotated[
         Path,
-        typer.Option(
+        option(
             "-o",
             "--output",
             metavar="FILE|DIR",
-            help=("File for stacks, directory for other layouts."),
+            help="File for timelines and stacks, directory for other layouts.",
         ),
     ],
     layout: Annotated[
         LayoutOption | None,
-        typer.Option(
+        option(
             metavar="NAME",
             help="; ".join(f"{one.name}: {one.what}" for one in layouts.LAYOUTS) + ".",
             show_default="by the extension of -o, or mindstudio",
         ),
     ] = None,
     *,
+    timeline: TimelineOptions,
     stacks: StackOptions,
     tables: TableOptions,
     usual: CommonOptions,
 ) -> None:
-    """Export a report: flame graphs, pprof, Parquet, or the text files of msprof."""
+    """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
+    if layout is None:
+        _refuse_report_formats(path, output)
     chosen = layouts.chosen(output, layout and layout.value)
+    if chosen.makes == "timeline":
+        trace.write_timeline(
+            path,
+            output,
+            timeline,
+            convert=usual.convert,
+            force=usual.force,
+            quiet=usual.quiet,
+            as_json=usual.json_,
+        )
+        return
+    if timeline != TimelineOptions():
+        raise UsageError(
+            "--ranks, --step and --critical-path apply to timelines",
+            hint="use --layout perfetto or chrome",
+            slug="option-without-effect",
+        )
     if tables != TableOptions() and chosen.makes != "tables":
         raise UsageError(
             "--table and --ids apply to tables",
@@ -144,12 +164,23 @@ def export(
     # The conversion on the way produces more rows than a report shows.
     convert = usual.convert and not job.is_built_on_the_way(path)
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
-    with hints.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
+    with printing.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
         exported = job.export(ready.path, output, force=usual.force, progress=progress)
     if usual.json_:
         printing.put_json(_record(output, chosen, exported))
     if not quiet:
         _print_written(output, exported)
+
+
+def _refuse_report_formats(path: Path, output: Path) -> None:
+    """Raise UsageError for an extension that `uprof report` writes."""
+    known = {suffix for names in FORMAT_SUFFIXES.values() for suffix in names} - {".json"}
+    if output.suffix.lower() in known and not output.is_dir():
+        raise UsageError(
+            f"{output}: export does not write {output.suffix} files",
+            hint=f"use `uprof report {path} -o {output}`",
+            slug="unknown-format",
+        )
 
 
 def _stacks(
@@ -161,7 +192,7 @@ def _stacks(
     from unified_prof.report.figures import coverage_fields
 
     ready = report_input.reports_of(path, convert=usual.convert, quiet=usual.quiet, output=output)
-    with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
+    with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         parts = export_stacks(
             opened,
             output,
@@ -183,7 +214,7 @@ def _stacks(
             )
     if coverage.missing:
         printing.print_message(f"uprof: error: {coverage.sentence}")
-        raise typer.Exit(StoreError.exit_code)
+        raise click.exceptions.Exit(StoreError.exit_code)
 
 
 def _tables(
@@ -193,7 +224,7 @@ def _tables(
 
     quiet = usual.quiet
     ready = report_input.reports_of(path, convert=usual.convert, quiet=quiet, several=False)
-    with hints.with_convert_hint(path):
+    with printing.with_convert_hint(path):
         exported = export_tables(
             ready.path,
             output,

@@ -8,14 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from unified_prof.base import streams
 from unified_prof.cli import output, workloads
 from unified_prof.cli import output as printing
-from unified_prof.cli import output as shapes
-from unified_prof.cli import workloads as thresholds
-from unified_prof.cli.command import AsJsonFormat, Force, Quiet, with_groups
+from unified_prof.cli.command import FORMAT, AsJsonFormat, Force, Group, OutputFile, Quiet, option
 from unified_prof.cli.gate_sides import (
     SUFFIXES,
     Allowed,
@@ -40,7 +38,7 @@ class Rounds:
 
     until_sure: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="COMMAND",
             help="BASE and NEW are checkouts: run this command in both in turn until the "
             "verdict is certain. Takes the arguments of `uprof run`, quoted; for several "
@@ -49,7 +47,7 @@ class Rounds:
     ] = None
     self_test: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="COMMAND",
             help=(
                 "Run this command several times unchanged, and show the smallest change that "
@@ -59,19 +57,19 @@ class Rounds:
     ] = None
     rounds: Annotated[
         int | None,
-        typer.Option(
+        option(
             min=1,
             help="Maximum runs per side; with --self-test in total.",
-            show_default=("10; 6 with --self-test"),
+            show_default="10; 6 with --self-test",
         ),
     ] = None
     keep: Annotated[
         Path | None,
-        typer.Option(metavar="DIR", help="Keep the reports of these runs in a new directory."),
+        option(metavar="DIR", help="Keep the reports of these runs in a new directory."),
     ] = None
     base_python: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="FILE",
             help="Python interpreter for BASE, if its package is installed in an environment.",
             show_default="the running interpreter",
@@ -79,10 +77,10 @@ class Rounds:
     ] = None
     new_python: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="FILE",
             help="Python interpreter for NEW.",
-            show_default=("the running interpreter"),
+            show_default="the running interpreter",
         ),
     ] = None
 
@@ -220,34 +218,24 @@ class Rounds:
         return Workload(command, self.keep, (pythons[0], pythons[1]))
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "gate",
         epilog="Exit codes: 0 passed; 1 regression; 2 usage error; 3 inconclusive (too few "
         "samples, or too much variance); 6 recording unreadable; 7 report missing or "
         "unreadable.",
-    )(with_groups(gate))
+    )(gate)
 
 
 def gate(
     *,
-    context: typer.Context,
+    context: click.Context,
     sides: Sides,
     allowed: Allowed,
     rounds: Rounds,
-    format_: Annotated[
-        FormatOption | None,
-        typer.Option(
-            "--format",
-            help="Output format of the verdict.",
-            show_default=("by the extension of -o, or text"),
-        ),
-    ] = None,
-    output: Annotated[
-        Path | None,
-        typer.Option("-o", "--output", metavar="FILE", help=("Write to FILE instead of stdout.")),
-    ] = None,
+    format_: Annotated[FormatOption | None, FORMAT] = None,
+    output: OutputFile = None,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJsonFormat = False,
@@ -260,10 +248,10 @@ def gate(
     from unified_prof.compare import gate as analysis
     from unified_prof.compare.diff import comparability_warnings
 
-    file = shapes.output_file(output)
+    file = printing.output_file(output)
     asked = format_ and format_.value
     shape = FormatOption(
-        shapes.choose_format(context, SUFFIXES, asked=asked, as_json=json_, file=file)
+        printing.choose_format(context, SUFFIXES, asked=asked, as_json=json_, file=file)
     )
     limits = allowed.limits()
     analysis.check_metrics(allowed.metrics)
@@ -307,7 +295,7 @@ def gate(
     elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
         printing.put(text(shape), for_people=shape is FormatOption.TEXT)
     append_summary(lambda: text(FormatOption.MARKDOWN))
-    raise typer.Exit(exit_code)
+    raise click.exceptions.Exit(exit_code)
 
 
 def _gate_one(
@@ -328,7 +316,7 @@ def _gate_one(
             base_folder, new_folder, allowed.metrics, limits, noise=allowed.told(), quiet=quiet
         )
     base, new = sides.load(quiet=quiet, output=output)
-    noise = thresholds.noise(allowed.noise, new)
+    noise = workloads.noise(allowed.noise, new)
     return analysis.gate(base, new, allowed.metrics, limits, noise), base, new
 
 

@@ -9,10 +9,8 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from unified_prof.cli import output, report_input, workloads
-from unified_prof.cli.command import Noise
+from unified_prof.cli.command import MoreBase, MoreNew, Noise, argument, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.cli.workloads import WorkloadOption
 from unified_prof.compare.gate import parse_absolute_limits, parse_fraction, parse_noise
@@ -30,32 +28,16 @@ class Sides:
 
     files: Annotated[
         list[Path] | None,
-        typer.Argument(
-            metavar="[BASE] NEW", help="Reports BASE and NEW; with --baseline only NEW."
-        ),
+        argument(metavar="[BASE] NEW", help="Reports BASE and NEW; with --baseline only NEW."),
     ] = None
-    more_base: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--base",
-            metavar="FILE",
-            help=("Further report of the baseline, as another sample. Repeatable."),
-        ),
-    ] = None
-    more_new: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--new",
-            metavar="FILE",
-            help=("Further report of the candidate, as another sample. Repeatable."),
-        ),
-    ] = None
+    more_base: MoreBase = None
+    more_new: MoreNew = None
     workload: WorkloadOption = None
     baseline: Annotated[
-        str | None, typer.Option(metavar="NAME", help="Compare with this stored baseline.")
+        str | None, option(metavar="NAME", help="Compare with this stored baseline.")
     ] = None
     store: Annotated[
-        str | None, typer.Option(help="Baseline store: an SQLite file or a SQLAlchemy URL.")
+        str | None, option(help="Baseline store: an SQLite file or a SQLAlchemy URL.")
     ] = None
 
     convert: Convert = False
@@ -125,11 +107,11 @@ class Allowed:
     """Limits of accepted regressions."""
 
     max_regress: Annotated[
-        str, typer.Option(metavar="SHARE", help="Largest accepted regression: 5% or 0.05.")
+        str, option(metavar="SHARE", help="Largest accepted regression: 5% or 0.05.")
     ] = "5%"
     min_abs: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             metavar="AMOUNT",
             help="Ignore regressions below this time (0.05ms) or size (1MiB). Repeatable.",
             show_default="0.05ms and 1MiB",
@@ -137,7 +119,7 @@ class Allowed:
     ] = None
     metric: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             metavar="METRIC",
             help=(
                 "Metric to judge: total, forward, backward, peak-memory or operation:GLOB "

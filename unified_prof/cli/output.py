@@ -250,7 +250,9 @@ def recovery_hint(folder: Path) -> str | None:
 
     if not any(spool.state_of(path) != spool.RUNS for path in spool.find(folder)):
         return None
-    return f"{folder} has measurements of a killed run; recover them with `uprof recover {folder}`"
+    return (
+        f"{folder} has measurements of a killed run; recover them with `uprof db recover {folder}`"
+    )
 
 
 def _hint(path: Path, message: str) -> str | None:
@@ -260,7 +262,7 @@ def _hint(path: Path, message: str) -> str | None:
     if rank_partial.is_run_directory(path):
         return (
             f"this is a cluster run: use `uprof cluster report {path}` for its tables, "
-            f"`uprof report {path} --rank N` for one rank, `uprof trace {path} --ranks "
+            f"`uprof report {path} --rank N` for one rank, `uprof export {path} --ranks "
             "N,...` for timelines"
         )
     if path.is_dir() and (hint := rank_partial.completion_hint(path)) is not None:
@@ -281,4 +283,4 @@ def _hint(path: Path, message: str) -> str | None:
 
 
 def _converted(source: Source, path: Path) -> str:
-    return f"run `uprof {source.command} {path}` first, or use --convert"
+    return f"run `uprof convert {path}` first, or use --convert"

@@ -7,12 +7,22 @@ from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from unified_prof.cli import output as printing
-from unified_prof.cli import output as shapes
 from unified_prof.cli import report_input
-from unified_prof.cli.command import AsJsonFormat, Force, FullNames, OneRank, OutputFile, Quiet
+from unified_prof.cli.command import (
+    FORMAT,
+    AsJsonFormat,
+    Force,
+    FullNames,
+    Group,
+    OneRank,
+    OutputFile,
+    Quiet,
+    ReportPath,
+    option,
+)
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.breakdown_kinds import KINDS, STATISTICS_OF
@@ -38,7 +48,7 @@ class SortOption(str, Enum):
     NAME = "name"
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "report",
@@ -49,14 +59,11 @@ def register(app: typer.Typer) -> None:
 
 
 def report(
-    context: typer.Context,
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports."),
-    ],
+    context: click.Context,
+    path: ReportPath,
     by: Annotated[
         ByOption | None,
-        typer.Option(
+        option(
             metavar="NAME",
             help=f"Breakdown: {', '.join(KINDS)}.",
             show_default="operation; the default set for json and html",
@@ -64,27 +71,20 @@ def report(
     ] = None,
     top: Annotated[
         int | None,
-        typer.Option(
-            min=1, help=("Number of rows to show."), show_default="20; all for json, csv and html"
+        option(
+            min=1, help="Number of rows to show.", show_default="20; all for json, csv and html"
         ),
     ] = None,
     sort: Annotated[
         SortOption | None,
-        typer.Option(help=("Sort rows by this column."), show_default="time, else size"),
+        option(help="Sort rows by this column.", show_default="time, else size"),
     ] = None,
-    format_: Annotated[
-        FormatOption | None,
-        typer.Option(
-            "--format",
-            help="Output format.",
-            show_default="by the extension of -o, or text",
-        ),
-    ] = None,
+    format_: Annotated[FormatOption | None, FORMAT] = None,
     output: OutputFile = None,
     rank: OneRank = None,
     statistics: Annotated[
         bool,
-        typer.Option(
+        option(
             "--stats",
             help="Add min, median, p99, max and standard deviation of operations and kernels, "
             "and launch statistics.",
@@ -92,7 +92,7 @@ def report(
     ] = False,
     capture: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "--with",
             metavar="CAPTURE",
             help="Report in which the CUDA graphs that this run replays were captured; their "
@@ -103,7 +103,7 @@ def report(
     convert: Convert = False,
     embed_source: Annotated[
         bool,
-        typer.Option(
+        option(
             "--embed-source", help="html: embed the source lines found below the current directory."
         ),
     ] = False,
@@ -119,10 +119,10 @@ def report(
     """
     from unified_prof.sqlite.atomic import refuse_existing
 
-    file = shapes.output_file(output)
+    file = printing.output_file(output)
     asked = format_ and format_.value
     shape = formats.find_format(
-        shapes.choose_format(
+        printing.choose_format(
             context, formats.FORMAT_SUFFIXES, asked=asked, as_json=json_, file=file
         )
     )
@@ -177,4 +177,4 @@ def report(
     if made.missing:
         if not (to_terminal and shape.for_people):  # the terminal has it above the figures
             printing.put_error(StoreError(made.missing, slug="ranks-missing"))
-        raise typer.Exit(StoreError.exit_code)
+        raise click.exceptions.Exit(StoreError.exit_code)

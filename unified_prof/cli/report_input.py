@@ -8,11 +8,10 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from unified_prof.base import streams
 from unified_prof.cli import output as printing
 from unified_prof.cli import report_ranks
+from unified_prof.cli.command import option
 from unified_prof.errors import OutputError, UsageError
 
 if TYPE_CHECKING:
@@ -24,11 +23,9 @@ if TYPE_CHECKING:
 
 Convert = Annotated[
     bool,
-    typer.Option(
+    option(
         "--convert",
-        help=(
-            "Also accept recordings of other profilers; their reports are cached in ~/.cache/uprof."
-        ),
+        help="Also accept recordings of other profilers; reports are cached in ~/.cache/uprof.",
     ),
 ]
 

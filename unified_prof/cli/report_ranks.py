@@ -15,6 +15,7 @@ from unified_prof.errors import StoreError, UprofError, UsageError
 
 if TYPE_CHECKING:
     from unified_prof.cluster.overview import Overview
+    from unified_prof.cluster.stored_run import RankRecord
     from unified_prof.cluster.summary import RunSummary
     from unified_prof.explain.api import Opened
     from unified_prof.report.formats import Format, ReportRequest
@@ -92,9 +93,31 @@ def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
     """
     if overview is None:
         raise not_a_run_error(path, "omit --rank")
-    from unified_prof.cli.cluster_report import recording_of
-
     return recording_of(overview, overview.rank(rank).rank)
+
+
+def recording_of(overview: Overview, rank: RankRecord) -> Path:
+    """Return the path of a rank's recording: as given, or beside the run.
+
+    Raises:
+        StoreError: The recording is missing.
+    """
+    run = overview.run
+    if rank.file is None:
+        raise StoreError(
+            f"rank {rank.rank} of {run.path} has no recording",
+            hint=rank.why or "",
+            slug="rank-without-recording",
+        )
+    named = Path(rank.file)
+    for candidate in (named, run.file.parent / named, run.file.parent.parent / named):
+        if candidate.exists():
+            return candidate
+    raise StoreError(
+        f"the recording of rank {rank.rank} is missing: {rank.file}",
+        hint=f"restore it, or build {run.path} again",
+        slug="rank-without-recording",
+    )
 
 
 def not_a_run_error(path: Path, otherwise: str) -> UsageError:

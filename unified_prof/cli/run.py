@@ -4,19 +4,21 @@ from __future__ import annotations
 
 import json
 import platform
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
-import typer
+import click
 
 from unified_prof.base import signals, streams
+from unified_prof.base.run_spec import MEMORY, RUN_TIME
 from unified_prof.base.text import printable
-from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
-from unified_prof.cli.command import Force, with_groups
+from unified_prof.cli.command import Force, Group, Quiet, argument, option
 from unified_prof.cli.output import WIPE
 from unified_prof.cli.run_options import (
     MeasurementOptions,
@@ -25,7 +27,7 @@ from unified_prof.cli.run_options import (
     WorkloadOptions,
     exec_unprofiled,
     is_measured,
-    with_npu_options,
+    npu_options,
 )
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import Chosen, rank_of
@@ -119,18 +121,26 @@ def _line_of_rank(result: RunResult) -> str:
     return f"uprof: {printable(line + (files or 'no report'))}"
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
+def register(app: Group) -> None:
+    """Register the command, and Skyline's spelling of it."""
+    for name, function in (("time", time), ("memory", memory)):
+        app.command(
+            name,
+            no_args_is_help=True,
+            epilog=_SKYLINE_EPILOG,
+            replaced_by=f"run --report {name}",
+        )(function)
     app.command(
         "run",
         cls=WorkloadCommand,
+        tables={"npu_options": npu_options()},
         no_args_is_help=True,
         epilog=(
             "Exit codes: the workload's own code if it is not 0; otherwise 0 success; 2 "
             "usage error; 4 device missing; 5 capture failed; 9 output cannot be written; "
             "130 interrupted."
         ),
-    )(with_npu_options(with_groups(run)))
+    )(run)
 
 
 def run(
@@ -138,14 +148,14 @@ def run(
     what: WorkloadOptions,
     backend: Annotated[
         str,
-        typer.Option(
+        option(
             help="auto, cpu, cuda, npu, or a backend of another package. auto selects the "
             "first of npu, cuda, cpu that is available."
         ),
     ] = "auto",
     output: Annotated[
         Path | None,
-        typer.Option(
+        option(
             "-o",
             "--output",
             metavar="DIR",
@@ -155,32 +165,32 @@ def run(
     ] = None,
     measured: MeasurementOptions,
     dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the command that would run, and exit.")
+        bool, option("--dry-run", help="Print the command that would run, and exit.")
     ] = False,
     ranks: Annotated[
         str,
-        typer.Option(
+        option(
             metavar="LIST",
             help="Ranks to profile, for example 0,8-15 or every:8. Other ranks run unprofiled.",
         ),
     ] = "all",
     batch_sizes: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="LIST",
             help="Run once per batch size, for example 8,16,32.",
         ),
     ] = None,
     memory: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="SIZE",
             help="Memory limit for the largest-batch estimate, for example 24GiB.",
         ),
     ] = None,
     strict: Annotated[
         bool,
-        typer.Option(
+        option(
             "--strict",
             help="Fail if a rank cannot be measured although its workload succeeded. By "
             "default only single-process runs fail; a rank leaves a report with the "
@@ -207,14 +217,14 @@ def run(
     if dry_run:
         _show_command(chosen, spec)
         return
-    if not force and (hint := hints.recovery_hint(spec.output_dir)) is not None:
+    if not force and (hint := printing.recovery_hint(spec.output_dir)) is not None:
         say(f"uprof: hint: {printable(hint)}")
     spec = replace(spec, relay=_say_all_but_info if said.quiet else streams.tell)
     if batch_sizes is not None or memory is not None:
         from unified_prof.cli import batch_sizes as several
 
         wanted = several.BatchSizes.of(batch_sizes, memory, spec)
-        raise typer.Exit(
+        raise click.exceptions.Exit(
             several.run(
                 wanted,
                 lambda one: _run(
@@ -231,7 +241,7 @@ def run(
         )
     shown = RunEnd(quiet=said.quiet, json=said.json_, top=50 if said.verbose else 10)
     exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=chosen_ranks)
-    raise typer.Exit(exit_code)
+    raise click.exceptions.Exit(exit_code)
 
 
 def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet: bool) -> int:
@@ -308,7 +318,7 @@ def _show_command(backend: Backend, spec: RunSpec) -> None:
             slug="option-of-another-backend",
         )
     for line in describe(spec):
-        typer.echo(line)
+        click.echo(line)
 
 
 def _say_all_but_info(line: str) -> None:
@@ -318,3 +328,76 @@ def _say_all_but_info(line: str) -> None:
 
 def _suppress_messages(_: str) -> None:
     pass
+
+
+# Former commands `uprof time` and `uprof memory`: Skyline's spelling, one report each.
+_SKYLINE_EPILOG = "Exit codes: as `uprof run`; 9 if the file exists (use --force)."
+
+_Entry = Annotated[
+    str, argument(metavar="ENTRY_POINT", help="Script to profile, with or without providers.")
+]
+_Output = Annotated[Path, option("-o", "--output", metavar="FILE", help="Report to write.")]
+_Backend = Annotated[str, option(help="auto, cpu or cuda.")]
+_LogFile = Annotated[
+    Path | None, option(hidden=True, help="Ignored, for compatibility with Skyline.")
+]
+_Debug = Annotated[
+    bool, option("--debug", hidden=True, help="Ignored, for compatibility with Skyline.")
+]
+
+
+def time(
+    entry_point: _Entry,
+    output: _Output,
+    backend: _Backend = "auto",
+    log_file: _LogFile = None,
+    debug: _Debug = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write only the run time report of a script, like Skyline's `time`.
+
+    `uprof run` has more options and writes both reports at once.
+    """
+    _write_report(RUN_TIME, entry_point, output, backend, force=force, quiet=quiet)
+
+
+def memory(
+    entry_point: _Entry,
+    output: _Output,
+    backend: _Backend = "auto",
+    log_file: _LogFile = None,
+    debug: _Debug = False,
+    force: Force = False,
+    quiet: Quiet = False,
+) -> None:
+    """Write only the memory report of a script, like Skyline's `memory`.
+
+    `uprof run` has more options and writes both reports at once.
+    """
+    _write_report(MEMORY, entry_point, output, backend, force=force, quiet=quiet)
+
+
+def _write_report(
+    report: str, entry_point: str, output: Path, backend: str, *, force: bool, quiet: bool
+) -> None:
+    from unified_prof.sqlite.atomic import output_error, refuse_existing
+
+    target = output.absolute()
+    refuse_existing(target, overwrite=force)
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    except OSError as err:
+        raise output_error(target, err) from err
+    try:
+        exit_code = measured_into(folder, report, entry_point, backend, quiet=quiet)
+        made = folder / f"{report.replace('-', '_')}.sqlite"
+        if made.exists():
+            refuse_existing(target, overwrite=force)
+            try:
+                made.replace(target)
+            except OSError as err:
+                raise output_error(target, err) from err
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+    raise click.exceptions.Exit(exit_code)

@@ -7,19 +7,17 @@ profiled replace their process with the workload.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import os
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
 
-import typer
+import click
 
 from unified_prof.backends.cann import CHIPS, UNKNOWN
 from unified_prof.backends.msprof_options import (
@@ -28,11 +26,19 @@ from unified_prof.backends.msprof_options import (
     GROUPS,
     OPTIONS,
     PRESETS,
-    MsprofOption,
 )
 from unified_prof.base import run_spec as asked
 from unified_prof.base.text import printable
-from unified_prof.cli.command import OUTPUT, SCHEMA_HELP, Command, Quiet, write_section
+from unified_prof.cli.command import (
+    OUTPUT,
+    SCHEMA_HELP,
+    Command,
+    Option,
+    Quiet,
+    argument,
+    option,
+    write_section,
+)
 from unified_prof.errors import UsageError
 from unified_prof.pipeline.distributed import ALL, Chosen, Rank
 
@@ -42,113 +48,80 @@ if TYPE_CHECKING:
 
 SECTION = "Ascend NPU (--backend npu)"
 _FIRST_GROUP = "What to record and how to store it"
-_Run = Callable[..., None]
 
 
-def with_npu_options(run: _Run) -> _Run:
-    """Return `run` with a parameter per row of the NPU option table, passed on as `npu_options`.
-
-    `npu_options` maps the names of the options that were given to their values.
-    """
-    parameters = [*_general(), *(_parameter(option) for option in OPTIONS)]
-    help_npu = _help()
-    names = [parameter.name for parameter in parameters]
-
-    @functools.wraps(run)
-    def wrapper(**arguments: Any) -> None:
-        arguments.pop(help_npu.name, None)
-        given = {name: arguments.pop(name) for name in names}
-        run(**arguments, npu_options={k: v for k, v in given.items() if v not in (None, [])})
-
-    own = inspect.signature(run, eval_str=True)
-    kept = [p for p in own.parameters.values() if p.name != "npu_options"]
-    wrapper.__signature__ = own.replace(parameters=[*kept, help_npu, *parameters])  # type: ignore[attr-defined]
-    return wrapper
-
-
-def _general() -> list[inspect.Parameter]:
-    presets = ", ".join(PRESETS)
-    return [
-        _build_option(
-            "preset",
-            str | None,
-            metavar="NAME",
-            help=f"How much to record: {presets}. Single options override the preset; what "
-            "msprof does not support on this chip is left out.",
-            show_default=DEFAULT_PRESET,
-        ),
-        _build_option(
-            "npu_chip",
-            str | None,
-            metavar="NAME",
-            help=f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the "
-            "chip, leave out what msprof rejects.",
-            show_default="detected by msprof and npu-smi",
-        ),
-        _build_option(
-            "exporter",
-            str | None,
-            metavar="uprof|native",
-            help="Who builds the database; msprof exports what uprof cannot decode.",
-            show_default="uprof",
-        ),
-        _build_option(
-            "schema",
-            str | None,
-            metavar="REVISION",
-            help=SCHEMA_HELP,
-            show_default="documented",
-            section=None,
-        ),
-        _build_option(
-            "pid",
-            int | None,
-            metavar="PID",
-            help="Record a running process (started with PROFILING_MODE=dynamic) for --duration"
-            " seconds, or until Ctrl-C, instead of starting a workload.",
-        ),
-        _build_option(
-            "msprof_arg",
-            list[str] | None,
-            metavar="--NAME=VALUE",
-            help="Pass another argument to msprof. Repeatable.",
-        ),
-    ]
-
-
-def _parameter(option: MsprofOption) -> inspect.Parameter:
-    if option.range:
-        metavar = f"{option.range[0]}-{option.range[1]}"
-    elif option.values:
-        metavar = (",".join if option.many else "|".join)(option.values)
-    else:
-        metavar = "TEXT"
-    return _build_option(option.name, str | None, metavar=metavar, help=option.help)
-
-
-def _help() -> inspect.Parameter:
-    info = typer.Option(
-        "--help-npu",
-        help="Show the options of --backend npu and exit.",
+def npu_options() -> list[Option]:
+    """Return the options of --backend npu, and --help-npu."""
+    options = [_npu_option(name, **settings) for name, settings in _GENERAL.items()]
+    for row in OPTIONS:
+        if row.range:
+            metavar = f"{row.range[0]}-{row.range[1]}"
+        elif row.values:
+            metavar = (",".join if row.many else "|".join)(row.values)
+        else:
+            metavar = "TEXT"
+        options.append(_npu_option(row.name, metavar=metavar, help=row.help))
+    show_help = Option(
+        ["--help-npu"],
+        is_flag=True,
         is_eager=True,
         expose_value=False,
-        callback=_show_section,
-        rich_help_panel=OUTPUT,
+        callback=_print_npu_help,
+        help="Show the options of --backend npu and exit.",
+        section=OUTPUT,
     )
-    return inspect.Parameter(
-        "help_npu",
-        inspect.Parameter.KEYWORD_ONLY,
-        default=False,
-        annotation=Annotated[bool, info],
-    )
+    return [show_help, *options]
 
 
-def _show_section(context: typer.Context, wanted: bool) -> None:
+# Options of --backend npu that are not options of msprof.
+_GENERAL: dict[str, dict[str, Any]] = {
+    "preset": {
+        "metavar": "NAME",
+        "help": f"How much to record: {', '.join(PRESETS)}. Single options override the preset; "
+        "options that msprof does not support on this chip are left out.",
+        "show_default": DEFAULT_PRESET,
+    },
+    "npu_chip": {
+        "metavar": "NAME",
+        "help": f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the "
+        "chip, leave out what msprof rejects.",
+        "show_default": "detected by msprof and npu-smi",
+    },
+    "exporter": {
+        "metavar": "uprof|native",
+        "help": "Who builds the database; msprof exports what uprof cannot decode.",
+        "show_default": "uprof",
+    },
+    "schema": {
+        "metavar": "REVISION",
+        "help": SCHEMA_HELP,
+        "show_default": "documented",
+        "section": None,
+    },
+    "pid": {
+        "type": int,
+        "metavar": "PID",
+        "help": "Record a running process (started with PROFILING_MODE=dynamic) for --duration"
+        " seconds, or until Ctrl-C, instead of starting a workload.",
+    },
+    "msprof_arg": {
+        "multiple": True,
+        "metavar": "--NAME=VALUE",
+        "help": "Pass another argument to msprof. Repeatable.",
+    },
+}
+
+
+def _npu_option(name: str, **settings: Any) -> Option:
+    return Option([name, f"--{name.replace('_', '-')}"], **{"section": SECTION, **settings})
+
+
+def _print_npu_help(context: click.Context, _: click.Parameter, wanted: bool) -> None:
     if not wanted or context.resilient_parsing:
         return
     command: Any = context.command
     formatter: Any = context.make_formatter()
-    options = [one for one in command.params if getattr(one, "rich_help_panel", None) == SECTION]
+    options = [one for one in command.params if getattr(one, "section", None) == SECTION]
     formatter.write_usage(
         context.command_path, "--backend npu [OPTIONS] [--] SCRIPT|-m MODULE [ARGS]..."
     )
@@ -160,26 +133,13 @@ def _show_section(context: typer.Context, wanted: bool) -> None:
         )
     for title in (_FIRST_GROUP, *GROUPS):
         of_group = [one for one in options if _group_of(one.name) == title]
-        write_section(formatter, context, title, of_group)
-    typer.echo(formatter.getvalue().rstrip("\n"))
-    raise typer.Exit
+        write_section(formatter, title, of_group)
+    click.echo(formatter.getvalue().rstrip("\n"))
+    raise click.exceptions.Exit
 
 
 def _group_of(name: str) -> str:
     return BY_NAME[name].group if name in BY_NAME else _FIRST_GROUP
-
-
-def _build_option(
-    name: str, kind: Any, *, section: str | None = SECTION, **settings: Any
-) -> inspect.Parameter:
-    flag = f"--{name.replace('_', '-')}"
-    info = typer.Option(flag, rich_help_panel=section, **settings)
-    return inspect.Parameter(
-        name,
-        inspect.Parameter.KEYWORD_ONLY,
-        default=None,
-        annotation=Annotated[kind, info],
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,14 +216,14 @@ class WorkloadOptions:
 
     command: Annotated[
         list[str] | None,
-        typer.Argument(
+        argument(
             metavar="SCRIPT [ARGS]",
             help="Workload; all arguments after SCRIPT belong to it.",
         ),
     ] = None
     module: Annotated[
         str | None,
-        typer.Option("-m", "--module", metavar="MODULE", help="Run a module, like python -m."),
+        option("-m", "--module", metavar="MODULE", help="Run a module, like python -m."),
     ] = None
 
     def workload(self, *, attach: bool) -> Workload:
@@ -297,7 +257,7 @@ class MeasurementOptions:
 
     report: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="LIST",
             help="Reports to write: run-time, memory, timeline; comma-separated.",
             show_default="depends on the backend",
@@ -305,22 +265,20 @@ class MeasurementOptions:
     ] = None
     timeline_detail: Annotated[
         str | None,
-        typer.Option(
+        option(
             metavar="LIST",
             help="Timeline on cpu or cuda: also record shapes, stacks and memory "
             "(comma-separated), or none. All of them almost double the step time.",
             show_default="shapes",
         ),
     ] = None
-    warmup: Annotated[int, typer.Option(min=0, help="Iterations to skip before measuring.")] = (
+    warmup: Annotated[int, option(min=0, help="Iterations to skip before measuring.")] = (
         asked.WARMUP
     )
-    iterations: Annotated[int, typer.Option(min=1, help="Iterations to measure.")] = (
-        asked.ITERATIONS
-    )
+    iterations: Annotated[int, option(min=1, help="Iterations to measure.")] = asked.ITERATIONS
     project_root: Annotated[
         Path | None,
-        typer.Option(
+        option(
             metavar="DIR",
             help="Directory of the user's own files, which appear in stack frames.",
             show_default="the current directory, or the script's if it is outside",
@@ -328,7 +286,7 @@ class MeasurementOptions:
     ] = None
     scope: Annotated[
         Scope,
-        typer.Option(
+        option(
             help="module: operations called below a module of the project; project: all "
             "operations with a frame in the project, for example a loss outside the "
             "model."
@@ -336,7 +294,7 @@ class MeasurementOptions:
     ] = Scope.MODULE
     include: Annotated[
         list[str] | None,
-        typer.Option(
+        option(
             metavar="PACKAGE",
             help="Keep frames of this package below the user's own, for example "
             "mylibrary.models. Repeatable.",
@@ -345,10 +303,10 @@ class MeasurementOptions:
     ] = None
     batch_size: Annotated[
         int | None,
-        typer.Option(min=1, help="Batch size to request from the input provider."),
+        option(min=1, help="Batch size to request from the input provider."),
     ] = None
     stop_after: Annotated[
-        bool, typer.Option("--stop-after", help="End the script when the measurement is complete.")
+        bool, option("--stop-after", help="End the script when the measurement is complete.")
     ] = False
 
     def spec(
@@ -385,10 +343,10 @@ class OutputOptions:
     """Options of the output."""
 
     quiet: Quiet = False
-    verbose: Annotated[bool, typer.Option("-v", "--verbose", help="Show more operations.")] = False
+    verbose: Annotated[bool, option("-v", "--verbose", help="Show more operations.")] = False
     json_: Annotated[
         bool,
-        typer.Option(
+        option(
             "--json",
             help=(
                 "Print the result as one JSON line to stdout; output of the workload goes to "
@@ -452,6 +410,13 @@ class WorkloadCommand(Command):
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         """Parse our options out of `args` and leave the workload's unchanged."""
         return super().parse_args(ctx, end_options_after_module(args, self._options_with_value()))
+
+    def option_hint(
+        self, ctx: click.Context, name: str, args: Sequence[str], *, cutoff: float = 0.8
+    ) -> str:
+        """Return a hint about an unknown option, which is probably one of the script."""
+        hint = super().option_hint(ctx, name, args, cutoff=cutoff)
+        return hint or "options of the script go after its name: uprof run SCRIPT --OPTION"
 
     def collect_usage_pieces(self, ctx: Any) -> list[str]:
         """Return the pieces of the usage line."""

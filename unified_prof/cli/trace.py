@@ -1,18 +1,19 @@
-"""Command `uprof trace`: write a timeline for a viewer."""
+"""Timelines of `uprof export` for viewers, and the former command `uprof trace`."""
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
-from unified_prof.cli import cluster_report, report_input
-from unified_prof.cli import output as hints
 from unified_prof.cli import output as printing
-from unified_prof.cli.cluster_report import RankSelection
-from unified_prof.cli.command import AsJson, Force, Quiet
+from unified_prof.cli import report_input, report_ranks
+from unified_prof.cli.command import AsJson, Force, Group, Quiet, ReportPath, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError, UsageError
 
@@ -26,81 +27,94 @@ _PERFETTO = (".perfetto-trace", ".pftrace")
 _CHROME = (".json",)
 
 
-def register(app: typer.Typer) -> None:
-    """Register the command."""
-    app.command(
-        "trace",
-        epilog="Exit codes: 0 success; 2 usage error (a report without timestamps); 6 recording "
-        "unreadable; 7 report missing or unreadable (the other reports of a directory are "
-        "still written); 9 output cannot be written.",
-    )(trace)
+def register(app: Group) -> None:
+    """Register the former command."""
+    app.command("trace", replaced_by="export")(trace)
+
+
+@dataclass(frozen=True, slots=True)
+class TimelineOptions:
+    """Options of timelines."""
+
+    ranks: Annotated[
+        str | None,
+        option(
+            metavar="N,...",
+            help="Timelines of a cluster run: these ranks on one clock, for example 0,8-11.",
+        ),
+    ] = None
+    step: Annotated[
+        int | None, option(metavar="N", help="Timelines of a cluster run: only this step.")
+    ] = None
+    critical_path: Annotated[
+        bool,
+        option("--critical-path", "--path", help="Timelines: add a track of the critical path."),
+    ] = False
 
 
 def trace(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="FILE|DIR", help="An msprof database, or a directory of databases."),
-    ],
+    *,
+    path: ReportPath,
     output: Annotated[
-        Path,
-        typer.Option(
-            "-o",
-            "--output",
-            metavar="FILE",
-            help="OUT.perfetto-trace for ui.perfetto.dev, or OUT.json in Chrome's format.",
-        ),
+        Path, option("-o", "--output", metavar="FILE", help=".perfetto-trace or .json file.")
     ],
-    ranks: Annotated[
-        str | None,
-        typer.Option(
-            metavar="N,...",
-            help="For a cluster run: these ranks on one clock, for example 0,8-11.",
-        ),
-    ] = None,
-    step: Annotated[
-        int | None, typer.Option(metavar="N", help="With --ranks: only this step.")
-    ] = None,
-    with_path: Annotated[
-        bool,
-        typer.Option("--path", help="Add a track of the critical path (see report --by path)."),
-    ] = False,
+    options: TimelineOptions,
     convert: Convert = False,
     force: Force = False,
     quiet: Quiet = False,
     json_: AsJson = False,
 ) -> None:
     """Write a timeline for Perfetto or Chrome: streams, host calls, launches, counters."""
-    from unified_prof.report.figures import coverage_fields
-    from unified_prof.sqlite.atomic import refuse_existing
-
     if not output.name.endswith(_PERFETTO + _CHROME):
         raise UsageError(
             f"{output}: unknown extension for a trace",
             hint=f"use one of {', '.join(_PERFETTO + _CHROME)}",
             slug="unknown-format",
         )
+    write_timeline(path, output, options, convert=convert, force=force, quiet=quiet, as_json=json_)
+
+
+def write_timeline(
+    path: Path,
+    output: Path,
+    options: TimelineOptions,
+    *,
+    convert: bool,
+    force: bool,
+    quiet: bool,
+    as_json: bool,
+) -> None:
+    """Write a timeline and print what was written.
+
+    Raises:
+        UprofError: As `write_ranks` and `write_reports`.
+    """
+    from unified_prof.report.figures import coverage_fields
+    from unified_prof.sqlite.atomic import refuse_existing
+
     refuse_existing(output, overwrite=force)
+    ranks, step, with_path = options.ranks, options.step, options.critical_path
     if ranks is not None or step is not None:
         if with_path:
             raise UsageError(
-                "--path cannot be combined with --ranks and --step",
+                "--critical-path cannot be combined with --ranks and --step",
                 slug="contradicting-options",
             )
-        told = write_ranks(
+        traced = write_ranks(
             path, output, RankSelection.of(ranks, step), convert=convert, force=force, quiet=quiet
         )
-        if json_:
+        if as_json:
             printing.put_json(
-                {"output": str(output), **asdict(told.written), "ranks": told.ranks}
-                | {"clock_islands": told.islands}
+                {"output": str(output), **asdict(traced.written), "ranks": traced.ranks}
+                | {"clock_islands": traced.islands}
             )
         elif not quiet:
-            printing.print_message(trace_summary(output, told.written))
+            printing.print_message(trace_summary(output, traced.written))
         return
     written, coverage = write_reports(
         path, output, with_path=with_path, convert=convert, force=force, quiet=quiet
     )
-    if json_:
+    if as_json:
         printing.put_json(
             {"output": str(output), **asdict(written), "coverage": coverage_fields(coverage)}
         )
@@ -108,7 +122,107 @@ def trace(
         printing.print_message(trace_summary(output, written))
     if coverage.missing:
         printing.put_error(StoreError(coverage.sentence, slug="ranks-missing"))
-        raise typer.Exit(StoreError.exit_code)
+        raise click.exceptions.Exit(StoreError.exit_code)
+
+
+_RANGE = re.compile(r"(\d+)(?:-(\d+))?")
+# Maximum ranks per trace; viewers cannot draw more, and each rank is read in full.
+_MAX_RANKS = 256
+
+
+@dataclass(frozen=True, slots=True)
+class RankSelection:
+    """Selection of ranks and of a step."""
+
+    # None selects the most informative ranks of the step.
+    ranks: tuple[int, ...] | None
+    step: int | None
+
+    @classmethod
+    def of(cls, ranks: str | None, step: int | None) -> RankSelection:
+        """Parse `0,8-11`.
+
+        Raises:
+            UsageError: Not a list of ranks, or too many ranks.
+        """
+        if ranks is None:
+            return cls(None, step)
+        found: dict[int, None] = {}
+        for piece in ranks.split(","):
+            match = _RANGE.fullmatch(piece.strip())
+            low, high = (int(match[1]), int(match[2] or match[1])) if match else (1, 0)
+            if low > high:
+                raise UsageError(
+                    f"--ranks {ranks!r}: expected numbers such as 0,8-11",
+                    hint="select ranks",
+                    slug="wrong-ranks",
+                )
+            if high - low >= _MAX_RANKS or len(found) + high - low >= _MAX_RANKS:
+                raise UsageError(
+                    f"--ranks {ranks!r}: a trace can have at most {_MAX_RANKS} ranks",
+                    slug="wrong-ranks",
+                )
+            found |= dict.fromkeys(range(low, high + 1))
+        return cls(tuple(found), step)
+
+
+@dataclass(frozen=True, slots=True)
+class RankTimelines:
+    """Timelines of several ranks on a common clock."""
+
+    # (prefix of its track names, timeline) of each rank.
+    named: list[tuple[str, OverTime]]
+    ranks: list[int]
+    # Ranks grouped by the clock that they share.
+    islands: list[list[int]]
+
+
+@contextmanager
+def timelines(
+    path: Path, wanted: RankSelection, *, convert: bool, quiet: bool, output: Path | None = None
+) -> Iterator[RankTimelines]:
+    """Open the recordings of selected ranks, shifted to the common clock.
+
+    Raises:
+        StoreError: The run or a rank's recording is missing.
+        UsageError: The run has no such rank or step, or a recording must be converted first.
+    """
+    from unified_prof.cluster.step_lanes import (
+        ShiftedTimeline,
+        ranks_by_clock,
+        ranks_of_interest,
+        step_window,
+    )
+    from unified_prof.explain.api import open_reports
+
+    with ExitStack() as stack:
+        overview = stack.enter_context(report_ranks.open_ranks(path, quiet=quiet, needed=True))
+        if overview is None:
+            raise report_ranks.not_a_run_error(
+                path, "leave out --ranks and --step, which apply to cluster runs"
+            )
+        numbers = wanted.ranks if wanted.ranks is not None else ranks_of_interest(overview)
+        chosen = [overview.rank(number).rank for number in numbers]
+        found: list[tuple[str, OverTime]] = []
+        for rank in chosen:
+            window = step_window(overview.run, rank, wanted.step)
+            file = report_ranks.recording_of(overview, rank)
+            ready = report_input.reports_of(
+                file, convert=convert, quiet=quiet, several=False, output=output
+            )
+            reports = stack.enter_context(open_reports(ready.path))
+            label = f"rank {rank.rank}" + (f" ({rank.host})" if rank.host else "")
+            found += [
+                (f"{label}: ", ShiftedTimeline(one, overview.run.clock(rank), window))
+                for one in reports.analyses
+            ]
+        together = ranks_by_clock(chosen)
+        if not quiet and (len(together) > 1 or None in together):
+            printing.print_message(
+                "uprof: warning: clocks cannot be aligned, no common event between ranks: "
+                + "; ".join(", ".join(map(str, ranks)) for ranks in together.values())
+            )
+        yield RankTimelines(found, [one.rank for one in chosen], [*together.values()])
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,11 +241,9 @@ def write_ranks(
     """Write the timelines of ranks of a run.
 
     Raises:
-        UprofError: As `cluster_report.timelines`, or the file cannot be written.
+        UprofError: As `timelines`, or the file cannot be written.
     """
-    with cluster_report.timelines(
-        path, wanted, convert=convert, quiet=quiet, output=output
-    ) as found:
+    with timelines(path, wanted, convert=convert, quiet=quiet, output=output) as found:
         written = _write(output, found.named, None, force=force)
         return RankTrace(written, found.ranks, found.islands)
 
@@ -149,7 +261,7 @@ def write_reports(
     from unified_prof.explain.api import open_reports
 
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, output=output)
-    with hints.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
+    with printing.with_convert_hint(path), open_reports(ready.path, ready.missing) as opened:
         named = _timed_reports(opened, with_path=with_path)
 
         def lose(lost: OverTime, error: StoreError) -> None:

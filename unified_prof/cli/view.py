@@ -11,10 +11,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
+import click
 
 from unified_prof.cli import output, report_input
-from unified_prof.cli.command import AsJson, OneRank, Quiet
+from unified_prof.cli.command import AsJson, Group, OneRank, Quiet, ReportPath, option
 from unified_prof.cli.report_input import Convert
 from unified_prof.errors import StoreError
 
@@ -29,7 +29,7 @@ _IDLE_S = 600
 _AFTER_TRACE_S = 30
 
 
-def register(app: typer.Typer) -> None:
+def register(app: Group) -> None:
     """Register the command."""
     app.command(
         "view",
@@ -40,19 +40,14 @@ def register(app: typer.Typer) -> None:
 
 
 def view(
-    path: Annotated[
-        Path,
-        typer.Argument(metavar="FILE|DIR", help="A report of any kind, or a directory of reports."),
-    ],
+    path: ReportPath,
     perfetto: Annotated[
         bool,
-        typer.Option(
-            "--perfetto", help=("Open the timeline in ui.perfetto.dev instead of the page.")
-        ),
+        option("--perfetto", help="Open the timeline in ui.perfetto.dev instead of the page."),
     ] = False,
     port: Annotated[
         int | None,
-        typer.Option(
+        option(
             min=1,
             max=65535,
             metavar="N",
@@ -61,11 +56,11 @@ def view(
         ),
     ] = None,
     no_open: Annotated[
-        bool, typer.Option("--no-open", help="Print the address without opening a browser.")
+        bool, option("--no-open", help="Print the address without opening a browser.")
     ] = False,
     idle: Annotated[
         int,
-        typer.Option(min=0, metavar="SECONDS", help="Stop after this time without a request."),
+        option(min=0, metavar="SECONDS", help="Stop after this time without a request."),
     ] = _IDLE_S,
     rank: OneRank = None,
     convert: Convert = False,
@@ -97,7 +92,7 @@ def view(
                 served.wait(idle, after_last_s=min(idle, _AFTER_TRACE_S))
     if missing:
         output.put_error(StoreError(missing, slug="ranks-missing"))
-        raise typer.Exit(StoreError.exit_code)
+        raise click.exceptions.Exit(StoreError.exit_code)
 
 
 def _page(
@@ -127,7 +122,6 @@ def _timeline(
     """Return the page that opens a timeline in Perfetto, the timeline, and what it lacks."""
     from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
-    from unified_prof.cli.cluster_report import RankSelection
     from unified_prof.cluster.rank_partial import is_run_directory
     from unified_prof.report import html_page as opener
 
@@ -137,7 +131,7 @@ def _timeline(
     file = folder / (re.sub(r"[^\w.-]", "_", path.absolute().stem, flags=re.ASCII) + suffix)
     missing = ""
     if rank is not None or is_run_directory(path):
-        wanted = RankSelection(None if rank is None else (rank,), None)
+        wanted = trace.RankSelection(None if rank is None else (rank,), None)
         ranks = trace.write_ranks(path, file, wanted, convert=convert, force=False, quiet=quiet)
         written = ranks.written
     else:

@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
-import typer
-
 from unified_prof.cli import report_input
+from unified_prof.cli.command import option
 from unified_prof.compare.gate import parse_noise
 from unified_prof.errors import UsageError
 
@@ -33,7 +32,7 @@ def noise(text: str | None, run: Run) -> Noise | None:
 
 WorkloadOption = Annotated[
     list[str] | None,
-    typer.Option(
+    option(
         "--workload",
         metavar="NAME=BASE:NEW",
         help="Reports of a workload, instead of BASE and NEW. Repeatable, for several "

@@ -145,7 +145,7 @@ class Analysis(ABC):
         """
         raise UsageError(
             f"no timeline in {self.path}: who waited for whom was not recorded",
-            hint="uprof run --report timeline, or uprof import a recording",
+            hint="uprof run --report timeline, or uprof convert a recording",
             slug="no-timeline",
         )
 

@@ -171,7 +171,7 @@ class Layout:
     """One way to write a report for other tools."""
 
     name: str
-    makes: Literal["deliverables", "stacks", "tables"]
+    makes: Literal["deliverables", "timeline", "stacks", "tables"]
     what: str
     """For the command's help."""
     suffixes: tuple[str, ...] = ()
@@ -198,13 +198,17 @@ class Layout:
 LAYOUTS: tuple[Layout, ...] = (
     Layout("mindstudio", "deliverables", "the CSV and JSON files of `msprof --type=text`"),
     Layout(
+        "perfetto", "timeline", "a timeline for ui.perfetto.dev", (".perfetto-trace", ".pftrace")
+    ),
+    Layout("chrome", "timeline", "a timeline for chrome://tracing", (".json",)),
+    Layout(
         "collapsed",
         "stacks",
         "a line for each stack, for flamegraph.pl, inferno and most viewers of flame graphs",
         (".collapsed", ".folded"),
         several=False,
     ),
-    Layout("speedscope", "stacks", "for speedscope.app", (".speedscope.json",)),
+    Layout("speedscope", "stacks", "for speedscope.app", (".speedscope.json", ".json")),
     Layout("pprof", "stacks", "for `go tool pprof`, Pyroscope and others", (".pb.gz", ".pprof")),
     Layout("parquet", "tables", "a Parquet file for each table"),
     Layout("arrow", "tables", "an Arrow (Feather) file for each table"),
@@ -224,11 +228,13 @@ def chosen(output: Path, asked: str | None) -> Layout:
     Raises:
         UsageError: the ending is another layout's.
     """
-    of_ending = next((one for one in LAYOUTS if output.name.lower().endswith(one.suffixes)), None)
+    name = output.name.lower()
+    matches = [(len(end), one) for one in LAYOUTS for end in one.suffixes if name.endswith(end)]
+    of_ending = max(matches, key=lambda match: match[0])[1] if matches else None
     if asked is None:
         return of_ending or DEFAULT
     layout = named(asked)
-    if of_ending not in (None, layout):
+    if of_ending not in (None, layout) and layout not in [one for _, one in matches]:
         assert of_ending is not None
         raise UsageError(
             f"{output}: the extension selects {of_ending.name}, but {asked} is asked for",

@@ -130,7 +130,7 @@ def trace_handler(
         output: The folder; it is made.
         keep_trace: Whether torch's trace stays beside the database.
         now: Whether databases are made at once, in the training's own time; else
-            `uprof import OUTPUT` makes them later.
+            `uprof convert OUTPUT` makes them later.
 
     Raises:
         OSError: the folder cannot be made.

@@ -1,6 +1,6 @@
 """Converts recordings to msprof databases, several at a time in processes of their own.
 
-`uprof build`, `uprof import` and `uprof run` all use this module. `pipeline.sources` decides what a
+`uprof convert` and `uprof run` use this module. `pipeline.sources` decides what a
 recording is and decodes it; `pipeline.output_paths` decides where its report is written. One
 recording that fails does not stop the others: each has an outcome.
 """

@@ -100,7 +100,7 @@ def _beside(path: Path, source: Source | None) -> Path:
     if source is not None:
         raise UsageError(
             f"{path} is {source.description}, expected an msprof database or a PROF_* directory",
-            hint=f"run `uprof {source.command} {path}` first, or use --convert",
+            hint=f"run `uprof convert {path}` first, or use --convert",
             slug="not-converted",
         )
     if found:

@@ -162,7 +162,7 @@ def _native_database(recording: Recording) -> tuple[Path | None, str | None]:
     if native:
         return native, None
     missing = f"the vendor's exporter wrote no database of {recording.path}"
-    return None, f"{missing}{f': {reason}' if reason else ''} (use `uprof build`)"
+    return None, f"{missing}{f': {reason}' if reason else ''} (use `uprof convert`)"
 
 
 def _converted(

@@ -87,7 +87,7 @@ class Reports:
             self._spool.remove_those_of_the_dead()
 
     def partial(self, run: TrackedRun) -> None:
-        """Save what the complete iterations gave so far, for `uprof recover` if we are killed.
+        """Save what the complete iterations gave so far, for `uprof db recover` if we are killed.
 
         Raises:
             OSError: it cannot be written.
@@ -139,7 +139,9 @@ class Reports:
                 self._write(capture)
             except OutputError as err:
                 if self._spool.path.exists():
-                    then = f"recover the saved measurements with `uprof recover {self.directory}`"
+                    then = (
+                        f"recover the saved measurements with `uprof db recover {self.directory}`"
+                    )
                     err.hint = "; then ".join(filter(None, (err.hint, then)))
                 raise
         if capture.tracked is not None:

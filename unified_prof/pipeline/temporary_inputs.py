@@ -207,7 +207,7 @@ def _standard_input() -> IO[bytes]:
             if stream.isatty():
                 raise UsageError(
                     "standard input is a terminal",
-                    hint="pipe a recording: `... | uprof import -`",
+                    hint="pipe a recording: `... | uprof convert -`",
                     slug="no-standard-input",
                 )
             return stream

@@ -1,7 +1,7 @@
 """Autograd nodes: which forward operation created the node that a backward range runs.
 
 torch numbers the nodes of each thread. A backward range has the number of its node and the id of
-the forward thread; `uprof import` replaces that id by the thread itself where `fwdbwd` flows
+the forward thread; `uprof convert` replaces that id by the thread itself where `fwdbwd` flows
 connect the two. An operation records the number that the next node will get, so of all the ranges
 of a thread with one number the last to start created the node.
 """

@@ -7,7 +7,7 @@ Communication operators of an msprof database, with the device each ran on.
 The groups of ranks that collectives run in, as META_DATA.parallel_group_info names them.
 
 torch_npu writes for every communicator what the framework calls its group, and the global ranks in
-it; `uprof import` writes the same of a trace's process groups. COMMUNICATION_OP.groupName is the
+it; `uprof convert` writes the same of a trace's process groups. COMMUNICATION_OP.groupName is the
 communicator: a text, or in recordings of some levels the number that msprof makes of that text.
 """
 

@@ -23,7 +23,7 @@ from unified_prof.recording.source import (
 TORCH = "PTA"
 """Component of MEMORY_RECORD: torch's caching allocator on an accelerator, whoever made it."""
 HOST = "CPU"
-"""The same of the host's memory, as `uprof import` writes it."""
+"""The same of the host's memory, as `uprof convert` writes it."""
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 

@@ -1,7 +1,7 @@
 """The PyTorch tables of an msprof database: which framework call launched which device work.
 
 torch_npu appends PYTORCH_API (host ranges), CONNECTION_IDS and PYTORCH_CALLCHAINS to msprof's
-tables, and `uprof import` fills the same ones from a Kineto trace. From them come the framework's
+tables, and `uprof convert` fills the same ones from a Kineto trace. From them come the framework's
 operation of a kernel, the pass it belongs to, its module and its source line.
 
 Work below an `autograd::engine::evaluate_function` range, or below a range with a forward thread,

@@ -1,4 +1,4 @@
-"""Rendering of findings (`uprof advise`) and of estimated step times (`uprof what-if`)."""
+"""Rendering of findings (`uprof advise`) and of estimated step times (`uprof advise --what-if`)."""
 
 from __future__ import annotations
 
@@ -209,8 +209,6 @@ def _cell(key: str, value: Any) -> str:
         return names.format_duration(value)
     return names.format_number(value) if isinstance(value, int) else names.neutral(str(value))
 
-
-WHAT_IF_SUFFIXES = {"text": (".txt",), "json": (".json",)}
 
 _MAX_STEPS = 10
 

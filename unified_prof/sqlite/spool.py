@@ -1,9 +1,9 @@
 """What was measured so far, kept beside the reports to be while the workload still runs.
 
 A process that is killed writes no report. So `uprof run` now and then saves the records of its
-complete iterations in a hidden file, and `uprof recover` makes reports of what it finds. The name
-says which process wrote it, so that one that still runs is left alone. The file is replaced whole,
-but never synced: it survives the process and not a power failure, and costs next to nothing.
+complete iterations in a hidden file, and `uprof db recover` makes reports of what it finds. The
+name says which process wrote it, so that one that still runs is left alone. The file is replaced
+whole, but never synced: it survives the process and not a power failure, and costs next to nothing.
 """
 
 from __future__ import annotations

@@ -177,7 +177,7 @@ class Session:
         with self._saving.when_due(measured) as is_due:
             if not is_due:
                 return
-            with self.anomalies.recording_failures("not_saved_meanwhile", "for `uprof recover`"):
+            with self.anomalies.recording_failures("not_saved_meanwhile", "for `uprof db recover`"):
                 so_far = self.result_or_none()
                 if so_far is not None:
                     hand_over(so_far)

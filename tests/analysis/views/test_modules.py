@@ -21,7 +21,7 @@ OUTSIDE = "(outside any module)"
 
 
 def _chained(path: Path) -> Path:
-    """Write a step whose modules are frames of call chains, as `uprof import` leaves them."""
+    """Write a step whose modules are frames of call chains, as `uprof convert` leaves them."""
     with Device(path) as device:
         linear = ("nn.Module: Linear_0", "/w/net.py(4): forward", "nn.Module: Net_0")
         device.chain(1, "<built-in linear>", *linear, "/w/train.py(9): step")

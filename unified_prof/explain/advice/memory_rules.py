@@ -241,7 +241,7 @@ def slow_steps(case: Case) -> Iterator[Finding]:
         cost * case.step_count / len(length),
         f"step {names[worst]} takes {duration(int(length[worst]))}, median "
         f"{duration(usual)}{more}; {grown} grows most, by {duration(by)}",
-        advice="look at this step in `uprof trace`",
+        advice="look at this step in `uprof export`",
         sure="certain",
         figures={"slow": len(slow), "steps": len(length), "median_ns": round(usual), "grew": grown},
         evidence=[

@@ -18,18 +18,9 @@ import numpy as np
 from unified_prof.arrays.types import Ints
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, blocks
-from unified_prof.export.mindstudio.registry import Delivery, cell, deliverable, lines
+from unified_prof.export.mindstudio.registry import Delivery, cell, lines
 from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
-
-
-@deliverable("npu_mem", tables=("NPU_MEM",))
-def write_npu_mem(recording: Recording, _delivery: Delivery) -> None:
-    """Say that the file cannot be had."""
-    recording.leave_out(
-        "npu_mem", "the file", "the database has DDR and HBM of NPU_MEM, not their sum; see msprof"
-    )
-
 
 TABLE = "NPU_OP_MEM"
 
@@ -79,7 +70,6 @@ _HEADER = (
 )
 
 
-@deliverable("memory_record", tables=(TABLE,))
 def write_memory_record(recording: Recording, delivery: Delivery) -> None:
     """Write the table, in order of time."""
     found = allocations(recording)
@@ -106,7 +96,6 @@ _HEADER_NPU_MODULE_MEM = ("Device_id", "Component", "Timestamp(us)", "Total Rese
 _UNKNOWN = "Unknown"
 
 
-@deliverable("npu_module_mem", tables=(_TABLE,))
 def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
     """Write the table, component by component in order of time; whole KB, cut."""
     found = whole_tables.integers(
@@ -146,7 +135,6 @@ _RELEASE = "release"
 _NEVER = -1
 
 
-@deliverable("operator_memory", tables=(TABLE,))
 def write_operator_memory(recording: Recording, delivery: Delivery) -> None:
     """Write the table: in order of release, then what was never released, with zeros for it."""
     found = allocations(recording)

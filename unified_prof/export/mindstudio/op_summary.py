@@ -22,7 +22,7 @@ from unified_prof.export.mindstudio.recording import (
     in_order_of_text,
     ranks_of_texts,
 )
-from unified_prof.export.mindstudio.registry import Delivery, deliverable, lines
+from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 
@@ -315,7 +315,6 @@ _COLLECTIVE_KERNEL = "AivKernel"
 """End of the name of a kernel that is a collective operator as a whole."""
 
 
-@deliverable("op_summary", tables=("COMPUTE_TASK_INFO", "COMMUNICATION_OP"))
 def write_op_summary(recording: Recording, delivery: Delivery) -> None:
     """Write the table; a collective has N/A where a kernel has tensors and counters."""
     with temporary_folder() as scratch:

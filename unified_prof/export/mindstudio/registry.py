@@ -1,19 +1,8 @@
-"""What a deliverable is, and which there are.
+"""Writer of the vendor's tables and timelines, and the vendor's number formats.
 
-A deliverable is one module with one function that writes its files, marked with `deliverable`:
-
-    @deliverable("op_statistic", tables=("TASK", "COMPUTE_TASK_INFO"))
-    def write(recording: Recording, delivery: Delivery) -> None: ...
-
-It writes nothing where it has no rows, and tells `recording.left_out` what it cannot know.
-
-Files of the vendor's names: `<kind>_<time>.csv|json`, tables of at most a million rows.
-
-Numbers as the vendor's files have them: cut, rounded and trimmed each in its own way.
-
-Times are whole nanoseconds and written as microseconds with three decimals, exactly. Ratios and
-averages are rounded; which way a half goes depends on who rounded it, so there are three
-roundings here, each named after its rule.
+Files are named `<kind>_<time>.csv|json`. Times are whole nanoseconds, written exactly as
+microseconds with three decimals. Ratios and averages are rounded; the vendor uses three rules for
+halves, each implemented by one function here.
 """
 
 from __future__ import annotations
@@ -21,12 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
 from datetime import datetime
-from importlib import import_module
 from itertools import chain
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
@@ -35,82 +21,6 @@ from unified_prof.base.text import guard_formula, printable
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.files import OutputFiles
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
-
-if TYPE_CHECKING:
-    from unified_prof.export.mindstudio.recording import Recording
-
-
-Write = Callable[["Recording", "Delivery"], None]
-
-ORDER = (
-    "op_summary",
-    "op_statistic",
-    "task_time",
-    "api_statistic",
-    "communication_statistic",
-    "step_trace",
-    "memory_record",
-    "operator_memory",
-    "npu_mem",
-    "npu_module_mem",
-    "msprof_tx",
-    "msprof",
-    "msprof_tx timeline",
-)
-"""The deliverables in the order in which they are written."""
-
-# Files of msprof that uprof does not write, by the table that has their rows.
-NOT_WRITTEN = {
-    "CPU_USAGE": "host_cpu_usage",
-    "DDR": "ddr",
-    "HBM": "hbm",
-    "HCCS": "hccs",
-    "HOST_DISK_USAGE": "host_disk_usage",
-    "HOST_MEM_USAGE": "host_mem_usage",
-    "HOST_NETWORK_USAGE": "host_network_usage",
-    "LLC": "llc_read_write",
-    "NIC": "nic",
-    "OSRT_API": "os_runtime_statistic",
-    "PCIE": "pcie",
-    "ROCE": "roce",
-    "SAMPLE_PMU_SUMMARY": "ai_core_utilization",
-}
-
-_REGISTERED: dict[str, Deliverable] = {}
-
-
-@dataclass(frozen=True, slots=True)
-class Deliverable:
-    """One kind of file that the vendor's text export leaves."""
-
-    name: str
-    """As its files are called, before the time."""
-    tables: tuple[str, ...]
-    """What it is made of: without any of these there is nothing to write; none: of anything."""
-    write: Write
-    missing: str | None = None
-    """What to say where none of the tables is there; None: then the recording had no such thing."""
-
-
-def deliverable(
-    name: str, *, tables: tuple[str, ...] = (), missing: str | None = None
-) -> Callable[[Write], Write]:
-    """Register the function that writes a deliverable; see `Deliverable`."""
-
-    def register(write: Write) -> Write:
-        _REGISTERED[name] = Deliverable(name, tables, write, missing)
-        return write
-
-    return register
-
-
-def deliverables() -> tuple[Deliverable, ...]:
-    """Return all deliverables."""
-    # Each registers its deliverables when it is imported.
-    for module in ("op_summary", "statistics", "task_time", "memory", "timeline"):
-        import_module(f"unified_prof.export.mindstudio.{module}")
-    return tuple(_REGISTERED[name] for name in ORDER)
-
 
 ROWS_A_FILE = 1_000_000
 """A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`."""

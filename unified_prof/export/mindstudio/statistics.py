@@ -22,7 +22,6 @@ from unified_prof.export.mindstudio.recording import Recording
 from unified_prof.export.mindstudio.registry import (
     Delivery,
     cell,
-    deliverable,
     half_away,
     thousandths,
     trimmed,
@@ -35,7 +34,6 @@ _HEADER = (
 )
 
 
-@deliverable("api_statistic", tables=("CANN_API",))
 def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write the table, in the order of the names' bytes, then of the levels' numbers."""
     found = whole_tables.integers(
@@ -132,7 +130,6 @@ _HEADER_COMMUNICATION_STATISTIC = (
 )
 
 
-@deliverable("communication_statistic", tables=("COMMUNICATION_OP",))
 def write_communication_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write the table, longest total first; none where no operator's type is known."""
     operators = recording.collectives
@@ -170,7 +167,6 @@ _COUNTED_ELSEWHERE = ("COMMUNICATION", "HCCL_AI_CPU")
 _NOT_SHOWN = ("WRITE_BACK", "INVALID")
 
 
-@deliverable("op_statistic", tables=("COMPUTE_TASK_INFO",))
 def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
     """Write the table, longest total first.
 

@@ -25,7 +25,7 @@ from unified_prof.base.vocabulary import (
 )
 from unified_prof.export.mindstudio import registry
 from unified_prof.export.mindstudio.recording import Recording, Tasks, blocks, in_order_of_text
-from unified_prof.export.mindstudio.registry import Delivery, deliverable, lines
+from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 
 TABLE = "MSTX_EVENTS"
@@ -84,7 +84,6 @@ _HEADER = (
 _NO_DOMAIN = ""
 
 
-@deliverable("msprof_tx", tables=(TABLE,))
 def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
     """Write the table, in order of time; of older marks the category is known only."""
     found = marks(recording)
@@ -138,19 +137,12 @@ def _block(recording: Recording, found: Marks, part: slice) -> list[str]:
     )
 
 
-@deliverable("step_trace", tables=("TASK",))
-def write_step_trace(recording: Recording, _delivery: Delivery) -> None:
-    """Say that the file cannot be had; steps of PyTorch (STEP_TIME) are others, timed on hosts."""
-    recording.leave_out("step_trace", "the file", "no table has the bounds of iterations")
-
-
 _HEADER_TASK_TIME = (
     *("Device_id", "kernel_name", "kernel_type", "stream_id", "task_id"),
     *("task_time(us)", "task_start(us)", "task_stop(us)"),
 )
 
 
-@deliverable("task_time", tables=("TASK",))
 def write_task_time(recording: Recording, delivery: Delivery) -> None:
     """Write the table, over all devices in order of start."""
     tasks = recording.tasks

@@ -12,8 +12,7 @@ import numpy as np
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.mindstudio import timeline_counters, timeline_device, timeline_events
 from unified_prof.export.mindstudio.recording import Recording, blocks
-from unified_prof.export.mindstudio.registry import Delivery, as_json, deliverable
-from unified_prof.export.mindstudio.task_time import TABLE as MARKS
+from unified_prof.export.mindstudio.registry import Delivery, as_json
 from unified_prof.export.mindstudio.task_time import event_names, marks
 from unified_prof.export.mindstudio.timeline_events import Blocks, Layer, Processes
 from unified_prof.recording import recording as whole_tables
@@ -166,13 +165,11 @@ _LAYERS: tuple[Layer, ...] = (
 )
 
 
-@deliverable("msprof")
 def write_timeline(recording: Recording, delivery: Delivery) -> None:
     """Write the whole timeline."""
     delivery.timeline("msprof", _events(recording, _LAYERS))
 
 
-@deliverable("msprof_tx timeline", tables=(MARKS,))
 def write_marks(recording: Recording, delivery: Delivery) -> None:
     """Write the marks once more, for viewers of these alone."""
     delivery.timeline("msprof_tx", _events(recording, _MARKS))

@@ -1,4 +1,4 @@
-"""Writes all deliverables that a report can give."""
+"""Write all text deliverables of msprof that a report has data for."""
 
 from __future__ import annotations
 
@@ -9,12 +9,72 @@ from pathlib import Path
 
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
+from unified_prof.export.mindstudio import memory, op_summary, statistics, task_time, timeline
 from unified_prof.export.mindstudio.recording import LeftOut, Recording
-from unified_prof.export.mindstudio.registry import NOT_WRITTEN, Delivery, deliverables
+from unified_prof.export.mindstudio.registry import Delivery
 from unified_prof.recording.model import Anomaly
 from unified_prof.recording.source import Source
 
 _FAMILY = "msprof"
+
+
+@dataclass(frozen=True, slots=True)
+class Deliverable:
+    """One kind of file of the vendor's text export."""
+
+    # Name of its files before the time.
+    name: str
+    # At least one of these tables must exist; empty: always written.
+    tables: tuple[str, ...]
+    # None if the database does not have what the file needs.
+    write: Callable[[Recording, Delivery], None] | None
+    # Reason shown if `write` is None.
+    why_missing: str = ""
+
+
+DELIVERABLES = (
+    Deliverable(
+        "op_summary", ("COMPUTE_TASK_INFO", "COMMUNICATION_OP"), op_summary.write_op_summary
+    ),
+    Deliverable("op_statistic", ("COMPUTE_TASK_INFO",), statistics.write_op_statistic),
+    Deliverable("task_time", ("TASK",), task_time.write_task_time),
+    Deliverable("api_statistic", ("CANN_API",), statistics.write_api_statistic),
+    Deliverable(
+        "communication_statistic", ("COMMUNICATION_OP",), statistics.write_communication_statistic
+    ),
+    # Steps of PyTorch (STEP_TIME) are others, timed on the host.
+    Deliverable("step_trace", ("TASK",), None, "no table has the bounds of iterations"),
+    Deliverable("memory_record", (memory.TABLE,), memory.write_memory_record),
+    Deliverable("operator_memory", (memory.TABLE,), memory.write_operator_memory),
+    Deliverable(
+        "npu_mem",
+        ("NPU_MEM",),
+        None,
+        "the database has DDR and HBM of NPU_MEM, not their sum; see msprof",
+    ),
+    Deliverable("npu_module_mem", ("NPU_MODULE_MEM",), memory.write_npu_module_mem),
+    Deliverable("msprof_tx", (task_time.TABLE,), task_time.write_msprof_tx),
+    Deliverable("msprof", (), timeline.write_timeline),
+    Deliverable("msprof_tx timeline", (task_time.TABLE,), timeline.write_marks),
+)
+
+
+# Files of msprof that uprof does not write, by the table that has their rows.
+NOT_WRITTEN = {
+    "CPU_USAGE": "host_cpu_usage",
+    "DDR": "ddr",
+    "HBM": "hbm",
+    "HCCS": "hccs",
+    "HOST_DISK_USAGE": "host_disk_usage",
+    "HOST_MEM_USAGE": "host_mem_usage",
+    "HOST_NETWORK_USAGE": "host_network_usage",
+    "LLC": "llc_read_write",
+    "NIC": "nic",
+    "OSRT_API": "os_runtime_statistic",
+    "PCIE": "pcie",
+    "ROCE": "roce",
+    "SAMPLE_PMU_SUMMARY": "ai_core_utilization",
+}
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,13 +124,14 @@ def write(
     recording = Recording(source)
     with OutputFiles(directory, force=force) as files:
         delivery = Delivery(files, moment or datetime.now())
-        for deliverable in deliverables():
-            tables = deliverable.tables
-            if not tables or any(table in source.tables for table in tables):
+        for deliverable in DELIVERABLES:
+            if deliverable.tables and not set(source.tables).intersection(deliverable.tables):
+                continue
+            if deliverable.write is None:
+                recording.leave_out(deliverable.name, "the file", deliverable.why_missing)
+            else:
                 progress(deliverable.name)
                 deliverable.write(recording, delivery)
-            elif deliverable.missing is not None:
-                recording.leave_out(deliverable.name, "the file", deliverable.missing)
         for table, name in NOT_WRITTEN.items():
             if table in source.tables and source.rows(f"SELECT 1 FROM {table} LIMIT 1"):
                 recording.leave_out(

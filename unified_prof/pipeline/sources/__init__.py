@@ -1,11 +1,11 @@
-"""The registry of recordings that `uprof build` and `uprof import` convert.
+"""The registry of recordings that `uprof convert` accepts.
 
 To add a source, write a `Source` in a module here and add an instance to `SOURCES`. Discovery,
 names of reports, help, `uprof run` and hints use the registry only. `UNSUPPORTED_FORMATS` lists
 formats that are recognized but cannot be converted. CONTRIBUTING.md, "A source", has a worked
 example.
 
-Also change: the rows of `uprof build` and `uprof import` in the first table of README.md, and
+Also change: the rows of `uprof convert` in the first table of README.md, and
 `MAKERS` of `tests/pipeline/test_sources.py`, whose tests go through every source.
 """
 
@@ -87,15 +87,15 @@ class UnsupportedFormat:
 def _export_nsys(path: Path) -> str:
     exported = path.with_suffix(".sqlite")
     if exported.is_file():
-        return f"import its export: uprof import {shlex.quote(str(exported))}"
+        return f"import its export: uprof convert {shlex.quote(str(exported))}"
     target = shlex.quote(str(exported))
     command = f"nsys export --type sqlite -o {target} {shlex.quote(str(path))}"
-    return f"export it first: {command}; uprof import {target}"
+    return f"export it first: {command}; uprof convert {target}"
 
 
 def _convert_encoding(path: Path) -> str:
     text = shlex.quote(str(path))
-    return f"convert it: iconv -f UTF-16 -t UTF-8 {text} > utf8.json; uprof import utf8.json"
+    return f"convert it: iconv -f UTF-16 -t UTF-8 {text} > utf8.json; uprof convert utf8.json"
 
 
 _RECORD_TRACE = "record a trace: torch.profiler.profile(...).export_chrome_trace(FILE)"

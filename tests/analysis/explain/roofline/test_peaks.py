@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import click
 import pytest
 
 from unified_prof.cli import config
@@ -173,7 +174,7 @@ def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
         "[tool.uprof.devices.'My GPU']\nbf16 = 100\nmemory = 1000\nsource = 'measured'\n"
         "[tool.uprof.devices.'Ascend910B4']\nmemory = 1200\n"
     )
-    assert config.defaults(file, _Nothing()) == {}
+    assert config.defaults(file, click.Command("report")) == {}
     mine, corrected = peaks.find("Vendor My GPU 32GB"), peaks.find("Ascend910B4")
     assert mine is not None
     assert (mine.rates, mine.memory, mine.source) == ({"bf16": 100.0}, 1000.0, "measured")
@@ -183,10 +184,6 @@ def test_a_user_adds_a_device_and_corrects_one(tmp_path: Path) -> None:
     assert (memory.rate, memory.uncertain) == (1.2e12, False)
     assert corrected.cores == 20
     assert corrected.source == "PC Ascend910B4, the user"
-
-
-class _Nothing:
-    params = ()
 
 
 @pytest.mark.parametrize(
@@ -207,6 +204,6 @@ def test_a_wrong_entry_is_told_plainly(tmp_path: Path, text: str, complaint: str
     file = tmp_path / "pyproject.toml"
     file.write_text(f"[tool.uprof]\n{text}\n")
     with pytest.raises(UsageError) as failure:
-        config.defaults(file, _Nothing())
+        config.defaults(file, click.Command("report"))
     assert str(failure.value).startswith(str(file))
     assert complaint in str(failure.value)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from click.testing import CliRunner
 
 from tests.analysis.explain.roofline.test_of_recording import roofline
 from unified_prof.cli.app import app
