@@ -43,7 +43,7 @@ def test_driver_clocks_and_throttling_are_recorded(
     import torch
 
     monkeypatch.setattr(torch.cuda, "_parse_visible_devices", lambda: [1, 0])
-    facts = cuda_facts.of_library("before")
+    facts = cuda_facts.driver_facts("before")
     assert facts["device_driver"] == "570.86.15"
     assert facts["sm_clock_mhz before 0"] == "1980"
     assert facts["memory_clock_mhz before 1"] == "2619"
@@ -55,7 +55,7 @@ def test_driver_clocks_and_throttling_are_recorded(
 
 def test_without_the_library_nothing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pynvml", None)
-    assert cuda_facts.of_library("after") == {}
+    assert cuda_facts.driver_facts("after") == {}
 
 
 def test_a_driver_that_does_not_answer_costs_nothing(nvml: SimpleNamespace) -> None:
@@ -63,7 +63,7 @@ def test_a_driver_that_does_not_answer_costs_nothing(nvml: SimpleNamespace) -> N
         raise RuntimeError("NVML Shared Library Not Found")
 
     nvml.nvmlInit = no_driver
-    assert cuda_facts.of_library("after") == {}
+    assert cuda_facts.driver_facts("after") == {}
 
 
 def test_switches_that_change_times_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -71,7 +71,7 @@ def test_switches_that_change_times_are_recorded(monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "3,1")
     monkeypatch.setattr(torch.backends.cudnn, "benchmark", True)
-    facts = cuda_facts.of_torch()
+    facts = cuda_facts.torch_facts()
     assert facts["environment CUDA_VISIBLE_DEVICES"] == "3,1"
     assert facts["cudnn_benchmark"] == "True"
     assert facts["tf32_matmul"] == "False"

@@ -6,14 +6,14 @@ import pytest
 
 from unified_prof.backends import cann
 from unified_prof.backends.msprof_options import BY_NAME, OPTIONS, PRESETS
-from unified_prof.backends.msprof_plan import Offer, of_chip, plan
+from unified_prof.backends.msprof_plan import Offer, offer_for_chip, plan
 from unified_prof.errors import UsageError
 
 
 def offer(full_name: str) -> Offer:
     chip = cann.by_full_name(full_name)
     assert chip is not None
-    return of_chip(chip)
+    return offer_for_chip(chip)
 
 
 def arguments_of(
@@ -148,10 +148,10 @@ def test_nothing_is_asked_for_in_vain(preset: str, given: dict[str, str]) -> Non
     for name in given:
         option = BY_NAME[name]
         assert f"--{option.flag}={given[name]}" in arguments
-        if option.of == "host_sys_usage":
+        if option.requires == "host_sys_usage":
             assert "--host-sys-usage=cpu" in arguments
-        elif option.of:
-            assert f"--{BY_NAME[option.of].flag}=on" in arguments
+        elif option.requires:
+            assert f"--{BY_NAME[option.requires].flag}=on" in arguments
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ from tests.backends import stand_in_msprof
 from tests.backends.contract import BackendContract
 from unified_prof.backends import msprof_outcome
 from unified_prof.backends.msprof_outcome import WorkloadWatch
-from unified_prof.backends.msprof_process import Ended
+from unified_prof.backends.msprof_process import ProcessResult
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, UsageError
@@ -177,11 +177,12 @@ def test_where_nobody_saw_the_end_msprof_s_words_tell(
 
 def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
     recorded = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
-    ended = Ended(-signal.SIGKILL, (), None)
-    failure = msprof_outcome.what_went_wrong(ended, 0, [recorded], tmp_path)
+    ended = ProcessResult(-signal.SIGKILL, (), None)
+    failure = msprof_outcome.describe_failure(ended, 0, [recorded], tmp_path)
     assert failure is not None
     assert "msprof was killed by signal 9" in failure
-    assert msprof_outcome.what_went_wrong(Ended(0, (), None), 0, [recorded], tmp_path) is None
+    ended = ProcessResult(0, (), None)
+    assert msprof_outcome.describe_failure(ended, 0, [recorded], tmp_path) is None
 
 
 @pytest.mark.parametrize(
@@ -201,14 +202,14 @@ def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path
 )
 def test_the_code_in_msprof_s_words(words: str, code: int) -> None:
     line = f"[WARNING] An exception has occurred in process App, return code: {words}"
-    ended = Ended(0, ("[INFO] Start profiling....", line), None)
+    ended = ProcessResult(0, ("[INFO] Start profiling....", line), None)
     assert msprof_outcome.workload_exit_code(None, None, ended) == code
     assert msprof_outcome.workload_exit_code(3, None, ended) == 3
     assert msprof_outcome.workload_exit_code(3, 4, ended) == 4
     # The system shows 0 to those who may not know.
     assert msprof_outcome.workload_exit_code(None, 0, ended) == code
     assert msprof_outcome.workload_exit_code(3, 0, ended) == 3
-    assert msprof_outcome.workload_exit_code(None, 0, Ended(0, (), None)) == 0
+    assert msprof_outcome.workload_exit_code(None, 0, ProcessResult(0, (), None)) == 0
 
 
 @pytest.mark.slow

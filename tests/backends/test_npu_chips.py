@@ -10,7 +10,7 @@ import pytest
 from tests.backends import msprof_platforms
 from unified_prof.backends import cann, msprof_command, msprof_outcome
 from unified_prof.backends.msprof_options import OPTIONS, PRESETS, MsprofOption
-from unified_prof.backends.msprof_plan import Offer, of_chip, of_help, plan
+from unified_prof.backends.msprof_plan import Offer, offer_for_chip, offer_from_help, plan
 from unified_prof.errors import UsageError
 
 PLATFORMS = msprof_platforms.NAMES
@@ -18,12 +18,12 @@ PLATFORMS = msprof_platforms.NAMES
 
 def by_table(platform: int) -> Offer:
     (chip,) = (chip for chip in cann.CHIPS if platform in chip.platforms)
-    return of_chip(chip)
+    return offer_for_chip(chip)
 
 
 def by_help(platform: int, **kind: bool) -> Offer:
     text = "\n".join(msprof_platforms.help_text(platform, **kind))
-    offer = of_help(text, Offer())
+    offer = offer_from_help(text, Offer())
     assert offer is not None
     return offer
 
@@ -66,7 +66,7 @@ def test_an_unknown_chip_refuses_one_option_after_the_other_until_all_are_taken(
             if (said := refusal([*made.arguments], platform)) is None:
                 break
             refused = msprof_outcome.refused_option([said])
-            assert refused in made.can_go
+            assert refused in made.optional
             offer = offer.without(str(refused))
         assert made.left_out == plan({"preset": preset}, offer=by_table(platform)).left_out
 
@@ -152,13 +152,13 @@ def test_on_the_chip_s_own_system_the_host_is_not_sampled() -> None:
 
 @pytest.mark.parametrize("text", ["", "[ERROR] Init platform by driver faild!", "--output only"])
 def test_what_is_no_help_is_not_taken_for_one(text: str) -> None:
-    assert of_help(text, Offer()) is None
+    assert offer_from_help(text, Offer()) is None
 
 
 def test_a_text_cut_short_is_not_taken_for_the_whole_help() -> None:
     lines = msprof_platforms.help_text(5)
     cut = next(number for number, line in enumerate(lines) if "--task-time" in line)
-    assert of_help("\n".join(lines[:cut]), Offer()) is None
+    assert offer_from_help("\n".join(lines[:cut]), Offer()) is None
 
 
 @pytest.mark.parametrize(
@@ -192,17 +192,17 @@ def test_the_names_that_tools_give_to_chips(full_name: str | None, chip: str | N
     [("310p", "310P"), ("910B", "910B"), ("A3", "910B"), ("910", "910A"), ("Ascend 310B1", "310B")],
 )
 def test_the_names_that_users_give_to_chips(text: str, chip: str) -> None:
-    found = cann.named(text)
+    found = cann.find_chip(text)
     assert found is not None
     assert found.name == chip
 
 
 def test_a_chip_that_there_is_not() -> None:
-    assert cann.named("unknown") is None
+    assert cann.find_chip("unknown") is None
     with pytest.raises(
         UsageError, match="expected one of 310, 910A, 310P, 910B, 310B, 950, unknown, found 'H100'"
     ):
-        cann.named("H100")
+        cann.find_chip("H100")
 
 
 def test_a_refusal_is_known_by_msprof_s_words_alone() -> None:
@@ -219,11 +219,11 @@ def test_a_release_without_the_finest_level_gets_the_next_and_it_is_said() -> No
         "The possible parameters are 'l0', 'l1', 'l2', 'on' or 'off'.",
         "\n\t\t The switch can be set in range [l0, l1, on, off]",
     )
-    offer = of_help(text, Offer())
+    offer = offer_from_help(text, Offer())
     assert offer is not None
     made = plan({"preset": "full"}, offer=offer)
     assert "--task-time=l1" in made.arguments
-    assert made.shortened == ("--ge-api", "--task-time=l2")
+    assert made.dropped == ("--ge-api", "--task-time=l2")
     assert plan({"preset": "full", "task_time": "l0"}, offer=offer).lowered == ()
     assert plan({"preset": "default"}, offer=offer).lowered == ()
     with pytest.raises(UsageError, match="expected one of l0, l1, on, off, found 'l2'"):

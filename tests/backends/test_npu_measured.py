@@ -18,7 +18,7 @@ from tests.backends.test_npu import CPU_FOR_NPU, msprof, spec_of, world
 from tests.records import tracked_run
 from unified_prof.backends import npu_launcher
 from unified_prof.backends.npu import NpuBackend
-from unified_prof.backends.npu_launcher import MeasuredSoFar, Result
+from unified_prof.backends.npu_launcher import MeasurementRelay, Result
 from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.base.run_spec import Frame, TrackedRun
 
@@ -64,14 +64,14 @@ def descendants_of(pid: int) -> list[int]:
 
 
 def leave(folder: Path, name: str, run: TrackedRun) -> None:
-    npu_launcher._leave(folder / name, {"tracked": run, "unmarked": "no marks"})
+    npu_launcher._write_atomic(folder / name, {"tracked": run, "unmarked": "no marks"})
 
 
 def test_what_the_launcher_leaves_is_handed_on_once(tmp_path: Path, spec: RunSpec) -> None:
     partial, whole = tracked_run(complete=False), tracked_run()
     told: list[object] = []
     spec = replace(spec, on_measured=told.append, on_partial=told.append)
-    progress = MeasuredSoFar(tmp_path, spec)
+    progress = MeasurementRelay(tmp_path, spec)
     progress.look()
     assert told == []
     leave(tmp_path, npu_launcher.PARTIAL_FILE, partial)
@@ -87,7 +87,7 @@ def test_what_the_launcher_leaves_is_handed_on_once(tmp_path: Path, spec: RunSpe
 
 
 def test_what_a_killed_workload_had_measured_is_brought_back(tmp_path: Path, spec: RunSpec) -> None:
-    progress = MeasuredSoFar(tmp_path, spec)
+    progress = MeasurementRelay(tmp_path, spec)
     assert progress.completed(Result()) == Result()
     leave(tmp_path, npu_launcher.PARTIAL_FILE, tracked_run(complete=False))
     found = progress.completed(Result())
@@ -100,7 +100,7 @@ def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path, spec: RunSpe
     def fail(_: Capture) -> None:
         raise RuntimeError("no report")
 
-    progress = MeasuredSoFar(tmp_path, replace(spec, on_measured=fail))
+    progress = MeasurementRelay(tmp_path, replace(spec, on_measured=fail))
     leave(tmp_path, npu_launcher.MEASURED_FILE, tracked_run())
     progress.look()
     assert str(progress.error) == "no report"
@@ -110,7 +110,7 @@ def test_names_that_are_no_utf8_reach_the_parent_as_escapes(tmp_path: Path, spec
     operation = tracked_run().operations[0]
     odd = replace(operation, frames=(Frame("caf\udce9.py", 3),))
     leave(tmp_path, npu_launcher.MEASURED_FILE, tracked_run(operations=(odd,)))
-    found = MeasuredSoFar(tmp_path, spec).completed(Result()).tracked
+    found = MeasurementRelay(tmp_path, spec).completed(Result()).tracked
     assert found is not None
     assert found.operations[0].frames == (Frame("caf\\xe9.py", 3),)
 

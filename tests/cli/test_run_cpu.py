@@ -123,7 +123,7 @@ def test_the_rank_is_part_of_every_file_name(place: Path, monkeypatch: pytest.Mo
         (providers(forward="raise RuntimeError('bad forward')"), 1, ["bad forward", "line 10"]),
         (providers(iteration="model(*inputs).backward()"), 1, ["grad can be implicitly created"]),
         (providers(iteration="raise SystemExit(9)"), 9, []),
-        (providers(iteration="pass"), 5, ["ran no operation"]),
+        (providers(iteration="pass"), 5, ["ran no tensor operation"]),
         (providers(model="return 3"), 5, ["uprof_model_provider", "int"]),
         (providers(inputs="return 3"), 5, ["uprof_input_provider", "int"]),
         (providers().replace("batch_size=3", "size=3"), 5, ["uprof_input_provider", "batch_size"]),

@@ -106,7 +106,7 @@ NOTHING = {"trains": "rank != 1"}
 @pytest.mark.parametrize(
     ("workload", "options", "words"),
     [
-        (NOTHING, (), "ran no operation"),
+        (NOTHING, (), "ran no tensor operation"),
         (NOTHING, ("--report", "timeline"), "nothing marked"),
         ({"before": INSTRUMENTS_RAISE}, (), "out of order"),
         ({"before": ASSEMBLING_RAISES}, (), "of a bug"),

@@ -69,4 +69,4 @@ def test_ranges_drawn_around_work_are_no_records_of_it() -> None:
     facts, note = check_device_records(events)
     assert facts["timeline_launches_without_record"] == "1"
     assert note is not None
-    assert "no work of the device" in note
+    assert "no device work" in note

@@ -77,7 +77,7 @@ def test_a_loss_that_has_no_value(workload: Workload) -> None:
     assert "linear" in names(tracked)
     count, detail = tracked.anomalies["loss_not_read"]
     assert count >= 2
-    assert detail.startswith("whether the loss is finite: ")
+    assert detail.startswith("check for infinite losses: ")
 
 
 @pytest.mark.quick(cases=4)

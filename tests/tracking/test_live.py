@@ -93,12 +93,12 @@ def test_the_blocks_own_error_comes_out() -> None:
 
 
 def test_a_block_with_nothing_to_measure() -> None:
-    with pytest.raises(CaptureError, match="ran no operation"), live():
+    with pytest.raises(CaptureError, match="ran no tensor operation"), live():
         pass
 
 
 def test_tracking_twice_at_once_is_refused() -> None:
-    with pytest.raises(UsageError, match="under way already"), live(), live():
+    with pytest.raises(UsageError, match="already active"), live(), live():
         pass
 
 

@@ -191,10 +191,10 @@ def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(
 ) -> None:
     workload.write("main.py", NET + "Net()(torch.ones(4, 8))\n")
     tracked = workload.tracked()
-    assert "nothing marked iterations" in tracked.facts["whole_program"]
-    with pytest.raises(CaptureError, match="nothing marked iterations") as refused:
+    assert "no iterations were found" in tracked.facts["whole_program"]
+    with pytest.raises(CaptureError, match="no iterations were found") as refused:
         workload.run(reports=(), instruments=[Spy([], "a")])
-    assert refused.value.hint == "call unified_prof.step() at the end of each iteration"
+    assert refused.value.hint == "call unified_prof.step() after each iteration"
 
 
 def test_a_backward_pass_that_raises_ends_no_iteration(
@@ -280,7 +280,7 @@ os.waitpid(child, 0)
 
 def test_a_script_without_tensors_is_told_so(workload: Workload) -> None:
     workload.write("main.py", "print(1)\n")
-    with pytest.raises(CaptureError, match="ran no operation on tensors") as refused:
+    with pytest.raises(CaptureError, match="ran no tensor operation") as refused:
         workload.run()
     assert "thread" not in str(refused.value)
 

@@ -1,11 +1,7 @@
-"""The chips that msprof tells apart, and what it takes and refuses on each of them.
+"""CANN on this machine: toolkit, msprof, versions and chip; and what msprof accepts per chip.
 
-msprof calls them platforms and prints their number after a refusal (`PlatformType:4`). This table
-is used where msprof itself cannot be asked; see `msprof_offer`.
-
-Ask another program a short question.
-
-Huawei's toolkit on this machine: where CANN and its msprof are, their versions, the chip.
+msprof calls chips platforms, and prints their number when it rejects an option (`PlatformType:4`).
+The table is used if msprof itself cannot be queried; see `msprof_plan`.
 """
 
 from __future__ import annotations
@@ -20,35 +16,35 @@ from pathlib import Path
 
 from unified_prof.errors import UsageError
 
-_EVERYWHERE = (
+_COMMON_METRICS = (
     *("ArithmeticUtilization", "PipeUtilization", "Memory", "MemoryL0", "MemoryUB"),
     "ResourceConflictRatio",
 )
-_MOST_CUSTOM_EVENTS = 8
+_MAX_CUSTOM_EVENTS = 8
+# Name for a chip that is not in the table: no option is left out in advance.
 UNKNOWN = "unknown"
-"""The name for a chip that is none of the table: nothing is left out beforehand."""
 
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """One of them."""
+    """A chip, and the options that msprof accepts on it."""
 
     name: str
-    """As people call it."""
+    """Common name."""
     platforms: tuple[int, ...]
-    """The numbers by which msprof knows it."""
+    """Platform numbers of msprof."""
     full_names: str
-    """Expression for its names in npu-smi and CANN, without `Ascend`."""
+    """Regular expression for its names in npu-smi and CANN, without `Ascend`."""
     refuses: frozenset[str]
-    """Options, by their names without dashes, that end msprof before it starts anything."""
+    """Options, without dashes, that end msprof before it starts anything."""
     metrics: tuple[str, ...]
-    """What `--aic-metrics` may be."""
+    """Values of `--aic-metrics`."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Option -> the values it takes, where they differ from those of other chips."""
+    """Option -> its values, if they differ from those of other chips."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Option -> the largest number it takes, where that differs."""
-    custom_events: int = _MOST_CUSTOM_EVENTS
-    """How many events `--aic-metrics Custom:` may list."""
+    """Option -> its maximum, if it differs from that of other chips."""
+    custom_events: int = _MAX_CUSTOM_EVENTS
+    """Maximum number of events in `--aic-metrics Custom:`."""
 
 
 def _words(text: str) -> frozenset[str]:
@@ -68,25 +64,31 @@ CHIPS: tuple[Chip, ...] = (
             f"{_LINKS} l2 npu-events storage-limit task-block nts-metrics dynamic pid delay"
             " duration"
         ),
-        _EVERYWHERE,
+        _COMMON_METRICS,
         values={"llc-profiling": ("capacity", "bandwidth")},
     ),
-    Chip("910A", (1,), r"910(?:A|Pro[AB]|PremiumA)", _words("task-block nts-metrics"), _EVERYWHERE),
-    Chip("310P", (4,), r"310P\d*.*", _words(f"{_PORTS} task-block nts-metrics"), _EVERYWHERE),
     Chip(
-        # A2 and A3. A bare 910B is what npu-smi calls a board of the generation before as well.
+        "910A",
+        (1,),
+        r"910(?:A|Pro[AB]|PremiumA)",
+        _words("task-block nts-metrics"),
+        _COMMON_METRICS,
+    ),
+    Chip("310P", (4,), r"310P\d*.*", _words(f"{_PORTS} task-block nts-metrics"), _COMMON_METRICS),
+    Chip(
+        # A2 and A3. npu-smi also prints a bare 910B for a board of the generation before.
         "910B",
         (5,),
         r"910(?:B\d.*|_93.*|C\d*)",
         _words("task-block nts-metrics"),
-        (*_EVERYWHERE, "L2Cache", "MemoryAccess"),
+        (*_COMMON_METRICS, "L2Cache", "MemoryAccess"),
     ),
     Chip(
         "310B",
         (7,),
         r"310B\d*.*",
         _words(f"{_LINKS} nts-metrics"),
-        (*_EVERYWHERE, "L2Cache", "PipelineExecuteUtilization"),
+        (*_COMMON_METRICS, "L2Cache", "PipelineExecuteUtilization"),
         values=_ALL_OR_OFF,
     ),
     Chip(
@@ -94,7 +96,7 @@ CHIPS: tuple[Chip, ...] = (
         (15, 16),
         r"950.*",
         _words("nts-metrics"),
-        (*_EVERYWHERE, "L2Cache"),
+        (*_COMMON_METRICS, "L2Cache"),
         limits={"sys-hardware-mem-freq": 10000},
         custom_events=10,
     ),
@@ -102,18 +104,18 @@ CHIPS: tuple[Chip, ...] = (
 
 
 def by_full_name(text: str | None) -> Chip | None:
-    """Return the chip that npu-smi or CANN calls `text`, such as `Ascend 910B3`; None: unclear."""
+    """Return the chip that npu-smi or CANN calls `text` (`Ascend 910B3`), None if unknown."""
     name = re.sub(r"^\s*ascend[\s_-]*", "", text or "", flags=re.IGNORECASE).strip()
     return next(
         (chip for chip in CHIPS if re.fullmatch(chip.full_names, name, re.IGNORECASE)), None
     )
 
 
-def named(text: str) -> Chip | None:
-    """Return the chip that the user calls `text`; None: it is to be taken as unknown.
+def find_chip(text: str) -> Chip | None:
+    """Return the chip that the user calls `text`, None for UNKNOWN.
 
     Raises:
-        UsageError: there is none of that name.
+        UsageError: There is no chip of that name.
     """
     if text.strip().lower() == UNKNOWN:
         return None
@@ -133,12 +135,12 @@ def named(text: str) -> Chip | None:
 _TIMEOUT_S = 10
 
 
-def answer_of(*command: str, any_status: bool = False) -> str | None:
-    """Return what `command` prints, or None where it is missing, fails or takes too long.
+def query(*command: str, any_status: bool = False) -> str | None:
+    """Return the output of `command`, None if it is missing, fails or takes too long.
 
     Args:
         command: Program and arguments.
-        any_status: Whether an exit status other than 0 is no failure.
+        any_status: If True, an exit status other than 0 is not a failure.
     """
     try:
         done = subprocess.run(
@@ -181,7 +183,7 @@ _VERSION_FILES = (
 
 
 def homes() -> Iterator[Path]:
-    """Yield the folders where a toolkit lies, those named by the environment first."""
+    """Yield the directories of toolkits, those named by environment variables first."""
     named = (os.environ.get(name, "") for name in _HOME_VARIABLES)
     for text in (*filter(None, named), *_INSTALL_FOLDERS):
         path = Path(text).expanduser()
@@ -190,7 +192,7 @@ def homes() -> Iterator[Path]:
 
 
 def find_msprof() -> Path | None:
-    """Return the msprof command: the one on PATH, else that of the first toolkit that has one."""
+    """Return the msprof command on PATH, or that of the first toolkit that has one."""
     if on_path := shutil.which("msprof"):
         return Path(on_path)
     for home in homes():
@@ -201,7 +203,7 @@ def find_msprof() -> Path | None:
 
 
 def version() -> str | None:
-    """Return the version of the toolkit, or None where there is none or it does not say."""
+    """Return the version of the toolkit, None if there is none or it is not known."""
     near_msprof = []
     if (msprof := find_msprof()) is not None:
         near_msprof = list(msprof.resolve().parents)[1:5]
@@ -218,18 +220,18 @@ def version() -> str | None:
 
 
 def device_files() -> list[Path]:
-    """Return the device files of the NPUs that this machine or container shows."""
+    """Return the device files of the NPUs that are visible here."""
     return sorted(p for p in Path("/dev").glob("davinci*") if p.name[7:].isdecimal())
 
 
 def msprof_help() -> str | None:
-    """Return the list of options that msprof prints for the chip it sees; None: it does not say."""
+    """Return the options that msprof lists for the chip it sees, None if it does not respond."""
     msprof = find_msprof()
-    return None if msprof is None else answer_of(str(msprof), "--help", any_status=True)
+    return None if msprof is None else query(str(msprof), "--help", any_status=True)
 
 
 def chip() -> str | None:
-    """Return the name of the first chip as npu-smi gives it, such as `Ascend 910B3`."""
-    answer = answer_of("npu-smi", "info", "-m") or ""
+    """Return the name of the first chip as in npu-smi, such as `Ascend 910B3`."""
+    answer = query("npu-smi", "info", "-m") or ""
     found = re.search(r"^\s*\d+\s+\d+\s+\d+\s+(\S.*?)\s*$", answer, re.MULTILINE)
     return found[1] if found else None

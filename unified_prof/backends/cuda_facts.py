@@ -1,7 +1,7 @@
-"""What is known of CUDA devices beyond torch: driver, clocks, throttling, what makes runs differ.
+"""Facts about CUDA devices that explain differences between runs: driver, clocks, throttling.
 
-Clocks and the like are asked of the driver's library through `pynvml` (the package nvidia-ml-py),
-where it is installed and answers; it does not touch the runtime, so the workload may still fork.
+Clocks are read from the driver library through `pynvml` (package nvidia-ml-py) if it is installed.
+It does not initialize the CUDA runtime, so the workload can still fork.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from importlib import import_module
 from typing import Any
 
 _VISIBLE = ("CUDA_VISIBLE_DEVICES", "HIP_VISIBLE_DEVICES", "ROCR_VISIBLE_DEVICES")
+# Reasons for reduced clocks by NVML's bits; idleness (1) is not listed.
 _THROTTLED = {
     0x2: "application clocks",
     0x4: "power cap",
@@ -25,11 +26,10 @@ _THROTTLED = {
     0x80: "hardware power brake",
     0x100: "display clocks",
 }
-"""Reasons why clocks are lower than they could be, by NVML's bits; idleness (1) is none."""
 
 
-def of_torch() -> dict[str, str]:
-    """Return what torch says of its libraries, the devices and the switches that change times."""
+def torch_facts() -> dict[str, str]:
+    """Return torch's facts: libraries, devices, and settings that change times."""
     import torch
 
     facts = {f"environment {name}": os.environ[name] for name in _VISIBLE if name in os.environ}
@@ -47,7 +47,7 @@ def of_torch() -> dict[str, str]:
         for device in range(torch.cuda.device_count()):
             asked[f"compute_capability {device}"] = partial(_capability, device)
     for name, ask in asked.items():
-        with suppress(Exception):  # torch has it elsewhere, or was built without it
+        with suppress(Exception):  # not in this version or build of torch
             if (answer := ask()) is not None:
                 facts[name] = str(answer)
     return facts
@@ -59,8 +59,8 @@ def _capability(device: int) -> str:
     return ".".join(map(str, torch.cuda.get_device_capability(device)))
 
 
-def of_library(when: str) -> dict[str, str]:
-    """Return what the driver's library says now; facts that may change are named after `when`."""
+def driver_facts(when: str) -> dict[str, str]:
+    """Return the driver library's facts; names of those that can change contain `when`."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()
@@ -71,14 +71,14 @@ def of_library(when: str) -> dict[str, str]:
         with suppress(Exception):
             facts["device_driver"] = _text(nvml.nvmlSystemGetDriverVersion())
         for device, handle in _handles(nvml):
-            facts |= _of_device(nvml, handle, device, when)
+            facts |= _device_facts(nvml, handle, device, when)
     finally:
         with suppress(Exception):
             nvml.nvmlShutdown()
     return facts
 
 
-def _of_device(nvml: Any, handle: Any, device: int, when: str) -> dict[str, str]:
+def _device_facts(nvml: Any, handle: Any, device: int, when: str) -> dict[str, str]:
     sm, memory = nvml.NVML_CLOCK_SM, nvml.NVML_CLOCK_MEM
     asked: dict[str, Callable[[], str]] = {
         f"mig {device}": lambda: "on" if nvml.nvmlDeviceGetMigMode(handle)[0] else "off",
@@ -94,19 +94,19 @@ def _of_device(nvml: Any, handle: Any, device: int, when: str) -> dict[str, str]
     }
     facts = {}
     for name, ask in asked.items():
-        with suppress(Exception):  # not of this card, or not for this user
+        with suppress(Exception):  # not supported by this card, or not permitted
             facts[name] = ask()
     return facts
 
 
 def throttled(reasons: int) -> str:
-    """Return why clocks are held down, `no` where they are not."""
+    """Return the reasons for reduced clocks, `no` if there are none."""
     names = [name for bit, name in _THROTTLED.items() if reasons & bit]
     return ", ".join(names) or "no"
 
 
 def _handles(nvml: Any) -> Iterator[tuple[int, Any]]:
-    """Yield the devices that this process may see, by their numbers in torch."""
+    """Yield the devices visible to this process, with their numbers in torch."""
     visible: list[Any] = list(range(nvml.nvmlDeviceGetCount()))
     torch = sys.modules.get("torch")
     with suppress(Exception):

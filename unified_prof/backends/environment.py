@@ -1,4 +1,4 @@
-"""What is installed here: the versions that decide which backends can run."""
+"""Installed versions that decide which backends can run."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ from importlib.metadata import PackageNotFoundError
 from importlib.metadata import version as package_version
 
 from unified_prof.backends import cann
-from unified_prof.backends.cann import answer_of
+from unified_prof.backends.cann import query
 from unified_prof.backends.torch_device import torch_missing_reason
 
 
 def versions() -> dict[str, str | None]:
-    """Return the version of everything that matters to a backend; None: it is not here.
+    """Return the versions that matter to backends; None if something is not installed.
 
     `cuda` is the version torch was built with, `cuda_driver` the driver of the machine.
     """
@@ -51,6 +51,6 @@ def _torch_cuda() -> str | None:
 
 
 def _cuda_driver() -> str | None:
-    answer = answer_of("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
+    answer = query("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader") or ""
     found = re.match(r"[\d.]+", answer)
     return found[0] if found else None

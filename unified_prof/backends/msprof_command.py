@@ -1,9 +1,9 @@
-"""The command line of msprof for one run, and the script that is its application.
+"""The command line of msprof for one run, and the script that it runs as its application.
 
-msprof takes apart the application's command line at spaces, refuses some characters and soft
-links, and cannot be told an argument with a blank in it. So the application is always `bash
-<file>`: a small script of ours at a harmless path, which has the workload and its arguments safely
-quoted and becomes (`exec`) the workload.
+msprof splits the application's command line at spaces, rejects some characters and symbolic links,
+and cannot pass an argument that contains a space. The application is therefore always `bash
+<file>`: a script at a safe path that contains the quoted workload and its arguments, and replaces
+itself (`exec`) by the workload.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from unified_prof.backends.msprof_plan import Offer
 from unified_prof.backends.registry import RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
-# What msprof refuses in its paths (a space is allowed).
+# Characters that msprof rejects in paths; a space is allowed.
 FORBIDDEN_IN_PATHS = frozenset("\n\f\r\b\t\v\x7f\"'\\%><|&$;`")
 _PACKAGE_PARENT = Path(__file__).resolve().parents[2]
 _PYTHON, _TYPE = "python-path", "type"
+# Options that only save work; old releases of msprof may reject them.
 OWN_OPTIONS = frozenset({_PYTHON, _TYPE})
-"""Options of ours that only save work: msprof may refuse them, as old ones do."""
 _SCRIPT_NAME = "workload.sh"
 _JOB_NAME = "job.json"
 
 
 def check_path(path: Path, what: str) -> None:
-    """Raise UsageError when msprof would refuse `path`."""
+    """Raise UsageError if msprof would reject `path`."""
     if bad := sorted({*str(path)} & FORBIDDEN_IN_PATHS):
         raise UsageError(
             f"{what} {path} has characters that msprof rejects: {' '.join(map(repr, bad))}",
@@ -51,13 +51,13 @@ def command_line(
     application: Sequence[str],
     offer: Offer,
 ) -> list[str]:
-    """Return the command; every option as `--name=value`, the only form that msprof takes.
+    """Return the command; options are `--name=value`, the only form that msprof accepts.
 
-    msprof exports by itself what it recorded, by a Python program that takes many times what we
-    take. A program that does nothing in place of the interpreter is the one way to leave it out.
+    msprof exports its recording itself with a Python program that takes far longer than uprof. The
+    only way to skip it is to pass a program that does nothing as the interpreter.
     """
     own = []
-    if offer.takes(_PYTHON) and (nothing := _does_nothing()):
+    if offer.takes(_PYTHON) and (nothing := _no_op_program()):
         own.append(f"--{_PYTHON}={nothing}")
     own.append(f"--output={output}")
     if offer.takes(_TYPE):
@@ -65,8 +65,8 @@ def command_line(
     return [str(msprof), *own, *arguments, *application]
 
 
-def _does_nothing() -> str | None:
-    """Return the path of a program that takes any arguments, does nothing and succeeds."""
+def _no_op_program() -> str | None:
+    """Return the path of a program that accepts any arguments and does nothing successfully."""
     for path in ("/bin/true", "/usr/bin/true", shutil.which("true") or ""):
         if path and os.access(path, os.X_OK) and not {*os.path.realpath(path)} & {*" \n"}:
             return path
@@ -74,18 +74,18 @@ def _does_nothing() -> str | None:
 
 
 def application(folder: Path) -> list[str]:
-    """Return the words that start the script in `folder`, a folder of `harmless_folder`."""
+    """Return the command that starts the script in `folder`, made by `create_safe_folder`."""
     shell = next((name for name in ("bash", "sh") if shutil.which(name)), None)
     if shell is None:
         raise DeviceUnavailableError("msprof needs bash or sh, neither is on PATH", slug="no-shell")
     return [shell, str(folder / _SCRIPT_NAME)]
 
 
-def harmless_folder() -> Path:
-    """Make a new folder whose path msprof cannot misread.
+def create_safe_folder() -> Path:
+    """Create a directory whose path msprof handles correctly.
 
     Raises:
-        OutputError: no such folder can be made.
+        OutputError: The directory cannot be created.
     """
     for parent in (tempfile.gettempdir(), "/tmp", "/var/tmp"):
         real = os.path.realpath(parent)
@@ -103,14 +103,14 @@ def harmless_folder() -> Path:
 
 
 @contextmanager
-def recording_place(output: Path) -> Iterator[Path]:
-    """Yield the folder in which msprof is to record: `output`, or one that stands in for it.
+def recording_directory(output: Path) -> Iterator[Path]:
+    """Yield the directory in which msprof records: `output`, or a temporary replacement.
 
-    msprof tells its application of the folder in a JSON text, where a name that is not UTF-8 has
-    no place. What is recorded elsewhere is in `output` afterwards.
+    msprof passes the directory to its application as JSON, which cannot contain a name that is not
+    UTF-8. Recordings made elsewhere are moved to `output` afterwards.
 
     Raises:
-        OutputError: it cannot be moved there; the message says where it is.
+        OutputError: They cannot be moved; the message says where they are.
     """
     try:
         str(output).encode("utf-8")
@@ -119,7 +119,7 @@ def recording_place(output: Path) -> Iterator[Path]:
     else:
         yield output
         return
-    folder = harmless_folder()
+    folder = create_safe_folder()
     try:
         yield folder
     finally:
@@ -136,7 +136,7 @@ def recording_place(output: Path) -> Iterator[Path]:
 
 
 def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, str]) -> None:
-    """Write the script that becomes `words`, with `environment` added to its environment."""
+    """Write the script that runs `words` with `environment` added to its environment."""
     path = folder / _SCRIPT_NAME
     path.write_bytes(os.fsencode(script(words, environment, folder / STARTED_FILE)))
     path.chmod(0o700)
@@ -145,7 +145,7 @@ def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, s
 def script(words: Sequence[str], environment: Mapping[str, str], started: Path) -> str:
     """Return the text of that script.
 
-    It says in `started` that it runs, and begins where we are, wherever msprof starts it.
+    It writes its process id to `started` and changes to our working directory.
     """
     lines = [
         "#!/bin/sh",
@@ -158,7 +158,7 @@ def script(words: Sequence[str], environment: Mapping[str, str], started: Path) 
 
 
 def is_program(spec: RunSpec) -> bool:
-    """Return whether the target is an executable of its own rather than a Python script."""
+    """Return True if the target is an executable, not a Python script."""
     path = Path(spec.target)
     return (
         not spec.is_module
@@ -169,10 +169,10 @@ def is_program(spec: RunSpec) -> bool:
 
 
 def has_providers(spec: RunSpec) -> bool:
-    """Return whether the target is a script that defines providers.
+    """Return True if the target is a script that defines providers.
 
     Raises:
-        CaptureError: it defines some of them, but not all.
+        CaptureError: It defines some of them, but not all.
     """
     if spec.is_module or is_program(spec):
         return False
@@ -181,31 +181,31 @@ def has_providers(spec: RunSpec) -> bool:
     try:
         return prefix_of(Path(spec.target).read_bytes(), spec.target) is not None
     except (OSError, SyntaxError, ValueError):
-        return False  # running it will say what is wrong
+        return False  # running it shows the error
 
 
 def workload_words(spec: RunSpec, folder: Path) -> list[str]:
-    """Return program and arguments that the script becomes."""
+    """Return the command that the script runs."""
     if is_program(spec):
         return [str(Path(spec.target).resolve()), *spec.arguments]
-    # Neither `-m` nor a file: both would leave a folder of ours on the workload's sys.path.
+    # Neither `-m` nor a file: both would leave one of our directories on the workload's sys.path.
     code = (
         f"import sys; sys.path.insert(0, {str(_PACKAGE_PARENT)!r}); "
         "from unified_prof.backends.npu_launcher import main; "
-        # The first entry is the one that the launcher gives to the workload.
+        # The first entry is the one that the launcher sets for the workload.
         f"sys.path[:] = ['', *filter(None, sys.path[1:])]; main({str(folder / _JOB_NAME)!r})"
     )
     return [sys.executable, "-c", code]
 
 
 def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracked: bool) -> None:
-    """Write what the launcher is to do.
+    """Write the launcher's job.
 
     Args:
-        folder: Where the job and its outcome lie.
+        folder: Directory for the job and its result.
         spec: What to run.
-        streams: The workload's descriptor -> the inherited descriptor that it is to be.
-        tracked: Whether to drive the workload through the tracker.
+        streams: Descriptor of the workload -> inherited descriptor that replaces it.
+        tracked: If True, run the workload under the tracker.
     """
     job: dict[str, Any] = {
         "spec": spec.as_data(),

@@ -1,8 +1,8 @@
-"""The options of msprof that `uprof run` offers: their values, what they record, the presets.
+"""Options of msprof that `uprof run` offers: values, what they record, presets.
 
-One table drives the command line, its help, the checks made before anything starts, and the
-arguments given to msprof (`msprof_plan`). Values and ranges are those of the public collector; what
-differs from chip to chip stands in `npu_chips` and `msprof_offer`.
+One table drives the command line, its help, the checks before a run, and the arguments of msprof
+(`msprof_plan`). Values and ranges are those of the public collector; differences between chips are
+in `cann` and `msprof_plan`.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ COUNTERS = "Counters of the AI cores"
 HARDWARE = "Caches, memory, ports and links"
 CPUS = "CPUs of device and host"
 LIMITS = "Time and amount"
+# Headings of the help, in order.
 GROUPS = (WORK, COUNTERS, HARDWARE, CPUS, LIMITS)
-"""Headings of the help, in its order."""
 
 
 _FILES_ONLY = "CSV files of msprof only"
@@ -43,24 +43,24 @@ _FILES_ONLY = "CSV files of msprof only"
 
 @dataclass(frozen=True, slots=True)
 class MsprofOption:
-    """One option, spelled as msprof spells it: `--task-time` here is `--task-time=l1` there."""
+    """An option with its name in msprof: `--task-time l1` here is `--task-time=l1` there."""
 
     flag: str
     help: str
-    """What it does; names the tables of the database that it fills."""
+    """Help text; names the database tables that it fills."""
     values: tuple[str, ...] = ()
-    """The values it takes; empty: a number or free text."""
+    """Accepted values; empty for a number or free text."""
     range: tuple[int, int] | None = None
-    """Smallest and largest number it takes."""
+    """Minimum and maximum of a number."""
     many: bool = False
-    """Takes several of `values`, separated by commas."""
+    """True if it takes several of `values`, separated by commas."""
     group: str = WORK
-    of: str | None = None
-    """The name of the switch without which it has no effect: giving it turns that on."""
+    requires: str | None = None
+    """Name of the switch that it requires; giving the option turns the switch on."""
 
     @property
     def name(self) -> str:
-        """The key of the option in `RunSpec.options`."""
+        """Key of the option in `RunSpec.options`."""
         return self.flag.replace("-", "_")
 
 
@@ -102,21 +102,21 @@ OPTIONS: tuple[MsprofOption, ...] = (
         "Counters per task (TASK_PMU_INFO) or sampled (SAMPLE_PMU_TIMELINE, SAMPLE_PMU_SUMMARY).",
         values=("task-based", "sample-based"),
         group=COUNTERS,
-        of="ai_core",
+        requires="ai_core",
     ),
     MsprofOption(
         "aic-metrics",
         f"Counter set (TASK_PMU_INFO): those of {', '.join(AIC_METRICS)} that the chip "
         f"has, or Custom: and up to {MAX_CUSTOM_EVENTS} event numbers.",
         group=COUNTERS,
-        of="ai_core",
+        requires="ai_core",
     ),
     MsprofOption(
         "aic-freq",
         "Samples per second of sample-based counters (SAMPLE_PMU_*).",
         range=(1, 100),
         group=COUNTERS,
-        of="ai_core",
+        requires="ai_core",
     ),
     MsprofOption(
         "nts-metrics",
@@ -137,14 +137,14 @@ OPTIONS: tuple[MsprofOption, ...] = (
         "10000 on the 950.",
         range=(1, 100),
         group=HARDWARE,
-        of="sys_hardware_mem",
+        requires="sys_hardware_mem",
     ),
     MsprofOption(
         "llc-profiling",
         "Cache events (LLC); capacity or bandwidth on the 310.",
         values=("read", "write"),
         group=HARDWARE,
-        of="sys_hardware_mem",
+        requires="sys_hardware_mem",
     ),
     MsprofOption("l2", f"L2 cache of tasks ({_FILES_ONLY}).", values=ON_OFF, group=HARDWARE),
     MsprofOption(
@@ -164,7 +164,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         "Samples per second of network ports (NIC, ROCE, NETDEV_STATS).",
         range=(1, 100),
         group=HARDWARE,
-        of="sys_io_profiling",
+        requires="sys_io_profiling",
     ),
     MsprofOption(
         "sys-interconnection-profiling",
@@ -177,7 +177,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         "Samples per second of links between chips and host (HCCS, PCIE).",
         range=(1, 50),
         group=HARDWARE,
-        of="sys_interconnection_profiling",
+        requires="sys_interconnection_profiling",
     ),
     MsprofOption(
         "sys-cpu-profiling",
@@ -190,7 +190,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 50),
         group=CPUS,
-        of="sys_cpu_profiling",
+        requires="sys_cpu_profiling",
     ),
     MsprofOption(
         "sys-profiling",
@@ -203,7 +203,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
-        of="sys_profiling",
+        requires="sys_profiling",
     ),
     MsprofOption(
         "sys-pid-profiling",
@@ -216,7 +216,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 10),
         group=CPUS,
-        of="sys_pid_profiling",
+        requires="sys_pid_profiling",
     ),
     MsprofOption(
         "host-sys",
@@ -240,7 +240,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
         f"Samples per second of these functions ({_FILES_ONLY}).",
         range=(1, 50),
         group=CPUS,
-        of="host_sys_usage",
+        requires="host_sys_usage",
     ),
     MsprofOption(
         "delay",

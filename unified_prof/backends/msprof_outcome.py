@@ -1,18 +1,12 @@
-"""What came of a run of msprof, judged by what lies on disk and said in plain words.
+"""The result of an msprof run, according to the files on disk.
 
-msprof exits 0 although the application failed, the export failed or nothing was recorded, so its
-exit status decides nothing alone.
+msprof exits with 0 even if the application failed, the export failed or nothing was recorded, so
+its exit status alone decides nothing. An export that ends early leaves half a database and the
+files it was made from, which are removed.
 
-The database that msprof itself makes of a recording, asked for afterwards.
-
-msprof exits 0 although the export failed, and an export that ends early leaves half a database and
-the files it was made from. So what is there afterwards decides, and what is of no use is removed.
-
-The workload behind msprof: whether it has started, and how its process ended.
-
-msprof starts the workload and tells of its end no more than the text of an error number, the same
-for exit code 9 as for signal 9. But it looks only once a second whether the process has ended, and
-until then the system keeps its status for all to read.
+msprof reports the end of the workload only as the text of an error number, the same for exit code 9
+as for signal 9. But it checks only once a second whether the process has ended, and until then the
+system keeps its exit status.
 """
 
 from __future__ import annotations
@@ -31,13 +25,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from unified_prof.backends import cann
-from unified_prof.backends.msprof_process import Ended, run_group
+from unified_prof.backends.msprof_process import ProcessResult, run_group
 from unified_prof.errors import CaptureError, DeviceUnavailableError
 
-# Exit statuses of msprof (0 is no promise of anything).
+# Exit statuses of msprof; 0 does not mean success.
 _REFUSED = 255
 _VIRTUAL_NPU = 254
-_LEAST_FREE_BYTES = 20 * 1024 * 1024  # msprof stops recording below this
+_MIN_FREE_BYTES = 20 * 1024 * 1024  # msprof stops recording below this amount of free space.
 
 _APP_FAILED = re.compile(
     r"exception has occurred in process App, return code: ?(.*)", re.IGNORECASE
@@ -46,10 +40,10 @@ _PROBLEM = re.compile(r"^\[(?:ERROR|WARNING)\]\s*(?!\s|Running profiling failed)
 _EXPORT_FAILED = re.compile(
     r"exception has occurred in process Export.*, return code: ?(.*)", re.IGNORECASE
 )
-# getopt names the program as it was called, msprof's own check by its path.
+# getopt prints the program as it was called, msprof's own check prints its path.
 _REFUSED_OPTION = re.compile(r"^\S.*?: (unrecognized option '(--[a-z][a-z0-9-]*)(?:=.*)?')")
 _ERROR = re.compile(r"^(?:\[ERROR\]|msprof:)\s*(.*)")
-# Signals that end processes which asked for nothing: out of memory, a crash in a library.
+# Signals that end processes without a request: out of memory, a crash in a library.
 _LIKELY_SIGNALS = tuple(
     getattr(signal, name) for name in ("SIGKILL", "SIGSEGV", "SIGABRT") if hasattr(signal, name)
 )
@@ -59,16 +53,16 @@ _NATIVE = re.compile(r"msprof_\d{14}\.db")
 
 @dataclass(frozen=True, slots=True)
 class ProfDirectory:
-    """One PROF_* directory that a run left."""
+    """A PROF_* directory of a run."""
 
     path: Path
     native: Path | None
-    """The newest database that msprof itself exported into it."""
+    """Newest database that msprof exported into it."""
     has_device_data: bool
 
 
 def find(folder: Path) -> set[Path]:
-    """Return the PROF_* directories below `folder`, which need not exist."""
+    """Return the PROF_* directories in `folder`, which need not exist."""
     try:
         return {path for path in folder.glob("PROF_*") if path.is_dir() and not path.is_symlink()}
     except OSError:
@@ -76,7 +70,7 @@ def find(folder: Path) -> set[Path]:
 
 
 def inspect(path: Path) -> ProfDirectory:
-    """Look at what msprof left in the PROF_* directory `path`."""
+    """Return what msprof left in the PROF_* directory `path`."""
     natives = sorted(p for p in path.glob("msprof_*.db") if _NATIVE.fullmatch(p.name))
     has_device_data = any(
         not file.name.endswith((".done", ".complete"))
@@ -86,7 +80,7 @@ def inspect(path: Path) -> ProfDirectory:
 
 
 def refused_option(lines: Iterable[str]) -> str | None:
-    """Return the option, without dashes, because of which msprof started nothing."""
+    """Return the option, without dashes, because of which msprof did not start."""
     for line in lines:
         if found := _REFUSED_OPTION.match(line):
             return found[2].removeprefix("--")
@@ -94,25 +88,25 @@ def refused_option(lines: Iterable[str]) -> str | None:
 
 
 def remove_record(folder: Path, process: int) -> None:
-    """Remove the list of recordings that a killed msprof has left in `folder`."""
+    """Remove the list of recordings that a killed msprof left in `folder`."""
     with suppress(OSError):
         (folder / f"{process}_profiling_output_record").unlink(missing_ok=True)
 
 
-def workload_exit_code(reported: int | None, observed: int | None, ended: Ended) -> int:
+def workload_exit_code(reported: int | None, observed: int | None, ended: ProcessResult) -> int:
     """Return the workload's exit code.
 
     Args:
-        reported: What the launcher noted at the workload's end; None: it did not come to that,
-            because a signal or `os._exit` ended the process, or it is no Python program.
-        observed: How its process was seen to end; None: msprof was quicker.
-        ended: How msprof ended; its warning carries the code as the text of an errno.
+        reported: Exit code according to the launcher; None if it did not get that far because of a
+            signal or `os._exit`, or if the workload is not a Python program.
+        observed: Exit code of the process; None if msprof reaped it first.
+        ended: How msprof ended; its warning contains the code as the text of an errno.
     """
     said = next((found[1] for one in ended.lines if (found := _APP_FAILED.search(one))), None)
     if ended.interrupted_by is not None and observed == 128 + signal.SIGTERM:
-        observed = 128 + ended.interrupted_by  # msprof passes everything on as SIGTERM
+        observed = 128 + ended.interrupted_by  # msprof forwards every signal as SIGTERM
     if observed or (observed == 0 and not reported and said is None):
-        return observed  # 0 is also what the system shows to those who may not know
+        return observed  # 0 is also what the system shows without permission
     if reported is not None:
         return reported
     if ended.interrupted_by is not None:
@@ -122,10 +116,10 @@ def workload_exit_code(reported: int | None, observed: int | None, ended: Ended)
     return 128 - ended.status if ended.status < 0 else 0
 
 
-def what_went_wrong(
-    ended: Ended, exit_code: int, directories: Sequence[ProfDirectory], folder: Path
+def describe_failure(
+    ended: ProcessResult, exit_code: int, directories: Sequence[ProfDirectory], folder: Path
 ) -> str | None:
-    """Return a sentence (or two) on what is missing and why, or None when all is there."""
+    """Return what is missing and why, None if the recording is complete."""
     parts: list[str] = []
     if ended.interrupted_by is not None:
         parts.append("the run was interrupted")
@@ -134,7 +128,7 @@ def what_went_wrong(
     if _disk_is_full(ended.lines, folder):
         parts.append(f"the disk of {folder} is full, so the recording is incomplete or missing")
     if not directories:
-        parts.append(_why_nothing(ended))
+        parts.append(_nothing_recorded_error(ended))
     elif ended.status < 0 and ended.interrupted_by is None:
         parts.append(
             f"msprof was killed by signal {-ended.status} during the recording: samples and device"
@@ -148,7 +142,7 @@ def what_went_wrong(
     return "; ".join(parts) or None
 
 
-def _why_nothing(ended: Ended) -> str:
+def _nothing_recorded_error(ended: ProcessResult) -> str:
     errors = [
         found[1]
         for line in ended.lines
@@ -170,8 +164,8 @@ def _why_nothing(ended: Ended) -> str:
     return f"msprof exited with {ended.status} and recorded nothing"
 
 
-def why_not_exported(ended: Ended) -> str | None:
-    """Return why what an export left cannot be relied on; None: nothing speaks against it."""
+def export_error(ended: ProcessResult) -> str | None:
+    """Return why the result of an export is unusable, None if no error is known."""
     for line in ended.lines:
         if found := _REFUSED_OPTION.match(line):
             return f"msprof's export failed: {found[1]}"
@@ -179,13 +173,13 @@ def why_not_exported(ended: Ended) -> str | None:
             return f"msprof's export failed: {found[1].removesuffix('.')}"
     if ended.status < 0:
         return f"msprof's export was killed by signal {-ended.status}"
-    return why_no_database(ended) if ended.status else None
+    return missing_database_error(ended) if ended.status else None
 
 
-def why_no_database(ended: Ended) -> str:
-    """Return why an export left no database, even if it seems to have done well."""
+def missing_database_error(ended: ProcessResult) -> str:
+    """Return why an export left no database although it seemed to succeed."""
     said = [found[1] for line in ended.lines if (found := _PROBLEM.match(line))]
-    if said:  # the last before it gave up
+    if said:  # the last error before it gave up
         return f"msprof's export failed: {said[-1]}"
     status = f" and exit status {ended.status}" if ended.status else ""
     return f"msprof's export failed without a reason{status}"
@@ -195,15 +189,15 @@ def _disk_is_full(lines: Iterable[str], folder: Path) -> bool:
     if any(_FULL.search(line) for line in lines if line.startswith(("[ERROR]", "[WARNING]"))):
         return True
     try:
-        return shutil.disk_usage(folder).free < _LEAST_FREE_BYTES
+        return shutil.disk_usage(folder).free < _MIN_FREE_BYTES
     except OSError:
         return False
 
 
 def _code_of_text(text: str) -> int:
-    """Return the exit code of which msprof printed `strerror`; 1 where the text is no such.
+    """Return the exit code for the `strerror` text printed by msprof, 1 if it is none.
 
-    It prints a full stop behind it, and the number of a signal as if it were an exit code.
+    msprof appends a full stop, and prints the number of a signal as if it were an exit code.
     """
     for one in (text, text.removesuffix(".")):
         if unknown := re.fullmatch(r"(?:Unknown error )?(\d+)", one, re.ASCII):
@@ -214,12 +208,12 @@ def _code_of_text(text: str) -> int:
     return 1
 
 
+# Time limit of an export; tens of millions of tasks take half an hour.
 _LIMIT_S = 3600.0
-"""Nobody waits longer for an exporter that hangs; tens of millions of tasks take half an hour."""
 
 
 class Exporter:
-    """Exports the recordings of one run; whoever interrupts it does not want the next one either.
+    """Exports the recordings of one run, until the user interrupts an export.
 
     Args:
         relay: Called with every line that msprof writes.
@@ -230,10 +224,10 @@ class Exporter:
         self._interrupted: str | None = None
 
     def export(self, prof: Path) -> Path:
-        """Let msprof export `prof`; see `export`.
+        """Export `prof` with msprof; see `export`.
 
         Raises:
-            CaptureError: there is no such database, or an export of before was interrupted.
+            CaptureError: There is no database, or an earlier export was interrupted.
         """
         if self._interrupted is not None:
             raise CaptureError(self._interrupted, slug="export-failed")
@@ -249,17 +243,17 @@ class _InterruptedError(CaptureError):
 
 
 def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_S) -> Path:
-    """Let msprof export the PROF_* directory `prof`, and return the database that it makes.
+    """Export the PROF_* directory `prof` with msprof; return the database.
 
-    A signal that asks this process to end ends the export; it is delivered again afterwards.
+    A signal that requests this process to end ends the export, and is raised again afterwards.
 
     Args:
-        prof: The recording.
+        prof: Recording.
         relay: Called with every line that msprof writes.
-        limit_s: How long it may take.
+        limit_s: Time limit in seconds.
 
     Raises:
-        CaptureError: there is no such database; nothing of the attempt is left.
+        CaptureError: There is no database; all files of the attempt were removed.
     """
     msprof = cann.find_msprof()
     if msprof is None:
@@ -283,10 +277,10 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
     elif watch.passed:
         why = f"msprof's export took more than {limit_s:g} s"
     else:
-        why = why_not_exported(ended) or ""
+        why = export_error(ended) or ""
     made = inspect(prof).native
     if not why and (made is None or made in before):
-        why = why_no_database(ended)
+        why = missing_database_error(ended)
     if not why and made is not None and not _is_database(made):
         why = "msprof's export wrote a file that is not a database"
     if not why and made is not None:
@@ -300,14 +294,14 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
 
 
 class _Limit:
-    """Kills a group of processes that takes too long."""
+    """Kills a process group after a time limit."""
 
     def __init__(self, limit_s: float) -> None:
         self._end = time.monotonic() + limit_s
         self.passed = False
 
     def look(self, group: int) -> bool:
-        """Kill the group when its time has passed; it leaves nothing to wait for."""
+        """Kill the group if its time has passed; return False, as nothing else runs."""
         if not self.passed and time.monotonic() > self._end:
             self.passed = True
             with suppress(ProcessLookupError):
@@ -320,7 +314,7 @@ def _contents(folder: Path) -> set[Path]:
 
 
 def _remove_new(folder: Path, before: set[Path]) -> None:
-    """Remove what an export has left; files that it changed belong to none of ours."""
+    """Remove the files that an export created; changed files are kept."""
     for path in sorted(_contents(folder) - before):
         with suppress(OSError):
             if path.is_dir() and not path.is_symlink():
@@ -341,18 +335,18 @@ def _is_main_thread() -> bool:
     return threading.current_thread() is threading.main_thread()
 
 
+# File to which the workload's script writes its process id first of all.
 STARTED_FILE = "started"
-"""The workload's script writes its process id there before anything else."""
 _LOOK_S = 0.02
-# Where in /proc/<pid>/stat, after the name of the program.
+# Positions in /proc/<pid>/stat, after the name of the program.
 _STATE, _EXIT_STATUS = 0, 49
 
 
 class WorkloadWatch:
-    """Watches the process that a script in `folder` announces.
+    """Watches the process whose id a script wrote in `folder`.
 
     Args:
-        folder: Where the script writes.
+        folder: Directory in which the script writes.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -363,12 +357,12 @@ class WorkloadWatch:
 
     @property
     def started(self) -> bool:
-        """Whether anything of the workload has run."""
+        """True if the workload has started."""
         return self._file.exists()
 
     @property
     def exit_code(self) -> int | None:
-        """How the workload ended, as a shell tells it; None: not yet, or nobody saw it."""
+        """Exit code of the workload as in a shell, None if it is not known."""
         if self._thread is not None:
             self._thread.join(1.0)
         if self._status is None:
@@ -377,10 +371,10 @@ class WorkloadWatch:
         return 128 - code if code < 0 else code
 
     def look(self, session: int) -> None:
-        """Begin to watch as soon as the workload has started.
+        """Start watching as soon as the workload has started.
 
         Args:
-            session: The session that msprof was started in. A process of another one is not the
+            session: Session in which msprof was started. A process of another session is not the
                 workload: msprof ran it in another namespace.
         """
         if self._thread is not None:
@@ -393,14 +387,14 @@ class WorkloadWatch:
                 self._thread.start()
 
     def runs(self) -> bool:
-        """Return whether the workload is known to run still."""
+        """Return True if the workload is known to be running."""
         return self._pid is not None and _state(self._pid)[0] not in ("", "Z", "X")
 
     def _watch(self, pid: int) -> None:
-        # A thread of its own: msprof may ask for the status a moment after the end.
+        # A thread, because msprof may read the status a moment after the end.
         try:
             descriptor = os.pidfd_open(pid)
-        except (AttributeError, OSError):  # no such call here: look often instead
+        except (AttributeError, OSError):  # no such call on this system: poll
             while _state(pid)[0] not in ("", "Z", "X"):
                 time.sleep(_LOOK_S)
         else:
@@ -416,7 +410,7 @@ class WorkloadWatch:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return the state of a process and, once it has ended, its wait status; `""`: it is gone."""
+    """Return state and wait status of a process; no state if it is gone."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         fields = text.rpartition(")")[2].split()

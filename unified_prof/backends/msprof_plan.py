@@ -1,12 +1,9 @@
-"""What msprof takes on this machine: asked of msprof itself, else read in the table of chips.
+"""Choose the arguments of msprof from a preset and the user's options.
 
-`msprof --help` starts nothing and lists the options of the chip that its driver sees, of this very
-release, with the counters of `--aic-metrics`. Nothing of it is needed: what is not known is tried,
-and left out when msprof refuses it.
-
-From a preset and what the user asks for to the arguments of msprof on this machine.
-
-Everything that msprof would refuse is refused here, before anything starts.
+The options that msprof accepts on this machine are taken from `msprof --help`, which starts nothing
+and lists the options and counters of the chip, or else from the table of chips. Options that may be
+unknown are tried, and left out if msprof rejects them. Everything that msprof would certainly
+reject is rejected here, before anything starts.
 """
 
 from __future__ import annotations
@@ -16,7 +13,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from unified_prof.backends import cann
-from unified_prof.backends import cann as npu_chips
 from unified_prof.backends.cann import Chip
 from unified_prof.backends.msprof_options import (
     AIC_METRICS,
@@ -39,56 +35,56 @@ _METRICS = re.compile(r"\binclude:?\s+([A-Za-z0-9,\s]+?)\s*\.")
 _UPPER_LIMIT = re.compile(r"\b\d+ ?~ ?(\d+)\b")
 _QUOTED = re.compile(r"'([a-z0-9]+)'")
 _BRACKETED = re.compile(r"\bin range \[([a-z0-9, ]+)\]")
-_ALWAYS_THERE = frozenset({"output", "ascendcl", "task-time"})
-"""Without these a text is not the help of msprof, or not the whole of it."""
+# Options that the complete help of msprof always contains.
+_REQUIRED_OPTIONS = frozenset({"output", "ascendcl", "task-time"})
 _WITH_VALUES = ("task-time", "task-block")
 _WITH_LIMIT = "sys-hardware-mem-freq"
 
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Options and their values; whatever is not known is taken to be possible."""
+    """Options and values that msprof accepts; unknown ones count as accepted."""
 
     chip: str | None = None
-    """What the chip is called by those who were asked."""
+    """Name of the chip."""
     place: str = "here"
-    """Where it is so, as a message says it: `on a 310P`."""
+    """Chip in messages: `on a 310P`."""
     refused: frozenset[str] = frozenset()
     """Options that end msprof at once."""
     options: frozenset[str] | None = None
-    """All that msprof has; None: not known."""
+    """All options of msprof, None if not known."""
     metrics: tuple[str, ...] | None = None
-    """What `--aic-metrics` may be; None: not known."""
+    """Values of `--aic-metrics`, None if not known."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     limits: Mapping[str, int] = field(default_factory=dict)
     custom_events: int | None = None
 
     def takes(self, flag: str) -> bool:
-        """Return whether msprof takes the option `--FLAG`, as far as is known."""
+        """Return True if msprof accepts the option `--FLAG`, as far as is known."""
         return flag not in self.refused and (self.options is None or flag in self.options)
 
     def without(self, flag: str) -> Offer:
-        """Return what is offered when `--FLAG` was refused."""
+        """Return the offer without `--FLAG`, which msprof rejected."""
         return replace(self, refused=self.refused | {flag})
 
 
-def learn(chip_name: str | None = None) -> Offer:
-    """Return what msprof takes here, or on the chip that the user names.
+def detect_offer(chip_name: str | None = None) -> Offer:
+    """Return what msprof accepts here, or on the chip that the user names.
 
     Raises:
-        UsageError: there is no chip of that name.
+        UsageError: There is no chip of that name.
     """
     if chip_name is not None:
-        chip = npu_chips.named(chip_name)
-        return replace(of_chip(chip) if chip else Offer(), chip=chip_name)
+        chip = cann.find_chip(chip_name)
+        return replace(offer_for_chip(chip) if chip else Offer(), chip=chip_name)
     full_name = cann.chip()
-    chip = npu_chips.by_full_name(full_name)
-    base = replace(of_chip(chip) if chip else Offer(), chip=full_name)
-    return of_help(cann.msprof_help() or "", base) or base
+    chip = cann.by_full_name(full_name)
+    base = replace(offer_for_chip(chip) if chip else Offer(), chip=full_name)
+    return offer_from_help(cann.msprof_help() or "", base) or base
 
 
-def of_chip(chip: Chip) -> Offer:
-    """Return what msprof takes on `chip`."""
+def offer_for_chip(chip: Chip) -> Offer:
+    """Return what msprof accepts on `chip`."""
     return Offer(
         place=f"on a {chip.name}",
         refused=chip.refuses,
@@ -99,19 +95,19 @@ def of_chip(chip: Chip) -> Offer:
     )
 
 
-def of_help(text: str, base: Offer) -> Offer | None:
-    """Return what the help of msprof lists, or None where `text` is no such help.
+def offer_from_help(text: str, base: Offer) -> Offer | None:
+    """Return what the help of msprof lists, None if `text` is not its help.
 
     Args:
-        text: What `msprof --help` printed.
-        base: What else is known; of it is kept what the help does not tell.
+        text: Output of `msprof --help`.
+        base: Other information, for what the help does not list.
     """
     starts = [*_OPTION.finditer(text)]
     bounds = [*(start.start() for start in starts), len(text)]
     details = {
         start[1]: text[start.end() : end] for start, end in zip(starts, bounds[1:], strict=True)
     }
-    if not details.keys() >= _ALWAYS_THERE:
+    if not details.keys() >= _REQUIRED_OPTIONS:
         return None
     values = {
         name: found for name in _WITH_VALUES if len(found := _values_in(details.get(name, ""))) > 1
@@ -140,7 +136,7 @@ def _metrics_in(detail: str) -> tuple[str, ...]:
 
 
 _MAX_SOC_EVENTS = {"HA": 8, "MATA": 8, "SMMU": 8, "NOC": 4}
-# What uprof itself decides, or what would make msprof do something else than run a workload.
+# Options that uprof sets, or that make msprof do something else than run a workload.
 _NOT_TO_BE_PASSED = frozenset(
     [
         "output",
@@ -162,42 +158,42 @@ _NOT_TO_BE_PASSED = frozenset(
 )
 
 
+# Option -> values of old releases that replace the value of a preset.
 _LOWER = {"task_time": ("l1", "on")}
-"""Option -> what old releases have in place of the value that a preset asks for."""
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What msprof is to be given."""
+    """Arguments of msprof."""
 
     arguments: tuple[str, ...]
-    """`--name=value`, everything checked."""
+    """Checked arguments as `--name=value`."""
     left_out: tuple[MsprofOption, ...]
-    """Options of the preset that msprof does not take here."""
+    """Options of the preset that msprof does not accept here."""
     lowered: tuple[str, ...]
-    """Values of the preset that this msprof does not know, such as `--task-time=l2`; there is a
-    lower one in their place."""
+    """Values of the preset that this msprof does not have, such as `--task-time=l2`, and that a
+    lower value replaces."""
     preset: str
-    can_go: frozenset[str]
-    """Options of the preset that may be left out should msprof refuse them after all."""
+    optional: frozenset[str]
+    """Options of the preset that can be left out if msprof rejects them."""
 
     @property
-    def shortened(self) -> tuple[str, ...]:
-        """What the preset has and msprof does not take here, as a user would write it."""
+    def dropped(self) -> tuple[str, ...]:
+        """Options and values of the preset that msprof lacks here, as a user writes them."""
         return (*(f"--{option.flag}" for option in self.left_out), *self.lowered)
 
 
 def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer) -> Plan:
-    """Choose the arguments for msprof from a preset and what the user gave.
+    """Choose the arguments for msprof from a preset and the user's options.
 
     Args:
-        options: Option names of this table, and `preset`, with their values; None is not given.
-        raw: More arguments, passed as they are, after a look at what they would change.
-        offer: What msprof takes here. Of the preset the rest is left out; it is wrong use where
-            the user asks for it.
+        options: Option names of the table, and `preset`, with their values; None means not given.
+        raw: Further arguments, passed on after a check.
+        offer: What msprof accepts here. Other options of the preset are left out; other options of
+            the user are an error.
 
     Raises:
-        UsageError: a value msprof would not take, or options that exclude each other.
+        UsageError: A value that msprof would not accept, or options that exclude each other.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     preset = given.pop("preset", DEFAULT_PRESET)
@@ -236,7 +232,7 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
 
 
 def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a preset with values that msprof has, and those that had to give way."""
+    """Return a preset with values that msprof has, and those that were replaced."""
     usual, gone = dict(preset), {}
     for name, instead in _LOWER.items():
         known = offer.values.get(BY_NAME[name].flag)
@@ -247,17 +243,17 @@ def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], d
 
 
 def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` with the switches turned on without which one of its options does nothing.
+    """Return `given` with the switches turned on that its options require.
 
     Raises:
-        UsageError: the user turned one of these off.
+        UsageError: The user turned one of these switches off.
     """
     result = dict(given)
     for name in given:
         option = BY_NAME[name]
-        if option.of is None:
+        if option.requires is None:
             continue
-        switch = BY_NAME[option.of]
+        switch = BY_NAME[option.requires]
         if given.get(switch.name) == "off":
             raise UsageError(
                 f"--{option.flag} requires --{switch.flag}, which is off",

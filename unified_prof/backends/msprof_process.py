@@ -1,4 +1,4 @@
-"""Run msprof in a process group of its own: pass signals on, show what it says, wait."""
+"""Run msprof in a separate process group: forward signals and output, and wait."""
 
 from __future__ import annotations
 
@@ -18,27 +18,27 @@ from unified_prof.base.signals import ENDING
 from unified_prof.errors import DeviceUnavailableError
 
 _FORWARDED = (signal.SIGINT, *ENDING)
-_PATIENCE = 3  # so many requests to end, then the group is killed
-_KEPT_LINES = 400
+_SIGNALS_TO_KILL = 3  # Requests to end after which the group is killed.
+_MAX_LINES = 400
 _READER_GRACE_S = 5.0
 _TICK_S = 0.1
-_GROUP = 2  # of the fields in /proc/<pid>/stat after the name of the program
+_GROUP = 2  # Position in /proc/<pid>/stat after the name of the program.
 
 Feed = Callable[[IO[bytes], threading.Event], None]
 
 
 @dataclass(frozen=True, slots=True)
-class Ended:
+class ProcessResult:
     """How msprof ended."""
 
     status: int
-    """Its exit status; negative: the signal that killed it."""
+    """Exit status; a negative number is the signal that killed it."""
     lines: tuple[str, ...]
-    """The last lines it wrote, standard output and error together."""
+    """Last lines of its standard output and error."""
     interrupted_by: int | None
-    """The first signal that this process was sent meanwhile, or None."""
+    """First signal that this process received meanwhile, or None."""
     process: int = 0
-    """Its process id."""
+    """Process id."""
 
 
 def run_group(
@@ -50,31 +50,30 @@ def run_group(
     feed: Feed | None = None,
     tick: Callable[[int], bool] = lambda _: False,
     workload_runs: Callable[[], bool] = lambda: False,
-) -> Ended:
+) -> ProcessResult:
     """Run `command` and wait for it.
 
-    SIGINT, SIGTERM and SIGHUP that reach this process go to the whole group, so that the workload
-    sees them as it would from a terminal. Once the workload is known to run they go to all but
-    msprof itself, which of SIGTERM would die and after SIGINT give the workload a second: it is
-    for the workload to end, in its own time. The third one kills the group. What `nohup` ignores
-    stays ignored.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the whole group, so that the workload sees them as
+    from a terminal. Once the workload runs they are forwarded to all processes but msprof, which
+    dies of SIGTERM and gives the workload a second after SIGINT: the workload decides when to end.
+    The third signal kills the group. What `nohup` ignores stays ignored.
 
     Args:
         command: Program and arguments.
-        environment: The environment of the process.
-        inherited: File descriptors that it and its children keep.
-        relay: Called with every line of output, without its end.
-        feed: Runs in a thread of its own and writes to the standard input; the event tells it
-            that the program has ended or that this process was asked to end, in which case the
-            first signal is not passed on. Without it the standard input is ours, or empty where
-            ours is a terminal, which a process of another group may not read.
-        tick: Called now and then in this thread with the id of the process, which is that of its
-            session and group. Returns whether something that it started runs on: msprof does not
-            survive SIGTERM, but a workload may take its time to end.
-        workload_runs: Asked when a signal comes whether there is somebody else to get it.
+        environment: Environment of the process.
+        inherited: File descriptors that it and its children inherit.
+        relay: Called with every line of output, without its newline.
+        feed: Runs in a thread and writes to the standard input. Its event is set when the program
+            has ended or this process was requested to end; the first signal is then not forwarded.
+            Without it, the standard input is ours, or empty if ours is a terminal, which a process
+            of another group must not read.
+        tick: Called regularly in this thread with the process id, which is also that of its session
+            and group. Returns True while the workload runs: msprof does not survive SIGTERM, but a
+            workload may take time to end.
+        workload_runs: Called when a signal arrives; returns True if the workload runs.
 
     Raises:
-        DeviceUnavailableError: the program cannot be started.
+        DeviceUnavailableError: The program cannot be started.
     """
     with _Signals(polite=feed is not None, workload_runs=workload_runs) as signals:
         try:
@@ -101,19 +100,19 @@ def run_group(
             thread.start()
         status = _wait(process, tick)
         signals.asked_to_end.set()
-        # A grandchild that outlives msprof may hold the pipe open: do not wait for it for ever.
+        # A grandchild that outlives msprof may hold the pipe open.
         for thread in threads:
             thread.join(_READER_GRACE_S)
     for thread, stream in zip(threads, (process.stdout, process.stdin), strict=False):
         if stream and not thread.is_alive():
-            with contextlib.suppress(OSError):  # closing writes what was not read any more
+            with contextlib.suppress(OSError):  # closing writes buffered input
                 stream.close()
     first = signals.received[0] if signals.received else None
-    return Ended(status, tuple(kept), first, process.pid)
+    return ProcessResult(status, tuple(kept), first, process.pid)
 
 
 def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
-    """Wait for the process and for what `tick` says runs on; return the process's status."""
+    """Wait for the process, and while `tick` returns True; return the process's status."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -129,7 +128,7 @@ def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
 
 
 class _Signals:
-    """While entered, the signals that ask to end go to the group of `process` instead."""
+    """Forwards signals that request the end to the group of `process` within the block."""
 
     def __init__(self, *, polite: bool, workload_runs: Callable[[], bool]) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -160,13 +159,13 @@ class _Signals:
         self.received.append(number)
         self.asked_to_end.set()
         if self.process is None:
-            # Asked to end while msprof was being started: as if there had been no handler.
+            # Requested to end while msprof was being started.
             raise KeyboardInterrupt
         if self._polite and len(self.received) == 1:
             return
         group = self.process.pid
         with contextlib.suppress(ProcessLookupError):
-            if len(self.received) >= _PATIENCE:
+            if len(self.received) >= _SIGNALS_TO_KILL:
                 os.killpg(group, signal.SIGKILL)
                 return
             others = _others_of(group) if self._workload_runs() else []
@@ -178,7 +177,7 @@ class _Signals:
 
 
 def _others_of(group: int) -> list[int]:
-    """Return the processes of a group but its leader; empty where the system does not say."""
+    """Return the processes of a group without its leader; empty if not available."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -199,15 +198,15 @@ def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> N
     for raw in stream:
         line = raw.decode("utf-8", "replace").rstrip("\r\n")
         kept.append(line)
-        del kept[:-_KEPT_LINES]
-        with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
+        del kept[:-_MAX_LINES]
+        with contextlib.suppress(OSError, ValueError):  # our output was closed
             relay(line)
 
 
-class Held:
-    """Lines that are shown as soon as it is sure that they are not in vain.
+class DeferredOutput:
+    """Holds lines back until msprof is known to have started.
 
-    A refused option makes msprof print all that it has, and it may be started again without it.
+    After a rejected option, msprof prints its help, and may be started again without the option.
     """
 
     def __init__(self, relay: Callable[[str], None]) -> None:
@@ -223,9 +222,9 @@ class Held:
         self._relay(line)
 
     def show(self) -> None:
-        """Show what was kept, and from now on everything at once."""
+        """Relay the lines held back, and all others at once from now on."""
         with self._lock:
             kept, self._kept = self._kept or [], None
             for line in kept:
-                with contextlib.suppress(OSError, ValueError):  # nobody reads us any more
+                with contextlib.suppress(OSError, ValueError):  # our output was closed
                     self._relay(line)

@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs, profiled by CANN's msprof command."""
+"""Huawei Ascend NPUs, profiled with CANN's msprof command."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from typing import IO
 from unified_prof.backends import cann, msprof_command, msprof_outcome
 from unified_prof.backends.msprof_options import BY_NAME
 from unified_prof.backends.msprof_outcome import Exporter, WorkloadWatch
-from unified_prof.backends.msprof_plan import Offer, Plan, learn, plan
-from unified_prof.backends.msprof_process import Ended, Feed, Held, run_group
-from unified_prof.backends.npu_launcher import MeasuredSoFar, Result, result_in
+from unified_prof.backends.msprof_plan import Offer, Plan, detect_offer, plan
+from unified_prof.backends.msprof_process import DeferredOutput, Feed, ProcessResult, run_group
+from unified_prof.backends.npu_launcher import MeasurementRelay, Result, read_result
 from unified_prof.backends.registry import (
     MEMORY,
     RUN_TIME,
@@ -33,30 +33,30 @@ from unified_prof.errors import DeviceUnavailableError, UsageError
 from unified_prof.schema.catalogue import MSPROF, resolve
 
 EXPORTERS = ("uprof", "native")
-_ANY_FOLDER = Path("/tmp/uprof_XXXXXXXX")
+_SHOWN_FOLDER = Path("/tmp/uprof_XXXXXXXX")
 _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid", "npu_chip"})
 
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One start of msprof and what came of it."""
+    """One start of msprof and its result."""
 
-    ended: Ended
+    ended: ProcessResult
     result: Result
     observed: int | None
-    """The exit code of the workload's process, where it was seen."""
+    """Exit code of the workload's process, None if it is not known."""
     started: bool
-    """Whether anything of the workload has run."""
+    """True if the workload has started."""
     report_error: Exception | None = None
 
 
 class NpuBackend:
-    """Run a workload as msprof's application.
+    """Runs a workload as msprof's application.
 
-    Options (`RunSpec.options`): those of `msprof_options`, by name; `preset`; `npu_chip`, the name
-    of the chip where it is to be taken for granted; `msprof_arg`, a sequence of further arguments;
-    `pid`, a running process to attach to instead of starting a workload; `exporter` and `schema`,
-    which are for those who build the database.
+    Options (`RunSpec.options`): those of `msprof_options` by name; `preset`; `npu_chip`, which
+    overrides the detected chip; `msprof_arg`, a sequence of further arguments; `pid`, a running
+    process to attach to instead of starting a workload; `exporter` and `schema`, which the database
+    build uses.
     """
 
     name = "npu"
@@ -64,7 +64,7 @@ class NpuBackend:
     default_reports: tuple[str, ...] = (TIMELINE,)
 
     def unavailable_reason(self) -> str | None:
-        """Return why msprof cannot be run, or None when it can."""
+        """Return why msprof cannot be run, None if it can."""
         if cann.find_msprof() is None:
             return (
                 "msprof was not found on PATH, in ASCEND_TOOLKIT_HOME, in "
@@ -74,46 +74,46 @@ class NpuBackend:
         return None
 
     def doubt(self) -> str | None:
-        """Return why `auto` should not take it: no device of its kind is to be seen."""
+        """Return why `auto` should not choose it: no NPU is visible."""
         return None if cann.device_files() else "no NPU is visible (no /dev/davinci0 ...)"
 
     def describe(self, spec: RunSpec) -> list[str]:
-        """Return the lines of `--dry-run`: the command, and what its script would become."""
+        """Return the lines of `--dry-run`: the command, and what its script runs."""
         plan, offer = _check(spec)
-        lines = [shlex.join(self._command(spec, plan, offer, _ANY_FOLDER))]
-        if plan.shortened:
+        lines = [shlex.join(self._command(spec, plan, offer, _SHOWN_FOLDER))]
+        if plan.dropped:
             lines.append(f"# {_without(plan, offer)}")
         if not spec.options.get("pid"):
             words = [spec.target, *spec.arguments]
             if spec.is_module:
                 words.insert(0, "-m")
-            lines.append(f"# {_ANY_FOLDER}/workload.sh runs: {shlex.join(words)}")
+            lines.append(f"# {_SHOWN_FOLDER}/workload.sh runs: {shlex.join(words)}")
         return lines
 
     def run(self, spec: RunSpec) -> Capture:
-        """Run the workload under msprof, or attach to a running one, and find what it recorded.
+        """Run the workload under msprof or attach to a running one; return its recordings.
 
-        An option of the preset that msprof refuses, which it does before it starts anything, is
-        left out, and msprof started once more.
+        If msprof rejects an option of the preset, which it does before it starts anything, it is
+        started again without the option.
 
         Raises:
-            UsageError: an option or a path that msprof would refuse.
+            UsageError: An option or a path that msprof would reject.
             DeviceUnavailableError: msprof cannot be started.
-            CaptureError: the workload broke the rules of providers; that nothing was recorded is
-                told in `Capture.failure`.
+            CaptureError: The providers of the workload are not valid. If nothing was recorded,
+                `Capture.failure` says so.
         """
         plan, offer = _check(spec)
         if reason := self.unavailable_reason():
             raise DeviceUnavailableError(reason, slug="backend-unavailable")
         output = spec.output_dir.resolve()
-        with msprof_command.recording_place(output) as place:
+        with msprof_command.recording_directory(output) as place:
             recording = replace(spec, output_dir=place)
             before = msprof_outcome.find(place)
             while True:
-                if plan.shortened:
+                if plan.dropped:
                     spec.relay(f"uprof: {_without(plan, offer)}")
                 attempt = self._attempt(recording, plan, offer)
-                refused = _refused_in_vain(attempt.ended, plan)
+                refused = _retriable_option(attempt.ended, plan)
                 if refused is None or attempt.started or not offer.takes(refused):
                     break
                 offer = offer.without(refused)
@@ -123,14 +123,14 @@ class NpuBackend:
         ended, result = attempt.ended, attempt.result
         exit_code = msprof_outcome.workload_exit_code(result.exit_code, attempt.observed, ended)
         directories = [msprof_outcome.inspect(output / name) for name in found]
-        failure = msprof_outcome.what_went_wrong(ended, exit_code, directories, output)
+        failure = msprof_outcome.describe_failure(ended, exit_code, directories, output)
         reasons = filter(None, (failure, result.failure, result.unmarked))
         return Capture(
             exit_code,
             result.tracked,
             _recordings(directories, spec),
             failure="; ".join(reasons) or None,
-            facts=_facts(plan, offer, self._command(spec, plan, offer, _ANY_FOLDER)),
+            facts=_facts(plan, offer, self._command(spec, plan, offer, _SHOWN_FOLDER)),
             error=attempt.report_error,
         )
 
@@ -149,11 +149,11 @@ class NpuBackend:
 
     def _attempt(self, spec: RunSpec, plan: Plan, offer: Offer) -> _Attempt:
         """Start msprof once and wait for its end."""
-        folder = msprof_command.harmless_folder()
+        folder = msprof_command.create_safe_folder()
         try:
             watch = WorkloadWatch(folder)
-            progress = MeasuredSoFar(folder, spec)
-            said = Held(spec.relay)
+            progress = MeasurementRelay(folder, spec)
+            said = DeferredOutput(spec.relay)
             attached = bool(spec.options.get("pid"))
             if attached:
                 said.show()
@@ -171,9 +171,9 @@ class NpuBackend:
                 started = watch.started
                 if started:
                     said.show()
-            if started or _refused_in_vain(ended, plan) is None:
+            if started or _retriable_option(ended, plan) is None:
                 said.show()
-            result = progress.completed(result_in(folder))
+            result = progress.completed(read_result(folder))
             return _Attempt(ended, result, watch.exit_code, started, progress.error)
         finally:
             shutil.rmtree(folder, ignore_errors=True)
@@ -187,7 +187,7 @@ class NpuBackend:
         relay: Callable[[str], None],
         tick: Callable[[int], bool],
         workload_runs: Callable[[], bool],
-    ) -> Ended:
+    ) -> ProcessResult:
         command = self._command(spec, plan, offer, folder)
         environment = {**os.environ, DEVICE_VARIABLE: self.name}
         if spec.options.get("pid"):
@@ -216,15 +216,15 @@ class NpuBackend:
                 os.close(descriptor)
 
 
-def _refused_in_vain(ended: Ended, plan: Plan) -> str | None:
-    """Return the option that msprof refused, if the run can do without it and shall go on."""
+def _retriable_option(ended: ProcessResult, plan: Plan) -> str | None:
+    """Return the rejected option if msprof can be started again without it, else None."""
     refused = msprof_outcome.refused_option(ended.lines)
-    may_go = plan.can_go | msprof_command.OWN_OPTIONS
+    may_go = plan.optional | msprof_command.OWN_OPTIONS
     return refused if refused in may_go and ended.interrupted_by is None else None
 
 
 def _check(spec: RunSpec) -> tuple[Plan, Offer]:
-    """Check everything that can be checked before anything starts; return what msprof is given."""
+    """Check everything that can be checked before a start; return the plan and the offer."""
     check_options(NpuBackend.name, spec, {*BY_NAME, *_OTHER_OPTIONS})
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
@@ -240,7 +240,7 @@ def _check(spec: RunSpec) -> tuple[Plan, Offer]:
     else:
         _check_target(spec)
     name = spec.options.get("npu_chip")
-    offer = learn(None if name is None else str(name))
+    offer = detect_offer(None if name is None else str(name))
     if pid and not offer.takes("dynamic"):
         raise UsageError(
             f"--pid: msprof cannot attach to a process {offer.place}", slug="cannot-attach"
@@ -256,13 +256,15 @@ def _plan(spec: RunSpec, offer: Offer) -> Plan:
     raw = spec.options.get("msprof_arg", ())
     assert isinstance(raw, tuple | list)
     if duration is not None:
-        plan({"duration": duration}, offer=offer)  # for our own use: msprof is told by hand
+        plan(
+            {"duration": duration}, offer=offer
+        )  # only checked: msprof receives the command on its standard input
     return plan(options, raw=raw, offer=offer)
 
 
 def _without(plan: Plan, offer: Offer) -> str:
     """Return a note about the options of the preset that are left out."""
-    what = ", ".join(plan.shortened)
+    what = ", ".join(plan.dropped)
     return f"--preset {plan.preset} without {what}: not supported by msprof {offer.place}"
 
 
@@ -282,8 +284,8 @@ def _facts(plan: Plan, offer: Offer, command: list[str]) -> dict[str, str | None
         "npu_chip": offer.chip,
         "msprof": printable(shlex.join(command)),
     }
-    if plan.shortened:
-        facts["msprof_left_out"] = ", ".join(plan.shortened)
+    if plan.dropped:
+        facts["msprof_left_out"] = ", ".join(plan.dropped)
     return facts
 
 
@@ -318,12 +320,12 @@ def _check_target(spec: RunSpec) -> None:
 
 
 def _needs_tracker(spec: RunSpec) -> bool:
-    """Return whether the tracker drives the workload; otherwise it runs as it would alone."""
+    """Return True if the tracker runs the workload, False if it runs as without uprof."""
     return spec.asks_for_operations or msprof_command.has_providers(spec)
 
 
 def _start_and_stop(duration_s: int | None) -> Feed:
-    """Return what tells msprof, attached to a process, to record for a while."""
+    """Return a function that makes msprof, attached to a process, record for a while."""
 
     def feed(stdin: IO[bytes], asked_to_end: threading.Event) -> None:
         try:
@@ -333,6 +335,6 @@ def _start_and_stop(duration_s: int | None) -> Feed:
                 if wait:
                     asked_to_end.wait(duration_s)
         except OSError:
-            pass  # msprof has ended; what it said is shown anyway
+            pass  # msprof has ended; its output is shown anyway
 
     return feed

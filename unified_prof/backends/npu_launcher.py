@@ -1,13 +1,10 @@
-"""What msprof runs as its application: the workload, in this very process.
+"""The application of msprof: run the workload in this process, and pass results to the parent.
 
-The process must be the workload's own: msprof samples it by its id. Started by the script that
-`msprof_command` writes, with a JSON file that says what to run and where to leave the outcome.
-What is measured is left there as soon as it is complete, and now and then before that: the
-workload may run on for hours and be killed, and the parent writes the reports.
-
-Mark the measured iterations for msprof, so that they stand in MSTX_EVENTS.
-
-What the launcher leaves behind: how the workload ended, and what was measured of it.
+The process must be the workload's, because msprof samples it by its id. The script of
+`msprof_command` starts it with a JSON file that says what to run and where to write the result.
+Measurements are written as soon as they are complete, and from time to time before that, because
+the workload may run for hours and be killed; the parent writes the reports. Measured iterations are
+marked for msprof (MSTX_EVENTS).
 """
 
 from __future__ import annotations
@@ -22,8 +19,6 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from unified_prof.backends.registry import Capture as LauncherResultsCapture
-from unified_prof.backends.registry import RunSpec as LauncherResultsRunSpec
 from unified_prof.base.run_spec import Capture, RunSpec, TrackedRun
 from unified_prof.base.text import storable_in
 from unified_prof.errors import (
@@ -34,12 +29,12 @@ from unified_prof.errors import (
     UsageError,
 )
 
+# How the workload ended, and what was measured.
 RESULT_FILE = "result.msgpack"
-"""How the workload ended, and what was measured of it."""
+# Complete measurements, while the workload is still running.
 MEASURED_FILE = "measured.msgpack"
-"""What was measured, once it is complete, while the workload runs on."""
+# Measurements so far.
 PARTIAL_FILE = "partial.msgpack"
-"""What was measured so far."""
 
 
 def main(job_file: str) -> None:
@@ -53,7 +48,7 @@ def main(job_file: str) -> None:
     try:
         result = _run_tracked(spec, folder) if job["tracked"] else _run_plain(spec)
     except UprofError as err:
-        # Told by the parent, where the error boundary is.
+        # Printed by the parent.
         told = {
             "kind": type(err).__name__,
             "message": str(err),
@@ -61,16 +56,16 @@ def main(job_file: str) -> None:
             "slug": err.slug,
         }
         result = {"exit_code": err.exit_code, "error": told}
-    if os.getpid() == owner:  # and not a child that the workload forked
-        _leave(folder / RESULT_FILE, result)
+    if os.getpid() == owner:  # not in a child that the workload forked
+        _write_atomic(folder / RESULT_FILE, result)
     sys.exit(result["exit_code"])
 
 
 def _restore_streams(streams: Mapping[str, Any]) -> None:
-    """Give the workload the output streams that uprof has, where msprof let them through.
+    """Give the workload uprof's output streams if msprof passed them on.
 
-    msprof merges the streams of its application into its own. A descriptor counts only if it
-    still is the file that uprof meant: the number alone could be anything.
+    msprof merges the streams of its application into its own. A descriptor is used only if it is
+    still the file that uprof passed; the number alone could be anything.
     """
     for number, stream in streams.items():
         with suppress(OSError):
@@ -91,11 +86,11 @@ def _run_tracked(spec: RunSpec, folder: Path) -> dict[str, Any]:
     def measured(capture: Capture) -> None:
         if capture.tracked is not None and os.getpid() == owner:
             found = {"tracked": capture.tracked, "unmarked": marks.missing}
-            _leave(folder / MEASURED_FILE, found)
+            _write_atomic(folder / MEASURED_FILE, found)
 
     def partial(run: TrackedRun) -> None:
         if os.getpid() == owner:
-            _leave(folder / PARTIAL_FILE, {"tracked": run})
+            _write_atomic(folder / PARTIAL_FILE, {"tracked": run})
 
     if spec.asks_for_operations:
         spec = replace(spec, on_measured=measured, on_partial=partial)
@@ -109,7 +104,7 @@ def _run_tracked(spec: RunSpec, folder: Path) -> dict[str, Any]:
 
 
 def _run_plain(spec: RunSpec) -> dict[str, Any]:
-    """Run a script or module as `python` itself would."""
+    """Run a script or module as `python` does."""
     from unified_prof.tracking.program import execute, exit_code_of, find_program, running_as
 
     try:
@@ -125,32 +120,32 @@ def _run_plain(spec: RunSpec) -> dict[str, Any]:
     return {"exit_code": 0}
 
 
-def _leave(path: Path, content: Mapping[str, Any]) -> None:
-    """Write `content` so that whoever looks finds all of it or what was there before."""
+def _write_atomic(path: Path, content: Mapping[str, Any]) -> None:
+    """Write `content` atomically: readers see all of it or the previous content."""
     import msgspec
 
     try:
         data = msgspec.msgpack.encode(content)
-    except UnicodeEncodeError:  # of a file name that is not UTF-8
+    except UnicodeEncodeError:  # a file name that is not UTF-8
         data = msgspec.msgpack.encode(storable_in(msgspec.to_builtins(content)))
     partial = path.with_name(f"{path.name}.partial")
     partial.write_bytes(data)
     partial.replace(path)
 
 
-# Packages that offer range_start(message, stream) and range_end(id): CANN's own, torch_npu's.
+# Packages with range_start(message, stream) and range_end(id): CANN's own and torch_npu's.
 _SOURCES = ("mstx", "torch_npu.npu.mstx")
 
 
 class MarkIterations:
-    """An instrument that opens an mstx range round every measured iteration.
+    """Instrument that opens an mstx range around every measured iteration.
 
     Without CANN's mstx package it does nothing, and `missing` says so.
     """
 
     def __init__(self) -> None:
         self.missing: str | None = None
-        """Why iterations are not marked, or None when they are."""
+        """Why iterations are not marked, None if they are."""
         self._range: Any = None
         self._start: Callable[..., Any] | None = None
         self._end: Callable[[Any], Any] | None = None
@@ -191,12 +186,12 @@ def _attribute(dotted: str) -> Any:
     return found
 
 
-_TOLD = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
+_REPORTED_ERRORS = (UsageError, DeviceUnavailableError, CaptureError, MeasuringError)
 
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What the launcher noted at the workload's end."""
+    """Result that the launcher wrote at the workload's end."""
 
     exit_code: int | None = None
     tracked: TrackedRun | None = None
@@ -204,34 +199,34 @@ class Result:
     unmarked: str | None = None
 
 
-class MeasuredSoFar:
-    """What the launcher leaves of measurements while the workload runs, handed on at once.
+class MeasurementRelay:
+    """Passes on measurements that the launcher writes while the workload runs.
 
     Args:
-        folder: Where it leaves them.
-        spec: Whom to tell.
+        folder: Directory in which it writes them.
+        spec: Its callbacks receive them.
     """
 
-    def __init__(self, folder: Path, spec: LauncherResultsRunSpec) -> None:
+    def __init__(self, folder: Path, spec: RunSpec) -> None:
         self._folder, self._spec = folder, spec
         self._measured: Result | None = None
         self._partial_ns = 0
         self.error: Exception | None = None
-        """What went wrong when it was told that all is measured."""
+        """Exception of `RunSpec.on_measured`."""
 
     def look(self) -> None:
-        """Tell what is new."""
+        """Pass on new measurements."""
         if self._measured is not None:
             return
         if (found := _read(self._folder / MEASURED_FILE)) is not None:
             self._measured = found
             try:
-                capture = LauncherResultsCapture(0, found.tracked, failure=found.unmarked)
+                capture = Capture(0, found.tracked, failure=found.unmarked)
                 self._spec.on_measured(capture)
             except Exception as error:
                 self.error = error
         elif self._spec.on_partial is not None:
-            with suppress(OSError):  # it cannot be saved; the reports are still to come
+            with suppress(OSError):  # it cannot be saved; the reports follow later
                 changed_ns = (self._folder / PARTIAL_FILE).stat().st_mtime_ns
                 if changed_ns != self._partial_ns:
                     self._partial_ns = changed_ns
@@ -240,7 +235,7 @@ class MeasuredSoFar:
                         self._spec.on_partial(found.tracked)
 
     def completed(self, result: Result) -> Result:
-        """Return `result` with what was measured before a workload that came to no end."""
+        """Return `result`, completed with earlier measurements if the workload was killed."""
         self.look()
         if result.tracked is not None:
             return result
@@ -262,11 +257,11 @@ def _read(path: Path) -> Result | None:
     return msgspec.msgpack.decode(raw, type=Result)
 
 
-def result_in(folder: Path) -> Result:
-    """Read what the launcher noted at the workload's end; empty when it came to no end.
+def read_result(folder: Path) -> Result:
+    """Read the result at the workload's end; empty if there is none.
 
     Raises:
-        UprofError: the one that ended the run there.
+        UprofError: The error that ended the run.
     """
     try:
         raw = (folder / RESULT_FILE).read_bytes()
@@ -276,7 +271,7 @@ def result_in(folder: Path) -> Result:
 
     result: dict[str, Any] = msgspec.msgpack.decode(raw)
     if error := result.pop("error", None):
-        kinds = {kind.__name__: kind for kind in _TOLD}
+        kinds = {kind.__name__: kind for kind in _REPORTED_ERRORS}
         kind = kinds.get(error["kind"], UprofError)
         raise kind(error["message"], hint=error["hint"], slug=error["slug"])
     return msgspec.convert(result, Result)

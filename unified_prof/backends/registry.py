@@ -1,7 +1,4 @@
-"""What a backend is: the few things the pipeline asks of it.
-
-Find a backend by name; nothing is imported before it is asked for.
-"""
+"""The interface of backends, and how to find one by name; a backend is imported when needed."""
 
 from __future__ import annotations
 
@@ -27,7 +24,7 @@ __all__ = [
 
 
 def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> None:
-    """Raise UsageError when `spec` has an option that `backend` does not know."""
+    """Raise UsageError if `spec` has an option that `backend` does not know."""
     if unknown := sorted({*spec.options} - {*known}):
         flags = ", ".join(f"--{name.replace('_', '-')}" for name in unknown)
         raise UsageError(
@@ -38,28 +35,25 @@ def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> N
 class Backend(Protocol):
     """Runs a workload on one kind of device.
 
-    It neither writes reports nor opens databases: it returns records and raw recordings.
-
-    Two more members are used where a backend has them: `default_reports`, the families it
-    produces when none are asked for (otherwise `reports`), and `doubt()`, which like
-    `unavailable_reason()` returns why `auto` should pass it over, but does not keep a user from
-    asking for it by name.
+    It neither writes reports nor opens databases: it returns records and raw recordings. Two
+    members are optional: `default_reports`, the reports produced by default (otherwise `reports`),
+    and `doubt()`, which returns why `auto` should not choose the backend, although the user can.
     """
 
     name: str
     reports: tuple[str, ...]
-    """The report families it can produce, of RUN_TIME, MEMORY, TIMELINE."""
+    """Kinds of reports that it can produce: RUN_TIME, MEMORY, TIMELINE."""
 
     def unavailable_reason(self) -> str | None:
-        """Return why this backend cannot run here, or None when it can; asks the device."""
+        """Return why this backend cannot run here, None if it can; accesses the device."""
 
     def run(self, spec: RunSpec) -> Capture:
         """Run the workload and measure it.
 
         Raises:
-            UsageError: an option this backend cannot honour, found before anything started.
-            DeviceUnavailableError: the device went away.
-            CaptureError: the profiler failed, or the workload broke the providers' rules.
+            UsageError: An option that this backend does not support, found before anything started.
+            DeviceUnavailableError: The device is not available any more.
+            CaptureError: The profiler failed, or the workload's providers are not valid.
         """
 
 
@@ -68,7 +62,7 @@ AUTO = "auto"
 
 _INSTALL_TORCH = "run `pip install 'unified-prof[torch]'`"
 
-# Name -> (module:class, how to install what it needs), in the order in which `auto` asks.
+# Name -> (module:class, how to install what it needs), in the order of `auto`.
 _BUILTIN: dict[str, tuple[str, str]] = {
     "npu": ("unified_prof.backends.npu:NpuBackend", "run `pip install 'unified-prof[npu]'`"),
     "cuda": ("unified_prof.backends.torch_device:CudaBackend", _INSTALL_TORCH),
@@ -78,13 +72,13 @@ _BUILTIN: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """One backend's answer to whether it can run here."""
+    """Availability of a backend here."""
 
     name: str
     reason: str | None
-    """Why it cannot, or None when it can."""
+    """Why it cannot, None if it can."""
     doubt: str | None = None
-    """Why `auto` would pass it over although it can be asked for by name."""
+    """Why `auto` would not choose it although the user can."""
 
 
 def names() -> tuple[str, ...]:
@@ -96,8 +90,8 @@ def load(name: str) -> Backend:
     """Return the backend called `name`, ready to run.
 
     Raises:
-        DeviceUnavailableError: there is none of that name, it needs a package that is not
-            installed, or it cannot run here; each with its own message.
+        DeviceUnavailableError: There is none of that name, a package that it needs is not
+            installed, or it cannot run here.
     """
     backend = make(name)
     if reason := backend.unavailable_reason():
@@ -110,10 +104,10 @@ def load(name: str) -> Backend:
 
 
 def choose() -> Backend:
-    """Return the first built-in backend whose device answers, in the order npu, cuda, cpu.
+    """Return the first built-in backend with an available device, in the order npu, cuda, cpu.
 
     Raises:
-        DeviceUnavailableError: none of them can run here; the message says why for each.
+        DeviceUnavailableError: None can run here; the message says why for each.
     """
     refusals: list[str] = []
     for name in _BUILTIN:
@@ -130,19 +124,19 @@ def choose() -> Backend:
 
 
 def doubt(backend: Backend) -> str | None:
-    """Return why `auto` should pass over a backend that can be asked for by name, or None."""
+    """Return why `auto` should not choose a backend, or None."""
     ask: Callable[[], str | None] = getattr(backend, "doubt", lambda: None)
     return ask()
 
 
 def default_reports(backend: Backend) -> tuple[str, ...]:
-    """Return the reports that a backend produces when none are asked for."""
+    """Return the reports that a backend produces by default."""
     reports: tuple[str, ...] = getattr(backend, "default_reports", backend.reports)
     return reports
 
 
 def survey() -> Iterator[Availability]:
-    """Ask every backend whether it can run here; a broken one does not stop the others."""
+    """Check for every backend whether it can run here; a broken one does not stop the others."""
     for name in names():
         try:
             backend = make(name)
@@ -152,10 +146,10 @@ def survey() -> Iterator[Availability]:
 
 
 def make(name: str) -> Backend:
-    """Return the backend called `name`, whether or not it can run here.
+    """Return the backend called `name`, also if it cannot run here.
 
     Raises:
-        DeviceUnavailableError: there is none of that name, or it needs a package that is missing.
+        DeviceUnavailableError: There is none of that name, or a package that it needs is missing.
     """
     if name in _BUILTIN:
         target, install = _BUILTIN[name]
@@ -184,6 +178,6 @@ def make(name: str) -> Backend:
 
 
 def _third_party() -> dict[str, EntryPoint]:
-    """Return other packages' backends; a built-in name cannot be taken over."""
+    """Return the backends of other packages; they cannot replace a built-in name."""
     found = entry_points(group=ENTRY_POINT_GROUP)
     return {entry.name: entry for entry in found if entry.name not in _BUILTIN}

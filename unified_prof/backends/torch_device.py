@@ -1,8 +1,6 @@
-"""What the CPU and CUDA backends share: run the workload in this process under the tracker.
+"""The CPU and CUDA backends: run the workload in this process under the tracker.
 
-The CPU as a device.
-
-NVIDIA GPUs (and AMD's, which torch presents under the same name).
+torch presents AMD GPUs as CUDA devices, too.
 """
 
 from __future__ import annotations
@@ -39,7 +37,7 @@ _TIMELINE_OPTIONS = (TIMELINE_DETAIL, "schema")
 
 
 def torch_missing_reason() -> str | None:
-    """Return why torch cannot be imported, or None when it can."""
+    """Return why torch cannot be imported, None if it can."""
     try:
         import torch  # noqa: F401
     except ModuleNotFoundError as err:
@@ -52,11 +50,10 @@ def torch_missing_reason() -> str | None:
 
 
 @contextmanager
-def _world_of_workload(device: str) -> Iterator[None]:
-    """Tell the workload by UPROF_DEVICE what is profiled; undo afterwards what it changed.
+def _workload_environment(device: str) -> Iterator[None]:
+    """Set UPROF_DEVICE for the workload; afterwards restore what it may have changed.
 
-    It may leave another working folder and other output streams behind, and ours are needed for
-    writing and telling the result.
+    These are the working directory and the output streams, which uprof needs for its result.
     """
     folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
     before = os.environ.get(DEVICE_VARIABLE)
@@ -65,7 +62,7 @@ def _world_of_workload(device: str) -> Iterator[None]:
         yield
     finally:
         sys.stdout, sys.stderr = stdout, stderr
-        with suppress(OSError):  # the folder is gone
+        with suppress(OSError):  # the directory is gone
             os.chdir(folder)
         if before is None:
             os.environ.pop(DEVICE_VARIABLE, None)
@@ -74,25 +71,25 @@ def _world_of_workload(device: str) -> Iterator[None]:
 
 
 class TorchBackend(ABC):
-    """Track a workload in this process on one type of torch device."""
+    """Tracks a workload in this process on one type of torch device."""
 
     name: str
     reports: tuple[str, ...] = (RUN_TIME, MEMORY, TIMELINE)
     default_reports: tuple[str, ...] = (RUN_TIME, MEMORY)
 
     def unavailable_reason(self) -> str | None:
-        """Return why this backend cannot run here, or None when it can; asks the device."""
+        """Return why this backend cannot run here, None if it can; accesses the device."""
         return torch_missing_reason() or self.device_missing_reason()
 
     @abstractmethod
     def device_missing_reason(self) -> str | None:
-        """Return why torch, which is importable, cannot use the device, or None."""
+        """Return why torch cannot use the device, None if it can."""
 
     def facts(self, when: str) -> dict[str, str]:
-        """Return what is known of the device that may make runs differ.
+        """Return facts about the device that explain differences between runs.
 
         Args:
-            when: `before` or `after`; part of the names of those facts that may change.
+            when: `before` or `after`; part of the names of facts that can change.
         """
         return {}
 
@@ -119,7 +116,7 @@ class TorchBackend(ABC):
 
         process = os.getpid()
         try:
-            with _world_of_workload(self.name):
+            with _workload_environment(self.name):
                 capture = run_workload(
                     self.name,
                     replace(spec, on_measured=measured),
@@ -132,24 +129,24 @@ class TorchBackend(ABC):
             reasons = [None if whole.is_all else str(err), timeline.remarks]
             told = "; ".join(filter(None, reasons)) or str(err)
             if timeline.written:
-                # Complete iterations are in the trace, whatever else could not be measured.
+                # Complete iterations are in the trace, even if other measurements failed.
                 return with_facts(
                     Capture(0, recordings=_recordings(timeline), failure=told, facts=timeline.facts)
                 )
             hint = _MARK_ITERATIONS if isinstance(err, MeasuringError) else err.hint
             raise type(err)(told, hint=hint) from err
         if os.getpid() != process:
-            # The workload forked, and this is the child at its end: the report is its parent's.
+            # A forked child of the workload at its end; the parent writes the report.
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(capture.exit_code)
         return with_facts(_with_timeline(capture, timeline))
 
     def _timeline(self, spec: RunSpec) -> TimelineInstrument | None:
-        """Return what records the timeline, None if it is not asked for.
+        """Return the instrument for the timeline, None if no timeline is requested.
 
         Raises:
-            UsageError: a detail that cannot be recorded, or a schema that is not known.
+            UsageError: An unknown detail or schema.
         """
         if TIMELINE not in spec.reports:
             return None
@@ -166,7 +163,7 @@ class TorchBackend(ABC):
 
 
 def _with_timeline(capture: Capture, timeline: TimelineInstrument | None) -> Capture:
-    """Return `capture` with what the timeline left, and what there is to say of it."""
+    """Return `capture` with the recordings and remarks of the timeline."""
     failures = [capture.failure, timeline.remarks if timeline else None]
     return replace(
         capture,
@@ -181,12 +178,12 @@ def _recordings(timeline: TimelineInstrument | None) -> tuple[Recording, ...]:
 
 
 class CpuBackend(TorchBackend):
-    """Track operations on the CPU with a monotonic clock."""
+    """Tracks operations on the CPU with a monotonic clock."""
 
     name = "cpu"
 
     def device_missing_reason(self) -> str | None:
-        """Return None: where torch runs, the CPU is there."""
+        """Return None: the CPU is always available."""
         return None
 
 
@@ -194,19 +191,19 @@ _NONE_SHOWN = "the driver reports no CUDA device"
 
 
 class CudaBackend(TorchBackend):
-    """Track operations on the CUDA devices that a workload uses, with device events."""
+    """Tracks operations on the CUDA devices that a workload uses, with device events."""
 
     name = "cuda"
 
     def facts(self, when: str) -> dict[str, str]:
-        """Return what is known of driver, libraries, clocks and switches."""
-        return {**cuda_facts.of_torch(), **cuda_facts.of_library(when)}
+        """Return facts about driver, libraries, clocks and settings."""
+        return {**cuda_facts.torch_facts(), **cuda_facts.driver_facts(when)}
 
     def device_missing_reason(self) -> str | None:
-        """Return why no CUDA device answers, in the driver's words where it has some.
+        """Return why no CUDA device is available, with the driver's message if there is one.
 
-        This process asks the driver's library only: one that has asked the runtime can fork no
-        children that use a device, and the workload is to run in it.
+        This process queries only the driver library: after initializing the CUDA runtime, it could
+        not fork children that use a device, and the workload will run in it.
         """
         import torch
 
@@ -215,7 +212,7 @@ class CudaBackend(TorchBackend):
         if torch.cuda.is_initialized():
             return None
         counted = _devices_in_library()
-        if counted < 0:  # there is no such library, or it does not work: the runtime decides
+        if counted < 0:  # no such library, or it does not work: ask the runtime
             return run_in_child(_runtime_reason) or None
         if counted:
             return None
@@ -223,7 +220,7 @@ class CudaBackend(TorchBackend):
 
 
 def _devices_in_library() -> int:
-    """Return how many devices the driver's library shows, as torch asks it; -1: it cannot say."""
+    """Return the number of devices according to the driver library, -1 if it is not available."""
     import torch
 
     with driver_library_only(), suppress(Exception):
@@ -235,11 +232,11 @@ def _devices_in_library() -> int:
 
 
 def _runtime_reason() -> str:
-    """Return why the runtime has no device, in its words; empty where it has one."""
+    """Return why the runtime has no device, empty if it has one."""
     import torch
 
     try:
         torch.cuda.init()
         return "" if torch.cuda.device_count() > 0 else _NONE_SHOWN
-    except Exception as err:  # whatever the driver complains of
+    except Exception as err:  # any error of the driver
         return f"no CUDA device responds ({str(err).splitlines()[0]})"

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from datetime import datetime, timezone
 from pathlib import Path
 
-from unified_prof.backends.cann import answer_of
+from unified_prof.backends.cann import query
 from unified_prof.backends.registry import Recording, RunSpec
 from unified_prof.base.redaction import redact, redact_arguments
 from unified_prof.base.run_spec import TrackedRun
@@ -113,7 +113,7 @@ def _git_facts(folder: Path) -> Mapping[str, str]:
 
 def _git(folder: Path, *arguments: str) -> str | None:
     """Return the output of a git command about `folder`, None if it fails."""
-    return answer_of("git", "--no-optional-locks", "-C", str(folder), *arguments)
+    return query("git", "--no-optional-locks", "-C", str(folder), *arguments)
 
 
 def build_databases(

@@ -69,7 +69,7 @@ def build_operations(
     """Return the operations of the reference, all iterations, and the reference."""
     reference, is_common = _reference(iterations)
     matched = [number for number, one in enumerate(iterations) if is_same_kind(one, reference)]
-    among = "most iterations" if is_common else "the one reported"
+    among = "most iterations" if is_common else "the reported one"
     for number, one in enumerate(iterations):
         if one.sequence != reference.sequence:
             some = "some_" if number in matched else ""
@@ -163,14 +163,14 @@ def _usable_samples(
     if len(read) < len(having):
         anomalies.add(
             "operation_not_timed",
-            f"{_say(entry)}: {len(read)} of {len(having)} samples could be read",
+            f"{_say(entry)}: only {len(read)} of {len(having)} samples could be read",
         )
     sure = [one for one in read if not one[1].iteration.doubtful[one[2]]]
     if not sure and read:
         anomalies.add(
             "operation_time_holds_host_time",
-            f"{_say(entry)}: the device had caught up with the host within each of its "
-            f"{len(read)} samples, and waited for it",
+            f"{_say(entry)}: in each of its {len(read)} samples, the device caught up with the "
+            "host and waited for it",
         )
     return sure or read
 
@@ -184,7 +184,7 @@ def _gap(
     """Return the time before an operation, None if it or its lines are not known."""
     stacks = _stacks(*reference, table)
     site = None
-    with anomalies.recording_failures("gaps_not_placed", "the lines between two operations"):
+    with anomalies.recording_failures("gaps_not_placed", "source lines between two operations"):
         site = None if stacks is None else table.gap(stacks)
     if site is None or any(_stacks(*one, table) != stacks for one in having):
         return None
@@ -325,8 +325,8 @@ def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Ano
                 anomalies.add("loss_not_finite", f"iteration {number}: the loss is {value}")
         anomalies.add(
             "backward_nodes_not_of_this_iteration",
-            f"iteration {number}: the graph holds nodes made by another thread or before the "
-            "iteration began; their backward belongs to no operation",
+            f"iteration {number}: the graph contains nodes created by another thread or before the "
+            "iteration; their backward time is assigned to no operation",
             iteration.foreign_nodes,
         )
         anomalies.add(

@@ -9,7 +9,7 @@ On the host one hook for all nodes is enough: the engine runs one node after the
 of a node ends where the next one starts, and contains the engine's work for it (passing gradients
 on, freeing saved tensors). Nodes that accumulate into `.grad` end the time of the node before and
 belong to no operation. On a device it is the same with events, as the device is kept behind the
-host and has an engine thread of its own.
+host and has a separate engine thread.
 """
 
 from __future__ import annotations
@@ -165,7 +165,7 @@ class _HostTimers:
         """Complete the times of the run."""
         run = self._run
         if self._hooked and not any(number > _ACCUMULATES for number in run.numbers):
-            self._internals.note("node_hooks", TypeError("the hooks of nodes were not called"))
+            self._internals.note("node_hooks", TypeError("node hooks were not called"))
         del run.ends[:1]
         if run.numbers:
             run.ends.append(run.end)
@@ -251,10 +251,12 @@ def run_backward(
     attached = False
     try:
         with collection_held_off():
-            with recording_failures("loss_not_read", "whether the loss is finite"):
+            with recording_failures("loss_not_read", "check for infinite losses"):
                 if recorder.events is None or not recorder.events.is_capturing():
                     _keep_loss(recorder, roots)
-            with recording_failures("backward_not_followed", "the operations of a backward pass"):
+            with recording_failures(
+                "backward_not_followed", "assignment of backward times to operations"
+            ):
                 if recorder.on_node is not None:
                     _report_nodes(recorder, roots)
                 timers.attach(_nodes_below(recorder, roots))
@@ -277,7 +279,9 @@ def run_backward(
             return result
         iteration.backwards.append(run)
         if attached:
-            with recording_failures("backward_not_followed", "the operations of a backward pass"):
+            with recording_failures(
+                "backward_not_followed", "assignment of backward times to operations"
+            ):
                 timers.finish(iteration)
         return result
     finally:

@@ -141,7 +141,7 @@ _PLUMBING = (f"torch{os.sep}overrides.py", f"torch{os.sep}utils{os.sep}_device.p
 # Functions that can be suspended and resumed by another caller.
 _RESUMED = inspect.CO_GENERATOR | inspect.CO_COROUTINE | inspect.CO_ASYNC_GENERATOR
 
-# What a code object means for the stack walk.
+# Kinds of code objects in the stack walk.
 FOREIGN = 0
 FOREIGN_METHOD = 1  # has a `self`: possibly a module of torch, such as Linear.forward
 PROJECT = 2

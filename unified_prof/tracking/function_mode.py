@@ -205,7 +205,7 @@ def make_runner(
 
     def note_failure(error: Exception) -> None:
         recorder.internals.anomalies.add(
-            "operation_not_recorded", f"a call of torch's: {in_one_line(error)}"
+            "operation_not_recorded", f"a call of torch: {in_one_line(error)}"
         )
 
     def note_long_call(iteration: Iteration, previous: int, start: int, end: int) -> None:
@@ -250,7 +250,7 @@ def make_runner(
             return func(*args, **kwargs)
         if recorder.on_call is not None:
             with recorder.internals.anomalies.recording_failures(
-                "arguments_not_looked_at", "those of a call"
+                "arguments_not_looked_at", "the arguments of a call"
             ):
                 recorder.on_call(args, kwargs, module)
         recorder.inside = True

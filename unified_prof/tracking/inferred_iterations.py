@@ -1,6 +1,6 @@
 """Find the iterations of a program in which no optimizer steps.
 
-If it trains with updates of its own, an iteration ends with each backward pass; if it only runs a
+If it trains with handwritten updates, an iteration ends with each backward pass; if it only runs a
 model, with each call of the outermost module. Both count only from the second time on, and only
 until something better is seen: a backward pass is better than a call of a module, and an optimizer
 step better than both.

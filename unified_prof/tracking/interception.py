@@ -219,7 +219,7 @@ class Interception:
         return functools.wraps(hook, updated=())(tracked_hook)
 
     def _wrap_apply(self, apply: Any) -> Any:
-        # What binds to a class may be a classmethod, or another descriptor written in C.
+        # It may be a classmethod, or another descriptor written in C.
         bind = apply.__get__
 
         @functools.wraps(getattr(apply, "__func__", apply))

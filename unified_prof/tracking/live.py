@@ -34,9 +34,7 @@ def tracked_by(loop: TrackedLoop) -> Iterator[None]:
     """Let `step()` end iterations of `loop` within the block."""
     global _loop
     if _loop is not None:
-        raise UsageError(
-            "tracking is under way already; it cannot begin a second time", slug="already-tracking"
-        )
+        raise UsageError("tracking is already active", slug="already-tracking")
     _loop = loop
     try:
         yield

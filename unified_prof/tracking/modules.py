@@ -101,7 +101,7 @@ class Weights:
 
     def _note(self, module: Any, name: str, parameter: Any, frame: Any) -> None:
         with self._internals.anomalies.recording_failures(
-            "weights_not_listed", "where one was registered"
+            "weights_not_listed", "the source line of a weight"
         ):
             self._keep(module, name, parameter, self._walker.walk(frame)[2])
 

@@ -150,7 +150,7 @@ class OperationTracker:
         self._regions.stop_following()
         self._walker.forget_frames(sys._getframe())
         with self._internals.anomalies.recording_failures(
-            "modules_not_named", "the paths of some modules"
+            "modules_not_named", "paths of some modules"
         ):
             self.modules.settle()
         self._raw.append(iteration)
@@ -202,7 +202,7 @@ class OperationTracker:
     def _lag(self) -> Lag | None:
         lag = None
         with self._internals.anomalies.recording_failures(
-            "device_not_held_back", "times of short operations may hold time of the host"
+            "device_not_held_back", "times of short operations may contain host time"
         ):
             lag = make_lag(self.device.kind, self.device.module)
             if self.events is not None:
@@ -317,7 +317,7 @@ class ActivationTracker(OperationTracker):
             used = None
             self.irregularities = Anomalies()
             with self.irregularities.recording_failures(
-                "weights_of_all_modules", "which modules ran"
+                "weights_of_all_modules", "selection of the modules that ran"
             ):
                 used = self._in_use(sites)
             with self.irregularities.recording_failures("weights_not_listed", "the weights"):
@@ -367,14 +367,14 @@ class ActivationTracker(OperationTracker):
         elif (leaf := leaf_of(node)) is not None:
             self._used[id(leaf)] = weakref.ref(leaf)
         with self._internals.anomalies.recording_failures(
-            "saved_numbers_not_counted", "those of a node"
+            "saved_numbers_not_counted", "numbers saved by a node"
         ):
             self._saved.saved_numbers(node, call)
 
     def _on_engine(self, runs: bool) -> None:
         if self._saved is not None:
             with self._internals.anomalies.recording_failures(
-                "saved_tensor_not_counted", "around a backward"
+                "saved_tensor_not_counted", "tensors saved around a backward pass"
             ):
                 (self._saved.pause if runs else self._saved.resume)()
 

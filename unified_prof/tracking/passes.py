@@ -1,7 +1,7 @@
 """Time an iteration as a whole: its forward and backward passes, and nothing in between.
 
 Timing every operation slows a program down. The duration of an iteration and of its passes is
-therefore measured in an iteration of its own, in which a handful of moments are recorded and no
+therefore measured in a separate iteration, in which a handful of moments are recorded and no
 function mode is active. A hook sees the first call of a module; replacing a method of the class
 instead would invalidate Python's attribute caches of all modules, which costs up to 15 % of a step
 of small operations.

@@ -84,7 +84,7 @@ class AllocatorPeak:
         self._read(innermost)
         uses = self._uses.values()
         if not uses:
-            self.failure = f"torch tells no allocated memory for {self._device.kind}"
+            self.failure = f"torch reports no allocated memory for {self._device.kind}"
             return
         self.peak_bytes = sum(one.peak_allocated_bytes for one in uses)
         if self._changes <= _MAX_CHANGES:
@@ -117,7 +117,7 @@ class AllocatorPeak:
         if use.failures is not None:
             failures = use.failures - ((before and before.failures) or 0)
             self.facts[f"allocation_failures {place}"] = str(failures)
-        self.facts["peak_is_of"] = "torch's allocator; pools of other libraries are not seen"
+        self.facts["peak_is_of"] = "torch's allocator; memory of other libraries is not included"
 
     def stop(self, complete: bool) -> None:
         """Stop watching regions."""
@@ -175,7 +175,7 @@ class ProfiledPeak:
         giving_way = internals.replace(self._patches, "profiler_prepare", self._wrap_prepare)
         if not giving_way or not internals.has("profiler_enabled"):
             self._patches.restore()
-            self.failure = "torch's profiler could not give way to one of the program's own"
+            self.failure = "torch's profiler could not be made to yield to the program's"
             return
         ours = profile(profile_memory=True)
         self._log_level_before = internals.set_log_level(_ERRORS_ONLY)
@@ -215,7 +215,7 @@ class ProfiledPeak:
             events = profiler.kineto_results.events()
             began = next((event.start_ns() for event in events if event.name() == _MARK), None)
             if began is None:
-                self.failure = "torch's profiler did not record the iteration's begin"
+                self.failure = "torch's profiler did not record the begin of the iteration"
                 return
             memory = sorted(
                 (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"

@@ -80,7 +80,7 @@ def find_program(asked: RunSpec) -> Program:
         ) from None
     except IsADirectoryError:
         raise UsageError(
-            f"{target} is a folder, expected the path of a .py file", slug="no-script"
+            f"{target} is a directory, expected the path of a .py file", slug="no-script"
         ) from None
     except OSError as error:
         raise UsageError(f"cannot read {target}: {error.strerror}", slug="no-script") from None
@@ -97,8 +97,8 @@ def _find_module(name: str) -> ModuleSpec:
             spec = None
     if spec is None or spec.origin is None or not spec.origin.endswith(".py"):
         raise UsageError(
-            f"no module named {name} that could be run",
-            hint="give its name as for python -m",
+            f"no module {name} that can be run",
+            hint="use a name that works with python -m",
             slug="no-script",
         )
     return spec
@@ -240,20 +240,19 @@ class UntrackedWork:
         """Return where the work was done and a hint, None if nothing was detected."""
         if self.in_threads:
             return (
-                "the workload runs its model in another thread than the one it started in; only "
-                "that one is tracked",
-                "run the model in the main thread, or use unified_prof.profile() in the thread "
-                "that does",
+                "the workload runs its model in another thread; only the thread in which it "
+                "started is tracked",
+                "run the model in the main thread, or use unified_prof.profile() in that thread",
             )
         running = len(multiprocessing.active_children())
         children_s = _children_s() - self._children_before_s
         if running or children_s > _MIN_CHILDREN_S:
             still = f", {running} still running" if running else ""
             return (
-                f"the workload does its work in child processes ({children_s:.1f} s of processor "
-                f"time there{still}); they are not tracked",
-                "run each process under uprof, as in `torchrun --no-python uprof run ...`, or use "
-                "unified_prof.profile() in the function that trains",
+                f"the workload runs in child processes ({children_s:.1f} s of CPU time"
+                f"{still}), which are not tracked",
+                "run each process under uprof, for example with `torchrun --no-python uprof run "
+                "...`, or use unified_prof.profile() in the function that trains",
             )
         return None
 
@@ -307,7 +306,7 @@ def prefix_of(source: bytes | str, filename: str) -> str | None:
     found = [name for part in _PARTS if (name := f"{prefix}_{part}") in defined]
     raise CaptureError(
         f"{filename} defines {' and '.join(found)}, but not {' and '.join(missing)}",
-        hint="a script has all three providers, or none to be run as it is",
+        hint="define all three providers, or none to run the script unmodified",
         slug="missing-provider",
     )
 
@@ -399,7 +398,7 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
         if found and device not in found:
             others = " and ".join(sorted(found))
             raise CaptureError(
-                f"{providers.script}: {name}() returned a model on {others}, asked for is {device}",
+                f"{providers.script}: {name}() returned a model on {others}, expected {device}",
                 hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to {device}",
                 slug="wrong-device",
             )

@@ -174,7 +174,7 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class CallSite:
-    """What calls of one function from one position of the program in one module have in common."""
+    """Calls of one function from one position of the program in one module."""
 
     func: Any
     """Function of torch, or a name."""
@@ -446,7 +446,7 @@ def measure(
     """
     losses = []
     for loss in iteration.losses:
-        with anomalies.recording_failures("loss_not_read", "whether the loss is finite"):
+        with anomalies.recording_failures("loss_not_read", "check for infinite losses"):
             losses.append(float(loss))
     clock = iteration.clock
     numbers, first, last, starts, ends = iteration.columns()

@@ -69,7 +69,7 @@ class Results:
         self._require_device()
         table, operations, records, usual = self._shown(times or saves)
         with self._anomalies.recording_failures(
-            "oddities_not_looked_for", "what is strange in the iterations"
+            "oddities_not_looked_for", "irregularities of the iterations"
         ):
             count_irregularities(times or saves, self._anomalies)
         weights: tuple[WeightRecord, ...] = ()
@@ -100,8 +100,8 @@ class Results:
             if found and found[0].with_setup:
                 self._anomalies.add(
                     "first_iteration_reported",
-                    f"the program ended before a later one was complete: {what} are those of "
-                    "its first iteration, which was no warm one",
+                    f"the program ended before a second iteration was complete: {what} are from "
+                    "the first one, without warm-up",
                 )
 
     def _require_device(self) -> None:
@@ -109,7 +109,7 @@ class Results:
         if found and self._session.device.kind not in found:
             others = " and ".join(sorted(found))
             raise CaptureError(
-                f"the workload ran on {others}, not on {self._session.device.kind} as asked",
+                f"the workload ran on {others}, not on {self._session.device.kind}",
                 hint=f"run: uprof run --backend {sorted(found)[0]}, or move the model to "
                 f"{self._session.device.kind}",
                 slug="wrong-device",
@@ -134,28 +134,20 @@ class Results:
             scope = scope.wider()
         if not operations and self._session.internals.has(*OPERATIONS):
             message, hint = self._session.untracked_work.reason() or (
-                "the workload ran no operation on tensors: there is nothing to report",
-                "is it the right script? It has to run a model in this process and thread",
+                "the workload ran no tensor operation, so there is nothing to report",
+                "check the script: it must run a model in this process and thread",
             )
             raise CaptureError(message, hint=hint, slug="nothing-measured")
-        if operations and table.scope.name != self._session.spec.scope:
-            self._anomalies.add("scope_widened", self._why_wider(table.scope))
+        # Scope `module` shows the operations of scripts without an nn.Module too.
+        if operations and table.scope.name not in SCOPES:
+            self._anomalies.add(
+                "scope_widened",
+                f"no operation was called from a file in {self._session.spec.project_root}: all "
+                "are shown; use uprof report --by module, or uprof run --include PACKAGE for "
+                "source lines in a library",
+            )
         self._anomalies.merge(found)
         return table, operations, records, reference
-
-    def _why_wider(self, scope: Scope) -> str:
-        root = self._session.spec.project_root
-        if scope.name in SCOPES:
-            what = (
-                f"no operation was called below a method of an nn.Module in {root}: shown are all"
-            )
-            what += " that have a frame in it"
-        else:
-            what = f"no operation was called from a file in {root}: all are shown"
-        return (
-            f"{what}; uprof report --by module shows them by module, uprof run --include PACKAGE "
-            "the lines of a library"
-        )
 
     def _environment(self) -> dict[str, str]:
         import torch
@@ -189,15 +181,14 @@ class Results:
         if not is_same_kind(select_calls(iteration, table), usual):
             anomalies.add(
                 "activations_of_another_sequence",
-                "the iteration that activations were measured in ran other operations than "
-                "most iterations",
+                "activations were measured in an iteration with other operations than most",
             )
         return weights, activations
 
     def _note_peak(self) -> None:
         peak = self._session.peak
         if MEMORY in self._session.spec.reports and peak.peak_bytes is None:
-            reason = peak.failure or "no complete iteration was left to measure it in"
+            reason = peak.failure or "no complete iteration was left to measure it"
             self._anomalies.add("peak_usage_not_measured", reason)
         self._facts |= peak.facts
 
@@ -205,18 +196,20 @@ class Results:
         session = self._session
         self._anomalies.add(
             "regions_not_recorded",
-            "the program opens more regions than are kept: operations in others belong to the one "
-            "around them",
+            "the program opens too many regions: some operations are assigned to the region "
+            "around their own",
             session.regions.regions.dropped,
         )
         if session.interception.eager_calls:
             self._anomalies.add(
                 "compiled_functions_ran_eagerly",
-                "functions compiled before tracking began were measured as they are written",
+                "functions compiled before tracking began ran uncompiled",
                 session.interception.eager_calls,
             )
         if not self._complete and not session.measured_each_kind:
-            self._anomalies.add("run_not_complete", "the workload ended before all was measured")
+            self._anomalies.add(
+                "run_not_complete", "the workload ended before the measurement was complete"
+            )
 
     def _note_device(self) -> None:
         """Record limits of the times of operations on a device."""
@@ -224,7 +217,7 @@ class Results:
             if one.untracked is None:
                 self._anomalies.add(
                     "iteration_not_timed_as_a_whole",
-                    "its total contains the time of tracking its operations",
+                    "its duration contains the overhead of tracking its operations",
                 )
         events = self._session.run_time.events
         if events is None:
@@ -235,14 +228,12 @@ class Results:
             self._facts["event_cost_ns"] = str(ms_to_ns(events.event_ms))
         self._anomalies.add(
             "operations_in_graphs",
-            "operations that the program captures into a graph are not timed; a timeline shows "
-            "them (--report timeline)",
+            "operations captured into a graph are not timed; --report timeline shows them",
             events.in_capture,
         )
         self._anomalies.add(
             "graphs_replayed",
-            "the operations of a graph that is replayed are not timed one by one; a timeline "
-            "shows them (--report timeline)",
+            "operations of replayed graphs are not timed; --report timeline shows them",
             self._session.graphs.count,
         )
         self._note_other_streams()
@@ -261,7 +252,7 @@ class Results:
 
     def _note_other_streams(self) -> None:
         """Record work on other streams than the one on which its operation was called."""
-        untimed = "operations that put work on another stream than their own are timed without it"
+        untimed = "work that operations enqueue on other streams is not in their times"
         recorded = [getattr(one, "facts", {}) for one in self._session.instruments]
         for facts in recorded:
             if beside := facts.get("timeline_work_beside_main_streams"):
@@ -272,5 +263,5 @@ class Results:
         if distributed.is_initialized() and distributed.get_backend() != "gloo":
             self._anomalies.add(
                 "work_beside_main_streams",
-                f"{untimed}: collectives are not in the times; --report timeline shows them",
+                f"{untimed}: neither are collectives; --report timeline shows them",
             )

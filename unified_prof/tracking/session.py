@@ -31,8 +31,8 @@ from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies
 
 NOTHING_MARKED = (
-    "nothing marked iterations (no optimizer stepped, and neither a backward pass nor a call of a "
-    "model was repeated): the whole workload is one"
+    "no iterations were found (no optimizer step, no repeated backward pass or model call): the "
+    "whole workload is reported as one; call unified_prof.step() after each iteration"
 )
 
 
@@ -244,7 +244,7 @@ class Session:
             elsewhere = self.untracked_work.reason()
             return elsewhere[0] if elsewhere else NOTHING_MARKED
         if RUN_TIME not in self.spec.reports:
-            return f"{what} before all was measured"
+            return f"{what} before the measurement was complete"
         return f"{what} after {done} of {asked} measured iterations"
 
     @property
@@ -264,8 +264,8 @@ class Session:
         if elsewhere is not None:
             return elsewhere[1]
         if "whole_program" in self.facts:
-            return "call unified_prof.step() at the end of each iteration"
-        return "let it run for more iterations, or ask for fewer with --warmup and --iterations"
+            return "call unified_prof.step() after each iteration"
+        return "run more iterations, or request fewer with --warmup and --iterations"
 
     def discard_setup(self) -> None:
         """Discard the first iteration once later ones have everything."""

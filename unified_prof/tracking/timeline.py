@@ -104,14 +104,14 @@ def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
     note = None
     if launches and not records:
         note = (
-            f"the timeline has no work of the device, although {lost:,} pieces were launched: "
-            "does another profiler hold it (nsys, ncu, DCGM: one at a time is served), or may "
-            "this user not look (NVreg_RestrictProfilingToAdminUsers, CAP_SYS_ADMIN)?"
+            f"the timeline has no device work, although {lost:,} kernels and copies were launched: "
+            "another profiler may be active (nsys, ncu, DCGM), or profiling may require "
+            "permission (NVreg_RestrictProfilingToAdminUsers, CAP_SYS_ADMIN)"
         )
     elif lost:
         note = (
-            f"the timeline lacks the device's records of {lost:,} of {len(launches):,} pieces "
-            "of work: its buffers were full, or it failed"
+            f"the timeline lacks {lost:,} of {len(launches):,} device tasks: the profiler's "
+            "buffers were full, or the tasks failed"
         )
     main = {max((p for p in kernels if p[0] == d), key=kernels.__getitem__) for d, _ in kernels}
     beside = {place: ns for place, ns in busy_ns.items() if place not in main}
@@ -250,10 +250,12 @@ class WholeProgram:
         """Remark about the trace of a program that marked no iterations, or None."""
         if not self.is_all or not self._timeline.written:
             return None
-        held = "all of it from its first module call on"
+        held = "the program from its first module call on"
         if self._operations > _MAX_OPERATIONS:
             held = f"its first {_MAX_OPERATIONS} operations"
-        return f"the program marked no iterations (unified_prof.step()), the timeline holds {held}"
+        return (
+            f"the program marked no iterations (unified_prof.step()): the timeline contains {held}"
+        )
 
 
 class TimelineInstrument:
@@ -357,12 +359,12 @@ class TimelineInstrument:
         details = self._details
         if STACKS in details and is_beyond_stacks():
             details = tuple(detail for detail in details if detail != STACKS)
-            self._notes = ["the timeline has no stacks: torch takes only names of files in UTF-8"]
+            self._notes = ["the timeline has no stacks: torch supports only file names in UTF-8"]
         self.facts["timeline_details"] = ", ".join(details) or "none"
         if details:
             self.facts["timeline_overhead"] = (
-                "details take time of the host's, more so stacks and memory: idle time of a device "
-                "is longer than without"
+                "details slow the host down, most of all stacks and memory, so that devices are "
+                "idle for longer"
             )
         self._prepared = self._call("prepare_trace", make_profiler(self._device, details))
         if self._prepared is not None:

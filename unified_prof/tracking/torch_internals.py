@@ -111,7 +111,7 @@ class PushedHooks:
 
     def _is_empty(self) -> bool:
         try:
-            with self._disabled("uprof looks whether there are saved-tensor hooks"):
+            with self._disabled("uprof checks for saved-tensor hooks"):
                 return True
         except RuntimeError:
             return False
@@ -145,14 +145,14 @@ class TorchInternals(TorchLookup):
             with base() as trial:
                 before = count()
                 if before < 1 or pop() is not trial:
-                    raise TypeError("what is popped is not what was pushed")
+                    raise TypeError("it pops another mode than was pushed")
                 try:
                     push(trial)
                 except Exception:
                     trial.__enter__()
                     raise
                 if count() != before:
-                    raise TypeError("its length is not what was pushed")
+                    raise TypeError("its length is unexpected")
         except Exception as error:
             self.note("mode_push", error)
             return _nothing_there
@@ -185,7 +185,7 @@ class TorchInternals(TorchLookup):
         try:
             with trial:
                 if hooks.top() != (_same, _same):
-                    raise TypeError("what is on top is not what was pushed")
+                    raise TypeError("its top is not what was pushed")
                 pop()
                 try:
                     push(_same, _same)
@@ -201,7 +201,7 @@ class TorchInternals(TorchLookup):
         """Return the base class of function modes, None if there is none."""
         found = self.find("function_mode")
         if found is not None and not isinstance(found, type):
-            self.note("function_mode", TypeError("it is no class"))
+            self.note("function_mode", TypeError("it is not a class"))
             return None
         return found
 
@@ -297,7 +297,7 @@ class TorchInternals(TorchLookup):
         found = self.find("device_mode")
         if isinstance(found, type):
             return isinstance(mode, found)
-        self.note("device_mode", TypeError("it is no class"))
+        self.note("device_mode", TypeError("it is not a class"))
         return type(mode).__name__ == "DeviceContext"
 
     def is_transformed(self, tensor: Any) -> bool:
@@ -338,7 +338,7 @@ class TorchInternals(TorchLookup):
         found = self.find("sequence_number")
         try:
             if not isinstance(found(), int):
-                raise TypeError("it gives no number")
+                raise TypeError("it returns no number")
         except Exception as error:
             self.note("sequence_number", error)
             return _always_0

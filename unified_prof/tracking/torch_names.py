@@ -6,7 +6,7 @@ does without it.
 
 torch's compiler is kept away from this package, because a program that compiles its optimizer step
 has our hooks in the compiled code. The compiler would treat everything they call as part of the
-program, with dozens of graphs and errors of its own.
+program, with dozens of graphs, and errors.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ class Place:
     """First torch that has it; its absence before that is not reported."""
 
 
-_NO_OPERATIONS = "operations are not seen"
-_NO_BACKWARD_OWNER = "backward times belong to no operation"
+_NO_OPERATIONS = "operations are not recorded"
+_NO_BACKWARD_OWNER = "backward times are not assigned to operations"
 _NO_BACKWARD_END = (
-    "backward passes end no iteration: without an optimizer they are those of unified_prof.step()"
+    "backward passes end no iteration: without an optimizer, call unified_prof.step()"
 )
 _NO_TRANSFORM_END = "iterations may end within a transform of torch.func"
 _NO_RECOMPUTATION = "recomputed operations are timed as the backward pass of others"
 _NO_ACTIVATIONS = "activations are not measured"
 _NO_PEAK = "peak memory is not measured"
-_LONGER = "iterations take longer while they are measured, as gradients are set to None"
-_NO_REGIONS = "regions of record_function are not seen"
-_NO_COMPILED = "compiled regions are not seen as operations"
+_LONGER = "measured iterations take longer, because zero_grad is tracked"
+_NO_REGIONS = "regions of record_function are not recorded"
+_NO_COMPILED = "compiled regions are not recorded as operations"
 
 PLACES: dict[str, Place] = {
     # Operations.
@@ -59,21 +59,22 @@ PLACES: dict[str, Place] = {
     "function_mode": Place("torch.overrides:TorchFunctionMode", _NO_OPERATIONS),
     "device_mode": Place(
         "torch.utils._device:DeviceContext",
-        "the mode of torch.set_default_device is known by its name only",
+        "the mode of torch.set_default_device is identified by its name",
     ),
     "has_torch_function": Place(
         "torch.overrides:has_torch_function",
-        "inference fast paths of attention may not be taken while operations are watched",
+        "attention may skip its inference fast path while operations are tracked",
     ),
     "function_apply": Place(
-        "torch.autograd:Function.apply", "autograd functions of the program are not operations"
+        "torch.autograd:Function.apply",
+        "autograd functions of the program are not recorded",
     ),
     "optimizer_zero_grad": Place("torch.optim:Optimizer.zero_grad", _LONGER),
     "module_zero_grad": Place("torch.nn:Module.zero_grad", _LONGER),
     # Regions that a program marks.
     "region_enter": Place("torch.autograd.profiler:record_function.__enter__", _NO_REGIONS),
     "region_exit": Place("torch.autograd.profiler:record_function.__exit__", _NO_REGIONS),
-    "nvtx": Place("torch.cuda.nvtx:_nvtx", "ranges of NVTX are not seen as regions"),
+    "nvtx": Place("torch.cuda.nvtx:_nvtx", "NVTX ranges are not recorded as regions"),
     # The compiler.
     "compile": Place("torch:compile", _NO_COMPILED),
     "compiled_module_call": Place(
@@ -87,7 +88,7 @@ PLACES: dict[str, Place] = {
     ),
     "compiler_skips": Place(
         "torch._dynamo.trace_rules:add",
-        "a compiled step of an optimizer may be compiled in more pieces, and slower",
+        "a compiled optimizer step may have more graphs, and be slower",
     ),
     # The backward pass.
     "backward_engine": Place(
@@ -111,9 +112,9 @@ PLACES: dict[str, Place] = {
     "node_number": Place("_sequence_nr", _NO_BACKWARD_OWNER),
     "functorch_wrapped": Place(
         "torch._C:_functorch.is_functorch_wrapped_tensor",
-        "whether the loss is finite is not looked at",
+        "losses that are not finite are not reported",
     ),
-    # What is saved for it.
+    # Saved tensors.
     "saved_hooks_push": Place(
         "torch._C:_autograd._push_saved_tensors_default_hooks", _NO_ACTIVATIONS
     ),
@@ -122,51 +123,51 @@ PLACES: dict[str, Place] = {
     ),
     "saved_hooks_top": Place(
         "torch._C:_autograd._top_saved_tensors_default_hooks",
-        "activations are not measured below hooks that were in place before tracking began",
+        "activations are not measured below hooks pushed before tracking began",
         since=(2, 8),
     ),
     "saved_hooks_enter": Place(
         "torch.autograd.graph:saved_tensors_hooks.__enter__",
-        "what is saved below hooks of the program's own is not seen",
+        "tensors saved below hooks of the program are not counted",
     ),
     "saved_hooks_disable": Place(
         "torch.autograd.graph:disable_saved_tensors_hooks",
-        "activations are not measured, as transforms of torch.func would refuse to run",
+        "activations are not measured, because torch.func transforms would raise",
     ),
     "disable_torch_function": Place(
-        "torch._C:DisableTorchFunction", "activations of tensor subclasses may be charged twice"
+        "torch._C:DisableTorchFunction", "activations of tensor subclasses may be counted twice"
     ),
     "saved_fields": Place("_raw_saved_", "Python numbers saved by operations are not counted"),
-    "storage_address": Place("_cdata", "storages are told apart by the address of their data"),
+    "storage_address": Place("_cdata", "storages are identified by the address of their data"),
     "storage_reference": Place(
         "torch.multiprocessing.reductions:StorageWeakRef",
-        "a storage that takes the address of an earlier one is not counted",
+        "a storage at the address of an earlier one is not counted",
     ),
     # Peak memory.
     "profiler_enabled": Place("torch.autograd:_profiler_enabled", _NO_PEAK),
     "profiler_prepare": Place("torch.autograd.profiler:profile._prepare_trace", _NO_PEAK),
     "log_level": Place(
-        "libc10.so:FLAGS_caffe2_log_level", "torch may warn of blocks that it releases"
+        "libc10.so:FLAGS_caffe2_log_level", "torch may print warnings about released memory"
     ),
     # Iterations and weights.
     "optimizer_pre_hook": Place(
         "torch.optim.optimizer:register_optimizer_step_pre_hook",
-        "the steps of optimizers are not seen: iterations are those of unified_prof.step()",
+        "optimizer steps are not seen: call unified_prof.step() after each iteration",
     ),
     "optimizer_post_hook": Place(
         "torch.optim.optimizer:register_optimizer_step_post_hook",
-        "the steps of optimizers are not seen: iterations are those of unified_prof.step()",
+        "optimizer steps are not seen: call unified_prof.step() after each iteration",
     ),
-    "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler left out are not seen"),
+    "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler skips are not seen"),
     "module_call": Place(
         "torch.nn:Module.__call__",
-        "calls of a model end no iteration: they are those of unified_prof.step()",
+        "calls of a model end no iteration: call unified_prof.step()",
     ),
     "register_parameter": Place(
-        "torch.nn:Module.register_parameter", "the lines that registered weights are not known"
+        "torch.nn:Module.register_parameter", "the source lines of weights are not known"
     ),
     "module_state": Place(
-        "torch.nn:Module.__setstate__", "the lines that copied weights are not known"
+        "torch.nn:Module.__setstate__", "the source lines of copied weights are not known"
     ),
 }
 

@@ -143,7 +143,7 @@ class StepWatcher:
                 self._stepped(optimizer)
 
     def _fenced(self) -> AbstractContextManager[None]:
-        return self._anomalies.recording_failures("steps_not_followed", "where iterations end")
+        return self._anomalies.recording_failures("steps_not_followed", "detection of iterations")
 
     def _stepped(self, optimizer: Any) -> None:
         self.steps += 1
@@ -167,7 +167,7 @@ class StepWatcher:
         self.elsewhere += 1
         self._anomalies.add(
             "steps_in_another_thread",
-            "an optimizer stepped in another thread than the one that is tracked",
+            "an optimizer stepped in another thread than the tracked one",
         )
 
     def _wrap_scaler_step(self, step: Any) -> Any:
@@ -178,8 +178,8 @@ class StepWatcher:
             if self.steps == before and get_ident() == self._thread:
                 self._anomalies.add(
                     "optimizer_steps_skipped",
-                    "the gradient scaler found an infinite gradient and left out the step; the "
-                    "iteration ended all the same",
+                    "the gradient scaler found an infinite gradient and skipped the step, which "
+                    "still ended an iteration",
                 )
                 with self._fenced():
                     self._stepped(optimizer)

@@ -223,9 +223,8 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         return Capture(exit_code_of(error), failure=f"{program.name}: {last_user_line(error)}")
     if prefix is None and spec.batch_size is not None:
         raise CaptureError(
-            f"{program.name} has no providers, so nothing can be asked for a batch of "
-            f"{spec.batch_size}",
-            hint="--batch-size and --batch-sizes are for scripts with an input provider",
+            f"{program.name} has no providers, so the batch size {spec.batch_size} cannot be set",
+            hint="--batch-size and --batch-sizes require a script with an input provider",
             slug="no-input-provider",
         )
     if prefix is None:
@@ -268,13 +267,13 @@ def _raise_fault(session: Session, error: Exception | None) -> None:
     if session.device_fault is not None:
         raise MeasuringError(
             session.device_fault,
-            hint="it is told late: run the workload with CUDA_LAUNCH_BLOCKING=1 or "
-            "ASCEND_LAUNCH_BLOCKING=1 to see which it was",
+            hint="device errors are reported late: set CUDA_LAUNCH_BLOCKING=1 or "
+            "ASCEND_LAUNCH_BLOCKING=1 to find the operation",
             slug="device-fault",
         ) from error
     if session.faults:
         raise MeasuringError(
             f"tracking failed: {session.faults[0]}",
-            hint="this is a fault of uprof's own, please report it",
+            hint="this is a bug in uprof, please report it",
             slug="tracking-fault",
         ) from error

@@ -325,7 +325,7 @@ def test_an_error_that_comes_late_costs_what_was_not_measured_yet(
     outcome = workload.run(device="bench", iterations=10, warmup=1)
     assert outcome.exit_code == exit_code
     assert "index out of bounds" in str(outcome.failure)
-    assert "fault of uprof" not in str(outcome.failure)
+    assert "bug in uprof" not in str(outcome.failure)
     assert outcome.error is None
     assert outcome.tracked is not None
     assert not outcome.tracked.complete
