@@ -1,1 +1,1 @@
-"""Two runs against each other: what changed, how sure that is, whether it may pass."""
+"""Comparison of runs and verdicts with confidence, for tracked workloads and devices."""

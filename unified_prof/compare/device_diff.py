@@ -1,9 +1,4 @@
-"""Why two runs of devices may not be comparable, in words.
-
-What two devices (or one, before and after) took for the same work, from the step downwards.
-
-Two runs compared, whatever they were recorded by: the public `unified_prof.diff`.
-"""
+"""Comparison of recordings of device work, and the public `unified_prof.diff`."""
 
 from __future__ import annotations
 
@@ -39,52 +34,52 @@ _FACTS_OF_DEVICES: Final = re.compile(
 )
 
 
-def doubts_of(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
-    """Return why the two sides may not be comparable."""
+def _warnings(tables: Tables, *, same: bool, by_framework: bool) -> list[str]:
+    """Return sentences that say why the two sides may not be comparable."""
     base, new = tables.base, tables.new
     found = [
-        said
-        for said in differences(base.facts, new.facts)
-        if same or not _FACTS_OF_DEVICES.match(said)
+        sentence
+        for sentence in differences(base.facts, new.facts)
+        if same or not _FACTS_OF_DEVICES.match(sentence)
     ]
     if (base.steps is None) != (new.steps is None):
         stepped, whole = (base, new) if new.steps is None else (new, base)
         found.append(
-            f"the times of {stepped.label} are of one step, those of {whole.label} of the "
-            f"whole recording, which has no steps{_guess(tables, stepped, whole)}"
+            f"the times of {stepped.label} are per step, those of {whole.label} for the "
+            f"whole recording, which has no steps{_call_ratio(tables, stepped, whole)}"
         )
     elif base.steps is None:
         found.append(
-            "the recordings have no steps (`profiler.step()`): they are compared as a whole, "
-            f"whatever number of iterations each is of{_guess(tables, base, new)}"
+            "the recordings have no steps (`profiler.step()`) and are compared as a whole, "
+            f"regardless of their number of iterations{_call_ratio(tables, base, new)}"
         )
     if not by_framework:
-        bare = [
+        lacking = [
             name
             for name, side in (("base", base), ("new", new))
             if not (side.leaves.columns["called"] != UNKNOWN).any()
         ]
-        who = f"{bare[0]} has no" if len(bare) == 1 else "neither side has"
+        who = f"{lacking[0]} has no" if len(lacking) == 1 else "neither side has"
         found.append(
             f"{who} framework operations: work is compared by class, kind of kernel and shape"
         )
     return [*found, *base.remarks, *new.remarks]
 
 
-def _guess(tables: Tables, one: Side, other: Side) -> str:
-    """Say how many times as often as in the one the operations of both occur in the other."""
+def _call_ratio(tables: Tables, one: Side, other: Side) -> str:
+    """Return a clause with the median ratio of calls of the other side to those of the first."""
     first, second = (
         (tables.pairing.base, tables.pairing.new)
         if one is tables.base
         else (tables.pairing.new, tables.pairing.base)
     )
     size = len(tables.pairing.keys)
-    mine = np.bincount(first, weights=one.leaves.calls, minlength=size) / one.shares
-    theirs = np.bincount(second, weights=other.leaves.calls, minlength=size) / other.shares
-    both = (mine > 0) & (theirs > 0)
+    calls = np.bincount(first, weights=one.leaves.calls, minlength=size) / one.shares
+    other_calls = np.bincount(second, weights=other.leaves.calls, minlength=size) / other.shares
+    both = (calls > 0) & (other_calls > 0)
     if not both.any():
         return ""
-    times = float(np.median(theirs[both] / mine[both]))
+    times = float(np.median(other_calls[both] / calls[both]))
     if times == 1:
         return "; their operations occur equally often"
     return f"; its operations occur {times:.3g} times as often as those of {one.label}"
@@ -95,29 +90,28 @@ By = Literal["operation", "shape", "module", "line", "kernel", "class"]
 
 @dataclass(frozen=True, eq=False)
 class DeviceDifference(Displayed):
-    """Two runs of devices compared, in totals; `Side.per_share` makes them figures of a step.
+    """Comparison of two recordings of device work.
 
-    The rows of `classes`, `operations`, `modules`, `lines` and `kernels` each add up to
-    `Side.work_ns` of both sides, to the nanosecond; PARTS add up to `Side.window_ns`. Each table is
-    made when it is first asked for.
+    Figures are totals; `Side.per_share` converts them to a step of one device. The rows of
+    `classes`, `operations`, `modules`, `lines` and `kernels` each add up to `Side.work_ns` of both
+    sides, to the nanosecond; PARTS add up to `Side.window_ns`. Tables are computed on first access.
     """
 
     base: Side
     new: Side
+    # True if both sides ran on the same device model.
     same_devices: bool
-    """Whether both sides are of the same model of device."""
     warnings: tuple[str, ...]
     left_out: tuple[str, ...]
+    # Step time and peak memory, by metric.
     totals: dict[str, Comparison]
-    """Steps and peak memory with their statistics, by metric."""
+    # True if all figures of both sides are equal: one recording, given twice.
     identical: bool
-    """Whether both sides hold the same figures throughout: one recording, given twice."""
     tables: Tables = field(repr=False)
-    """The work of both sides, to be summed up."""
 
     @cached_property
     def allowed(self) -> Mapping[str, Allowed]:
-        """What limits each class of work on two models of device, where their peaks are known."""
+        """Limiting peak of each class of work, if both device models and their peaks are known."""
         return {} if self.same_devices or self.identical else self.tables.allowed()
 
     @cached_property
@@ -127,7 +121,7 @@ class DeviceDifference(Displayed):
 
     @cached_property
     def operations(self) -> tuple[Line, ...]:
-        """Work by class and operation, the greatest loss first, as in all that follow."""
+        """Work by class and operation, largest loss first; so are the tables below."""
         return self.tables.operations()
 
     @cached_property
@@ -154,19 +148,19 @@ class DeviceDifference(Displayed):
         return self.tables.kernels_of_operations()
 
     def change_ns(self, line: Line) -> float:
-        """Return how much longer a step of the new side takes for a row."""
+        """Return the change of a row in a step of one device."""
         before = 0.0 if line.base is None else self.base.per_share(line.base.total_ns)
         return (0.0 if line.new is None else self.new.per_share(line.new.total_ns)) - before
 
     def ratio(self, line: Line) -> float | None:
-        """Return new over base of a row, None where a side has none of it."""
+        """Return candidate over baseline of a row; None if a side lacks it."""
         if line.base is None or line.new is None or not line.base.total_ns:
             return None
         before = self.base.per_share(line.base.total_ns)
         return self.new.per_share(line.new.total_ns) / before
 
     def part_ns(self, name: str) -> tuple[float, float]:
-        """Return one of PARTS of a step, on both sides."""
+        """Return one of PARTS in a step of one device, for both sides."""
         return (
             self.base.per_share(self.base.parts_ns[name]),
             self.new.per_share(self.new.parts_ns[name]),
@@ -180,13 +174,13 @@ def diff_devices(
     labels: tuple[str, str],
     noise: Noise | None = None,
 ) -> DeviceDifference:
-    """Compare recordings of device work, one side against the other.
+    """Compare recordings of device work.
 
     Args:
-        base: The recordings of one run: one, several of it, or one of each rank.
-        new: Those of the other.
-        labels: What to call the sides.
-        noise: How much runs of such a workload differ on this machine, where it was learned.
+        base: Recordings of the baseline: one, several runs, or one per rank.
+        new: Recordings of the candidate.
+        labels: Names of the sides.
+        noise: Run-to-run variation learned on this machine.
     """
     texts = Labels()
     naming = Naming(
@@ -202,7 +196,7 @@ def diff_devices(
         base=before,
         new=after,
         same_devices=same,
-        warnings=tuple(doubts_of(tables, same=same, by_framework=naming.by_framework)),
+        warnings=tuple(_warnings(tables, same=same, by_framework=naming.by_framework)),
         left_out=tuple(_left_out(before, after)),
         totals=_totals(before, after, NoiseModel.for_clock("device", noise)),
         identical=before.same_figures(after),
@@ -219,21 +213,21 @@ def _left_out(base: Side, new: Side) -> list[str]:
     ]
 
 
-def _totals(base: Side, new: Side, between: NoiseModel) -> dict[str, Comparison]:
-    """Compare how long steps took, and peak memory."""
+def _totals(base: Side, new: Side, model: NoiseModel) -> dict[str, Comparison]:
+    """Return the comparison of step times and of peak memory."""
     found = {}
     for metric, before, after in (
         (TOTAL, base.step_ns, new.step_ns),
         (PEAK, Sample.of(base.peak_bytes), Sample.of(new.peak_bytes)),
     ):
         if len(before) and len(after):
-            found[metric] = compare(before, after, between)
+            found[metric] = compare(before, after, model)
     return found
 
 
 Report: TypeAlias = str | os.PathLike[str]
+# Report with the captured graphs that each side replays, or None.
 Captures: TypeAlias = tuple[Report | None, Report | None]
-"""Where the graphs were captured that each side replays; None: it is not known."""
 
 
 def diff(
@@ -243,23 +237,23 @@ def diff(
     by: ComparedBy = "operation",
     captures: Report | Captures | None = None,
 ) -> Difference | DeviceDifference:
-    """Compare two runs: reports, or folders of them; several of one run give more samples.
+    """Compare two runs: reports, or directories of them; several reports give more samples.
 
     Args:
-        base: The run before, or on the one device.
-        new: The run after, or on the other device.
-        by: What the changes of tracked workloads are summed up by; recordings of devices are
-            always summed up in every way.
-        captures: The report in which the graphs were captured that both sides replay, or one for
-            each side: their kernels count for the operations recorded there.
+        base: The baseline.
+        new: The candidate.
+        by: Grouping of the changes of tracked workloads; device recordings are always grouped in
+            all ways.
+        captures: Report in which the graphs were captured that both sides replay, or one per side;
+            replayed kernels count for the operations recorded there.
 
     Returns:
-        A `DeviceDifference` where both are recordings of device work (msprof databases), else a
+        A `DeviceDifference` if both are recordings of device work (msprof databases), else a
         `Difference` with the statistics of each operation.
 
     Raises:
-        StoreError: a file is no report or cannot be read.
-        UsageError: the two cannot be compared.
+        StoreError: A file is not a report or is unreadable.
+        UsageError: The two cannot be compared.
     """
     sides = _paths(base), _paths(new)
     given = captures if isinstance(captures, tuple) else (captures, captures)
@@ -278,24 +272,24 @@ def of_devices(
     noise: Noise | None = None,
     captures: Captures = (None, None),
 ) -> DeviceDifference | None:
-    """Compare recordings of devices; None: not both sides are recordings with device work.
+    """Compare recordings of device work; return None unless both sides have device work.
 
     Args:
-        base: Reports of the run before; those of a folder are its ranks.
-        new: Those of the run after.
-        labels: What to call the sides, if not by their paths.
-        noise: How much runs of such a workload differ on this machine, where it is known.
-        captures: Where the graphs were captured that each side replays.
+        base: Reports of the baseline; those of a directory are its ranks.
+        new: Reports of the candidate.
+        labels: Names of the sides; their paths by default.
+        noise: Run-to-run variation learned on this machine.
+        captures: Report with the captured graphs that each side replays.
 
     Raises:
-        StoreError: a file is no report or cannot be read.
-        UsageError: a capture is none, or is given for several recordings.
+        StoreError: A file is not a report or is unreadable.
+        UsageError: A capture has no graphs, or is given for several recordings.
     """
-    named = labels or (_label(base), _label(new))
+    labels = labels or (_label(base), _label(new))
     with _opened(base, captures[0]) as before, _opened(new, captures[1]) as after:
         if not before or not after:
             return None
-        found = diff_devices(before, after, labels=named, noise=noise)
+        found = diff_devices(before, after, labels=labels, noise=noise)
         return found if len(found.base.leaves) and len(found.new.leaves) else None
 
 
@@ -303,10 +297,10 @@ def of_devices(
 def _opened(
     paths: Sequence[Report], capture: Report | None
 ) -> Iterator[list[MsprofAnalysis] | None]:
-    """Yield the recordings of one side, None where it has reports of another kind."""
+    """Yield the recordings of one side, or None if one is another kind of report."""
     if capture is not None and len(paths) > 1:
         raise UsageError(
-            f"{_label(paths)} are {len(paths)} reports: a capture belongs to one timeline",
+            f"a capture applies to one timeline, but {_label(paths)} are {len(paths)} reports",
             hint="name the report of one process",
             slug="not-a-capture",
         )
@@ -321,9 +315,9 @@ def _opened(
 
 
 def without_replays() -> UsageError:
-    """Return the error of a capture that is given for what replays none."""
+    """Return the error for a capture given for reports without device work."""
     return UsageError(
-        "a capture of graphs is of two recordings of device work, which these reports are not",
+        "a capture needs two recordings of device work, which these reports are not",
         slug="not-a-capture",
     )
 

@@ -1,12 +1,9 @@
-"""One name for an operation, whichever backend's word a recording has for it.
-
-The work of one recording, summed up as finely as it is compared.
-"""
+"""Device work of one recording in comparable rows, and canonical names of operations."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Final
@@ -28,8 +25,8 @@ from unified_prof.recording.task_order import Pieces
 
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])|(?<=[A-Z])(?=[A-Z][a-z])")
+# Operator type of CANN: `MatMulV2`, `FlashAttentionScoreGrad`.
 _TYPE: Final = re.compile(r"[A-Z][A-Za-z\d]{1,60}$")
-"""An operator type of CANN: `MatMulV2`, `FlashAttentionScoreGrad`."""
 _VERSION: Final = re.compile(r"V\d+$|(?<=[a-z])D$")
 _DIMENSIONS: Final = re.compile(r"\[(\d[\d,]*)\]")
 _TYPES_OF_INPUTS: Final = re.compile(r"([A-Za-z][\w ]*)\[\d")
@@ -69,10 +66,10 @@ _SAME: Final = {
 
 @lru_cache(maxsize=1 << 16)
 def canonical(name: str) -> str:
-    """Return the one name of an operation: without namespace, backend and version.
+    """Return the name of an operation without namespace, backend and version.
 
-    `aten::linear` is linear, `npu::npu_fusion_attention` the attention that it stands for,
-    `MatMulV2` matmul. What is not known keeps its name.
+    `aten::linear` becomes `linear`, `npu::npu_fusion_attention` `scaled_dot_product_attention`,
+    `MatMulV2` `matmul`. Unknown names are kept.
     """
     if "<" in name or len(name) > 200:
         return name
@@ -100,7 +97,7 @@ def _snake(name: str) -> str:
 
 @lru_cache(maxsize=1 << 16)
 def shape(text: str | None) -> str | None:
-    """Return recorded input shapes as people read them: `8x197x768, 768x768`; None: none."""
+    """Return recorded input shapes as `8x197x768, 768x768`; None if there are none."""
     if text is None:
         return None
     parts = ["x".join(part.split(",")) for part in re.split(r"[;\s\"]+", text) if part.strip(" |,")]
@@ -109,9 +106,9 @@ def shape(text: str | None) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def shape_of_inputs(text: str) -> str | None:
-    """Return the same of inputs with their types: `float[8,768], long int[7]`; None: none.
+    """Return the shapes of inputs recorded as `float[8,768], long int[7]`; None if there are none.
 
-    What has no dimensions is a number, or an argument that was not given.
+    Inputs without dimensions are numbers or arguments that were not given.
     """
     found = [dims.replace(",", "x") for dims in _DIMENSIONS.findall(text)]
     return ", ".join(found) or None
@@ -119,33 +116,29 @@ def shape_of_inputs(text: str) -> str | None:
 
 @lru_cache(maxsize=1 << 16)
 def dtype_of_inputs(text: str) -> str | None:
-    """Return the type that an operation calculates in: that of its first input with a peak."""
-    told = (dtype_of(kind) for kind in _TYPES_OF_INPUTS.findall(text))
-    return next((dtype for dtype in told if dtype in RATES), None)
+    """Return the data type that an operation computes in: that of its first input with a peak."""
+    recorded = (dtype_of(kind) for kind in _TYPES_OF_INPUTS.findall(text))
+    return next((dtype for dtype in recorded if dtype in RATES), None)
 
 
-def together(names: Iterable[str]) -> tuple[str, ...]:
-    """Return distinct names in order of first use."""
-    return tuple(dict.fromkeys(names))
-
-
+# Columns that identify work; each has numbers of labels.
 KEPT: Final = ("class", "operation", "shape", "module", "line", "kernel", "called", "dtype")
-"""What identifies work; each is a column of numbers in the labels."""
 
 _UNKNOWN_KIND: Final = "collective of unknown kind"
 NO_OPERATION: Final = "(kernels of no operation)"
-_ROOM: Final = 1 << 62
+# Largest combined key of `distinct`.
+_MAX_KEY: Final = 1 << 62
 _UNNAMED: Final = "(unnamed)"
-_MANY: Final = 1 << 20
-"""Rows that are put together before more are made."""
+# Number of rows above which parts are merged, to bound memory.
+_MAX_ROWS: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Leaves:
-    """Device work summed up as finely as it is compared: one row for each combination of columns.
+    """Device work, one row per combination of the columns KEPT.
 
     `calls` counts the operations that launched work of a class, each in one row only; `runs` counts
-    kernels, copies and collectives.
+    kernels, copies and collectives; `total_ns` is their duration.
     """
 
     columns: Mapping[str, Ints]
@@ -157,27 +150,27 @@ class Leaves:
         return len(self.total_ns)
 
     def same_figures(self, other: Leaves) -> bool:
-        """Tell whether both have the same rows; their numbers have to be of the same labels."""
+        """Return True if both have the same rows; both must use the same labels."""
         columns = [(self.columns[name], other.columns[name]) for name in KEPT]
         columns += [(self.calls, other.calls), (self.runs, other.runs)]
         columns.append((self.total_ns, other.total_ns))
-        return all(np.array_equal(own, theirs) for own, theirs in columns)
+        return all(np.array_equal(left, right) for left, right in columns)
 
 
 @dataclass(frozen=True, slots=True)
 class Naming:
-    """What work counts for; both sides have to agree on it."""
+    """Rules for naming the operation of a piece of work; the same for both sides."""
 
+    # True: use framework operations if known. False: use the operator type of the kernel.
     by_framework: bool = True
-    """For the framework's operations, where they are known; else for the kind of kernel."""
+    # If neither is known, True: use the kernel's name. False: one row for all kernels of a class.
     by_kernel: bool = True
-    """Where neither is known, for the kernel by its name; else for the kernels of its class."""
 
 
-def leaves_of(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
-    """Return the work of the steps (all work, where there are none), and the time of the rest."""
+def read_leaves(recording: Recording, labels: Labels, naming: Naming) -> tuple[Leaves, int]:
+    """Return the work within steps (all work if there are none), and the time of other work."""
     reader = _Reader(recording, labels, naming)
-    parts = [joined([])]
+    parts = [merge_leaves([])]
     outside = 0
     for pieces in recording.work.windows():
         rows = reader.of_steps(pieces)
@@ -185,32 +178,33 @@ def leaves_of(recording: Recording, labels: Labels, naming: Naming) -> tuple[Lea
         leaves = reader.leaves(pieces, rows)
         outside -= int(leaves.total_ns.sum())
         parts.append(leaves)
-        if sum(map(len, parts)) > _MANY:
-            parts = [joined(parts)]
-    return joined(parts), outside
+        if sum(map(len, parts)) > _MAX_ROWS:
+            parts = [merge_leaves(parts)]
+    return merge_leaves(parts), outside
 
 
 class _Reader:
-    """Reads pieces of work, some at a time: what is of a call is looked up once for all of it."""
+    """Reads the work of one recording in windows; properties of calls are looked up once."""
 
     def __init__(self, recording: Recording, labels: Labels, naming: Naming) -> None:
         self._recording, self._labels, self._naming = recording, labels, naming
-        self._own = np.zeros(0, np.int64)
+        # Numbers in `labels` of the texts of the recording's own labels.
+        self._label_numbers = np.zeros(0, np.int64)
         self._shapes = _ShapesOfKernels(recording, labels)
         self._collectives = _collectives(recording, labels)
         framework = recording.framework
         self._launches = None if framework is None else recording.work.launches
+        # Number of ranges of the recording; those of a capture come after them.
         self._ranges = 0 if framework is None else len(framework)
-        """How many ranges there are here; those of a capture come after them."""
         self._of_range, self._texts = self._calls()
-        self._replays = _replays(recording.work.captured)
-        """Of work of a capture the call in one replay, by number."""
+        # Number of the (replay, captured call) of each task of a replayed graph.
+        self._replays = _replay_calls(recording.work.captured)
         size = self._ranges + int(self._replays.max(initial=NONE)) + 1
+        # Classes that each call was counted for, one bit each.
         self._counted = np.zeros(size, np.uint16)
-        """The classes that each call was counted for, one bit each."""
 
     def of_steps(self, pieces: Pieces) -> NDArray[np.intp]:
-        """Return the rows that belong to steps; all of them where there are no steps."""
+        """Return the rows that belong to steps; all rows if there are no steps."""
         if not self._recording.steps:
             return np.arange(len(pieces))
         of = self._recording.of_steps
@@ -218,7 +212,7 @@ class _Reader:
         return np.flatnonzero(step != UNKNOWN)
 
     def leaves(self, pieces: Pieces, rows: NDArray[np.intp]) -> Leaves:
-        """Sum some pieces up."""
+        """Return the sums of some rows of a window."""
         kind = pieces.kind[rows].astype(np.int64)
         ranges, calls, in_optimizer = self._origin(pieces.first + rows)
         if pieces.tasks is None:
@@ -226,13 +220,13 @@ class _Reader:
         else:
             kernel, operator = (self._in_labels(one) for one in (pieces.kernel, pieces.operator))
             kernel, operator = kernel[rows], operator[rows]
-            shape = self._shapes.of(pieces.tasks.info[rows])
+            shape = self._shapes.by_row(pieces.tasks.info[rows])
         of_call = self._of_range[ranges]
-        # All pieces that differ in nothing are one row; its class is told once.
+        # Tasks that agree in everything are one row, which is classified once.
         number, first = distinct(of_call, kernel, operator, kind, in_optimizer, shape)
         columns = {name: values[of_call[first]] for name, values in self._texts.items()}
         columns |= {
-            "told": columns["shape"],
+            "framework_shape": columns["shape"],
             "kernel": kernel[first],
             "operator": operator[first],
             "kind": kind[first],
@@ -249,9 +243,9 @@ class _Reader:
         )
 
     def _origin(self, at: NDArray[np.intp]) -> tuple[Ints, Ints, Ints]:
-        """Return the range that pieces of work are of, the call, and whether of an optimizer.
+        """Return the range and the call that launched each task, and 1 if an optimizer did.
 
-        A range of a capture is as many calls as there are replays of it.
+        A range of a capture counts as one call per replay.
         """
         ranges = np.full(len(at), NONE, np.int64)
         in_optimizer = np.zeros(len(at), np.int64)
@@ -267,26 +261,26 @@ class _Reader:
             in_optimizer = np.where(replayed, captured.passes[at] == OTHER_PASS, in_optimizer)
         return ranges, calls, in_optimizer.astype(np.int64)
 
-    def _in_labels(self, theirs: NDArray[np.integer]) -> Ints:
-        """Return numbers of the work's own labels as numbers of ours."""
+    def _in_labels(self, numbers: NDArray[np.integer]) -> Ints:
+        """Return numbers of the recording's labels as numbers of `labels`."""
         texts = self._recording.work.labels.texts
-        if len(texts) > len(self._own):
-            more = self._labels.numbers(texts[len(self._own) :]).astype(np.int64)
-            self._own = np.concatenate((self._own, more))
-        numbers: Ints = np.append(self._own, UNKNOWN)[theirs]
-        return numbers
+        if len(texts) > len(self._label_numbers):
+            more = self._labels.numbers(texts[len(self._label_numbers) :]).astype(np.int64)
+            self._label_numbers = np.concatenate((self._label_numbers, more))
+        converted: Ints = np.append(self._label_numbers, UNKNOWN)[numbers]
+        return converted
 
     def _calls(self) -> tuple[NDArray[np.int32], dict[str, Ints]]:
-        """Return the kind of each range that launched work, the last being none, and their texts.
+        """Return the kind of each range that launched work, and the columns of each kind.
 
-        Ranges are of one kind that agree in all that identifies them.
+        Ranges with equal columns are of one kind; the last kind is for tasks without a range.
         """
-        wanted = ("operation", "called", "module", "line", "shape", "dtype")
-        nothing = {name: np.full(1, UNKNOWN, np.int64) for name in wanted}
+        names = ("operation", "called", "module", "line", "shape", "dtype")
+        unknown = {name: np.full(1, UNKNOWN, np.int64) for name in names}
         used = self._used()
         if not used:
-            return np.zeros(1, np.int32), nothing
-        parts = [self._told(framework, calls) for framework, calls, _ in used]
+            return np.zeros(1, np.int32), unknown
+        parts = [self._range_columns(framework, calls) for framework, calls, _ in used]
         columns = [np.concatenate(column) for column in zip(*parts, strict=True)]
         kind, first = distinct(*columns)
         size = max(before + len(framework) for framework, _, before in used)
@@ -294,13 +288,13 @@ class _Reader:
         of_range[np.concatenate([before + calls for _, calls, before in used])] = kind
         return of_range, {
             name: np.append(column[first], UNKNOWN)
-            for name, column in zip(wanted, columns, strict=True)
+            for name, column in zip(names, columns, strict=True)
         }
 
     def _used(self) -> list[tuple[Framework, Ints, int]]:
-        """Return the ranges that work belongs to, of the recording and of the capture.
+        """Return the ranges that launched work, of the recording and of the capture.
 
-        The last figure is how many ranges come before them.
+        Each entry is (framework, ranges, number of ranges before them).
         """
         framework, captured = self._recording.framework, self._recording.work.captured
         found: list[tuple[Framework, Ints, int]] = []
@@ -311,16 +305,16 @@ class _Reader:
             found.append((captured.framework, calls, self._ranges))
         return found
 
-    def _told(self, framework: Framework, calls: Ints) -> list[Ints]:
-        """Return what identifies ranges, as columns of numbers in the labels."""
+    def _range_columns(self, framework: Framework, calls: Ints) -> list[Ints]:
+        """Return the columns that identify ranges, as numbers of labels."""
         labels = self._labels
         texts, of_name = framework.names(calls)
         modules, of_module = framework.modules(calls)
         stacks, of_stack = framework.stacks(calls)
         inputs, of_input = framework.inputs(calls)
         return [
-            labels.numbers(told)[which].astype(np.int64)
-            for told, which in (
+            labels.numbers(values)[which].astype(np.int64)
+            for values, which in (
                 ([canonical(text) for text in texts], of_name),
                 (texts, of_name),
                 ([None if path == NOT_ATTRIBUTED else path for path in modules], of_module),
@@ -331,16 +325,19 @@ class _Reader:
         ]
 
     def _count(self, call: Ints, number: Ints, classes: Ints, size: int) -> Ints:
-        """Count each call once for every class of work that it launches; work of no call is one."""
-        alone = call == NONE
-        counted = np.bincount(number[alone], minlength=size)
-        inside = np.flatnonzero(~alone)
+        """Return calls per row: each call counts once per class of work that it launches.
+
+        A task without a call counts as one call.
+        """
+        no_call = call == NONE
+        counted = np.bincount(number[no_call], minlength=size)
+        inside = np.flatnonzero(~no_call)
         if len(inside):
             numbers = self._labels.numbers(CLASSES)
             place = np.zeros(int(numbers.max()) + 1, np.int64)
             place[numbers] = np.arange(len(CLASSES))
             bit = place[classes[number[inside]]]
-            # A call's work may lie in several windows.
+            # The work of a call may be in several windows.
             key, first = np.unique(call[inside] * len(CLASSES) + bit, return_index=True)
             ranges, bits = key // len(CLASSES), (1 << (key % len(CLASSES))).astype(np.uint16)
             fresh = (self._counted[ranges] & bits) == 0
@@ -350,25 +347,25 @@ class _Reader:
 
 
 def _distinct_calls(framework: Framework, calls: Packed | Ints) -> Ints:
-    """Return the ranges that occur, NONE left out."""
+    """Return the distinct ranges in `calls`, without NONE."""
     used = np.zeros(len(framework) + 1, bool)
-    used[calls] = True  # NONE is the last
+    used[calls] = True  # NONE is -1: the last one.
     return np.flatnonzero(used[:-1])
 
 
-def _replays(captured: Captured | None) -> Ints:
-    """Return of each piece of replayed work which call of which replay it is, NONE of others."""
+def _replay_calls(captured: Captured | None) -> Ints:
+    """Return a number per (replay, captured call) of each task; NONE if it is not replayed."""
     if captured is None:
         return np.zeros(0, np.int64)
-    own = np.flatnonzero(captured.call != NONE)
-    pairs = captured.replay[own] * len(captured.framework) + captured.call[own]
+    rows = np.flatnonzero(captured.call != NONE)
+    pairs = captured.replay[rows] * len(captured.framework) + captured.call[rows]
     result = np.full(len(captured.call), NONE, np.int64)
-    result[own] = np.unique(pairs, return_inverse=True)[1]
+    result[rows] = np.unique(pairs, return_inverse=True)[1]
     return result
 
 
 class _ShapesOfKernels:
-    """The input shapes that kernels' own records have, as numbers of labels."""
+    """Input shapes recorded with kernels, as numbers of labels."""
 
     def __init__(self, recording: Recording, labels: Labels) -> None:
         packing = Packing()
@@ -380,8 +377,8 @@ class _ShapesOfKernels:
         texts = [shape(text) for text in recording.strings.texts(self._ids.tolist())]
         self._numbers = labels.numbers(texts).astype(np.int64)
 
-    def of(self, info: NDArray[np.integer]) -> Ints:
-        """Return those of tasks by their rows in COMPUTE_TASK_INFO, UNKNOWN where there is none."""
+    def by_row(self, info: NDArray[np.integer]) -> Ints:
+        """Return the shapes of rows of COMPUTE_TASK_INFO, UNKNOWN for a negative row."""
         result = np.full(len(info), UNKNOWN, np.int64)
         known = np.flatnonzero(info >= 0)
         if len(known):
@@ -391,21 +388,21 @@ class _ShapesOfKernels:
 
 
 def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints]:
-    """Return of each collective what it does in which kind of group, its size, and its name."""
+    """Return per collective its canonical name with the kind of group, its size, and its name."""
     if not len(recording.comms):
-        nothing = np.zeros(0, np.int64)
-        return nothing, nothing, nothing
-    said = Labels()
+        empty = np.zeros(0, np.int64)
+        return empty, empty, empty
+    types = Labels()
     collective_names = recording.collective_names
-    kinds = collective_names.plain_types(said)
+    kinds = collective_names.plain_types(types)
     groups, group = collective_names.kinds()
     pairs, of_pair = np.unique(kinds * len(groups) + group, return_inverse=True)
     called, plain = [], []
     for pair in pairs.tolist():
-        kind, where = said.texts[pair // len(groups)], groups[pair % len(groups)]
-        does = kind_of_collective(kind)
-        does = _UNKNOWN_KIND if does == "unknown" else does
-        called.append(does if where is None else f"{does} ({where})")
+        kind, where = types.texts[pair // len(groups)], groups[pair % len(groups)]
+        name = kind_of_collective(kind)
+        name = _UNKNOWN_KIND if name == "unknown" else name
+        called.append(name if where is None else f"{name} ({where})")
         plain.append(kind)
     sizes, of_size = np.unique(collective_names.size_bytes, return_inverse=True)
     shown = [None if size == UNKNOWN else f"{size} B" for size in sizes.tolist()]
@@ -417,7 +414,7 @@ def _collectives(recording: Recording, labels: Labels) -> tuple[Ints, Ints, Ints
 
 
 def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dict[str, Ints]:
-    """Return rows of work with their class, and with the operation that they count for."""
+    """Return the columns KEPT of rows of work: their class, and the operation they count for."""
     kind, kernel, operator = columns["kind"], columns["kernel"], columns["operator"]
     places = classes_of(labels, kind, kernel, operator, columns["called"], columns["in_optimizer"])
     operation, shape = columns["operation"].copy(), columns["shape"].copy()
@@ -428,18 +425,18 @@ def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dic
         operator[rows], labels, lambda text: (text or _UNNAMED).lower().replace("_async", "")
     )
     shape[rows] = UNKNOWN
-    alone = ~collective & ~copy
+    unnamed = ~collective & ~copy
     if naming.by_framework:
-        # What the framework gave the operation; kernels inside of it have other shapes.
-        owned = np.flatnonzero(alone & (operation != UNKNOWN))
-        shape[owned] = columns["told"][owned]
-        alone &= operation == UNKNOWN
-    rows = np.flatnonzero(alone)
-    told = (operator[rows] != UNKNOWN) & (operator[rows] != kernel[rows])
-    operation[rows[told]] = _mapped(
-        operator[rows[told]], labels, lambda text: canonical(text or _UNNAMED)
+        # Shapes of the framework operation; its kernels have other shapes.
+        has_operation = np.flatnonzero(unnamed & (operation != UNKNOWN))
+        shape[has_operation] = columns["framework_shape"][has_operation]
+        unnamed &= operation == UNKNOWN
+    rows = np.flatnonzero(unnamed)
+    has_type = (operator[rows] != UNKNOWN) & (operator[rows] != kernel[rows])
+    operation[rows[has_type]] = _mapped(
+        operator[rows[has_type]], labels, lambda text: canonical(text or _UNNAMED)
     )
-    rest = rows[~told]
+    rest = rows[~has_type]
     if naming.by_kernel:
         operation[rest] = _mapped(kernel[rest], labels, lambda text: text or _UNNAMED)
     else:
@@ -456,42 +453,44 @@ def _classified(columns: dict[str, Ints], labels: Labels, naming: Naming) -> dic
     }
 
 
-def _mapped(numbers: Ints, labels: Labels, said: Callable[[str | None], str]) -> Ints:
-    """Return the numbers of what is said instead of each text."""
+def _mapped(numbers: Ints, labels: Labels, convert: Callable[[str | None], str]) -> Ints:
+    """Return the numbers of converted texts."""
     values, code = np.unique(numbers, return_inverse=True)
-    return labels.numbers([said(labels.text(one)) for one in values.tolist()]).astype(np.int64)[
-        code
-    ]
+    texts = [convert(labels.text(one)) for one in values.tolist()]
+    return labels.numbers(texts).astype(np.int64)[code]
 
 
 def _exact_sum(number: Ints, values: NDArray[np.integer], groups: int) -> Ints:
-    """Return the sums by group in whole numbers."""
+    """Return integer sums by group."""
     total = np.zeros(groups, np.int64)
     np.add.at(total, number, values.astype(np.int64))
     return total
 
 
 def distinct(*columns: NDArray[np.integer]) -> tuple[Ints, Ints]:
-    """Number the distinct rows of columns that are at least UNKNOWN; return numbers and firsts."""
-    key, room = np.zeros(len(columns[0]), np.int64), 1
+    """Return the number of each row's distinct combination, and the first row of each.
+
+    Values must be at least UNKNOWN (-1).
+    """
+    key, size = np.zeros(len(columns[0]), np.int64), 1
     for column in columns:
         width = int(column.max(initial=UNKNOWN)) + 2
-        if room > _ROOM // width:
+        if size > _MAX_KEY // width:
             key = np.unique(key, return_inverse=True)[1].astype(np.int64)
-            room = int(key.max(initial=0)) + 1
+            size = int(key.max(initial=0)) + 1
         key = key * width + (column + 1)
-        room *= width
+        size *= width
     _, first, number = np.unique(key, return_index=True, return_inverse=True)
     return number.astype(np.int64), first.astype(np.int64)
 
 
-def joined(parts: Sequence[Leaves]) -> Leaves:
-    """Return the rows of some leaves together, equal ones as one."""
+def merge_leaves(parts: Sequence[Leaves]) -> Leaves:
+    """Return the rows of all parts; rows with equal columns are summed."""
     if len(parts) == 1:
         return parts[0]
-    nothing = np.zeros(0, np.int64)
+    empty = np.zeros(0, np.int64)
     columns = {
-        name: np.concatenate([nothing, *(part.columns[name] for part in parts)]) for name in KEPT
+        name: np.concatenate([empty, *(part.columns[name] for part in parts)]) for name in KEPT
     }
     number, first = distinct(*columns.values())
     size = len(first)
@@ -499,7 +498,7 @@ def joined(parts: Sequence[Leaves]) -> Leaves:
         {name: values[first] for name, values in columns.items()},
         *(
             _exact_sum(
-                number, np.concatenate([nothing, *(getattr(part, name) for part in parts)]), size
+                number, np.concatenate([empty, *(getattr(part, name) for part in parts)]), size
             )
             for name in ("calls", "runs", "total_ns")
         ),

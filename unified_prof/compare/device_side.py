@@ -1,4 +1,4 @@
-"""One side of a comparison of devices: recordings summed up by what identifies their work."""
+"""One side of a device comparison: recordings summed by the identity of their work."""
 
 from __future__ import annotations
 
@@ -9,9 +9,8 @@ from typing import Any, Final
 
 import numpy as np
 
-from unified_prof.compare import device_leaves
 from unified_prof.compare.confidence import Sample
-from unified_prof.compare.device_leaves import Leaves, Naming, joined, leaves_of
+from unified_prof.compare.device_leaves import Leaves, Naming, merge_leaves, read_leaves
 from unified_prof.explain.msprof import MsprofAnalysis
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
@@ -23,8 +22,8 @@ from unified_prof.recording.model import DeviceTime
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import NOTHING_KNOWN
 
+# Parts of a step; each moment belongs to exactly one.
 PARTS: Final = ("compute", "exposed communication", "copies", *(f"idle {one}" for one in REASONS))
-"""What the time of a step consists of; each moment is one of these."""
 
 UNKNOWN_DEVICE: Final = "unknown device"
 _GPU_VERSIONS: Final = {
@@ -45,44 +44,44 @@ _VERSIONS: Final = {
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Side:
-    """Everything of one side that is compared."""
+    """Device work of one side, summed over its recordings."""
 
     label: str
+    # Distinct names of its devices.
     devices: tuple[str, ...]
-    """The distinct names of its devices."""
+    # Number of devices that worked, over all recordings.
     device_count: int
-    """Devices that worked, of all recordings together."""
     recordings: int
+    # (name, version) of torch, toolkit and driver, if recorded.
     versions: tuple[tuple[str, str], ...]
-    """torch, toolkit, driver: what was recorded of them."""
+    # Number of steps of all recordings; None if none were recorded.
     steps: int | None
-    """Steps of all recordings together; None: no step is known."""
+    # Divisor of totals: steps (recordings if there are none) times devices.
     shares: int
-    """What totals are divided by: steps, or recordings without any, each on each of its devices."""
+    # Time of the steps, or from first to last task, summed over all devices.
     window_ns: int
-    """The time of the steps (or from first to last work) on all devices together."""
+    # The same by PARTS, to the nanosecond.
     parts_ns: Mapping[str, int]
-    """The same by PARTS, to the nanosecond."""
     leaves: Leaves
+    # Peaks of its devices; None if unknown, or if there are several models.
     limits: Device | None
-    """What its devices can do at most; None: not known, or they are of several models."""
+    # Work outside all steps, which is not compared.
     outside_ns: int
-    """Work that belongs to no step; it is not compared."""
+    # Length of each step until its device was done, recording by recording.
     step_ns: Sample
-    """How long each step took, until its device was done with it, recording by recording."""
+    # Provenance of the first recording.
     facts: Mapping[str, str]
-    """Provenance of the first recording."""
+    # Peak memory of each recording that has it.
     peak_bytes: tuple[int, ...]
-    """Highest memory in use, of each recording that knows it."""
     remarks: tuple[str, ...] = ()
 
     @property
     def work_ns(self) -> int:
-        """Time of all work that is compared, whatever ran at the same time."""
+        """Sum of the durations of all compared work, overlaps included."""
         return int(self.leaves.total_ns.sum())
 
     def same_figures(self, other: Side) -> bool:
-        """Tell whether another side has the same times throughout, and the same work."""
+        """Return True if the other side has the same times and the same work."""
         return (
             self.devices == other.devices
             and (self.steps, self.shares) == (other.steps, other.shares)
@@ -95,18 +94,18 @@ class Side:
         )
 
     def per_share(self, total_ns: float) -> float:
-        """Return a total as a step of one device has it on average."""
+        """Return the average of a total in a step of one device."""
         return total_ns / self.shares
 
 
 def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming: Naming) -> Side:
-    """Sum up the recordings of one side. Where some of them have steps, only those count.
+    """Return the sums of the recordings of one side; if some have steps, only of those.
 
     Args:
-        label: What to call the side.
+        label: Name of the side.
         analyses: The recordings.
         labels: Texts of both sides; those of this one are added.
-        naming: What work counts for.
+        naming: Rules for naming work.
     """
     every = [_part(analysis, labels, naming) for analysis in analyses]
     stepped = [part for part in every if part.step_ns]
@@ -119,7 +118,7 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
     devices = [name for part in parts for name in part.devices]
     return Side(
         label=label,
-        devices=device_leaves.together(devices),
+        devices=tuple(dict.fromkeys(devices)),
         device_count=len(devices),
         recordings=len(parts),
         versions=_versions([part.facts for part in parts]),
@@ -128,8 +127,8 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
         shares=max(1, sum(max(1, len(part.step_ns)) * len(part.devices) for part in parts)),
         window_ns=sum(part.window_ns for part in parts),
         parts_ns={name: sum(part.parts_ns[name] for part in parts) for name in PARTS},
-        leaves=joined([part.leaves for part in parts]),
-        limits=_one_of([part.limits for part in parts]),
+        leaves=merge_leaves([part.leaves for part in parts]),
+        limits=_common_device([part.limits for part in parts]),
         outside_ns=sum(part.outside_ns for part in parts),
         step_ns=Sample.of(
             [time for part in parts for time in part.step_ns], [len(part.step_ns) for part in parts]
@@ -140,7 +139,7 @@ def read(label: str, analyses: Sequence[MsprofAnalysis], labels: Labels, naming:
 
 
 def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
-    """Tell, without reading them, whether a recording of a side, or its capture, has operations."""
+    """Return True if a recording of a side, or its capture, has framework operations."""
     recordings = [analysis.recording for analysis in analyses]
     recordings += [one.captured_in for one in recordings if one.captured_in is not None]
     return any(
@@ -150,7 +149,7 @@ def has_framework(analyses: Sequence[MsprofAnalysis]) -> bool:
 
 
 def models(analyses: Sequence[MsprofAnalysis]) -> frozenset[str]:
-    """Return the models of device that the recordings of a side name."""
+    """Return the device models named in the recordings of a side."""
     return frozenset(
         str(name)
         for analysis in analyses
@@ -161,7 +160,7 @@ def models(analyses: Sequence[MsprofAnalysis]) -> frozenset[str]:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Part:
-    """What one recording has of its side."""
+    """Figures of one recording of a side."""
 
     devices: Sequence[str]
     facts: Mapping[str, str]
@@ -176,10 +175,10 @@ class _Part:
 
 
 def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
-    # One of its own, which goes when it is summed up: of ranks there may be many.
+    # A separate Recording is freed after it is summed; there may be many ranks.
     recording = Recording(analysis.recording.source, analysis.recording.captured_in)
     windows, idle = _times(recording)
-    leaves, outside = leaves_of(recording, labels, naming)
+    leaves, outside = read_leaves(recording, labels, naming)
     return _Part(
         devices=_devices(recording),
         facts=dict(provenance.facts(recording.source)),
@@ -199,7 +198,7 @@ def _part(analysis: MsprofAnalysis, labels: Labels, naming: Naming) -> _Part:
 
 
 def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
-    """Return how each device spent its steps (else its window), and its idle time by reason."""
+    """Return the times of each device within steps (or its window), and idle time by reason."""
     windows = [
         work.time(
             name,
@@ -228,39 +227,40 @@ def _parts(windows: Sequence[DeviceTime], idle: Mapping[str, int]) -> dict[str, 
 
 
 def _devices(recording: Recording) -> list[str]:
-    """Return the model of each device that worked; where only one model is named, it is that."""
+    """Return the model of each device that worked; a device without a name gets the only one."""
     rows = recording.source.rows("SELECT id, name FROM NPU_INFO")
     named = {number: str(name) for number, name in rows if name not in NOTHING_KNOWN}
     numbers = np.unique(np.concatenate((recording.tasks.devices, recording.comms.device)))
     models = set(named.values())
-    only = models.pop() if len(models) == 1 else UNKNOWN_DEVICE
-    return [named.get(number, only) for number in numbers.astype(np.int64).tolist()]
+    default = models.pop() if len(models) == 1 else UNKNOWN_DEVICE
+    return [named.get(number, default) for number in numbers.astype(np.int64).tolist()]
 
 
 def _limits(recording: Recording) -> Device | None:
-    """Return what the devices of a recording can do, by all that it has of them, else by name."""
+    """Return the peaks of the devices of a recording, by their recorded properties or by name."""
     known = known_devices(recording).values()
-    return _one_of(list(known)) or _one_of([peaks.find(name) for name in _devices(recording)])
+    names = _devices(recording)
+    return _common_device(list(known)) or _common_device([peaks.find(name) for name in names])
 
 
-def _one_of(devices: Sequence[Device | None]) -> Device | None:
-    """Return what all of some devices can do, None where they differ or one is not known."""
+def _common_device(devices: Sequence[Device | None]) -> Device | None:
+    """Return the device if all are the same model, else None."""
     names_of = {None if one is None else one.name for one in devices}
     return devices[0] if len(names_of) == 1 else None
 
 
 def _versions(facts: Sequence[Mapping[str, str]]) -> tuple[tuple[str, str], ...]:
-    """Return what runs say of torch and of what lies below it; several values are joined."""
+    """Return the recorded versions of torch, toolkit and driver; several values are joined."""
     found: dict[str, dict[str, None]] = {}
     for one in facts:
-        told = {said: one[name] for name, said in _VERSIONS.items() if name in one}
-        for name, value in (_of_trace(one.get("trace_metadata")) | told).items():
+        recorded = {title: one[name] for name, title in _VERSIONS.items() if name in one}
+        for name, value in (_trace_versions(one.get("trace_metadata")) | recorded).items():
             found.setdefault(name, {})[value] = None
     return tuple((name, ", ".join(values)) for name, values in found.items())
 
 
-def _of_trace(text: str | None) -> dict[str, str]:
-    """Return the versions that a Kineto trace names, numbers as people write them."""
+def _trace_versions(text: str | None) -> dict[str, str]:
+    """Return the versions in the metadata of a Kineto trace, such as `12.4`."""
     try:
         metadata: Any = json.loads(text or "{}")
     except ValueError:
@@ -268,10 +268,10 @@ def _of_trace(text: str | None) -> dict[str, str]:
     if not isinstance(metadata, dict):
         return {}
     found = {}
-    for name, said in _GPU_VERSIONS.items():
+    for name, title in _GPU_VERSIONS.items():
         number = metadata.get(name)
         if isinstance(number, int) and number > 0:
-            found[said] = (
+            found[title] = (
                 _hip(number) if "hip" in name else f"{number // 1000}.{number % 1000 // 10}"
             )
     return found

@@ -1,17 +1,12 @@
-"""Rows of a comparison of devices: the same work on both sides.
+"""Tables of a device comparison: the same work on both sides, by class, operation, module, ...
 
-Which operations of two recordings are the same, whatever each backend calls them.
+Most operations have the same canonical name on both sides. Others are paired if they do work of one
+class in the same modules, in the same order; then if they do work of one class with the same
+shapes.
 
-Most have one name on both sides (`names.canonical`). Of the others those are paired that do work of
-one class in the same modules, in the same order; then those of one class with the same shapes.
-
-How the times of two devices would compare if each worked at its peak.
-
-Matrix work is limited by the matrix units in the type that most of it calculates in, collectives by
-the link, and what moves more than it calculates by memory. A small matmul is limited by memory too:
-the ratio that the peaks allow lies between the two then.
-
-The work of two sides summed up: by class, operation, shape, module, line or kernel.
+The ratio that the peaks of two devices allow depends on the class: matrix work is limited by the
+matrix units in its most used data type, collectives by the link, other work by memory bandwidth.
+For small matrix products, which are also limited by memory, the ratio is between the two.
 """
 
 from __future__ import annotations
@@ -42,17 +37,17 @@ from unified_prof.recording.calls import UNKNOWN, Labels
 
 @dataclass(frozen=True, slots=True)
 class Amount:
-    """Work of one side under one row."""
+    """Work of one side in one row."""
 
+    # Number of operations that launched it.
     calls: int
-    """Operations that launched it."""
+    # Number of kernels, copies and collectives.
     runs: int
-    """Kernels, copies and collectives."""
     total_ns: int
 
 
+# Baseline, candidate; None if a side has no such work.
 Both = tuple[Amount | None, Amount | None]
-"""Base and new."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,57 +55,60 @@ class Line:
     """One row: the same work on both sides."""
 
     name: str
+    # None if the side has no such work.
     base: Amount | None
-    """None: the side has none of it."""
     new: Amount | None
+    # Class of its work; empty if there are several.
     class_name: str = ""
-    """Class of its work; empty: of several."""
+    # Name in the side's own framework.
     base_name: str | None = None
-    """What the side's own framework calls it, where that is another name."""
     new_name: str | None = None
+    # Modules that take most of the time, without instance numbers.
     modules: tuple[str, ...] = ()
-    """The modules that spend most of it, without the numbers that tell those of a kind apart."""
+    # Source lines that take most of the time.
     lines: tuple[str, ...] = ()
-    """The source lines that spend most of it."""
+    # The same by input shape, or by size for collectives; empty if unknown.
     shapes: tuple[Line, ...] = ()
-    """The same by input shape (of collectives: by size); empty: not known."""
+    # Number of the pair of operations; UNKNOWN for rows that are not operations.
     number: int = UNKNOWN
-    """Which pair of operations it is of; UNKNOWN: of none."""
 
     @property
     def side(self) -> Literal["both", "base", "new"]:
-        """Which side has it."""
+        """Side or sides that have this work."""
         if self.base is None:
             return "new"
         return "base" if self.new is None else "both"
 
 
-_ALIKE = 0.5
-"""Part of the fewer of two operations' calls that has to be in the same places."""
-_CANDIDATES = 32
-"""Operations without a counterpart that may share a place: where more do, it tells nothing."""
+# Minimum share of the calls of the operation with fewer calls that must be in the same places.
+_MIN_COMMON_SHARE = 0.5
+# Places shared by more unpaired operations than this are ignored as evidence.
+_MAX_CANDIDATES = 32
 
+# Class and operation, as numbers of labels.
 Key = tuple[int, int]
-"""Class and operation, as numbers in the labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class Pairing:
-    """The operations of both sides, numbered so that counterparts have one number."""
+    """Operations of both sides; counterparts have the same number."""
 
+    # Operation number of each row of the leaves of each side.
     base: Ints
-    """The number of each row of the base's leaves."""
     new: Ints
+    # Class and operation on each side, by operation number; None if a side has no counterpart.
     keys: tuple[tuple[Key | None, Key | None], ...]
-    """Class and operation on each side, by number; None: the side has no counterpart."""
 
 
 def pair(base: Side, new: Side) -> Pairing:
-    """Find the counterpart of each operation."""
+    """Return the counterparts of all operations."""
     sides = [_Operations(side) for side in (base, new)]
-    mine, theirs = (dict.fromkeys(side.keys) for side in sides)
-    keys: list[tuple[Key | None, Key | None]] = [(key, key) for key in mine if key in theirs]
-    left = [[key for key in mine if key not in theirs], [key for key in theirs if key not in mine]]
+    first, second = (dict.fromkeys(side.keys) for side in sides)
+    keys: list[tuple[Key | None, Key | None]] = [(key, key) for key in first if key in second]
+    left = [
+        [key for key in first if key not in second],
+        [key for key in second if key not in first],
+    ]
     for column in ("module", "shape"):
         found = _by_places(sides, left, column)
         keys += found
@@ -132,7 +130,7 @@ def pair(base: Side, new: Side) -> Pairing:
 
 
 class _Operations:
-    """The operations of one side, in order of first use, and where they were called."""
+    """Operations of one side in order of first use, and the places of their calls."""
 
     def __init__(self, side: Side) -> None:
         columns = side.leaves.columns
@@ -150,7 +148,7 @@ class _Operations:
         )
 
     def places(self, wanted: Sequence[Key], column: str) -> dict[Key, dict[int, float]]:
-        """Return how often a step calls each of the operations, by module (or shape)."""
+        """Return the calls per step of each operation, by module or shape."""
         keep = set(wanted)
         found: dict[Key, dict[int, float]] = {key: {} for key in wanted}
         if not keep:
@@ -164,15 +162,15 @@ class _Operations:
             self._leaves.calls[rows].tolist(),
             strict=True,
         ):
-            own = found[self.keys[key]]
-            own[place] = own.get(place, 0.0) + calls / self._shares
+            of_key = found[self.keys[key]]
+            of_key[place] = of_key.get(place, 0.0) + calls / self._shares
         return found
 
 
 def _by_places(
     sides: Sequence[_Operations], left: Sequence[Sequence[Key]], column: str
 ) -> list[tuple[Key | None, Key | None]]:
-    """Pair operations of one class that are called in the same places, the most alike first."""
+    """Return pairs of operations of one class called in the same places, most common first."""
     places = [side.places(keys, column) for side, keys in zip(sides, left, strict=True)]
     at: tuple[defaultdict[Key, list[int]], ...] = (defaultdict(list), defaultdict(list))
     for side in (0, 1):
@@ -180,12 +178,12 @@ def _by_places(
             for place in places[side][key]:
                 at[side][key[0], place].append(index)
     shared: defaultdict[tuple[int, int], float] = defaultdict(float)
-    for where, mine in at[0].items():
-        theirs = at[1].get(where, [])
-        if max(len(mine), len(theirs)) > _CANDIDATES:
+    for where, first in at[0].items():
+        second = at[1].get(where, [])
+        if max(len(first), len(second)) > _MAX_CANDIDATES:
             continue
-        for one in mine:
-            for other in theirs:
+        for one in first:
+            for other in second:
                 shared[one, other] += min(
                     places[0][left[0][one]][where[1]], places[1][left[1][other]][where[1]]
                 )
@@ -198,7 +196,7 @@ def _by_places(
     taken: tuple[set[int], set[int]] = (set(), set())
     found: list[tuple[Key | None, Key | None]] = []
     for share, _, one, other in ranked:
-        if -share >= _ALIKE and one not in taken[0] and other not in taken[1]:
+        if -share >= _MIN_COMMON_SHARE and one not in taken[0] and other not in taken[1]:
             taken[0].add(one)
             taken[1].add(other)
             found.append((left[0][one], left[1][other]))
@@ -206,30 +204,30 @@ def _by_places(
 
 
 _MATRIX: Final = (MATMUL, CONVOLUTION, ATTENTION)
+# Classes without a known limit: copies use host buses, the rest is unclassified.
 _NOTHING_LIMITS: Final = (COPIES, REST)
-"""Copies go over buses of hosts, and of the rest nobody knows what it does."""
 
 
 @dataclass(frozen=True, slots=True)
 class Allowed:
-    """What limits one class of work on both devices."""
+    """Limiting peaks of one class of work on both devices."""
 
     base: Peak
     new: Peak
 
     @property
     def ratio(self) -> float:
-        """Time of the new side over that of the base, each at its peak."""
+        """Time of the candidate over that of the baseline, each at its peak."""
         return self.base.rate / self.new.rate
 
     @property
     def uncertain(self) -> bool:
-        """Whether one of the peaks is."""
+        """True if one of the peaks is uncertain."""
         return self.base.uncertain or self.new.uncertain
 
 
 def allowed(base: Side, new: Side, texts: Labels) -> Mapping[str, Allowed]:
-    """Return the limits by class; a class is missing where a side's peak is not known."""
+    """Return the limiting peaks by class, for classes whose peaks are known on both sides."""
     found = {}
     for name in CLASSES:
         before, after = (_limit(side, name, texts) for side in (base, new))
@@ -251,7 +249,7 @@ def _limit(side: Side, name: str, texts: Labels) -> Peak | None:
 
 
 def _dtype(side: Side, class_number: int, texts: Labels) -> str | None:
-    """Return the type that a class spends most of its time in, None where it is not recorded."""
+    """Return the data type in which a class spends most of its time; None if not recorded."""
     leaves = side.leaves
     dtype = leaves.columns["dtype"]
     rows = np.flatnonzero((leaves.columns["class"] == class_number) & (dtype != UNKNOWN))
@@ -262,14 +260,14 @@ def _dtype(side: Side, class_number: int, texts: Labels) -> str | None:
     return texts.text(int(types[time.argmax()]))
 
 
-_PLACES: Final = 3
-"""Lines and modules that a row names."""
-_PLACE: Final = re.compile(r"\.\d+(?=\.|$)")
+# Number of lines and modules shown per row.
+_MAX_PLACES: Final = 3
+_INDEX: Final = re.compile(r"\.\d+(?=\.|$)")
 _INSTANCE: Final = re.compile(r"_\d+(?=\.|$)")
 
 
 class Tables:
-    """The work of two sides, summed up by whatever identifies it."""
+    """Work of two sides, grouped by any column."""
 
     def __init__(self, base: Side, new: Side, texts: Labels) -> None:
         self.base, self.new, self._texts = base, new, texts
@@ -281,14 +279,14 @@ class Tables:
         ]
 
     def _rows(self, *columns: tuple[Ints, Ints]) -> tuple[Ints, list[Both]]:
-        """Sum both sides up by some columns; return their values, and the sums, row by row."""
-        joined = [np.concatenate(column) for column in columns]
-        number, first = distinct(*joined)
-        values = np.stack([column[first] for column in joined])
+        """Return the distinct values of some columns, and the sums of both sides for each."""
+        both = [np.concatenate(column) for column in columns]
+        number, first = distinct(*both)
+        values = np.stack([column[first] for column in both])
         split = len(self.base.leaves)
         before, after = (
-            _amounts(own, sums, len(first))
-            for own, sums in zip((number[:split], number[split:]), self._sums, strict=True)
+            _amounts(numbers, sums, len(first))
+            for numbers, sums in zip((number[:split], number[split:]), self._sums, strict=True)
         )
         return values, list(zip(before, after, strict=True))
 
@@ -296,11 +294,11 @@ class Tables:
         return self.base.leaves.columns[name], self.new.leaves.columns[name]
 
     def allowed(self) -> Mapping[str, Allowed]:
-        """Return what limits each class of work on both devices."""
+        """Return the limiting peaks of each class on both devices."""
         return allowed(self.base, self.new, self._texts)
 
     def classes(self) -> tuple[Line, ...]:
-        """Return one row for each class, in the order of CLASSES."""
+        """Return one row per class, in the order of CLASSES."""
         keys, amounts = self._rows(self._column("class"))
         lines = [
             Line(self._text(key), *amount, class_name=self._text(key))
@@ -308,17 +306,17 @@ class Tables:
         ]
         return tuple(sorted(lines, key=lambda line: CLASSES.index(line.name)))
 
-    def by(self, column: str, untold: str) -> tuple[Line, ...]:
-        """Return one row for each value of a column; `untold` is what UNKNOWN is called."""
+    def by(self, column: str, unknown_name: str) -> tuple[Line, ...]:
+        """Return one row per value of a column; `unknown_name` is shown for UNKNOWN."""
         keys, amounts = self._rows(self._column(column))
         lines = [
-            Line(untold if key == UNKNOWN else self._text(key), *amount)
+            Line(unknown_name if key == UNKNOWN else self._text(key), *amount)
             for key, amount in zip(keys[0].tolist(), amounts, strict=True)
         ]
         return self._sorted(lines)
 
     def kernels(self) -> tuple[Line, ...]:
-        """Return one row for each kernel of each class."""
+        """Return one row per kernel of each class."""
         keys, amounts = self._rows(self._column("class"), self._column("kernel"))
         lines = [
             Line(self._text(kernel), *amount, class_name=self._text(class_number))
@@ -327,11 +325,11 @@ class Tables:
         return self._sorted(lines)
 
     def kernels_of_operations(self) -> dict[int, tuple[Line, ...]]:
-        """Return the kernels of each pair of operations, by its number."""
+        """Return the kernels of each pair of operations, by operation number."""
         return self._under(self._numbers, "kernel", "(unnamed)")
 
     def operations(self) -> tuple[Line, ...]:
-        """Return one row for each pair of operations, or operation alone."""
+        """Return one row per pair of operations, or per unpaired operation."""
         number = self._numbers
         shapes = self._under(number, "shape", "(shape not recorded)")
         modules = self._places(number, "module", _kind_of_module)
@@ -340,12 +338,12 @@ class Tables:
         keys, amounts = self._rows(number)
         found = []
         for key, amount in zip(keys[0].tolist(), amounts, strict=True):
-            own, theirs = self.pairing.keys[key]
-            either = theirs or own
+            before, after = self.pairing.keys[key]
+            either = after or before
             assert either is not None
             name = self._text(either[1])
-            if own is not None and theirs is not None and own != theirs:
-                name = f"{self._text(own[1])} -> {name}"
+            if before is not None and after is not None and before != after:
+                name = f"{self._text(before[1])} -> {name}"
             below = shapes.get(key, ())
             found.append(
                 Line(
@@ -354,56 +352,56 @@ class Tables:
                     class_name=self._text(either[0]),
                     base_name=called[0].get(key),
                     new_name=called[1].get(key),
-                    modules=modules.get(key, ())[:_PLACES],
-                    lines=lines.get(key, ())[:_PLACES],
-                    shapes=below if any(_is_told(one) for one in below) else (),
+                    modules=modules.get(key, ())[:_MAX_PLACES],
+                    lines=lines.get(key, ())[:_MAX_PLACES],
+                    shapes=below if any(_has_name(one) for one in below) else (),
                     number=key,
                 )
             )
         return self._sorted(found)
 
     def _under(
-        self, number: tuple[Ints, Ints], column: str, untold: str
+        self, number: tuple[Ints, Ints], column: str, unknown_name: str
     ) -> dict[int, tuple[Line, ...]]:
         keys, amounts = self._rows(number, self._column(column))
         found: dict[int, list[Line]] = {}
         for (owner, key), amount in zip(keys.T.tolist(), amounts, strict=True):
-            name = untold if key == UNKNOWN else self._text(key)
+            name = unknown_name if key == UNKNOWN else self._text(key)
             found.setdefault(owner, []).append(Line(name, *amount))
         return {owner: self._sorted(lines) for owner, lines in found.items()}
 
     def _places(
-        self, number: tuple[Ints, Ints], column: str, said: Callable[[str], str]
+        self, number: tuple[Ints, Ints], column: str, shorten: Callable[[str], str]
     ) -> dict[int, tuple[str, ...]]:
-        """Return where each operation spends its time, most first."""
+        """Return the places where each operation spends its time, most time first."""
         keys, amounts = self._rows(number, self._column(column))
         found: dict[int, dict[str, float]] = {}
         for (owner, key), (before, after) in zip(keys.T.tolist(), amounts, strict=True):
             if key != UNKNOWN:
                 time = self.base.per_share(before.total_ns if before else 0)
                 time += self.new.per_share(after.total_ns if after else 0)
-                own, place = found.setdefault(owner, {}), said(self._text(key))
-                own[place] = own.get(place, 0.0) + time
+                times, place = found.setdefault(owner, {}), shorten(self._text(key))
+                times[place] = times.get(place, 0.0) + time
         return {
-            owner: tuple(sorted(own, key=lambda place: (-own[place], place)))
-            for owner, own in found.items()
+            owner: tuple(sorted(times, key=lambda place: (-times[place], place)))
+            for owner, times in found.items()
         }
 
     def _called(self, number: tuple[Ints, Ints]) -> list[dict[int, str]]:
-        """Return what each side's own framework calls its operations."""
+        """Return the names of operations in each side's own framework."""
         found: list[dict[int, str]] = []
-        for own, side in zip(number, (self.base, self.new), strict=True):
+        for numbers, side in zip(number, (self.base, self.new), strict=True):
             called: dict[int, dict[str, None]] = {}
             texts = side.leaves.columns["called"]
-            _, first = distinct(own, texts)
-            for key, text in zip(own[first].tolist(), texts[first].tolist(), strict=True):
+            _, first = distinct(numbers, texts)
+            for key, text in zip(numbers[first].tolist(), texts[first].tolist(), strict=True):
                 if text != UNKNOWN:
                     called.setdefault(key, {})[self._text(text)] = None
             found.append({key: ", ".join(texts) for key, texts in called.items()})
         return found
 
     def _sorted(self, lines: Sequence[Line]) -> tuple[Line, ...]:
-        """Return rows with the greatest loss first."""
+        """Return rows sorted by loss, largest first."""
         base, new = self.base, self.new
 
         def change(line: Line) -> float:
@@ -417,7 +415,7 @@ class Tables:
 
 
 def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
-    """Return what a side has of each row: its calls, runs and time, summed up by number."""
+    """Return calls, runs and time of each row, summed by row number."""
     total = np.zeros((3, rows), np.int64)
     for row in range(3):
         np.add.at(total[row], number, sums[row])
@@ -425,9 +423,9 @@ def _amounts(number: Ints, sums: Ints, rows: int) -> list[Amount | None]:
 
 
 def _kind_of_module(path: str) -> str:
-    """Return a module's path without the numbers of instances: all layers of a kind are one."""
-    return _INSTANCE.sub("", _PLACE.sub(".*", path))
+    """Return a module path without instance numbers, so that all layers of a kind are one."""
+    return _INSTANCE.sub("", _INDEX.sub(".*", path))
 
 
-def _is_told(line: Line) -> bool:
+def _has_name(line: Line) -> bool:
     return not line.name.startswith("(")

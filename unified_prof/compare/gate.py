@@ -112,7 +112,7 @@ class Verdict(Displayed):
 
     @property
     def exit_code(self) -> int:
-        """What the shell sees."""
+        """Exit code for the shell."""
         return EXIT_CODES[self.outcome]
 
 
@@ -446,7 +446,7 @@ class Verdicts:
 
     @property
     def exit_code(self) -> int:
-        """What the shell sees."""
+        """Exit code for the shell."""
         return EXIT_CODES[self.outcome]
 
 
@@ -463,7 +463,7 @@ def gate_each(pairs: Pairs, metrics: Sequence[str], limits: Limits, noises: Nois
         name: _verdict(base, new, metrics, limits, noises.get(name))
         for name, (base, new) in pairs.items()
     }
-    together = tuple(_together(pairs, metric, limits, noises) for metric in metrics)
+    together = tuple(_check_mean(pairs, metric, limits, noises) for metric in metrics)
     return Verdicts(each, together, limits)
 
 
@@ -477,7 +477,7 @@ def compare_each(pairs: Pairs, metric: str, noises: Noises) -> Comparison | None
     return compare_together([(base, new) for base, new in sides], _noise_model(pairs, noises))[0]
 
 
-def _together(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Check:
+def _check_mean(pairs: Pairs, metric: str, limits: Limits, noises: Noises) -> Check:
     unit: Unit = "B" if metric == PEAK else "ns"
     sides = []
     for name, pair in pairs.items():

@@ -203,7 +203,7 @@ def _summed(calls: SomeCalls, count: int, step_of: StepOf, *, split: bool) -> Op
         calls: Calls in order of their steps.
         count: Number of steps.
         step_of: Returns the step of each call.
-        split: True if the n-th call of each step is an operation of its own.
+        split: True if the n-th call of each step is a separate operation.
     """
     groups, rows = _CallGroups(), FirstSeen()
     occurrences = _Occurrences()
