@@ -92,7 +92,7 @@ class CapturedOperators:
     """Operators of captured graphs by device, stream and task; columns of one length."""
 
     key: NDArray[np.uint64]
-    """Of `_pack_captured_operators`, ascending."""
+    """Keys of `_pack_captured_operators`, ascending."""
     name: NDArray[np.uint64]
     """Hash."""
     op_type: NDArray[np.uint64]

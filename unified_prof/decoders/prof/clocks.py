@@ -1,4 +1,4 @@
-"""From counters of the host and the device to nanoseconds since 1970, exactly.
+"""Converts counters of the host and the device to nanoseconds since 1970.
 
     host ticks    t -> (t - C_host) * 1000 / F_host + M      (monotonic ns; t itself without F_host)
     device ticks  t -> (t - C_dev)  * 1000 / F_dev  + M
@@ -7,10 +7,9 @@
 
 F are frequencies in MHz as decimal text; M is host_start.log's clock_monotonic_raw plus
 cntvct_diff * 1000 / F_host (1000 without F_host), D dev_start.log's clock_monotonic_raw, C the
-counters of those logs. Results are cut to whole nanoseconds once, at the end, in rational
-arithmetic on int64: a float64 cannot hold them.
-
-Threads and times of the host packed into keys that sort by thread, then time.
+counters of those logs. The arithmetic is rational on int64, since float64 is not exact enough;
+results are truncated to nanoseconds at the end. `Timeline` packs threads and times of the host into
+keys that sort by thread, then time.
 """
 
 from __future__ import annotations
@@ -29,12 +28,12 @@ from unified_prof.errors import RawFormatError
 
 Int64 = NDArray[np.int64]
 
+# Replaces times beyond int64 (year 2262), which are always damaged.
 MAX_NS = (1 << 63) - 1
-"""What a time beyond the range of int64 becomes: no genuine time is near (year 2262)."""
 
 _INT64_LIMIT = 1 << 63
+# Frequency of a host counter that shows nanoseconds.
 _NANOSECONDS_MHZ = 1000
-"""Frequency of a host counter that shows nanoseconds."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +46,7 @@ class LinearClock:
     def to_ns(self, ticks: NDArray[Any]) -> Int64:
         """Convert counter values (any integer array) to int64 ns.
 
-        Times before 1970 become 0 and times beyond int64 become `MAX_NS`: neither is genuine.
+        Times before 1970 become 0, times beyond int64 become `MAX_NS`; both are damaged.
         """
         ticks = np.asarray(ticks)
         if not ticks.size:
@@ -63,7 +62,7 @@ class LinearClock:
         if unusable:
             early, late = ticks < lowest, ticks >= highest
             ticks = np.where(early | late, np.asarray(0, ticks.dtype), ticks)
-        # Partial sums may leave int64 where the result does not: wrapping cancels out.
+        # Partial sums may overflow even if the result does not; wrapping cancels out.
         with np.errstate(over="ignore"):
             if denominator == 1:
                 result = ticks.astype(np.int64) * multiplier + offset
@@ -81,7 +80,7 @@ class LinearClock:
         return np.asarray(result, np.int64)
 
     def finer(self, parts: int, origin_ns: int) -> LinearClock:
-        """Return the clock of the same counter that gives nearest `parts` of a ns since a time."""
+        """Return the clock that counts 1 / parts ns since `origin_ns`, rounded to the nearest."""
         return LinearClock(self.rate * parts, (self.offset_ns - origin_ns) * parts + Fraction(1, 2))
 
     def duration(self) -> LinearClock:
@@ -97,7 +96,7 @@ class LinearClock:
         return multiplier * (denominator + 1) < _INT64_LIMIT and abs(offset) < _INT64_LIMIT
 
     def _to_ns_slowly(self, ticks: NDArray[Any]) -> Int64:
-        """For frequencies with so many digits that int64 cannot hold the products."""
+        """Convert with Python integers, if int64 cannot hold the products."""
         return np.array(
             [self.tick_to_ns(tick) for tick in ticks.ravel().tolist()], np.int64
         ).reshape(ticks.shape)
@@ -105,9 +104,9 @@ class LinearClock:
 
 @dataclass(frozen=True, slots=True)
 class Readings:
-    """What the clocks of a directory are made from, for times that the exporter rounds on the way.
+    """Values that clocks are computed from, for times that the exporter rounds on the way.
 
-    Names of the formulas above stand in brackets.
+    The brackets contain the names in the formulas above.
     """
 
     start_ns: Fraction
@@ -131,12 +130,12 @@ class Clocks:
     host: LinearClock
     """Host counter values (api, task_track, npu_module_mem, ...)."""
     host_origin_ticks: int
-    """The host counter when the recording was started."""
+    """Host counter at the start of the recording."""
     monotonic: LinearClock
     """Host monotonic nanoseconds."""
     readings: Readings
     device_origin_ticks: int = 0
-    """The device counter when the recording was started."""
+    """Device counter at the start of the recording."""
     device: LinearClock | None = None
     """Device counter values (task logs, PMU, frequency)."""
     device_monotonic: LinearClock | None = None
@@ -160,13 +159,13 @@ def build_clocks(
     """Build the clocks of a directory from the values of its control files.
 
     Args:
-        host_mhz: frequency of the host counter; None when host time stamps are ns already.
+        host_mhz: frequency of the host counter; None if host times are ns.
         host_monotonic_ns: clock_monotonic_raw of host_start.log.
         host_counter: cntvct of host_start.log.
-        host_counter_diff: cntvct_diff of host_start.log, 0 when absent.
+        host_counter_diff: cntvct_diff of host_start.log, 0 if missing.
         begin_us: collectionTimeBegin of start_info, microseconds since 1970.
         begin_monotonic_ns: clockMonotonicRaw of start_info.
-        device_mhz: hwts_frequency of the device; with the next two only for a device directory.
+        device_mhz: hwts_frequency; None for a host directory, like the next two.
         device_counter: cntvct of dev_start.log.
         device_monotonic_ns: clock_monotonic_raw of dev_start.log.
     """
@@ -223,36 +222,36 @@ _MAX_THREADS = 1 << (64 - _TIME_BITS)
 class Timeline:
     """Packs (thread, host counter) into sortable keys: thread in the high bits, time below.
 
-    Times far from the start of the recording (about 8 days before to 24 days after it at 100 MHz,
-    a tenth of that with counters in ns) do not fit; genuine ones are never there.
+    Times must be within about 8 days before and 24 days after the start of the recording at
+    100 MHz, a tenth of that for counters in ns.
     """
 
     def __init__(self, origin_ticks: int) -> None:
         self.base = max(0, origin_ticks - _BEFORE_START)
         self.threads = Pool()
-        # Differences of unsigned times wrap: what is before the base is far above this.
-        self._most = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
+        # Differences of unsigned times wrap: times before the base are above this.
+        self._max_relative = np.uint64(min(int(_TIME_MASK), (1 << 64) - 1 - self.base))
 
     def fits(self, ticks: NDArray[np.uint64]) -> NDArray[np.bool_]:
-        """Tell which times can be packed."""
-        return np.asarray(ticks - np.uint64(self.base) <= self._most)
+        """Return which times can be packed."""
+        return np.asarray(ticks - np.uint64(self.base) <= self._max_relative)
 
     def pack(self, thread_id: NDArray[Any], ticks: NDArray[np.uint64]) -> Keys:
-        """Return the keys of times that fit; others are cut to the nearest time that does.
+        """Return the keys of times; times that do not fit are clipped.
 
         Raises:
-            RawFormatError: more threads than a process can have.
+            RawFormatError: there are more threads than a process can have.
         """
         rank = self.threads.index_of(thread_id).astype(np.uint64)
         if len(self.threads) > _MAX_THREADS:
             raise RawFormatError(
-                f"records of more than {_MAX_THREADS} threads, which cannot be",
+                f"records of more than {_MAX_THREADS} threads",
                 slug="damaged-recording",
             )
         return rank << np.uint64(_TIME_BITS) | self._relative(ticks)
 
     def move(self, keys: Keys, ticks: NDArray[np.uint64]) -> Keys:
-        """Return the keys of other times of the same threads."""
+        """Return the keys of the same threads at other times."""
         return (keys & ~_TIME_MASK) | self._relative(ticks)
 
     def ticks(self, keys: Keys) -> NDArray[np.uint64]:
@@ -267,6 +266,6 @@ class Timeline:
     def _relative(self, ticks: NDArray[np.uint64]) -> NDArray[np.uint64]:
         base = np.uint64(self.base)
         relative = ticks - base
-        if len(relative) and relative.max() > self._most:
+        if len(relative) and relative.max() > self._max_relative:
             relative = np.minimum(np.maximum(ticks, base) - base, _TIME_MASK)
         return np.asarray(relative, np.uint64)

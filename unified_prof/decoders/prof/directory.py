@@ -1,14 +1,10 @@
-"""The text dictionaries of a recording: hash ids to texts, record types to names.
+"""Opens a PROF_* directory: host and device parts, control files, clocks, dictionaries, data files.
 
-hash_dic has lines `<64-bit decimal>:<text>`, type_info_dic `<level>_<type>:<name>`; a line is
-split at its first colon and a later line wins. A hash that is missing shows as its number.
+Values of control files are checked when a decoder reads them, so a missing value only affects the
+decoders that need it.
 
-Reads the control files of a recording: info.json, sample.json, start and end, start logs.
-
-Every value is looked up by name and checked when it is asked for, so that a recording that lacks
-something only its own decoder needs still gives everything else.
-
-A PROF_* directory: its host and device parts, their control files, clocks and data files.
+Dictionaries: hash_dic has lines `<64-bit decimal>:<text>`, type_info_dic `<level>_<type>:<name>`;
+the last line of a key counts. Hashes without a text appear as numbers.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from unified_prof.decoders.prof.clocks import Clocks, build_clocks
 from unified_prof.decoders.prof.slices import DataFolder, scan
 from unified_prof.errors import RawFormatError
 
-# Names that the collector does not always write.
+# Names that the dictionary may lack.
 _KNOWN_TYPES = {27: "DYNAMIC_ENABLE", 28: "DYNAMIC_DISABLE"}
 _UINT64_LIMIT = 1 << 64
 
@@ -43,9 +39,9 @@ class Dictionaries:
     hashes: Mapping[int, str] = field(default_factory=dict)
     types: Mapping[tuple[int, int], str] = field(default_factory=dict)
     malformed: int = 0
-    """Lines that are no entry."""
+    """Number of lines that are not an entry."""
     missing: set[int] = field(default_factory=set)
-    """Hash ids that were asked for and are not in the dictionary."""
+    """Hash ids that were looked up and not found."""
 
     def text(self, hash_id: int) -> str:
         """Return the text of a hash id, or its decimal number."""
@@ -57,7 +53,7 @@ class Dictionaries:
         return found
 
     def knows(self, hash_id: int) -> bool:
-        """Tell whether a hash id has a text."""
+        """Return True if a hash id has a text."""
         return hash_id in self.hashes
 
     def type_name(self, level: int, type_id: int) -> str:
@@ -66,16 +62,16 @@ class Dictionaries:
         return _KNOWN_TYPES.get(type_id, str(type_id)) if name is None else name
 
     def string_ids(self, strings: Strings, hash_ids: NDArray[Any]) -> NDArray[np.int64]:
-        """Intern the texts of a column of hash ids; each distinct id is looked up once."""
+        """Return the string ids of the texts of a column of hash ids."""
         distinct, inverse = np.unique(np.asarray(hash_ids, np.uint64), return_inverse=True)
         ids = strings.intern_all(self.text(int(value)) for value in distinct.tolist())
         return np.asarray(ids, np.int64)[inverse]
 
 
 def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
-    """Count what the dictionaries did not have, after everything was looked up."""
+    """Count malformed lines and missing hashes, after everything was decoded."""
     if dictionaries.malformed:
-        sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "no number and text")
+        sink.anomaly("malformed_dictionary_line", dictionaries.malformed, "not number:text")
     if dictionaries.missing:
         sink.anomaly(
             "hash_without_text",
@@ -85,7 +81,7 @@ def report_gaps(dictionaries: Dictionaries, sink: Sink) -> None:
 
 
 def read_dictionaries(data: DataFolder) -> Dictionaries:
-    """Read the dictionaries of a host data folder; missing files give empty ones.
+    """Read the dictionaries of the host; missing files give empty ones.
 
     Raises:
         RawFormatError: a file cannot be read.
@@ -131,27 +127,28 @@ def _unsigned(text: str) -> int | None:
     return number if number < _UINT64_LIMIT else None
 
 
-_MAX_BYTES = 16 << 20  # no genuine control file comes near
+# Maximum size of a control file.
+_MAX_BYTES = 16 << 20
 _MAX_COUNTER = 1 << 62
 _INTEGER = re.compile(r"[+-]?\d{1,19}")
 
 
 @dataclass(frozen=True, slots=True)
 class Control:
-    """One JSON control file: a mapping that knows where it came from."""
+    """Values of one JSON control file."""
 
     path: Path
     values: Mapping[str, Any]
 
     def text(self, key: str, default: str = "") -> str:
-        """Return the value of `key` as text, numbers printed; `default` when absent."""
+        """Return the value of `key` as text; `default` if it is missing."""
         value = self.values.get(key)
         if value is None or isinstance(value, dict | list):
             return default
         return str(value)
 
     def integer(self, key: str, default: int | None = None) -> int | None:
-        """Return the value of `key` as an integer, which may be written as text."""
+        """Return the value of `key` as an integer (number or text)."""
         value = self.values.get(key)
         if isinstance(value, bool):
             return default
@@ -162,11 +159,11 @@ class Control:
         return default
 
     def decimal(self, key: str) -> Decimal | None:
-        """Return the value of `key` as a positive decimal number, None when it is not one."""
+        """Return the value of `key` as a positive decimal number, else None."""
         return positive_decimal(self.text(key))
 
     def records(self, key: str) -> list[Control]:
-        """Return the objects of the list `key`; an empty list when there is none."""
+        """Return the objects of the list `key`, or an empty list."""
         value = self.values.get(key)
         if not isinstance(value, list):
             return []
@@ -190,10 +187,10 @@ _NAMES = ("info.json", "sample.json", "start_info", "end_info", "host_start.log"
 
 
 def unfinished(folder: Path) -> list[str]:
-    """Return the control files of `folder` that have no `.done` companion beside them.
+    """Return the control files of a directory that have no `.done` companion.
 
     Raises:
-        RawFormatError: the folder cannot be listed.
+        RawFormatError: the directory cannot be listed.
     """
     names = {path.name for path in _entries_control(folder)}
     return sorted(
@@ -204,17 +201,17 @@ def unfinished(folder: Path) -> list[str]:
 
 
 def find(folder: Path, name: str, *, required: bool = True) -> Path | None:
-    """Return the one control file `name` or `name.<N>` of `folder`.
+    """Return the control file `name` or `name.<N>` of a directory.
 
     Raises:
-        RawFormatError: there are several, or none although it is required.
+        RawFormatError: there are several, or a required one is missing.
     """
     pattern = re.compile(re.escape(name) + r"(\.\d+)?")
     found = [path for path in _entries_control(folder) if pattern.fullmatch(path.name)]
     if len(found) > 1:
         listed = ", ".join(path.name for path in found)
         raise RawFormatError(
-            f"{folder} has {len(found)} files where one {name} is expected: {listed}",
+            f"{folder} has {len(found)} files {name}, expected one: {listed}",
             hint="keep the one that belongs to this recording",
             slug="doubled-files",
         )
@@ -231,7 +228,7 @@ def read_json(path: Path) -> Control:
     """Read one JSON object.
 
     Raises:
-        RawFormatError: it cannot be read, or is not one JSON object.
+        RawFormatError: the file cannot be read or is not a JSON object.
     """
     raw = _read(path)
     try:
@@ -251,16 +248,16 @@ def read_json(path: Path) -> Control:
 
 @dataclass(frozen=True, slots=True)
 class StartLog:
-    """The counters that a start log names, by name: `clock_monotonic_raw`, `cntvct`, ..."""
+    """The counters of a start log by name: `clock_monotonic_raw`, `cntvct`, ..."""
 
     path: Path
     values: Mapping[str, int]
 
     def value(self, key: str) -> int:
-        """Return a counter that must be there.
+        """Return a required counter.
 
         Raises:
-            RawFormatError: it is not, or is no time that a counter can show.
+            RawFormatError: the counter is missing or impossible.
         """
         number = self.counter(key)
         if number is None:
@@ -270,7 +267,7 @@ class StartLog:
         return number
 
     def counter(self, key: str) -> int | None:
-        """Return a counter, None when it is missing or cannot be one."""
+        """Return a counter, None if it is missing or impossible."""
         number = self.values.get(key, -1)
         return number if 0 <= number <= _MAX_COUNTER else None
 
@@ -290,7 +287,7 @@ def read_start_log(path: Path) -> StartLog:
 
 
 def _entries_control(folder: Path) -> list[Path]:
-    """Return the regular files of a folder by name; links are not followed."""
+    """Return the regular files of a directory, sorted by name; links are not followed."""
     try:
         return sorted(path for path in folder.iterdir() if stat.S_ISREG(path.lstat().st_mode))
     except OSError as err:
@@ -301,7 +298,7 @@ def _read(path: Path) -> bytes:
     try:
         if path.lstat().st_size > _MAX_BYTES:
             raise RawFormatError(
-                f"{path} is over {_MAX_BYTES >> 20} MiB, too big for its kind",
+                f"{path} is larger than {_MAX_BYTES >> 20} MiB",
                 slug="damaged-recording",
             )
         return path.read_bytes()
@@ -309,11 +306,11 @@ def _read(path: Path) -> bytes:
         raise RawFormatError(f"cannot read {path}: {err.strerror}", slug="cannot-read") from err
 
 
+# Length that the exporter assumes for a session without a recorded end.
 DEFAULT_SESSION_NS = 30 * 60 * 1_000_000_000
-"""Length of a session whose end was not recorded, as the exporter assumes."""
 
+# Latest possible time (year 2223): its nanoseconds fit into 64 bits.
 _LATEST_US = 8 * 10**15
-"""Latest possible time, in the year 2223: nanoseconds until then fit into 64 bits."""
 
 _DEVICE = re.compile(r"device_(\d{1,4})")
 
@@ -325,11 +322,11 @@ class Session:
     start_ns: int
     end_ns: int
     ended: bool
-    """False: no end was recorded and `end_ns` is assumed."""
+    """False if no end was recorded and `end_ns` is assumed."""
 
 
 class _Part:
-    """What the host and a device directory have in common."""
+    """Common base of host and device directories."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -340,7 +337,7 @@ class _Part:
         self.end = None if end is None else read_json(end)
         self.data: DataFolder = scan(path / "data")
         self.unfinished = [path / name for name in unfinished(path)]
-        """Files that have no `.done` companion: still being written, or left by a crash."""
+        """Files without a `.done` companion: still being written, or left by a crash."""
         self.unfinished += [self.data.path / name for name in self.data.unfinished]
 
     def _control(self, name: str) -> Control:
@@ -350,7 +347,7 @@ class _Part:
 
     @cached_property
     def session(self) -> Session:
-        """When the session began and ended by this part's own files."""
+        """Session of this part, by its own files."""
         begin_us = _needed(self.start, "collectionTimeBegin", _LATEST_US)
         end_us = None if self.end is None else self.end.integer("collectionTimeEnd")
         if end_us is None or not 0 < end_us <= _LATEST_US:
@@ -359,13 +356,13 @@ class _Part:
 
     @property
     def platform(self) -> int:
-        """`platform_version` of info.json: the kind of chip; -1 when it is none."""
+        """`platform_version` of info.json, the kind of chip; -1 if it is not a number."""
         version = self.info.integer("platform_version")
         return -1 if version is None else version
 
     @property
     def layout_version(self) -> str:
-        """`version` of info.json, "1.0" or "2.0": selects the layouts of some samples."""
+        """`version` of info.json, "1.0" or "2.0"; selects the layout of some samples."""
         return self.info.text("version", "1.0")
 
     @cached_property
@@ -397,11 +394,11 @@ class _Part:
 
 
 class HostDirectory(_Part):
-    """The `host/` part: interval and task records of the CPU side, dictionaries, host samples."""
+    """The `host/` part: calls, launches, dictionaries and samples of the host."""
 
     @cached_property
     def dictionaries(self) -> Dictionaries:
-        """The texts that all parts of the recording refer to."""
+        """Texts that all parts of the recording refer to."""
         return read_dictionaries(self.data)
 
 
@@ -414,23 +411,23 @@ class DeviceDirectory(_Part):
 
     @cached_property
     def device_info(self) -> Control:
-        """The one element of info.json's DeviceInfo; empty when there is none."""
+        """Last element of DeviceInfo in info.json, or an empty one."""
         records = self.info.records("DeviceInfo")
         return records[-1] if records else Control(self.info.path, {})
 
 
 class ProfDirectory:
-    """A whole recording. Parts that cannot be read are listed in `problems`, not lost silently."""
+    """A recording. Parts that cannot be read are listed in `problems`."""
 
     def __init__(self, path: Path) -> None:
         """Open the recording at `path`.
 
         Raises:
-            RawFormatError: it is not a recording, or no part of it can be used.
+            RawFormatError: the path is not a recording, or no part can be read.
         """
         self.path = path
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) of every part that is left out."""
+        """(anomaly name, message) of every part that was not opened."""
         self.host: HostDirectory | None = None
         self.devices: list[DeviceDirectory] = []
         errors: list[RawFormatError] = []
@@ -448,7 +445,7 @@ class ProfDirectory:
                 raise errors[0]
             raise RawFormatError(
                 f"{path} has neither host/ nor device_<N>/",
-                hint="give a PROF_* directory as the profiler wrote it, or a folder of several",
+                hint="pass a PROF_* directory as the profiler wrote it, or a directory of several",
                 slug="incomplete-recording",
             )
 
@@ -459,11 +456,11 @@ class ProfDirectory:
 
     @property
     def process_id(self) -> int:
-        """`pid` of the host's info.json (a device's without host), 0 when it is none."""
+        """`pid` in info.json of the host, else of the first device; 0 if it is missing."""
         return (self.host or self.devices[0]).info.integer("pid") or 0
 
     def report_problems(self, sink: Sink) -> None:
-        """Count what is left out, linked elsewhere or still being written."""
+        """Count unread parts, links, lost slices and files that are still being written."""
         for name, message in self.problems:
             sink.anomaly(name, 1, message)
         for part in [self.host, *self.devices]:
@@ -483,7 +480,7 @@ class ProfDirectory:
                 sink.anomaly(
                     "unfinished_file",
                     len(part.unfinished),
-                    f"{part.unfinished[0]} has no .done beside it:"
+                    f"{part.unfinished[0]} has no .done file:"
                     " the recording is being written or was interrupted",
                 )
 

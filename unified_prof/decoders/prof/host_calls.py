@@ -175,7 +175,7 @@ class CallNames:
         calls = selected(calls, of_level[calls["type_index"]] & (calls["key"] != calls["end"]))
         begin = calls["key"]
         if level == NODE and (begin[1:] == begin[:-1]).any():
-            # Of two that begin together, the longer one is the outer one.
+            # If two begin together, the longer one is the outer one.
             calls = selected(calls, np.lexsort((~calls["end"], begin)))
         return Intervals(
             calls["key"].copy(),

@@ -1,12 +1,11 @@
-"""Kinds of chips, by the `platform_version` of their info.json, that write their files alike.
+"""Layouts of binary records as NumPy structured types, groups of platforms, names of numbers.
 
-0 is the 310, 1 the 910A, 4 the 310P, 5 the 910B, 7 the 310B, 15 and 16 the 950.
-
-The one table of binary record layouts, and the NumPy structured types made from it.
+Platforms (`platform_version` of info.json): 0 is the 310, 1 the 910A, 4 the 310P, 5 the 910B, 7 the
+310B, 15 and 16 the 950.
 
 An entry reads `name: (size_bytes, "field type@offset, ...")`. Types are little-endian: u1 u2 u4 u8
-unsigned, i4 i8 signed, f8 double, `Nu4` an array of N, `NS` a NUL-padded text of N bytes. Bytes
-that nothing reads have no field. An entry of `_COMPACT` or `_ADDITIONAL` describes the payload of
+unsigned, i4 i8 signed, f8 double, `Nu4` an array of N, `NS` a NUL-padded text of N bytes. Unused
+bytes have no field. An entry of `_COMPACT` or `_ADDITIONAL` describes the payload of
 a host record: its offsets count from the payload, and the type also has the envelope's fields.
 
 Source of the facts: the public collector and analysis code of the Ascend toolkit.
@@ -20,17 +19,17 @@ from typing import Any
 
 import numpy as np
 
+# Platforms whose task scheduler writes the files `hwts` and `aicore`.
 HWTS_PLATFORMS = (1, 4)
-"""Their hardware task scheduler logs tasks in files of its own, `hwts` and `aicore`."""
 
+# Platforms with 32-bit task ids, unique on the device; records of the device have no stream.
 V6_PLATFORMS = (15, 16)
-"""Task ids have 32 bits and are unique on the device; records of the device carry no stream."""
 
+# Platforms whose cube and vector units share their cores.
 ONE_CORE_KIND_PLATFORMS = (7, 8, 11)
-"""Cube and vector units share their cores."""
 
+# Platforms whose AI CPUs run collectives. The exporter reads their records on these only.
 DEVICE_COLLECTIVE_PLATFORMS = (4, 5, 15, 16)
-"""AI CPUs run collectives by themselves. Elsewhere the exporter does not read what they record."""
 
 
 RecordType = np.dtype[Any]
@@ -43,14 +42,14 @@ _HEADER_BYTES = 24
 _COMPACT_BYTES = 64
 _ADDITIONAL_BYTES = 256
 
-# Host records, whole.
+# Complete host records.
 _HOST: dict[str, tuple[int, str]] = {
     "api_event": (
         40,
         "magic u2@0, level u2@2, type u4@4, thread_id u4@8, request_id u4@12, begin u8@16,"
         " end u8@24, item_id u8@32",
     ),
-    # What is in front of the tensors of a capture_op_info record of any length.
+    # Head of a capture_op_info record of variable length, before its tensors.
     "capture_op_head": (
         88,
         "magic u2@0, data_len u4@12, device_id u4@28, stream_id u4@32, task_id u4@36,"
@@ -243,7 +242,7 @@ _DEVICE: dict[str, tuple[int, str]] = {
     "ccu_stat": (2816, "words 704u4@0"),
     "ub": (128, "port_id u2@4, time_us u8@8, rx_bind u8@16, tx_bind u8@24"),
     "qos": (64, "timestamp u8@16, bandwidth 10u4@24"),
-    # Records of AI CPUs, told apart by their type. On platforms 15 and 16 the stream and the task
+    # Records of AI CPUs, distinguished by their type. On platforms 15 and 16 stream and task
     # of `aicpu_bound` are the lower and the upper half of 32-bit task ids.
     "aicpu": (256, "magic u2@0, level u2@2, type u4@4, timestamp u8@16"),
     "aicpu_operator": (
@@ -333,5 +332,5 @@ DATA_TYPES = _numbered(
 
 
 def name_of(names: dict[int, str], number: int) -> str:
-    """Return the name of `number`, or its decimal text."""
+    """Return the name of `number`, or the number as text."""
     return names.get(number, str(number))

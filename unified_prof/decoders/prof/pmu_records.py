@@ -1,10 +1,8 @@
-"""Reads the records of task-based PMU counters, in the layouts of all platforms.
+"""Decodes TASK_PMU_INFO: metrics of the AI core counters of every task (ffts_profile.data).
 
-TASK_PMU_INFO: what the performance counters of the AI cores counted for every task.
-
-ffts_profile.data of platforms with the stars scheduler. One record has the counters of a task, or
-of one context of an FFTS+ task, on the cores of one kind. A MIX task runs on both kinds: its
-record counts the main cores, further records (one a core) the other ones.
+A record has the counters of a task, or of one context of an FFTS+ task, on the cores of one kind.
+A MIX task runs on both kinds: its record has the main cores, further records (one per core) the
+others.
 """
 
 from __future__ import annotations
@@ -37,17 +35,17 @@ from unified_prof.decoders.prof.slices import RawFile, Records
 from unified_prof.decoders.prof.task_identity import decode_words
 from unified_prof.decoders.prof.task_join import DeviceTasks
 
-# A metric set makes up to 34 rows of a record: smaller pieces than elsewhere bound the memory.
+# A record becomes up to 34 rows, so pieces are smaller than elsewhere.
 _PIECE_BYTES = 1 << 20
 
 _FUNCTION_BITS = 0x3F
 _CONTEXT, _BLOCK, _V6 = 40, 41, 42
 
-# FFTS types: what a record counts. 0 and 1 are whole tasks, the others contexts of tasks.
+# FFTS types of records: 0 and 1 are tasks, the others contexts of tasks.
 _FFTS_TYPE_SHIFT, _FFTS_TYPE_SHIFT_OF_BYTE = 13, 5
 _TASK_ON_AIC, _TASK_ON_AIV, _FIRST_CONTEXT_TYPE, _LAST_CONTEXT_TYPE = 0, 1, 2, 4
 
-# By subtask type of contexts: the (main) cores, and whether it is a MIX.
+# By subtask type of contexts: main cores, True for MIX.
 _SUBTASK_BITS, _OVERFLOW = 0xFF, 1 << 10
 _CONTEXT_CORE = {0: (AIC, False), 1: (AIV, False), 6: (AIC, True), 7: (AIV, True)}
 
@@ -59,30 +57,30 @@ class TaskCounters:
     """Counters of tasks or contexts, in columns of one length."""
 
     task_row: NDArray[np.int64]
-    """Of `DeviceTasks.find`."""
+    """Row of `DeviceTasks`."""
     block_key: NDArray[np.uint64]
-    """What a task's block records have in common with it."""
+    """Identity shared with the block records of the task."""
     core: NDArray[np.int64]
-    """`AIC` or `AIV`: where it ran, for a MIX mainly."""
+    """`AIC` or `AIV`; for a MIX its main cores."""
     is_mix: NDArray[np.bool_]
     start: NDArray[np.uint64]
     end: NDArray[np.uint64]
     cycles: NDArray[np.float64]
     counters: NDArray[np.uint64]
-    """One column an event."""
+    """One column per event."""
 
     def __len__(self) -> int:
         return len(self.task_row)
 
     def where(self, mask: NDArray[np.bool_]) -> TaskCounters:
-        """Return some of the rows."""
+        """Return the rows of a mask."""
         if mask.all():
             return self
         return TaskCounters(*(getattr(self, field.name)[mask] for field in fields(self)))
 
     @staticmethod
     def concatenate(parts: Sequence[TaskCounters]) -> TaskCounters:
-        """Return the rows of all parts, of which there is at least one."""
+        """Return the rows of all parts (at least one)."""
         return TaskCounters(
             *(
                 np.concatenate([getattr(part, field.name) for part in parts])
@@ -104,7 +102,7 @@ class BlockCounters:
 
 
 class PmuReader:
-    """The PMU records of one device."""
+    """Reads the PMU records of one device."""
 
     def __init__(
         self, device: DeviceDirectory, file: RawFile, tasks: DeviceTasks, sink: Sink
@@ -115,7 +113,7 @@ class PmuReader:
         self._where = f"{device.data.path}/{file.name}.data"
 
     def tasks(self) -> Iterator[TaskCounters]:
-        """Yield the counters of tasks and contexts; count records that are neither."""
+        """Yield the counters of tasks and contexts; records of other kinds are counted."""
         layout = record_type("v6_pmu" if self._v6 else "ffts_context_pmu")
         known = (_V6,) if self._v6 else (_CONTEXT, _BLOCK)
         for piece in self._file.pieces(layout, _PIECE_BYTES):
@@ -171,7 +169,7 @@ class PmuReader:
             context = np.where(is_context, records["subtask_id"], np.uint32(NO_CONTEXT))
         else:
             context = np.full(len(records), NO_CONTEXT, np.uint32)
-        return self._of_known_tasks(
+        return self._with_task_rows(
             self._tasks.pack(stream, task, batch, context),
             _block_key(stream, task, records["subtask_id"]),
             core,
@@ -185,7 +183,7 @@ class PmuReader:
         stream = self._tasks.streams_of(task)
         stream = np.where(stream < 0, NO_STREAM, stream)
         none = np.zeros(len(records), np.uint32)
-        return self._of_known_tasks(
+        return self._with_task_rows(
             self._tasks.pack(stream, task, none, none + np.uint32(NO_CONTEXT)),
             task.astype(np.uint64),
             (records["core_type"] & 1).astype(np.int64),
@@ -193,7 +191,7 @@ class PmuReader:
             records,
         )
 
-    def _of_known_tasks(
+    def _with_task_rows(
         self,
         task_key: NDArray[np.uint64],
         block_key: NDArray[np.uint64],
@@ -201,7 +199,7 @@ class PmuReader:
         is_mix: NDArray[np.bool_],
         records: Records,
     ) -> TaskCounters:
-        """Leave out the counters of tasks that the device's log does not have."""
+        """Return counters of tasks in the device's log; the others are dropped and counted."""
         task_row = self._tasks.find(task_key)
         self._count("pmu_without_task", task_row < 0)
         return TaskCounters(
@@ -237,18 +235,18 @@ class PmuReader:
 
 
 class MixBlocks:
-    """Adds up what the other cores of MIX tasks counted.
+    """Sums the counters of the other cores of MIX tasks.
 
-    A block record belongs to the task with its ids that was running then; of more records than
-    the task has blocks on the other cores, the first ones count.
+    A block record belongs to the running task with its ids. If there are more records than blocks
+    on the other cores, the first ones count.
     """
 
     def __init__(self, tasks: TaskCounters, limit: NDArray[Any]) -> None:
-        """Start with nothing counted.
+        """Initialize the sums.
 
         Args:
             tasks: MIX tasks.
-            limit: how many blocks of each ran on the other cores.
+            limit: number of blocks of each task on the other cores.
         """
         self._distinct = np.unique(tasks.block_key)
         self._starts = np.sort(tasks.start)
@@ -263,7 +261,7 @@ class MixBlocks:
         """Counters of all blocks of each task."""
 
     def add(self, blocks: BlockCounters) -> None:
-        """Add block records to the tasks they belong to; the others are left out."""
+        """Add block records to their tasks; records of no task are ignored."""
         row = self._task_of(blocks)
         chosen = np.flatnonzero(row >= 0)
         if not len(chosen):
@@ -282,7 +280,7 @@ class MixBlocks:
             self.counters[:, event] += np.bincount(row, counts, tasks)
 
     def _task_of(self, blocks: BlockCounters) -> NDArray[np.int64]:
-        """Return the row of the task that each block belongs to, -1 for none."""
+        """Return the row of the task of each block, or -1."""
         last = np.searchsorted(
             self._places, self._place(blocks.block_key, blocks.start), side="right"
         )
@@ -298,7 +296,7 @@ class MixBlocks:
         return np.where(belongs, row, -1)
 
     def _place(self, key: NDArray[np.uint64], start: NDArray[np.uint64]) -> NDArray[np.int64]:
-        """Order moments by key, then time; moments between the same task starts are equal."""
+        """Return sort values by key, then time; times between the same task starts are equal."""
         by_key = np.searchsorted(self._distinct, key).astype(np.int64)
         by_time = np.searchsorted(self._starts, start, side="right").astype(np.int64)
         return np.asarray(by_key << np.int64(32) | by_time, np.int64)
@@ -322,16 +320,15 @@ def _v6_task_id(records: Records) -> NDArray[np.uint32]:
 
 _FILE = "ffts_profile"
 
-# Platforms whose task-based counters the exporter evaluates.
+# Platforms whose counters by task the exporter evaluates.
 _PLATFORMS = (5, 7, 8, 9, 11, *V6_PLATFORMS)
 
 
 def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> None:
-    """Write TASK_PMU_INFO: every metric of every task, AIC and AIV, 0 for cores not used.
+    """Write TASK_PMU_INFO: every metric of every task, AIC and AIV; 0 for unused cores.
 
-    Two passes over the file: the first writes the tasks that ran on one kind of cores and finds
-    the MIX tasks, the second adds up what their other cores counted. So memory grows with MIX
-    tasks only, by a few hundred bytes each.
+    The first pass over the file writes tasks on one kind of cores and collects MIX tasks, the
+    second sums their other cores. Memory grows by a few hundred bytes per MIX task.
     """
     if device.sample.text("ai_core_profiling_mode") == SAMPLE_BASED:
         return
@@ -365,14 +362,14 @@ def decode_task_pmu(device: DeviceDirectory, tasks: DeviceTasks, sink: Sink) -> 
 
 
 class _Writer:
-    """Turns counters into rows."""
+    """Computes and writes the metrics of tasks."""
 
     def __init__(
         self, device: DeviceDirectory, tasks: DeviceTasks, kinds: Sequence[CoreKind], sink: Sink
     ) -> None:
         self._tasks, self._kinds, self._sink = tasks, kinds, sink
         self._changes = usable_changes(device)
-        # Platforms 15 and 16: the time of a task is that of its record, not that of its cycles.
+        # On platforms 15 and 16, the time of a task is that of its record, not of its cycles.
         self._tick_ns = (
             float(sampling.device_clock(device, f"{_FILE}.data").rate)
             if device.platform in V6_PLATFORMS
@@ -383,11 +380,11 @@ class _Writer:
         self._first_column = np.cumsum([0, *(len(kind.names) for kind in kinds)])
 
     def mix_block_num(self, counted: TaskCounters) -> NDArray[np.uint32]:
-        """Return on how many other cores' blocks each task ran."""
+        """Return the number of blocks of each task on the other cores."""
         return self._tasks.mix_block_num[counted.task_row]
 
     def write(self, counted: TaskCounters) -> None:
-        """Write tasks that ran on one kind of cores."""
+        """Write tasks on one kind of cores."""
         values = np.zeros((len(counted), len(self._name_ids)))
         blocks = self._tasks.block_num[counted.task_row]
         core = counted.core if len(self._kinds) > 1 else np.zeros_like(counted.core)
@@ -397,7 +394,7 @@ class _Writer:
         self._append(counted, values)
 
     def write_mix(self, counted: TaskCounters, blocks: MixBlocks) -> None:
-        """Write tasks that ran on both kinds of cores."""
+        """Write tasks on both kinds of cores."""
         values = np.zeros((len(counted), len(self._name_ids)))
         main = self._tasks.block_num[counted.task_row]
         other = self.mix_block_num(counted)
@@ -417,7 +414,7 @@ class _Writer:
         counters: NDArray[Any],
         cycles: NDArray[np.float64],
     ) -> None:
-        """Compute the metrics of one kind of cores for the chosen tasks."""
+        """Compute the metrics of one kind of cores, for the chosen tasks."""
         if not chosen.any():
             return
         kind = self._kinds[index]
@@ -431,7 +428,7 @@ class _Writer:
         values[chosen, first:end] = kind.values(counters[chosen], cycles[chosen], time_ns)
 
     def _frequency_at(self, ticks: NDArray[np.uint64], kind: CoreKind) -> NDArray[np.float64]:
-        """Return the cores' frequency at device times, MHz."""
+        """Return the frequency of the cores at device times, MHz."""
         frequencies: NDArray[np.float64] = np.concatenate(
             [[kind.frequency_mhz], self._changes.mhz.astype(np.float64)]
         )

@@ -1,16 +1,9 @@
-"""Where records begin in slices of which something was lost.
+"""Finds the data files of a `data/` directory and reads their slices as one stream.
 
-Slices continue each other and end with a whole record; the collector drops the oldest ones. So
-the first record begins where the bytes from there to the end are a multiple of a record. That
-holds across a slice whose end was lost, if its `.done` companion tells how long it was.
-
-Finds the data files of one `data/` folder and reads their slices as one stream.
-
-A recording stores each kind of record in slices `<name>.slice_<K>`. A slice may end inside a
-record and the collector drops the oldest slices first, so slices are joined in numeric order and
-the remainder of the total size is dropped at the front. Symbolic links are never followed.
-
-How much of a recording is in memory at a time.
+Each kind of record is stored in slices `<name>.slice_<K>`, which continue each other; a slice may
+end inside a record, the last one ends with a record. The collector drops the oldest slices first,
+so the remainder of the total size is skipped at the front. If the end of a slice was lost, the
+size in its `.done` companion is used. Symbolic links are not followed.
 """
 
 from __future__ import annotations
@@ -31,9 +24,10 @@ from unified_prof.decoders.prof.layouts import RecordType
 from unified_prof.decoders.spool import Spool
 from unified_prof.errors import RawFormatError
 
-_CONVINCING = 0.75
+# Share of plausible records above which an offset is accepted without trying others.
+_MIN_PLAUSIBLE = 0.75
 _TIMES = ("timestamp", "timestamp_us", "timestamp_ns", "host_ticks", "end")
-_LEAP, _LATEST = np.uint64(1 << 42), np.uint64(1 << 62)
+_MAX_STEP, _MAX_TIME = np.uint64(1 << 42), np.uint64(1 << 62)
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,17 +37,17 @@ class Slice:
     path: Path
     size: int
     index: int = 0
-    said: int = 0
-    """The size that its `.done` companion tells; more than `size` if the end was lost."""
+    recorded_size: int = 0
+    """Size in its `.done` companion; more than `size` if the end was lost."""
 
 
 def runs(
     stream: Sequence[Slice], record_bytes: int
 ) -> Iterator[tuple[Sequence[Slice], tuple[int, ...]]]:
-    """Yield slices between which nothing is lost, and how many bytes may precede their records.
+    """Yield consecutive slices without gaps, and the possible offsets of their first record.
 
-    The first number is what the sizes tell. There is a second where sizes cannot tell which side
-    of a slice was lost: the records decide (`most_plausible`).
+    The first offset follows from the sizes. There is a second one if the sizes do not show which
+    side of a slice was lost; the records decide (`most_plausible`).
     """
     starts = [0] + [
         place
@@ -62,11 +56,11 @@ def runs(
     ]
     for start, stop in zip(starts, [*starts[1:], len(stream)], strict=True):
         run = stream[start:stop]
-        told = _before_first(stream, start, stop, record_bytes)
-        candidates = [told]
+        by_size = _before_first(stream, start, stop, record_bytes)
+        candidates = [by_size]
         if len(run) == 1 and _cut(run[0]):
-            candidates.append((told + run[0].size - run[0].said) % record_bytes)
-        elif told and start == 0:
+            candidates.append((by_size + run[0].size - run[0].recorded_size) % record_bytes)
+        elif by_size and start == 0:
             candidates.append(0)
         yield run, tuple(dict.fromkeys(candidates))
 
@@ -74,23 +68,23 @@ def runs(
 def most_plausible(
     head: NDArray[np.uint8], record: RecordType, candidates: Sequence[int], magic: int | None
 ) -> int:
-    """Return how many bytes of `head` come before its first record.
+    """Return the offset of the first record in `head`.
 
     Args:
-        head: the first few records, cut somewhere.
-        record: their type.
-        candidates: what may be.
-        magic: what the field `magic` must be; it also finds records that no candidate does.
-            Without one, times must not go backwards or leap.
+        head: bytes of the first records.
+        record: type of the records.
+        candidates: possible offsets.
+        magic: value of the field `magic`; with it, other offsets are tried if no candidate fits.
+            Without it, times must not go backwards or jump.
     """
     best, score = candidates[0], -1.0
-    for tried in (candidates, range(record.itemsize if magic is not None else 0)):
-        for skip in tried:
-            whole = max(len(head) - skip, 0) // record.itemsize * record.itemsize
-            found = _plausibility(head[skip : skip + whole].view(record), magic)
+    for offsets in (candidates, range(record.itemsize if magic is not None else 0)):
+        for skip in offsets:
+            size = max(len(head) - skip, 0) // record.itemsize * record.itemsize
+            found = _plausibility(head[skip : skip + size].view(record), magic)
             if found > score:
                 best, score = skip, found
-        if score > _CONVINCING:
+        if score > _MIN_PLAUSIBLE:
             break
     return best
 
@@ -104,19 +98,19 @@ def _plausibility(sample: NDArray[Any], magic: int | None) -> float:
     if time is None:
         return 0.0
     values = sample[time].astype(np.uint64)
-    steady = (values[1:] >= values[:-1]) & (values[1:] - values[:-1] < _LEAP)
-    return float(np.r_[values[0] < _LATEST, steady].mean())
+    steady = (values[1:] >= values[:-1]) & (values[1:] - values[:-1] < _MAX_STEP)
+    return float(np.r_[values[0] < _MAX_TIME, steady].mean())
 
 
 def losses(stream: Sequence[Slice]) -> list[str]:
-    """Say what of a stream is lost, a phrase each."""
+    """Return a phrase for each lost part of a stream."""
     found = [
-        f"{part.path.name} has {part.size} bytes and should have {part.said}"
+        f"{part.path.name} has {part.size} bytes and should have {part.recorded_size}"
         for part in stream
         if _cut(part)
     ]
     found += [
-        f"nothing between {before.path.name} and {after.path.name}"
+        f"missing slices between {before.path.name} and {after.path.name}"
         for before, after in itertools.pairwise(stream)
         if _gap(before, after)
     ]
@@ -124,10 +118,10 @@ def losses(stream: Sequence[Slice]) -> list[str]:
 
 
 def _before_first(stream: Sequence[Slice], start: int, stop: int, record_bytes: int) -> int:
-    """Return how many bytes of a run come before its first record."""
-    if not _gaps(stream[start:]):  # count from the end, which is that of a record
+    """Return the offset of the first record of a run, from the sizes."""
+    if not _gaps(stream[start:]):  # from the end, which is the end of a record
         return sum(_length(part) for part in stream[start:]) % record_bytes
-    if stream[0].index == 0 and not _gaps(stream[:stop]):  # from the very first byte
+    if stream[0].index == 0 and not _gaps(stream[:stop]):  # from the first byte
         return -sum(_length(part) for part in stream[:start]) % record_bytes
     return sum(_length(part) for part in stream[start:stop]) % record_bytes
 
@@ -141,23 +135,23 @@ def _gap(before: Slice, after: Slice) -> bool:
 
 
 def _cut(part: Slice) -> bool:
-    return part.size < part.said
+    return part.size < part.recorded_size
 
 
 def _length(part: Slice) -> int:
-    return max(part.size, part.said)
+    return max(part.size, part.recorded_size)
 
 
+# Approximate number of bytes of a file in memory.
 PIECE_BYTES = 4 << 20
-"""About how much of a file is in memory at a time."""
 
 Records = NDArray[Any]
 
 _SAMPLE_RECORDS = 64
 _DONE_BYTES = 4096
-_SAID = re.compile(rb"filesize:\s*(\d{1,15})\b")
+_RECORDED_SIZE = re.compile(rb"filesize:\s*(\d{1,15})\b")
 _SLICE = re.compile(r"(?P<name>.+)\.slice_(?P<index>\d{1,9})")
-# Files that readers must skip: companions of the collector, marks of other parsers.
+# Suffixes of files to skip: companions of the collector, marks of other parsers.
 _COMPANIONS = (".done", ".complete", ".zip")
 _DEVICE_SUFFIX = re.compile(
     r"(?P<name>.+)\.data\.(?:\d+\.dev\.profiler_default_tag\.)?\d+|(?P<plain>.+)\.data"
@@ -168,7 +162,7 @@ _APP_SUFFIX = re.compile(r"(?P<name>.+\.app)\.\d+")
 
 @dataclass(frozen=True, slots=True)
 class RawFile:
-    """All slices of one kind of record, in reading order."""
+    """The slices of one kind of record, in reading order."""
 
     name: str
     streams: tuple[tuple[Slice, ...], ...]
@@ -181,11 +175,11 @@ class RawFile:
 
     @property
     def size_bytes(self) -> int:
-        """Size of all slices together."""
+        """Total size of the slices."""
         return sum(part.size for stream in self.streams for part in stream)
 
     def count(self, record: RecordType) -> int:
-        """Return how many whole records the slices hold at most."""
+        """Return the maximum number of complete records in the slices."""
         return self.size_bytes // record.itemsize
 
     def pieces(
@@ -193,13 +187,13 @@ class RawFile:
     ) -> Iterator[Records]:
         """Yield the records of all slices, in file order, a few megabytes at a time.
 
-        A piece is the caller's: it is not reused. Bytes that are no whole record are skipped: those
-        before the first one, or those at the end if the records show that it was lost.
+        Pieces are not reused. Bytes before the first complete record and after the last one are
+        skipped.
 
         Args:
-            record: the type of the records.
-            piece_bytes: about how much to read at a time.
-            magic: what the records have in their field `magic`.
+            record: type of the records.
+            piece_bytes: approximate number of bytes to read at a time.
+            magic: value of the field `magic` of the records.
 
         Raises:
             RawFormatError: a slice cannot be read.
@@ -216,11 +210,11 @@ class RawFile:
                 yield from _read(paths, skip, size, record, per_piece)
 
     def by_slice(self) -> list[RawFile]:
-        """Return every slice as a file of its own, where none continues the one before."""
+        """Return every slice as a separate file."""
         return [RawFile(self.name, ((part,),)) for stream in self.streams for part in stream]
 
     def read_bytes(self) -> bytes:
-        """Return all slices joined; for text files and dictionaries.
+        """Return the bytes of all slices; for text files and dictionaries.
 
         Raises:
             RawFormatError: a slice cannot be read.
@@ -238,15 +232,15 @@ class RawFile:
 def _read(
     paths: list[Path], skip: int, size: int, record: RecordType, per_piece: int
 ) -> Iterator[Records]:
-    """Yield the whole records in `size` bytes after the first `skip`."""
+    """Yield the complete records in `size` bytes after the first `skip`."""
     left = size // record.itemsize * record.itemsize
     with closing(_Source(paths, skip)) as source:
         while left > 0:
             buffer = np.empty(min(per_piece, left), np.uint8)
             filled = source.fill(buffer.data)
-            whole = filled // record.itemsize
-            if whole:
-                yield buffer[: whole * record.itemsize].view(record)
+            count = filled // record.itemsize
+            if count:
+                yield buffer[: count * record.itemsize].view(record)
             if filled < len(buffer):
                 return  # the file shrank since it was listed
             left -= filled
@@ -260,7 +254,7 @@ def _head(paths: list[Path], size: int) -> NDArray[np.uint8]:
 
 
 class _Source:
-    """The bytes of several files one after another."""
+    """Reads several files as one stream of bytes."""
 
     def __init__(self, paths: Sequence[Path], skip: int) -> None:
         self._paths = iter(paths)
@@ -268,7 +262,7 @@ class _Source:
         self._skip = skip
 
     def fill(self, view: memoryview) -> int:
-        """Read into the caller's buffer; less than its size only when everything is read.
+        """Fill a buffer; returns the number of bytes, less than its size only at the end.
 
         Raises:
             RawFormatError: a file cannot be read.
@@ -307,22 +301,19 @@ def _unreadable(err: OSError, path: Path | None = None) -> RawFormatError:
 
 @dataclass(frozen=True, slots=True)
 class DataFolder:
-    """The record files of one `data/` folder, by name without device number and slice."""
+    """The record files of a `data/` directory, by name without device number and slice."""
 
     path: Path
     files: dict[str, RawFile]
     unfinished: tuple[str, ...]
-    """Files that have no `.done` companion: still being written, or left by a crash."""
+    """Files without a `.done` companion: still being written, or left by a crash."""
     links: tuple[str, ...]
     """Symbolic links and other non-regular files, which are not read."""
     lost: tuple[str, ...]
-    """What is missing of slices, a phrase each: their end, or whole ones between others."""
+    """A phrase for each lost end of a slice and each gap between slices."""
 
     def get(self, *names: str) -> RawFile | None:
-        """Return the files called `names` as one, in that order; None when none is there.
-
-        For host records name the file without its ageing prefix: `host_file` does the joining.
-        """
+        """Return the files called `names` as one, in that order; None if all are missing."""
         found = [self.files[name] for name in names if name in self.files]
         if not found:
             return None
@@ -334,18 +325,18 @@ class DataFolder:
 
 
 def scan(folder: Path) -> DataFolder:
-    """List the record files of `folder`; a missing folder is an empty one.
+    """List the record files of a directory; a missing one has none.
 
     Raises:
-        RawFormatError: the folder cannot be listed.
+        RawFormatError: the directory cannot be listed.
     """
     streams: dict[str, list[Slice]] = {}
     links: list[str] = []
-    said: dict[str, int] = {}
+    recorded: dict[str, int] = {}
     for path, mode, size in _entries(folder):
         if path.name.endswith(_COMPANIONS):
             if path.name.endswith(".done") and stat.S_ISREG(mode):
-                said[path.name[: -len(".done")]] = _said_size(path)
+                recorded[path.name[: -len(".done")]] = _recorded_size(path)
         elif stat.S_ISREG(mode):
             match = _SLICE.fullmatch(path.name)
             name, index = (match["name"], int(match["index"])) if match else (path.name, 0)
@@ -355,8 +346,10 @@ def scan(folder: Path) -> DataFolder:
     unfinished, lost, files = [], [], {}
     for kind, found in streams.items():
         found.sort(key=lambda part: (part.index, part.path.name))
-        unfinished += [part.path.name for part in found if part.path.name not in said]
-        stream = tuple(replace(part, said=said.get(part.path.name, 0)) for part in found)
+        unfinished += [part.path.name for part in found if part.path.name not in recorded]
+        stream = tuple(
+            replace(part, recorded_size=recorded.get(part.path.name, 0)) for part in found
+        )
         lost += losses(stream)
         files[kind] = RawFile(kind, (stream,))
     return DataFolder(
@@ -364,18 +357,18 @@ def scan(folder: Path) -> DataFolder:
     )
 
 
-def _said_size(done: Path) -> int:
-    """Return the size that a `.done` companion tells, 0 if it does not."""
+def _recorded_size(done: Path) -> int:
+    """Return the size in a `.done` companion, 0 if there is none."""
     try:
         with done.open("rb") as source:
-            match = _SAID.search(source.read(_DONE_BYTES))
+            match = _RECORDED_SIZE.search(source.read(_DONE_BYTES))
     except OSError:
         return 0
     return int(match[1]) if match else 0
 
 
 def _kind(name: str) -> str:
-    """Strip what follows the kind: `hbm.data.0` and `host_cpu.data` are `hbm` and `host_cpu`."""
+    """Return the kind of a file name: `hbm` of `hbm.data.0`, `host_cpu` of `host_cpu.data`."""
     if name.startswith(("aging.", "unaging.")):
         return name.removesuffix(".data")
     if match := _APP_SUFFIX.fullmatch(name) or _CCU_SUFFIX.fullmatch(name):
@@ -390,7 +383,7 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
             try:
                 status = path.lstat()
             except FileNotFoundError:
-                continue  # removed while we were looking
+                continue  # removed meanwhile
             yield path, status.st_mode, status.st_size
     except FileNotFoundError:
         return
@@ -400,13 +393,13 @@ def _entries(folder: Path) -> Iterator[tuple[Path, int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class Workspace:
-    """Sizes that bound the memory of decoding, whatever the length of the recording."""
+    """Sizes that bound the memory of decoding, independent of the length of the recording."""
 
     window_rows: int = 1 << 17
-    """Rows that are joined at a time, of all kinds together."""
+    """Rows of all kinds that are joined at a time."""
     run_bytes: int = 4 << 20
-    """Rows of one kind that are collected before they are sorted and put away."""
+    """Bytes of rows of one kind that are collected before they are sorted and spooled."""
 
     def spool(self, dtype: np.dtype[Any], key: str = "key") -> Spool:
-        """Return a place for rows that are to come back sorted."""
+        """Return a spool that sorts rows by `key`."""
         return Spool(dtype, key, run_rows=max(1, self.run_bytes // dtype.itemsize))

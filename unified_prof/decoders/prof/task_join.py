@@ -362,7 +362,7 @@ class TaskRows:
     """Tasks of a device log that ended in the session, sorted by start; columns of one length."""
 
     key: NDArray[np.uint64]
-    """Of `pack_keys`."""
+    """Key of `pack_keys`."""
     stream_id: NDArray[np.uint32]
     type_code: NDArray[np.uint8]
     connection_id: NDArray[np.int64]

@@ -1,7 +1,4 @@
-"""Task logs of the device: when each task started and ended, and what the device calls it.
-
-ts_track: what the task scheduler noted - flips of task ids, steps, marks on the device.
-"""
+"""Reads the task logs of a device: starts, ends and types of tasks; flips and marks (ts_track)."""
 
 from __future__ import annotations
 
@@ -30,11 +27,11 @@ from unified_prof.decoders.spool import Rows, Spool, copied, selected, stacked, 
 
 _310P = 4
 
+# Type code of tasks of the control core (`type_name`).
 C_CORE = 20
-"""Type code of what the control core runs, on chips that have such tasks (`type_name`)."""
 
+# Name that the exporter gives to types without a name.
 OTHER = "Other"
-"""What the exporter calls a task whose type has no name."""
 
 _START, _END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
 _CONTEXT_TYPE_BASE = 64
@@ -44,7 +41,7 @@ _SQE_TYPES = (
     " NOTIFY_RECORD_SQE NOTIFY_WAIT_SQE WRITE_VALUE_SQE VQ6_SQE TOF_SQE SDMA_SQE VPC_SQE"
     " JPEGE_SQE JPEGD_SQE DSA_SQE ROCCE_SQE PCIE_DMA_SQE HOST_CPU_SQE CDQM_SQE C_CORE_SQE"
 ).split()
-# The 310P, whose log is of another kind; the exporter names no type of the 910A.
+# The 310P, whose log has another format. The exporter has no names for types of the 910A.
 _SQE_TYPES_HWTS = (*_SQE_TYPES[:9], "SDMA_SQE", "MAX_SQE")
 _SQE_TYPES_V6 = (
     "AI_CORE AIV_SQE FUSION PLACE_HOLDER_SQE AICPU_H AICPU_D NOTIFY_RECORD_SQE"
@@ -57,6 +54,9 @@ _CONTEXT_TYPES = (
 ).split()
 
 
+# An executed task or context of an FFTS+ task: start and end in ticks of the device, its place in
+# the order of starts, True (`early`) if it ended before the session. `key` is the identity in the
+# log at first, later that of `task_identity.pack_keys`.
 EXECUTED_TASK = np.dtype(
     [
         ("key", "u8"),
@@ -71,15 +71,11 @@ EXECUTED_TASK = np.dtype(
         ("early", "?"),
     ]
 )
-"""A task, or a context of an FFTS+ task, that ran: start and end in the device's counter, its place
-in the order of starts, and whether it ended before the session. `key` is its identity: at first
-what the log says, in the end that of `task_keys.pack_keys`."""
-
 _MARK = np.dtype([("ticks", "u8"), ("identity", "u8"), ("is_end", "?"), ("type_code", "u1")])
 
 
 def type_name(code: int, platform: int) -> str | None:
-    """Return the device's name of a task type; None when it has none that is known."""
+    """Return the device's name of a task type, None if unknown."""
     if platform in HWTS_PLATFORMS:
         names = _SQE_TYPES_HWTS if platform == _310P else ()
         return names[code] if code < len(names) else OTHER
@@ -94,9 +90,9 @@ def type_name(code: int, platform: int) -> str | None:
 def read_task_log(
     device: DeviceDirectory, ran: Spool, workspace: Workspace, sink: Sink, *, expanded: bool
 ) -> None:
-    """Put away what ran, as the task log of a device of this platform tells it.
+    """Append the executed tasks of the log to `ran` (rows of `EXECUTED_TASK`).
 
-    On platforms with 32-bit task ids the stream is 0: device logs have none there.
+    On platforms with 32-bit task ids the stream is 0, since device logs have none.
     """
     with workspace.spool(_MARK, "ticks") as tasks, workspace.spool(_MARK, "ticks") as contexts:
         if device.platform in V6_PLATFORMS:
@@ -123,7 +119,7 @@ def read_task_log(
 
 
 def in_order_of_start(ran: Spool, window_rows: int) -> Iterator[Rows]:
-    """Yield what ran by start; of tasks that start together whole ones first, by their words."""
+    """Yield executed tasks by start; of equal starts, tasks before contexts, then by key."""
     place = 0
     for (rows,) in windows(ran, window_rows=window_rows):
         start = rows["start"]
@@ -151,7 +147,7 @@ def _marks(
 
 
 def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[Rows]:
-    """Yield a row of `EXECUTED_TASK` for every start that has an end, first to first."""
+    """Yield a row of `EXECUTED_TASK` for every start with an end, matched in order."""
     still_open = np.zeros(0, _MARK)
     lost = marks.rows
     for (found,) in windows(marks, window_rows=window_rows):
@@ -170,12 +166,12 @@ def _paired(marks: Spool, kind: str, window_rows: int, sink: Sink) -> Iterator[R
         open_here[first] = False
         still_open = selected(rows, open_here)
     if lost:
-        sink.anomaly(f"unpaired_{kind}", lost, "a start without an end, or the reverse")
+        sink.anomaly(f"unpaired_{kind}", lost, "start without end or end without start")
 
 
 def mark_order(identity: NDArray[np.uint64], ticks: NDArray[np.uint64]) -> NDArray[np.int64]:
     """Return the order by identity, time and place in the log."""
-    if (ticks[1:] >= ticks[:-1]).all():  # as logs are: the place in the file tells the time
+    if (ticks[1:] >= ticks[:-1]).all():  # usual case: the file is sorted by time
         count = len(identity)
         if count < 1 << 24 and int(identity.max(initial=0)) < 1 << 40:
             # Sorting the packed values is several times faster than sorting their indexes.
@@ -199,8 +195,8 @@ def first_to_first(
     group, step = tasks.number(), np.where(is_end, -1, 1)
     balance = np.cumsum(step)
     balance -= tasks.spread((balance - step)[tasks.starts])
-    # An end that takes the balance of its identity to a new low below 0 has no start. Each
-    # identity is put below all before it, so that one running minimum serves them all.
+    # An end that takes the balance of its identity to a new minimum below 0 has no start. Each
+    # identity is shifted below all before it, so one running minimum is enough.
     depth = group * (2 * count + 2)
     lowered = balance - depth
     lowest = np.minimum.accumulate(np.r_[2 * count + 2, lowered])[:-1]
@@ -217,7 +213,7 @@ def first_to_first(
 def _read_stars(
     device: DeviceDirectory, tasks: Spool, contexts: Spool, sink: Sink, *, expanded: bool
 ) -> None:
-    """Read stars_soc: whole tasks, and the contexts of FFTS+ tasks."""
+    """Read stars_soc: tasks, and contexts of FFTS+ tasks."""
     for piece in _stars_pieces(device, "stars_acsq", sink):
         function = piece["w0"] & 0x3F
         rows = piece[function <= _END]
@@ -312,20 +308,20 @@ _STREAM_MASK = 0x7FF
 
 @dataclass(frozen=True, slots=True)
 class Track:
-    """The records of a ts_track file that are used, in file order."""
+    """Flips and marks of a ts_track file, in file order."""
 
     flips: Flips
     marks: Records
-    """Step records of mstx marks: `index_id` is the mark."""
+    """Step records of mstx marks; `index_id` is the mark."""
 
     @classmethod
     def none(cls) -> Track:
-        """Return the track of a device that has none."""
+        """Return an empty track."""
         return cls(Flips.none(), np.zeros(0, record_type("ts_step_trace")))
 
 
 def read_track(device: DeviceDirectory, *, expanded: bool) -> Track:
-    """Read the scheduler's notes of a device; without the file there are none."""
+    """Read the ts_track file of a device; a missing file gives an empty track."""
     file = device.data.get("ts_track")
     steps: list[Records] = [np.zeros(0, record_type("ts_step_trace"))]
     flips: list[Records] = [np.zeros(0, record_type("ts_task_flip"))]

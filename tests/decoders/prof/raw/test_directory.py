@@ -62,7 +62,7 @@ def test_a_doubled_control_file_is_refused_by_name(recording: Path) -> None:
     shutil.copy(recording / "host" / "info.json", recording / "host" / "info.json.1")
     prof = ProfDirectory(recording)
     assert prof.host is None
-    assert "2 files where one info.json is expected" in prof.problems[0][1]
+    assert "2 files info.json, expected one" in prof.problems[0][1]
 
 
 def test_host_only(recording: Path) -> None:

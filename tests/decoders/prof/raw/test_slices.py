@@ -161,12 +161,12 @@ def test_records_that_are_whole_survive_any_loss_that_is_told(
     assert {int(value) for piece in pieces for value in piece["number"]} == expected
 
 
-def test_slices_missing_between_others_are_told(tmp_path: Path) -> None:
+def test_slices_missing_between_others_are_reported(tmp_path: Path) -> None:
     raw = np.arange(30, dtype="<u4").tobytes()
     write_slices(tmp_path, "hbm.data.0", [raw[:30], raw[30:70], raw[70:]])
     (tmp_path / "hbm.data.0.slice_1").unlink()
     data = scan(tmp_path)
-    assert data.lost == ("nothing between hbm.data.0.slice_0 and hbm.data.0.slice_2",)
+    assert data.lost == ("missing slices between hbm.data.0.slice_0 and hbm.data.0.slice_2",)
     file = data.get("hbm")
     assert file is not None
     values = np.concatenate(list(file.pieces(RECORD)))["number"]
