@@ -132,7 +132,7 @@ def test_recordings_without_steps_are_compared_as_a_whole(tmp_path: Path) -> Non
     assert "occur 3 times as often" in warning
     assert found.base.steps is None
     stepped = compared(recording(tmp_path / "c.db", steps=2), new)
-    assert "of one step" in stepped.warnings[0]
+    assert "per step" in stepped.warnings[0]
     assert "occur 6 times as often" in stepped.warnings[0]
 
 
@@ -270,7 +270,7 @@ def test_work_read_in_many_windows_is_the_same(
     base, new = recording(tmp_path / "a.db", host=host), on_npu(tmp_path / "b.db", host=host)
     whole = compared(base, new)
     monkeypatch.setattr(tasks, "WINDOW", 3)
-    monkeypatch.setattr(device_leaves, "_MANY", 4)
+    monkeypatch.setattr(device_leaves, "_MAX_ROWS", 4)
     parts = compared(base, new)
     assert parts.operations == whole.operations
     assert parts.kernels == whole.kernels

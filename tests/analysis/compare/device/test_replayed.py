@@ -96,7 +96,7 @@ def test_wrong_captures_are_refused(base: Path, new: Path, captured: Path, tmp_p
     refused(uprof("diff", base, new, "--with", captured, "--new-with", captured), 2, "--base-with")
     refused(uprof("diff", base, new, "--with", new), 2, "cannot be its own capture")
     refused(
-        uprof("diff", base, new, "--base", new, "--with", captured), 2, "belongs to one timeline"
+        uprof("diff", base, new, "--base", new, "--with", captured), 2, "applies to one timeline"
     )
     tracked = run_time_report(tmp_path / "run_time.sqlite")
     refused(uprof("diff", tracked, tracked, "--with", captured), 2, "no timeline")
