@@ -1,18 +1,14 @@
-"""What devices did under each annotation: ranges of record_function, NVTX, vLLM and SGLang.
+"""Time by annotation (record_function, NVTX, mstx, vLLM, SGLang) of devices, hosts and workloads.
 
-Profilers of GPUs record an annotation twice, on the host and, around the work launched under it,
-on the device. The device's range is what counts; where a recording lacks those, as after a replay
-of graphs, the work launched while the host's range was open is taken.
+GPU profilers record an annotation twice: on the host and, around the tasks launched in it, on the
+device. Device time is that of the device's ranges; if a recording has none, as after graph
+replays, that of the tasks launched while the host's range was open.
 
-Regions that a program marks on the host: of record_function, NVTX and mstx, where no device ran.
+Without device work, annotations divide the time of the host. Steps and modules, which profilers
+mark themselves, are left out. The regions of a tracked workload divide its operations: an operation
+and its backward pass belong to all regions around it.
 
-A region inside another is part of both; what a region took itself is without those inside it. What
-profilers mark of their own accord, steps and modules, is left out.
-
-The time and memory of a tracked workload by the regions that its program marks.
-
-An operation belongs to the innermost region around it and to all around that, its backward pass
-with it. A region is what has a name: one within another of the same name counts once.
+A nested annotation counts for those around it too, but once for equal names.
 """
 
 from __future__ import annotations
@@ -61,7 +57,7 @@ _TABLES = {
     "UPROF_GPU_ANNOTATIONS": {"name": "name", "device": "deviceId"},
     "MSTX_EVENTS": {"name": "message", "device": str(_ANY_DEVICE)},
 }
-"""Where annotations are, and as which columns; the first table with some is taken."""
+"""Tables with annotations and their columns; the first table that has rows is used."""
 NOTE_OF_LAUNCHES = "work launched meanwhile"
 
 
@@ -74,14 +70,14 @@ class Ranges:
     start_ns: Ints
     end_ns: Ints
     on_device: bool
-    """Whether the ranges are the device's, not the host's."""
+    """True if the ranges are on devices, False if on the host."""
 
     def __len__(self) -> int:
         return len(self.name)
 
 
 def read(source: Source, strings: Strings) -> Ranges:
-    """Read the annotations of a recording of GPUs; of others there are none."""
+    """Read the annotations of a GPU recording; other recordings have none."""
     tables = _TABLES if "UPROF_GPU_TASKS" in source.tables else {}
     for table, columns in tables.items():
         times = {"start": "startNs", "duration": "endNs - startNs"}
@@ -114,14 +110,14 @@ def breakdown(
     launched_ns: Callable[[], Ints],
     strings: Strings,
 ) -> Breakdown:
-    """Divide the devices' time by annotation; one inside another counts for both.
+    """Divide the devices' time by annotation; a nested one counts for those around it too.
 
     Args:
-        ranges: All of them.
-        devices: The work of each device; None stands for the only one.
-        tasks: All tasks.
-        launched_ns: Returns when the host launched each of them.
-        strings: Texts.
+        ranges: the annotations.
+        devices: the work of each device; None is the only device.
+        tasks: all device tasks.
+        launched_ns: returns the launch time of each task.
+        strings: texts of the recording.
     """
     under = _ran_in(devices) if ranges.on_device else _launched_in(tasks, launched_ns())
     rows = []
@@ -146,7 +142,7 @@ def breakdown(
 
 
 Under = Callable[[int, IntervalSet], dict[str, int]]
-"""Returns what a device did in, or because of, a window."""
+"""Returns the time of a device in a window, or of the tasks launched in it."""
 
 
 def _ran_in(devices: Mapping[int | None, DeviceWork]) -> Under:
@@ -188,11 +184,11 @@ def _launched_in(tasks: Tasks, launched_ns: Ints) -> Under:
 
 
 _OF_OTHERS = frozenset({"Module", "communication"})
-"""Domains of mstx in which torch_npu marks what it does itself."""
+"""mstx domains of torch_npu's own marks."""
 
 
 class Regions:
-    """Named ranges of host threads, nested: those around come first."""
+    """Named ranges of host threads; outer ranges come before those inside them."""
 
     def __init__(self, source: Source, strings: Strings) -> None:
         columns = {
@@ -229,7 +225,7 @@ class Regions:
         """Time of each region without those inside it."""
         inside = self.parent != NONE
         around = self.parent[inside]
-        # Regions of one thread may end after the one around them: only what is within is taken.
+        # A region may end after the one around it: only the part inside is subtracted.
         within = np.minimum(self.end_ns[inside], self.end_ns[around]) - self.start_ns[inside]
         taken = np.bincount(around, within, minlength=len(self))
         result: Ints = np.maximum(self.end_ns - self.start_ns - taken.astype(np.int64), 0)
@@ -237,7 +233,7 @@ class Regions:
 
 
 def breakdown_regions(regions: Regions, strings: Strings) -> Breakdown:
-    """Divide the host's time by region; one inside another of its name counts once."""
+    """Divide the host's time by region; a region inside one of the same name counts once."""
     own = regions.self_ns
     rows = []
     for name in np.unique(regions.name).tolist():
@@ -269,7 +265,7 @@ def _by_thread(regions: Regions, some: NDArray[np.intp]) -> list[NDArray[np.intp
 
 
 def _around(regions: Regions, mine: NDArray[np.intp], strings: Strings) -> str | None:
-    """Return the regions around the first one of a name, outermost first."""
+    """Return the names of the regions around the first region of a name, outermost first."""
     names: list[str] = []
     at = int(regions.parent[mine[0]])
     while at != NONE:
@@ -289,8 +285,8 @@ def breakdown_tracked_regions(
 
     Args:
         calls: operations, weights and activations.
-        regions: what else is known of them.
-        iterations: those that were averaged.
+        regions: counts and peaks of the regions.
+        iterations: the iterations that were averaged.
     """
     names = dict.fromkeys(name for path in regions.counts for name in path)
     column = np.full(len(calls), UNKNOWN) if calls.region is None else calls.region
@@ -346,17 +342,17 @@ def breakdown_tracked_regions(
 
 
 def _order(row: Row, path: Path) -> tuple[int, int, int, str]:
-    """Return what rows stand in the order of: time, size, and what is around before what is in."""
+    """Return the sort key of a row: time, size, outer regions before inner ones."""
     return -(row.total_ns or 0), -(row.size_bytes or 0), len(path), row.name
 
 
 def _count(regions: TrackedRegionsRegions, paths: Sequence[Path], iterations: Sequence[int]) -> int:
-    """Return how often regions are opened in an iteration; 0: they were open before."""
+    """Return how often a region is opened per iteration; 0: it was open before the iterations."""
     opened = [sum(regions.counts[path].get(one, 0) for path in paths) for one in iterations]
     return round(median(opened)) if opened else 0
 
 
 def _around_tracked_regions(paths: Sequence[Path]) -> str | None:
-    """Return the regions around the first one of a name, the outermost first."""
+    """Return the names of the regions around the first region of a name, outermost first."""
     around = paths[0][:-1] if paths else ()
     return f"in {' / '.join(around)}" if around else None

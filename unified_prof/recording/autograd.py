@@ -173,12 +173,12 @@ class ForwardOperations:
 
     @cached_property
     def _node_name(self) -> Ints:
-        """What the name of a node says of its operation, -1 for other names."""
+        """Number of the operation's name in each node's name, -1 for other names."""
         return np.array([self._number(_name_of_node(name), -1) for name in self._names], np.int64)
 
     @cached_property
     def _operation_name(self) -> Ints:
-        """The name of an operation without what its node's name leaves out."""
+        """Number of each operation's name in the form that node names have, -2 without one."""
         texts = [_bare(name.rpartition("::")[2].partition(".")[0]) for name in self._names]
         return np.array([self._number(text, -2) for text in texts], np.int64)
 

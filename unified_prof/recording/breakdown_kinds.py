@@ -1,9 +1,8 @@
-"""The breakdowns of a report: their names, their words, and where each is made; names of stacks.
+"""Names, titles and modules of all breakdowns (`report --by`), and the measures of call stacks.
 
-A breakdown is an entry of `WAYS` in one module of `explain`, and its line here; the command line,
-all formats and the page take it from here.
-
-Modules that are imported when something of them is asked for: most reports ask for few.
+A breakdown is an entry of `KINDS` and of `WAYS` in the module of `explain` that it names. The
+command line, all formats and the page use this table. The modules are imported only for the
+breakdowns of a report, of which most need few.
 """
 
 from __future__ import annotations
@@ -17,21 +16,21 @@ By = str
 
 @dataclass(frozen=True, slots=True)
 class Kind:
-    """One breakdown, in words."""
+    """Title, headings and module of one breakdown."""
 
     by: By
     title: str
-    """What the page calls it."""
+    """Heading on the page."""
     why_not: str
-    """Why a recording may not have it, and what would have recorded it."""
+    """Reason if a recording does not have it, and how to record it."""
     module: str = "basic_breakdowns"
-    """Module of `explain` whose `WAYS` makes it of an msprof database."""
+    """Module of `explain` whose `WAYS` computes it from an msprof database."""
     counted: str = "calls"
-    """Heading of the counts."""
+    """Heading of the column of counts."""
     detailed: str = "detail"
-    """Heading of the details."""
+    """Heading of the column of details."""
     when_asked: bool = False
-    """Whether it is made only where it is asked for by name, not among all that a report has."""
+    """True if it is computed only with `--by NAME`, not in reports with all breakdowns."""
 
 
 KINDS: dict[By, Kind] = {
@@ -155,18 +154,18 @@ KINDS: dict[By, Kind] = {
 }
 
 STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
-"""The breakdowns whose single times can be described (`report --stats`)."""
+"""The breakdowns with a distribution of times (`report --stats`)."""
 
 
 Place = Literal["module", "line"]
-"""What stands above operations in a stack: the modules they ran in, or the lines that called."""
+"""Frames above operations in a call stack: modules or source lines."""
 
 PLACES: tuple[Place, ...] = ("module", "line")
 
 
 @dataclass(frozen=True, slots=True)
 class Measure:
-    """What call stacks are weighted with."""
+    """Weight of call stacks."""
 
     name: str
     unit: Literal["nanoseconds", "bytes"]
@@ -184,5 +183,4 @@ MEASURES: dict[str, Measure] = {
         Measure("memory", "bytes", "memory"),
     )
 }
-"""In the order in which files have them: of a timeline device, host and memory, of operations that
-were tracked the others."""
+"""In the order of files: timelines have device, host and memory, tracked workloads the others."""

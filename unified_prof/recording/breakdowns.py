@@ -1,10 +1,7 @@
-"""Breakdowns of the call table by the labels it carries, and what all breakdowns share.
+"""Breakdowns of the call table by operation, module and line; statistics of single calls.
 
-Times summed up by numbers that may lie far apart.
-
-How single times of one thing are distributed: an average hides the slow ones.
-
-Calls of the framework's operations: their names, modules, lines, and what they allocated.
+Also here: sums of times by key, and the calls of framework operations with their modules, lines and
+allocations.
 """
 
 from __future__ import annotations
@@ -47,12 +44,12 @@ ROOT_MODULE = "(root)"
 
 
 def module_parts(path: str) -> list[str]:
-    """Return the modules on the way to the one at `path`, itself included."""
+    """Return the names of the modules in a path."""
     return path.split(".") if path else [ROOT_MODULE]
 
 
 def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, ...]:
-    """Return the breakdowns that the calls of a tracked workload can give."""
+    """Return the breakdowns that the calls of a tracked workload have."""
     result: list[By] = []
     if len(calls):
         result.append("operation")
@@ -68,14 +65,14 @@ def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, 
 
 
 def by_label(calls: SomeCalls, by: By) -> Breakdown:
-    """Break the calls down by operation, module or line.
+    """Return the breakdown of calls by operation, module or line.
 
-    The detail of an operation is its line, of a line its operation: where there are several, the
-    one that took most of the time. The detail of a module is its class.
+    The detail of an operation is the line with most of its time, the detail of a line the operation
+    with most of its time, and the detail of a module its class.
     """
     texts = calls.labels.texts
     if by == "operation":
-        # A weight called `linear` is not an operation `linear`: the kind is part of the key.
+        # The kind is part of the key: a weight may have the name of an operation.
         names = [text for text in texts for _ in KINDS]
         return finish(
             by,
@@ -88,12 +85,12 @@ def by_label(calls: SomeCalls, by: By) -> Breakdown:
         )
     assert calls.has(by), f"asked for {by}, which `available` does not offer"
 
-    # Texts may come to them while calls are summed up: paths of classes that no call has.
-    untold = len(texts)
+    # More labels may be added during the sums: paths of classes without calls.
+    no_label = len(texts)
 
     def label(some: Calls) -> Ints:
         own: Ints = getattr(some, by)
-        return np.where(own == UNKNOWN, untold, own)
+        return np.where(own == UNKNOWN, no_label, own)
 
     if by == "line":
         rows = _rows(calls, [*texts, NO_LINE], label, _MainLabels(texts, "name"))
@@ -110,7 +107,7 @@ def _rows(
     key_of: Callable[[Calls], Ints],
     details: _MainLabels | Mapping[int, str],
 ) -> list[Row]:
-    """Return one row for each key 0..len(names)-1 that occurs."""
+    """Return one row for each key in 0..len(names)-1 that occurs."""
     sums = Sums(len(names))
     for some in calls.windows(least=len(names)):
         key = key_of(some)
@@ -121,7 +118,7 @@ def _rows(
 
 
 def finish(by: By, rows: Iterable[Row]) -> Breakdown:
-    """Return the rows as a breakdown whose percentages refer to their sum."""
+    """Return the rows as a breakdown with percentages of their sum."""
     rows = tuple(rows)
     times = [row.total_ns for row in rows if row.total_ns is not None]
     sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
@@ -129,7 +126,7 @@ def finish(by: By, rows: Iterable[Row]) -> Breakdown:
 
 
 class _MainLabels:
-    """Finds for every key the label that weighs most, and how many others there are."""
+    """Finds the label with most weight for each key, and the number of others."""
 
     def __init__(self, texts: Sequence[str], column: str) -> None:
         self._texts, self._column = texts, column
@@ -138,7 +135,7 @@ class _MainLabels:
         self._weights: list[NDArray[np.float64]] = []
 
     def add(self, calls: Calls, key: Ints) -> None:
-        """Take more calls with their keys."""
+        """Add calls with their keys."""
         label: Ints | None = getattr(calls, self._column)
         if label is None:
             return
@@ -154,7 +151,7 @@ class _MainLabels:
         self._weights.append(weight)
 
     def found(self) -> dict[int, str]:
-        """Return key -> label in words."""
+        """Return key -> label, such as `train.py:5 (+2)`."""
         if not self._pairs:
             return {}
         (pairs, *more), weight = self._pairs, self._weights[0]
@@ -174,18 +171,18 @@ class _MainLabels:
 
 
 _SPARSE = 8
-"""Numbers that lie so many times as far apart as there are some are looked up one by one."""
+"""Keys that span more than so many times their number are summed through their distinct values."""
 
 
 class Added:
-    """Times added up for each of many numbers, in four bytes each for as long as these do."""
+    """Sums of times for keys 0..size-1, in four bytes each while these are sufficient."""
 
     def __init__(self, size: int) -> None:
         self._sums: NDArray[np.integer] = np.zeros(size, np.uint32)
         self._known = np.zeros(size, bool)
 
     def add(self, key: Ints, times_ns: NDArray[np.integer]) -> None:
-        """Add times, each to its number."""
+        """Add each time to the sum of its key."""
         if not len(key):
             return
         self._known[key] = True
@@ -201,11 +198,11 @@ class Added:
         self._sums[keys] = more
 
     def total_ns(self, rows: slice) -> Ints:
-        """Return the sums of some numbers."""
+        """Return the sums of some keys."""
         return self._sums[rows].astype(np.int64)
 
     def known_ns(self, rows: slice) -> Ints:
-        """Return the same, UNKNOWN where nothing was added."""
+        """Return the sums of some keys, UNKNOWN if nothing was added."""
         return np.where(self._known[rows], self.total_ns(rows), UNKNOWN)
 
 
@@ -223,7 +220,7 @@ def of_operations(calls: Calls) -> Figures:
 
 
 def of_kernels(calls: Calls) -> Figures:
-    """Return the figures of each kernel's runs; of runs of several kinds the first one's counts."""
+    """Return the figures of each kernel's runs, by name and kind of the first run."""
     if calls.total_ns is None:
         return {}
     texts = calls.labels.texts
@@ -234,7 +231,7 @@ def of_kernels(calls: Calls) -> Figures:
 
 
 def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[str, float | None]]:
-    """Return smallest, median, 99th percentile, largest and standard deviation of the times."""
+    """Return minimum, median, p99, maximum and standard deviation of the times of each key."""
     known = np.flatnonzero(times_ns != UNKNOWN)
     key, times = key[known], times_ns[known]
     order = np.lexsort((times, key))
@@ -259,10 +256,9 @@ def _by_key(key: StatisticsInts, times_ns: StatisticsInts) -> dict[int, Mapping[
 def _percentiles(
     times: StatisticsInts, first: StatisticsInts, count: StatisticsInts, percent: int
 ) -> list[int]:
-    """Return a percentile of each group; between two times it lies on the line through them.
+    """Return a percentile of each group, interpolated linearly between two times.
 
-    The lower of the two would make the 99th of fifty times one that is exceeded twice, and the
-    99th of two times the smaller one.
+    Without interpolation, the p99 of two times would be the smaller one.
     """
     if not len(first):
         return []
@@ -275,7 +271,7 @@ def _percentiles(
 def _deviations(
     times: StatisticsInts, first: StatisticsInts, count: StatisticsInts
 ) -> list[float | None]:
-    """Return the standard deviation of each group as of a sample; one time alone has none."""
+    """Return the sample standard deviation of each group, None for a single time."""
     if not len(first):
         return []
     mean = np.add.reduceat(times, first) / count
@@ -288,7 +284,7 @@ def _deviations(
 
 
 def allocated(framework: Framework, labels: Labels, allocations: Allocations) -> Columns:
-    """Return one row per allocation, under the operation that asked for it."""
+    """Return one row per allocation, with its operation."""
     call = framework.calls_at(allocations.names, allocations.at_ns)
     owners = np.where(
         call != NONE, names_of(framework, labels, call), labels.numbers(allocations.names)
@@ -337,7 +333,7 @@ def names_of(
 
 
 def origin_of(framework: Framework, labels: Labels, ranges: Values) -> Columns:
-    """Return module, line and stack of host ranges; -1 is a range that is not known."""
+    """Return module, line and stack of host ranges; -1 is an unknown range."""
     columns: Columns = {}
     modules, number = framework.modules(ranges)
     columns["module"] = _of_numbers("module", labels.numbers(modules), number)
@@ -356,11 +352,11 @@ def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32
 
 
 def joined_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
-    """Join parts that have different columns, in the order of time."""
+    """Merge parts with different columns in order of time."""
     columns = calls.joined(parts, by="when")
     columns["start_ns"] = columns.pop("when")
     if "module" in columns:
-        # Where no module is known at all, there is nothing to tell what is not recorded from.
+        # Without any known module, "not attributed" says nothing.
         in_none = {UNKNOWN, labels.number(NOT_ATTRIBUTED)}
         if in_none.issuperset(columns["module"].distinct().tolist()):
             del columns["module"]

@@ -1,9 +1,7 @@
-"""One row per call of an operation, in program order: what breakdowns are summed from.
+"""Table of operation calls in program order, which both report families have in common.
 
-Both report families are brought into this one table first, so that grouping (and comparing two
-reports call by call) is written once.
-
-The calls of a long recording, held packed: millions of them take a third of what columns do.
+Breakdowns sum this table, and comparisons match two of them call by call. `Calls` has plain
+columns. `HeldCalls` packs them: millions of calls take a third of the memory.
 """
 
 from __future__ import annotations
@@ -21,7 +19,7 @@ from unified_prof.arrays.types import AnyInts
 from unified_prof.recording.model import Row
 
 UNKNOWN = -1
-"""Not measured, or not known: durations, sizes and label numbers are otherwise never negative."""
+"""Value that was not measured or is not known; all other values are at least 0."""
 
 
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
@@ -29,7 +27,7 @@ OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
 SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
-"""The columns of `Calls` that add up; they are fields of `Row` too."""
+"""The columns of `Calls` that are summed; they are fields of `Row` too."""
 
 
 class Labels:
@@ -42,7 +40,7 @@ class Labels:
             self.number(text)
 
     def number(self, text: str | None) -> int:
-        """Return the number of `text`; None is UNKNOWN."""
+        """Return the number of `text`, a new one if needed; None is UNKNOWN."""
         if text is None:
             return UNKNOWN
         number = self._numbers.setdefault(text, len(self.texts))
@@ -58,31 +56,31 @@ class Labels:
         return np.array(found, np.int32)
 
     def text(self, number: int) -> str | None:
-        """Return the text of a number, None of UNKNOWN."""
+        """Return the text of a number, None for UNKNOWN."""
         return None if number == UNKNOWN else self.texts[number]
 
 
 class SomeCalls(Protocol):
-    """Calls to be summed up, however they are held."""
+    """Interface of `Calls` and `HeldCalls`."""
 
     @property
     def labels(self) -> Labels:
-        """The texts of their names, modules and lines."""
+        """Texts of names, modules, lines, stacks and regions."""
 
     @property
     def module_class(self) -> Mapping[str, str]:
-        """Module path -> class name, where the report has it."""
+        """Module path -> class name, if the report has it."""
 
     def __len__(self) -> int: ...
 
     def has(self, column: str) -> bool:
-        """Tell whether a column was measured at all."""
+        """Return True if any value of a column was measured."""
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls, some at a time, in their order.
+        """Yield all calls in order, some at a time.
 
         Args:
-            least: do not yield fewer together: what is worked out of each yield costs as much as
+            least: minimum number of calls per window, for callers whose cost per window is that
                 of so many calls.
         """
 
@@ -90,20 +88,20 @@ class SomeCalls(Protocol):
         """Return all calls at once."""
 
     def known(self, column: str) -> int:
-        """Return of how many calls a column was measured."""
+        """Return the number of calls with a measured value in a column."""
 
     def sums(self) -> dict[str, int | None]:
-        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        """Return the sum of each column of SUMMED, None if no value was measured."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
     """Columns of equal length, one row per call.
 
-    UNKNOWN marks what was not measured of one call, None a column that was not measured at all.
-    `name`, `module`, `line`, `stack` and `region` are numbers in `labels`. A stack is the project's
-    frames as `file:line`, outermost first, joined by newlines; the line is its innermost frame. A
-    region is the names of all that are around a call, in the same form (`region_names`).
+    UNKNOWN is a value that was not measured, None a column without any measured value. `name`,
+    `module`, `line`, `stack` and `region` are numbers in `labels`. A stack is the project's frames
+    as `file:line`, outermost first, joined by newlines; the line is its innermost frame. A region
+    is the names of all regions around a call in the same form (`region_names`).
     """
 
     labels: Labels
@@ -122,20 +120,20 @@ class Calls:
     activation_bytes: AnyInts | None = None
     allocated_bytes: AnyInts | None = None
     start_ns: AnyInts | None = None
-    """When each call began, in the recording's own time; not of reports that keep no moments."""
+    """Start of each call in the recording's time; None if the report has no times of day."""
     module_class: dict[str, str] = field(default_factory=dict)
-    """Module path -> class name, where the report has it."""
+    """Module path -> class name, if the report has it."""
     region: AnyInts | None = None
 
     def __len__(self) -> int:
         return len(self.name)
 
     def has(self, column: str) -> bool:
-        """Tell whether a column was measured at all."""
+        """Return True if any value of a column was measured."""
         return getattr(self, column) is not None
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all at once: they are there."""
+        """Yield all calls at once."""
         yield self
 
     def whole(self) -> Calls:
@@ -143,12 +141,12 @@ class Calls:
         return self
 
     def known(self, column: str) -> int:
-        """Return of how many calls a column was measured."""
+        """Return the number of calls with a measured value in a column."""
         values: AnyInts | None = getattr(self, column)
         return 0 if values is None else int((values != UNKNOWN).sum())
 
     def sums(self) -> dict[str, int | None]:
-        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        """Return the sum of each column of SUMMED, None if no value was measured."""
         return {column: known_sum(getattr(self, column)) for column in SUMMED}
 
 
@@ -158,12 +156,12 @@ def region_text(names: Sequence[str]) -> str:
 
 
 def region_names(text: str) -> tuple[str, ...]:
-    """Return the regions that `region_text` put together."""
+    """Return the regions of a text of `region_text`."""
     return tuple(text.split("\n"))
 
 
 def concatenate(parts: Sequence[Calls]) -> Calls:
-    """Return the calls of several tables as one, with labels of its own."""
+    """Return the calls of several tables as one table with new labels."""
     if len(parts) == 1:
         return parts[0]
     labels = Labels()
@@ -243,21 +241,21 @@ class _Column:
 
     @property
     def counts(self) -> NDArray[np.int64]:
-        """How many values were measured of each key."""
+        """Number of measured values for each key."""
         return self._count
 
     @property
     def sums(self) -> list[int | None]:
-        """Their sums, None where none was."""
+        """Sum for each key, None without measured values."""
         pairs = zip(self._total.tolist(), self._count.tolist(), strict=True)
         return [one if some else None for one, some in pairs]
 
 
 class Sums:
-    """Calls summed up by a key, some calls after others."""
+    """Sums of calls by a key; calls are added window by window."""
 
     def __init__(self, groups: int) -> None:
-        """Begin with the keys 0..groups-1."""
+        """Start with the keys 0..groups-1 and no calls."""
         self._entries = np.zeros(groups, np.int64)
         self._kind = np.full(groups, UNKNOWN, np.int8)
         self._columns: dict[str, _Column] = {}
@@ -270,7 +268,7 @@ class Sums:
         chosen = key[inside]
         groups = len(self._entries)
         self._entries += np.bincount(chosen, minlength=groups)
-        # One kind a group is the rule; where kinds mix, the first call decides.
+        # Groups have one kind as a rule; if not, the first call decides.
         kind = np.full(groups, UNKNOWN, np.int8)
         kind[chosen[::-1]] = calls.kind[inside][::-1]
         self._kind = np.where(self._kind == UNKNOWN, kind, self._kind)
@@ -280,7 +278,7 @@ class Sums:
                 self._columns.setdefault(name, _Column(groups)).add(chosen, values[inside])
 
     def grow(self, groups: int) -> None:
-        """Make room for more keys."""
+        """Add keys, up to `groups` in all."""
         more = groups - len(self._entries)
         self._entries = np.append(self._entries, np.zeros(more, np.int64))
         self._kind = np.append(self._kind, np.full(more, UNKNOWN, np.int8))
@@ -298,10 +296,10 @@ class Sums:
         Args:
             names: the groups' names.
             details: key -> the group's detail, for groups that have one.
-            order: of the keys, for rows that are alike in time, size and name.
+            order: order of the keys for rows with equal time, size and name.
         """
-        # A row with times counts the calls that were timed: where a memory report stands beside a
-        # run time report, the same call occurs in both.
+        # A row with times counts timed calls: a run time report and a memory report that are read
+        # together both have each call.
         timed = np.zeros_like(self._entries)
         if (times := self._columns.get("total_ns")) is not None:
             timed = times.counts
@@ -342,17 +340,17 @@ def sort_rows(rows: Iterable[Row]) -> list[Row]:
 Columns = dict[str, Packed]
 
 WINDOW = 2 * BLOCK
-"""Calls that are looked at together."""
+"""Calls per window."""
 
 _DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int32}
 _DTYPES["stack"] = np.int32
 
 
 class HeldCalls:
-    """Calls whose columns are packed; `windows` gives some at a time.
+    """Calls with packed columns; `windows` unpacks some at a time.
 
     Attributes:
-        labels: the texts of their names, modules, lines and stacks.
+        labels: texts of names, modules, lines and stacks.
         module_class: module path -> class name.
     """
 
@@ -364,7 +362,7 @@ class HeldCalls:
         return len(self._columns["name"])
 
     def has(self, column: str) -> bool:
-        """Tell whether a column was measured at all."""
+        """Return True if any value of a column was measured."""
         return column in self._columns
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
@@ -378,13 +376,13 @@ class HeldCalls:
         return self._between(0, len(self))
 
     def known(self, column: str) -> int:
-        """Return of how many calls a column was measured."""
+        """Return the number of calls with a measured value in a column."""
         if column not in self._columns:
             return 0
         return sum(int((values != UNKNOWN).sum()) for values in self._columns[column].blocks())
 
     def sums(self) -> dict[str, int | None]:
-        """Return the sum of each column that adds up; None: nothing of it was measured."""
+        """Return the sum of each column of SUMMED, None if no value was measured."""
         return {name: self._sum(name) for name in SUMMED}
 
     def _sum(self, column: str) -> int | None:
@@ -402,13 +400,13 @@ class HeldCalls:
 
 
 def making(column: str) -> Packing:
-    """Return a column of calls in the making."""
+    """Return an empty packing for a column of calls."""
     dtype = _DTYPES.get(column)
     return Packing(hole=UNKNOWN) if dtype is None else Packing(dtype, hole=UNKNOWN)
 
 
 def packed(columns: Mapping[str, Any]) -> Columns:
-    """Return columns that are there already as those of held calls."""
+    """Return columns as packed columns."""
     found = {}
     for name, values in columns.items():
         packing = making(name)
@@ -418,10 +416,10 @@ def packed(columns: Mapping[str, Any]) -> Columns:
 
 
 def joined(parts: Sequence[Columns], by: str) -> Columns:
-    """Return the rows of several parts in rising order of a column, each part's own order kept.
+    """Concatenate parts and sort the rows by a column; equal rows keep their order.
 
-    What a part has no column of is UNKNOWN there. The parts are gone afterwards: a column in the
-    old order exists beside the new one only while it is put there.
+    Columns that a part lacks are UNKNOWN for its rows. The parts are emptied on the way, so that
+    only one column exists twice at a time.
     """
     filled = [part for part in parts if len(part[by])] or [*parts[:1]]
     sizes = [len(part[by]) for part in filled]
@@ -438,7 +436,7 @@ def joined(parts: Sequence[Columns], by: str) -> Columns:
 
 
 def _in_a_row(name: str, columns: Sequence[Packed | None], sizes: Sequence[int]) -> Packed:
-    """Return a column of several parts as one."""
+    """Concatenate a column of several parts."""
     if len(columns) == 1 and columns[0] is not None:
         return columns[0]
     packing = making(name)

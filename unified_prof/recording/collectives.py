@@ -1,14 +1,11 @@
-"""One vocabulary for what ranks do together, whatever a vendor or a version calls it.
+"""Collectives of a recording: canonical kinds, message sizes, devices and groups of ranks.
 
-The collectives of a recording as messages: what kind, in which group, of how many bytes.
+Vendors and versions have different names for the same collective; `canonical` maps them to one.
 
-Communication operators of an msprof database, with the device each ran on.
-
-The groups of ranks that collectives run in, as META_DATA.parallel_group_info names them.
-
-torch_npu writes for every communicator what the framework calls its group, and the global ranks in
-it; `uprof convert` writes the same of a trace's process groups. COMMUNICATION_OP.groupName is the
-communicator: a text, or in recordings of some levels the number that msprof makes of that text.
+META_DATA.parallel_group_info has the framework's name and the global ranks of each communicator.
+torch_npu writes it, and `uprof import` does for the process groups of a trace.
+COMMUNICATION_OP.groupName is the communicator: a text, or at some recording levels the number that
+msprof computes from that text.
 """
 
 from __future__ import annotations
@@ -37,15 +34,15 @@ SEND = "send"
 RECEIVE = "receive"
 POINT_TO_POINT = frozenset({SEND, RECEIVE})
 PARTED = ("all_gather", "reduce_scatter")
-"""Kinds of which HCCL counts the part of one rank."""
+"""Kinds for which HCCL records the size of one rank's part."""
 
 _PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
 _SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
 
-# `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: a kernel says how, behind what it does.
+# `ncclDevKernel_AllReduce_Sum_bf16_RING_LL(...)`: the algorithm follows the kind.
 _OF_KERNEL = re.compile(r"(?:nccl|rccl|hccl)\w*?kernel_([a-z]+)_[^:]*")
 
-# What is left of a name without prefix, suffix and underscores.
+# Names without prefix, suffix and underscores -> canonical name.
 _KINDS = {
     "allreduce": "all_reduce",
     "allgather": "all_gather",
@@ -70,12 +67,12 @@ _KINDS = {
 
 @cache
 def canonical(name: str) -> str:
-    """Return the one name of a kind: `hcom_allReduce_`, `allreduce` are both `all_reduce`.
+    """Return the canonical name of a kind: `all_reduce` for `hcom_allReduce_` and `allreduce`.
 
-    A kind that is not known keeps its name, in lower case.
+    An unknown kind keeps its name in lower case.
     """
     text = name.strip().lower()
-    # hcom_allReduce__428_0_1: an operation's own name has numbers behind its kind.
+    # hcom_allReduce__428_0_1: the name of one operation has numbers after its kind.
     kind_alone = re.sub(r"_+\d+(?:_\d+)*$", "", text)
     bare = _PREFIX.sub("", kind_alone, count=1)
     candidates = [bare, _SUFFIX.sub("", bare)]
@@ -88,7 +85,7 @@ def canonical(name: str) -> str:
 
 
 def bus_factor(kind: str, members: int) -> float | None:
-    """Return what bytes over time is multiplied with for the bus bandwidth; None: no bandwidth."""
+    """Return the factor from bytes over time to bus bandwidth, None if there is no bandwidth."""
     if members < 2:
         return None
     if kind == "all_reduce":
@@ -112,7 +109,7 @@ _UNKNOWN = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Messages:
-    """The rows of COMMUNICATION_OP in order of time; -1 is what is not known."""
+    """The rows of COMMUNICATION_OP in order of time; -1 is not known."""
 
     start_ns: Ints
     end_ns: Ints
@@ -123,7 +120,7 @@ class Messages:
     size_bytes: Ints
     kind: NDArray[np.integer]
     kinds: list[str]
-    """Canonical names, by the numbers in `kind`."""
+    """Canonical names; `kind` has indexes into them."""
 
 
 def load(source: Source, strings: Strings) -> Messages:
@@ -170,31 +167,31 @@ UNKNOWN_DEVICE = -1
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Collectives:
-    """The rows of COMMUNICATION_OP as columns, without those whose times are impossible."""
+    """The rows of COMMUNICATION_OP with possible times, as columns."""
 
     start_ns: Ints
     duration_ns: Ints
     device: Ints
     name: Ints
-    """String id of the operator's own name."""
+    """String id of the operator's name."""
     op_type: Ints
-    """String id of what it does; MISSING before msprof recorded it."""
+    """String id of the operator's type; MISSING in old files."""
     connection: Ints
     group: Ints
     """String id of the communicator; MISSING: not recorded."""
     identity: Ints
-    """The opId of each."""
+    """opId."""
     elements: Ints
-    """How many elements its message has; -1: not recorded."""
+    """Elements of the message; -1: not recorded."""
     data_type: Ints
-    """Number of their type; -1: not recorded."""
+    """Number of the elements' type; -1: not recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     @property
     def size_bytes(self) -> Ints:
-        """Size of each operator's message as recorded, UNKNOWN where it was not."""
+        """Recorded size of each message, UNKNOWN if it was not recorded."""
         types, number = np.unique(self.data_type, return_inverse=True)
         width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)
         known = (width[number] > 0) & (self.elements >= 0) if len(self) else np.zeros(0, bool)
@@ -208,10 +205,10 @@ class Collectives:
         return self.start_ns + self.duration_ns
 
     def in_parts(self, device: int | None = None) -> bool:
-        """Tell whether parts of collectives count for themselves: no whole one is known of there.
+        """Return True if tasks of collectives count as device tasks: no whole collective is known.
 
         Args:
-            device: where; None: on all devices together.
+            device: the device; None: all devices.
         """
         if device is None or (self.device == UNKNOWN_DEVICE).any():
             return not len(self)
@@ -219,12 +216,12 @@ class Collectives:
 
 
 def device_name(number: int) -> str:
-    """Return what a device is called by its number."""
+    """Return the name of a device, from its number."""
     return "unknown device" if number < 0 else f"device {number}"
 
 
 def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collectives:
-    """Read the communication operators; older files name no device, their tasks do."""
+    """Read the communication operators; in older files only their tasks name the device."""
     columns = source.integers(
         "COMMUNICATION_OP",
         {
@@ -264,7 +261,7 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
 
 
 def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
-    """Return the device of each operator's tasks; without any, the only device of the file."""
+    """Return the device of each operator's tasks; without tasks, the only device of the file."""
     devices = np.unique(tasks.device)
     only = int(devices[0]) if len(devices) == 1 else UNKNOWN_DEVICE
     parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "task": "globalTaskId"})
@@ -280,14 +277,14 @@ GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
 
 _KEY = "parallel_group_info"
 _DEPTH = 3
-"""How often a JSON text may be wrapped in another one: `add_metadata` makes a text of its value."""
+"""Maximum nesting of JSON texts: `add_metadata` turns its value into a text."""
 
 _UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
     {"default_group", "default_pg", "default", "world", "world_group", "hccl_world_group"}
 )
-# The words of a name that say what its ranks divide among them; Megatron, MindSpeed, DeviceMesh,
-# DeepSpeed, vLLM and SGLang each have their own.
+# Words in the names of parallel groups of Megatron, MindSpeed, DeviceMesh, DeepSpeed, vLLM and
+# SGLang.
 _WORDS: Final[Mapping[str, GroupKind]] = {
     **dict.fromkeys(("tp", "tensor", "etp"), "tp"),
     **dict.fromkeys(("dp", "data", "ddp", "fsdp", "hsdp", "edp"), "dp"),
@@ -297,7 +294,7 @@ _WORDS: Final[Mapping[str, GroupKind]] = {
 }
 _EXPERTS: Final = ("expert", "moe")
 _MODULO: Final = ("with", "modulo")
-"""What follows says which ranks these are, not what they do: `data_parallel_group_with_cp`."""
+"""Text after this names further ranks, not the kind: `data_parallel_group_with_cp`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -305,26 +302,26 @@ class Group:
     """One communicator and the ranks in it."""
 
     name: str
-    """The communicator, as COMMUNICATION_OP.groupName has it."""
+    """The communicator, as in COMMUNICATION_OP.groupName."""
     title: str
-    """What the framework calls the group (`tp`, `mesh_dp`, `default_pg`); empty: not told."""
+    """The framework's name of the group (`tp`, `mesh_dp`, `default_pg`); empty: not recorded."""
     kind: GroupKind
-    """What the group is for, as far as its title says."""
+    """Kind of parallelism, from the title."""
     ranks: tuple[int, ...]
-    """Global ranks in the order of their place in the group; empty: not told."""
+    """Global ranks in the order of the group; empty: not recorded."""
     place: int | None = None
-    """The place of the recording's own rank; None: not told."""
+    """Position of the recorded rank in the group; None: not recorded."""
 
     @property
     def label(self) -> str:
-        """What people read: the kind, what the framework says, or the communicator's name."""
+        """Name to display: the kind, the framework's name or the communicator."""
         if self.kind != "other":
             return self.kind
         return self.title or f"group {self.name}"
 
 
 class Groups(Mapping[str, Group]):
-    """The groups of a report by the name of their communicator, and by that name's number."""
+    """The groups of a report, by communicator name or its number."""
 
     def __init__(self, groups: Mapping[str, Group]) -> None:
         self._groups = dict(groups)
@@ -342,18 +339,18 @@ class Groups(Mapping[str, Group]):
 
 
 class Labels:
-    """What the groups that a report's collectives run in are called there, each by its own name.
+    """Distinct display names of the groups that a report's collectives run in.
 
-    Two groups of one kind (`dp` and `dp_cp`) are told apart by what the framework calls them, and
-    those that it calls the same by their communicators.
+    Groups of one kind (`dp` and `dp_cp`) get the framework's names; if these are equal too, the
+    names of their communicators.
     """
 
     def __init__(self, groups: Groups, used: Iterable[str]) -> None:
         """Name the groups.
 
         Args:
-            groups: what the report says of its groups.
-            used: the communicators of its collectives, by name or by number.
+            groups: the groups that the report names.
+            used: the communicators of its collectives, by name or number.
         """
         names = dict.fromkeys(used)
         found = {name: groups.get(name) for name in names}
@@ -369,21 +366,21 @@ class Labels:
 
     @property
     def known(self) -> dict[str, Group]:
-        """The groups of which something is known, by what they are called."""
+        """The named groups by display name."""
         return {
             self._labels[name]: group for name, group in self._found.items() if group is not None
         }
 
     def group(self, name: str) -> Group | None:
-        """Return what is known of a communicator."""
+        """Return the group of a communicator, with the communicator's name if it is not known."""
         return self._found[name]
 
     def label(self, name: str) -> str:
-        """Return what to call a group."""
+        """Return the display name of a group."""
         return self._labels[name]
 
     def told(self, name: str) -> str | None:
-        """Return the same, None where nobody said what the group is."""
+        """Return the display name, None if the report does not name the group."""
         group = self._found[name]
         return (
             None
@@ -401,7 +398,7 @@ def _by_name(name: str, group: Group | None, label: str) -> str:
 
 
 def load_groups(source: Source) -> Groups:
-    """Return the groups that a report names; none where nobody wrote them down."""
+    """Return the groups that a report names, if any."""
     found: dict[str, Group] = {}
     if "META_DATA" not in source.tables:
         return Groups(found)
@@ -414,11 +411,11 @@ def load_groups(source: Source) -> Groups:
 
 
 def kind_of(title: str) -> GroupKind:
-    """Return what a group is for, judged by what the framework calls it.
+    """Return the kind of parallelism of a group, from the framework's name.
 
-    A name of several kinds is `other`, with two exceptions: experts' own groups are what they
-    divide among them (`expert_data_parallel`), and data parallel groups may take context in
-    (`dp_cp`), for the gradients of both are summed at once.
+    A name with several kinds is `other`, with two exceptions: groups of experts have the kind of
+    what they divide (`expert_data_parallel`), and data parallel groups may include context
+    parallelism (`dp_cp`), as the gradients of both are summed together.
     """
     text = title.strip().lower()
     if text in _WORLD:
@@ -453,7 +450,7 @@ def _group(name: str, about: Mapping[str, Any]) -> Group:
 
 
 def _decoded(text: Any) -> Any:
-    """Return the value of a JSON text, None if it is none."""
+    """Return the value of a JSON text, None if it is not JSON."""
     for _ in range(_DEPTH):
         if not isinstance(text, str):
             break

@@ -1,12 +1,8 @@
-"""Rows by their key, in one pass over the rows, however many keys there are.
+"""Names of collectives with their groups, time by group, and unions of device work over time.
 
-Collectives under names that say in which group of ranks they run, and their time by group.
-
-Work as unions of intervals, a stretch of time after another.
-
-Sets of intervals of millions of tasks are large. Sums over them need no set as a whole: time is cut
-into stretches, work that goes on at the end of one is carried into the next, and each stretch gives
-its part of the sums.
+The union of the intervals of millions of tasks is large, and sums do not need it as a whole.
+`Sweep` cuts time into segments and carries open tasks from one to the next; each `Stretch` adds its
+part to `Sums`.
 """
 
 from __future__ import annotations
@@ -31,7 +27,7 @@ from unified_prof.recording.task_rows import FOREVER
 
 
 def by_key(keys: NDArray[np.integer]) -> Iterator[tuple[int, NDArray[np.int64]]]:
-    """Yield each distinct key, in rising order, with its rows in theirs."""
+    """Yield each distinct key in rising order with the rows that have it, in one pass."""
     if not len(keys):
         return
     order = np.argsort(keys, kind="stable").astype(np.int64)
@@ -46,23 +42,23 @@ _UNNAMED = "(unnamed collective)"
 
 
 class CollectiveNames:
-    """What collectives are called: `hcom_allReduce_ (tp)` where their group is known."""
+    """Names of collectives: `hcom_allReduce_ (tp)` if the group is known."""
 
     def __init__(self, comms: Collectives, strings: Strings, known: Groups) -> None:
         self._comms, self._strings, self._known = comms, strings, known
 
     def types(self, labels: Labels) -> NDArray[np.int32]:
-        """Return what each collective does, as numbers in `labels`."""
+        """Return the type and group of each collective, as numbers in `labels`."""
         return self._numbers(labels, self._comms.op_type, self._comms.name)
 
     def names(self, labels: Labels) -> NDArray[np.int32]:
-        """Return the own name of each collective, as numbers in `labels`."""
+        """Return the operator name of each collective, as numbers in `labels`."""
         return self._numbers(labels, self._comms.name, self._comms.op_type)
 
     def kinds(self) -> tuple[list[str | None], Ints]:
-        """Return what groups are for (`tp`, else the framework's word), and each one's number.
+        """Return the distinct kinds of groups (`tp` or the framework's name), and their indexes.
 
-        A communicator has another name in every run: where nobody said more it is None.
+        None if only the communicator is known: its name differs from run to run.
         """
         texts, number = self._communicators
         found = [None if text is None else self._labels.group(text) for text in texts]
@@ -72,14 +68,14 @@ class CollectiveNames:
         ], number
 
     def plain_types(self, labels: Labels) -> Ints:
-        """Return what each collective does, without its group, as numbers in `labels`."""
+        """Return the type of each collective without its group, as numbers in `labels`."""
         return self._plain(labels, self._comms.op_type, self._comms.name)
 
     @property
     def size_bytes(self) -> Ints:
-        """Size of each collective's message, UNKNOWN where it was not recorded.
+        """Size of each collective's message, UNKNOWN if it was not recorded.
 
-        HCCL counts the part of one rank where others count the whole.
+        For kinds of which HCCL records one rank's part, that part times the number of ranks.
         """
         size = self._comms.size_bytes.copy()
         texts, number = self._communicators
@@ -99,19 +95,19 @@ class CollectiveNames:
 
     @property
     def in_groups(self) -> bool:
-        """Whether the communicator of any collective was recorded."""
+        """True if the communicator of any collective was recorded."""
         return any(text is not None for text in self._communicators[0])
 
     @property
     def known_groups(self) -> dict[str, collectives.Group]:
-        """What is known of the groups that collectives ran in, by what they are called."""
+        """The named groups of the collectives, by display name."""
         return self._labels.known
 
     def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
-        """Return one row for each group: its collectives, and how much of them nothing hides.
+        """Return one row for each group: its collectives, and their exposed time.
 
         Args:
-            compute: when kernels ran, by device; None stands for the only one.
+            compute: intervals of kernels by device; None is the only device.
         """
         texts, number = self._communicators
         types = Labels()
@@ -139,7 +135,7 @@ class CollectiveNames:
     def _covered(
         self, own: Ints, compute: Mapping[int | None, IntervalSet]
     ) -> tuple[int, int | None]:
-        """Return the union of collectives and its part beside no kernel, device by device."""
+        """Return the time of the union of collectives and its exposed part, over all devices."""
         busy = exposed = 0
         for device, rows in by_key(self._comms.device[own]):
             chosen = own[rows]
@@ -174,7 +170,7 @@ class CollectiveNames:
 
     @cached_property
     def _communicators(self) -> tuple[list[str | None], NDArray[np.int64]]:
-        """The distinct communicators, and which one each collective ran in."""
+        """The distinct communicators, and the index of each collective's."""
         ids, number = codes(self._comms.group)
         labels = Labels()
         of_id = labels.numbers(self._strings.texts(ids)).astype(np.int64)
@@ -189,7 +185,7 @@ class CollectiveNames:
 
 
 def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
-    """Name the kinds of collective that took most of a group's time."""
+    """Return the names of the collectives with most of a group's time."""
     time = np.bincount(kinds, weights=duration_ns + 1, minlength=len(types.texts))
     count = np.bincount(kinds, minlength=len(types.texts)).tolist()
     top = np.argsort(-time, kind="stable")[:3].tolist()
@@ -198,7 +194,7 @@ def _most(types: Labels, kinds: Ints, duration_ns: Ints) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Stretch:
-    """The work of a stretch of time, cut at both of its ends."""
+    """Device work in a segment of time, cut at both ends."""
 
     begin_ns: int
     until_ns: int
@@ -206,18 +202,18 @@ class Stretch:
     communication: IntervalSet
     copies: IntervalSet
     busy: IntervalSet
-    """All three together."""
+    """Union of all three."""
 
 
 class Sweep:
-    """Takes tasks in order of time, and gives the work of one stretch after another."""
+    """Takes tasks in order of time and returns the work of one segment after another."""
 
     def __init__(self, communication: IntervalSet = EMPTY, *, parts: bool) -> None:
-        """Begin before all work.
+        """Start before all tasks.
 
         Args:
-            communication: collectives as a whole.
-            parts: whether tasks of collectives count beside them.
+            communication: intervals of whole collectives.
+            parts: True if tasks of collectives count as communication too.
         """
         self._communication = communication
         self._kinds = (KERNEL, COPY, COMMUNICATION) if parts else (KERNEL, COPY)
@@ -227,7 +223,7 @@ class Sweep:
     def take(
         self, kind: NDArray[np.int8], start_ns: Ints, end_ns: Ints, until_ns: int = FOREVER
     ) -> Stretch:
-        """Return the work until a moment; no task that is taken later starts before it."""
+        """Return the work until a time before which no later task starts."""
         begin_ns, self._begin_ns = self._begin_ns, until_ns
         now = dict.fromkeys((KERNEL, COPY, COMMUNICATION), EMPTY)
         for what in self._kinds:
@@ -243,14 +239,14 @@ class Sweep:
         return Stretch(begin_ns, until_ns, now[KERNEL], communication, now[COPY], busy)
 
     def rest(self) -> Stretch:
-        """Return the work after all that was taken."""
+        """Return the work of the last segment."""
         nothing = np.zeros(0, np.int64)
         return self.take(nothing.astype(np.int8), nothing, nothing)
 
 
 @dataclass(slots=True)
 class Sums:
-    """Time of work, stretch by stretch."""
+    """Sums of work over segments of time."""
 
     compute_ns: int = 0
     communication_ns: int = 0
@@ -260,10 +256,10 @@ class Sums:
     busy_ns: int = 0
     communicates: bool = False
     span_ns: tuple[int, int] | None = field(default=None)
-    """From the start of the first work to the end of the last; None: there is none."""
+    """From the start of the first task to the end of the last; None: no task."""
 
     def add(self, one: Stretch, within: IntervalSet | None = None) -> None:
-        """Add the work of a stretch, all of it or what lies within some time."""
+        """Add the work of a segment, or of the part of it inside `window`."""
         compute, communication, copies, busy = one.compute, one.communication, one.copies, one.busy
         if within is not None:
             here = intervals.part(within, one.begin_ns, one.until_ns)
@@ -284,6 +280,6 @@ class Sums:
 
     @property
     def span(self) -> IntervalSet:
-        """The same as a set."""
+        """The span as a set of intervals."""
         ends = [] if self.span_ns is None else [self.span_ns]
         return IntervalSet(*(np.array([one[at] for one in ends], np.int64) for at in (0, 1)))

@@ -21,33 +21,33 @@ from unified_prof.recording.source import (
 )
 
 TORCH = "PTA"
-"""Component of MEMORY_RECORD: torch's caching allocator on an accelerator, whoever made it."""
+"""Components of MEMORY_RECORD that are torch's caching allocator on an accelerator."""
 HOST = "CPU"
-"""The same of the host's memory, as `uprof convert` writes it."""
+"""Component of host memory, as `uprof import` writes it."""
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
 MAX_BYTES = 1 << 53
-"""No memory has that many: 8 PiB."""
+"""Sizes above 8 PiB are impossible."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """Columns of one table that are sampled quantities."""
+    """A table of sampled quantities."""
 
     table: str
     values: tuple[tuple[str, str], ...]
-    """(column, what it is called)."""
+    """(column, name of the series)."""
     unit: str
     keys: tuple[str, ...] = ()
-    """Columns that tell several sources of one table apart: numbers."""
+    """Columns of numbers that distinguish the sources in a table."""
     texts: tuple[str, ...] = ()
-    """The same, as string ids."""
+    """Columns of string ids that distinguish the sources."""
     time: str = "timestampNs"
     device: str | None = "deviceId"
 
 
-# Units as the database documents them: memory in bytes, bandwidth in bytes a second, MHz.
+# Units of the database: bytes, bytes per second, MHz.
 _MEMORY = (
     _Counter(
         "MEMORY_RECORD",
@@ -81,21 +81,21 @@ _COUNTERS = (
 
 
 _Sample = tuple[int, tuple[Any, ...]]
-"""A time and the values of each column at it."""
+"""Times and the values of each column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Allocations:
-    """Blocks that the framework's operations asked of the allocator."""
+    """Blocks that the framework's operations allocated."""
 
     names: list[str]
-    """The operation that was running."""
+    """Name of the operation."""
     size_bytes: NDArray[np.int64]
     at_ns: NDArray[np.int64]
 
 
 def allocations(source: Source, strings: Strings) -> Allocations:
-    """Return the allocations of OP_MEMORY; those from before the recording have no time there."""
+    """Return the allocations of OP_MEMORY that have a time: not those from before the recording."""
     columns = source.integers("OP_MEMORY", {"name": "name", "size": "size", "at": "allocationTime"})
     known = (columns["at"] > 0) & (columns["at"] <= MAX_TIME_NS)
     known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
@@ -104,21 +104,21 @@ def allocations(source: Source, strings: Strings) -> Allocations:
 
 
 def memory_series(source: Source, strings: Strings) -> tuple[Series, ...]:
-    """Return the memory in use over time."""
+    """Return memory in use over time."""
     return _series(source, strings, _MEMORY)
 
 
 def counter_series(source: Source, strings: Strings) -> tuple[Series, ...]:
-    """Return bandwidths, frequencies and the host's load over time."""
+    """Return bandwidths, frequencies and host load over time."""
     return _series(source, strings, _COUNTERS)
 
 
 def peak_memory(source: Source, strings: Strings) -> int | None:
-    """Return the highest memory that torch's allocator had in use on a device, if it was recorded.
+    """Return the peak memory of torch's allocator on a device, None if it was not recorded.
 
-    That is what `torch.cuda.max_memory_allocated` says. Sums with the graph engine's memory
-    (`PTA+GE`) are not it: they add the last that either side said of itself, whenever that was.
-    Without torch's records it is the highest use that others recorded, of a device before the host.
+    This is the value of `torch.cuda.max_memory_allocated`. Sums with the graph engine's memory
+    (`PTA+GE`) add values of different times and are not used. Without torch's records it is the
+    peak of the other components, of devices before that of the host.
     """
     by_component = {
         strings.get(component) if isinstance(component, int) else None: int(peak)
@@ -149,7 +149,7 @@ def _series(source: Source, strings: Strings, counters: tuple[_Counter, ...]) ->
 
 
 def _is_of_gpu(source: Source) -> bool:
-    """Tell whether a recording was made of GPUs, whose users never heard of Ascend's allocators."""
+    """Return True if the recording is of GPUs, where Ascend's allocators mean nothing."""
     decoders = {value for name, value in recorded_facts(source) if name == "decoder"}
     return bool(decoders - _ASCEND_DECODERS)
 
@@ -171,14 +171,14 @@ def _of_table(
 
 
 def _place(device: object, *, on_host: bool) -> str:
-    """Return where a quantity was measured; a negative device of a GPU's recording is the host."""
+    """Return the device name; a negative device of a GPU recording is the host."""
     if device is None or (on_host and isinstance(device, int) and device < 0):
         return "host"
     return device_name(device) if isinstance(device, int) else f"device {device}"
 
 
 def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list[_Sample]]:
-    """Return the samples of a table at possible times, by device and what tells sources apart."""
+    """Return the samples of a table at possible times, by device and source."""
     keys = [*counter.keys, *counter.texts]
     values = [column for column, _ in counter.values]
     columns = ", ".join([counter.time, counter.device or "NULL", *keys, *values])
@@ -192,7 +192,7 @@ def _samples(source: Source, counter: _Counter) -> dict[tuple[object, ...], list
 
 
 def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: bool) -> str:
-    """Return what tells one source of a table from its others: numbers, then words."""
+    """Return the suffix that distinguishes a source: numbers, then texts."""
     numbers = [f"{part}" for part in parts[: len(counter.keys)]]
     words = [strings.get(part) for part in parts[len(counter.keys) :] if isinstance(part, int)]
     told = [word for word in words if word not in NOTHING_KNOWN and word]
@@ -204,7 +204,7 @@ def _suffix(counter: _Counter, parts: list[Any], strings: Strings, *, in_words: 
 def _of_group(
     counter: _Counter, where: str, suffix: str, samples: list[_Sample]
 ) -> Iterator[Series]:
-    """Yield the series of one source: one for each column that has a number."""
+    """Yield the series of one source, one for each column with numbers."""
     samples.sort(key=lambda sample: sample[0])
     for index, (_, name) in enumerate(counter.values):
         points = [
@@ -223,7 +223,7 @@ def _of_group(
 
 
 def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
-    """Return the hardware counters of the tasks, by operator type."""
+    """Return the hardware counters of tasks by operator type."""
     if "TASK_PMU_INFO" not in source.tables:
         return ()
     # Grouped by id inside SQLite; names are looked up for the few groups only.
@@ -251,5 +251,5 @@ def pmu_figures(source: Source) -> tuple[PmuFigure, ...]:
 
 
 def _is_ratio(counter: str) -> bool:
-    """Whether adding up a counter's values makes no sense."""
+    """Return True if the sum of a counter's values is meaningless."""
     return any(word in counter.lower() for word in ("ratio", "rate", "bw", "(gb/s)", "usage", "%"))

@@ -1,4 +1,4 @@
-"""What the devices did, as unions of intervals: per device, per stream, per step."""
+"""Device time by device, stream and step, from unions of intervals."""
 
 from __future__ import annotations
 
@@ -24,21 +24,21 @@ from unified_prof.recording.tasks import Tasks
 
 
 class OfSteps:
-    """The step that launched each piece of work, UNKNOWN where none did."""
+    """The step that launched each device task, UNKNOWN outside steps."""
 
     def __init__(
         self, step: Callable[[Ints, Ints], NDArray[np.int32]], tasks: Tasks, comms: Collectives
     ) -> None:
-        """Take how to tell it of (connection, start_ns)."""
+        """Store `step`, which returns the step of tasks by their connection ids and start times."""
         self._step, self._tasks, self._comms = step, tasks, comms
 
     def of(self, rows: TaskRows) -> NDArray[np.int32]:
-        """Return the step of some tasks."""
+        """Return the step of each of some tasks."""
         return self._step(rows.connection, rows.start_ns)
 
     @cached_property
     def tasks(self) -> NDArray[np.int32]:
-        """The step of each task: for millions of them rather ask `of`, window by window."""
+        """The step of each task; for millions of tasks, call `of` for each window instead."""
         parts = [self.of(rows) for rows in self._tasks.windows()]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
@@ -49,15 +49,14 @@ class OfSteps:
 
 
 class DeviceWork:
-    """The work of one device, as merged sets of intervals or as sums over them.
+    """Work of one device (kernels, copies, collectives) as unions of intervals and their sums.
 
-    Work is what computes, communicates or copies. A collective communicates from its first task to
-    its last, waiting for other ranks included, as the vendor's viewers count it and as the one
-    kernel of NCCL does.
+    A collective lasts from its first task to its last and includes the wait for other ranks, as in
+    the vendor's viewers and as a kernel of NCCL does.
     """
 
     def __init__(self, tasks: Tasks, comms: Collectives, device: int | None = None) -> None:
-        """Take the work of a device; None: there is only one."""
+        """Store the tables of tasks; `device` None is the only device."""
         self._tasks, self._device = tasks, device
         here: Any = slice(None) if device is None else comms.device == device
         self._parts = comms.in_parts(device)
@@ -65,14 +64,14 @@ class DeviceWork:
 
     @cached_property
     def tasks(self) -> int:
-        """How many tasks it has, waiting ones too."""
+        """Number of tasks, including waits."""
         if self._device is None:
             return len(self._tasks)
         devices = self._tasks.packed["device"].blocks()
         return sum(int((device == self._device).sum()) for device in devices)
 
     def stretches(self) -> Iterator[Stretch]:
-        """Yield the work of one stretch of time after another, which together are all time."""
+        """Yield the work of one segment of time after another; they cover all time."""
         sweep = Sweep(self._whole, parts=self._parts)
         for rows in self._tasks.in_time(self._device):
             yield sweep.take(rows.kind, rows.start_ns, rows.end_ns, rows.until_ns)
@@ -80,34 +79,34 @@ class DeviceWork:
 
     @property
     def compute(self) -> IntervalSet:
-        """When kernels ran."""
+        """Intervals with a kernel."""
         return self._sets[0]
 
     @property
     def communication(self) -> IntervalSet:
-        """When collectives ran."""
+        """Intervals with a collective."""
         return self._sets[1]
 
     @property
     def copies(self) -> IntervalSet:
-        """When copies and memory sets ran."""
+        """Intervals with a copy or memory set."""
         return self._sets[2]
 
     @property
     def busy(self) -> IntervalSet:
-        """When any of them ran."""
+        """Intervals with a kernel, collective, copy or memory set."""
         return self._sets[3]
 
     @property
     def window(self) -> IntervalSet:
-        """From the start of the first work to the end of the last; empty: there is none.
+        """From the start of the first work to the end of the last; empty without work.
 
-        What the profiler marks, records and waits for at both ends is no work.
+        The profiler's own marks and waits at both ends are not work.
         """
         return self._sums.span
 
     def time(self, name: str, window: IntervalSet | None = None) -> DeviceTime:
-        """Return how the device spent its own window, or one which may have gaps."""
+        """Return how the device spent its window, or the given one, which may have gaps."""
         found, whole = self._sums, self._sums
         if window is not None:
             found = Sums()
@@ -139,10 +138,10 @@ class DeviceWork:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepWindows:
-    """The time of each step on one device, in order; none overlaps another.
+    """The time of each step on one device, in order and without overlaps.
 
-    A device runs behind the host. A step lasts on it until the last of its work is done, or the
-    host is done with it if that is later; the next one begins there.
+    A device runs behind the host. A step ends on it with the last work of the step, or with the
+    step on the host if that is later; the next step begins there.
     """
 
     start_ns: Ints
@@ -150,14 +149,14 @@ class StepWindows:
 
     @property
     def all(self) -> IntervalSet:
-        """The time of all steps."""
+        """Intervals of all steps."""
         return intervals.merge(self.start_ns, self.end_ns)
 
 
 def step_windows(
     steps: Steps, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
 ) -> StepWindows:
-    """Return the time of each step on a device; None: there is only one."""
+    """Return the time of each step on a device; `device` None is the only one."""
     work_ends = np.full(len(steps), np.iinfo(np.int64).min)
     in_parts = comms.in_parts(device)
     for rows in tasks.windows():
@@ -183,7 +182,7 @@ def step_windows(
 
 
 class _Stream:
-    """The work of one stream, so far."""
+    """Sums of one stream."""
 
     def __init__(self, types: int) -> None:
         self.sweep = Sweep(parts=True)
@@ -191,7 +190,7 @@ class _Stream:
         self.count = 0
         self.wait_ns = 0
         self.by_type = np.zeros(types)
-        """How much each type of task weighs: its time, and 1 ns a task."""
+        """Weight of each task type: its time, plus 1 ns per task."""
 
 
 def stream_rows(tasks: Tasks) -> list[Row]:
@@ -236,7 +235,7 @@ def stream_rows(tasks: Tasks) -> list[Row]:
 
 
 class _Step:
-    """The work that one step launched on one device, so far."""
+    """Sums of the work that one step launched on one device."""
 
     def __init__(self, communication: IntervalSet, *, parts: bool) -> None:
         self.sweep = Sweep(communication, parts=parts)
@@ -252,10 +251,10 @@ def step_rows(
     comms: Collectives,
     of: OfSteps,
 ) -> list[Row]:
-    """Return one row per step, with what each device did of what was launched within it.
+    """Return one row per step, with the work on each device that was launched in the step.
 
-    The step that launched work is the one that it is of, whenever it ran. A step's device is idle
-    while no work at all runs on it, whoever launched it.
+    Work belongs to the step that launched it, whenever it ran. A device is idle in a step while no
+    work runs on it, including work of other steps.
 
     Args:
         steps: The steps in order of time.
@@ -264,7 +263,7 @@ def step_rows(
         numbers: The number of each device, None where there is only one.
         tasks: All tasks.
         comms: All collectives.
-        of: The step that launched each piece.
+        of: The step that launched each task.
     """
     extras: list[dict[str, int | None]] = [{} for _ in steps]
 
@@ -317,7 +316,7 @@ def _of_each_step(
 
 
 def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
-    """Return how long a device worked in each step."""
+    """Return the busy time of a device in each step."""
     result = np.zeros(len(windows.start_ns), np.int64)
     steps = IntervalSet(windows.start_ns, windows.end_ns)
     for stretch in device.stretches():
@@ -327,9 +326,9 @@ def _busy_in(windows: StepWindows, device: DeviceWork) -> list[int]:
 
 
 def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
-    """Return the rows of steps with the vendor's figures of each beside ours, all devices summed.
+    """Return the rows of steps with the vendor's figures added, summed over devices.
 
-    A step that the vendor's analysis leaves out has none.
+    A step that the vendor's analysis leaves out has no such figures.
     """
     sums: dict[str | None, dict[str, int | None]] = {}
     for one in traces:
@@ -344,6 +343,6 @@ def with_vendor(rows: list[Row], traces: Iterable[StepTrace]) -> list[Row]:
 
 
 def _types(tasks: Tasks, weight: NDArray[np.float64]) -> str:
-    """Name the types of task that took most of a stream's time."""
+    """Return the names of the task types with most of a stream's time."""
     top = np.argsort(-weight, kind="stable")[:3]
     return ", ".join(tasks.type_texts[code] or "?" for code in top.tolist() if weight[code] > 0)

@@ -1,7 +1,6 @@
-"""The device's work, piece by piece, and the calls it sums up to.
+"""Device tasks that are work (kernels, copies, whole collectives), and the calls they belong to.
 
-A piece of work is a kernel, a copy, or a collective as a whole. Waiting tasks are no work, and the
-many small tasks of a collective are part of it, not beside it.
+Waits are not work, and the tasks of a collective are part of the collective.
 """
 
 from __future__ import annotations
@@ -44,10 +43,9 @@ from unified_prof.recording.tasks import Tasks
 
 
 class Work:
-    """Columns over all pieces of work: the tasks among them first, then the collectives.
+    """Kernels and copies, in the order of TASK, then whole collectives, as columns.
 
-    They are made of those of tasks for the pieces that are asked about; `windows` gives some pieces
-    at a time.
+    Columns are computed from those of the tasks on access; `windows` yields some at a time.
     """
 
     def __init__(
@@ -62,14 +60,14 @@ class Work:
         self._framework, self._allocations = framework, allocations
         self._in_parts = [one for one in tasks.devices if comms.in_parts(one)]
         self.captured: Captured | None = None
-        """The operations that work of replayed graphs is of, where their capture is known."""
+        """The operations of replayed graphs' work, if the recording of the capture is given."""
         self.labels = Labels()
 
     def __len__(self) -> int:
         return self._task_count + len(self._comms)
 
     def windows(self) -> Iterator[Pieces]:
-        """Yield all pieces, some hundred thousand at a time."""
+        """Yield all work, some hundred thousand tasks at a time."""
         first = 0
         for rows in self._tasks.windows():
             pieces = Pieces(self, first, rows.where(self._is_work(rows)), self._comms)
@@ -79,9 +77,9 @@ class Work:
             yield Pieces(self, first, None, self._comms)
 
     def in_time(self, device: int | None) -> Iterator[Begun]:
-        """Yield the pieces of a device (None: of all) in order of their starts, some at a time.
+        """Yield the work of a device (None: of all) in order of start, some tasks at a time.
 
-        Of tasks that start together the file's order counts; collectives come behind them.
+        Tasks that start together keep the order of the file; collectives come after them.
         """
         comms = self._begun_comms(device)
         first = 0
@@ -109,7 +107,7 @@ class Work:
             yield comms
 
     def _begun_comms(self, device: int | None) -> Begun:
-        """Return the collectives as a whole in order of their starts."""
+        """Return the whole collectives in order of start."""
         comms = self._comms
         found = Begun(
             np.arange(self._task_count, len(self), dtype=np.int32),
@@ -123,83 +121,83 @@ class Work:
 
     @property
     def task(self) -> NDArray[np.int32]:
-        """The task that each piece is, UNKNOWN of collectives as a whole."""
+        """Index in TASK, UNKNOWN for whole collectives."""
         return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
 
     @property
     def duration_ns(self) -> OfPieces:
-        """Duration of each piece."""
+        """Duration of each task."""
         return OfPieces(self, lambda some: some.duration_ns)
 
     @property
     def kind(self) -> OfPieces:
-        """What each piece is."""
+        """Kind of each task."""
         return OfPieces(self, lambda some: some.kind)
 
     @property
     def start_ns(self) -> OfPieces:
-        """Start of each piece."""
+        """Start of each task."""
         return OfPieces(self, lambda some: some.start_ns)
 
     @property
     def device(self) -> OfPieces:
-        """Device of each piece."""
+        """Device of each task."""
         return OfPieces(self, lambda some: some.device)
 
     @property
     def stream(self) -> OfPieces:
-        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        """Stream of each task, UNKNOWN for whole collectives."""
         return OfPieces(self, lambda some: some.stream)
 
     @property
     def connection(self) -> OfPieces:
-        """What ties each piece to the host call that launched it."""
+        """Connection id, which the launching host call shares."""
         return OfPieces(self, lambda some: some.connection)
 
     @property
     def operator(self) -> OfPieces:
-        """Operator type of each piece, as numbers in `labels`."""
+        """Operator type of each task, as numbers in `labels`."""
         _ = self.operator_numbers
         return OfPieces(self, lambda some: some.operator)
 
     @property
     def kernel(self) -> OfPieces:
-        """Kernel, collective or kind of copy that each piece is, as numbers in `labels`."""
+        """Name of the kernel, collective or kind of copy, as numbers in `labels`."""
         _ = self.kernel_numbers
         return OfPieces(self, lambda some: some.kernel)
 
     @cached_property
     def operator_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
-        """Which operator a task is, and the one of each collective."""
+        """Operator types of tasks, and of each collective."""
         names = self._tasks.operator_names(self.labels, self._is_work)
         return names, self._collectives.types(self.labels)
 
     @cached_property
     def kernel_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
-        """Which kernel a task is, and what each collective is called."""
+        """Kernel names of tasks, and the name of each collective."""
         names = self._tasks.kernel_names(self.labels, self._is_work)
         return names, self._collectives.names(self.labels)
 
     @property
     def of_tasks(self) -> NDArray[np.int32]:
-        """The tasks that are pieces of work."""
+        """Indexes in TASK of the tasks that are work."""
         return self._task
 
     def at_tasks(self, pieces: NDArray[np.integer]) -> Pieces:
-        """Return any pieces that are tasks."""
+        """Return some work by index; none of it whole collectives."""
         return Pieces(self, UNKNOWN, self._tasks.rows_at(self._task[pieces]), self._comms)
 
     def whole_comms(self) -> Pieces:
-        """Return the collectives as a whole."""
+        """Return the whole collectives."""
         return Pieces(self, len(self._task), None, self._comms)
 
     @cached_property
     def total_ns(self) -> int:
-        """Time of all pieces."""
+        """Sum of all durations."""
         return sum(int(one.duration_ns.sum(dtype=np.int64)) for one in self.windows())
 
     def operation_rows(self) -> list[Row]:
-        """Return one row per operator type and kind, where no framework's operations are known."""
+        """Return one row per operator type and kind, for recordings without a framework."""
         assert self._framework is None
         _ = self.operator_numbers
         names = [text for text in self.labels.texts for _ in KINDS]
@@ -210,9 +208,9 @@ class Work:
         return sums.rows(names)
 
     def summed(self) -> Calls:
-        """Return one call for each operator type and kind, in order of their first pieces.
+        """Return one call with the summed time of each operator type and kind, by first start.
 
-        Where no framework's operations are known; the time of each is that of all its pieces.
+        For recordings without a framework.
         """
         assert self._framework is None
         _ = self.operator_numbers
@@ -222,7 +220,7 @@ class Work:
         for one in self.windows():
             key = one.operator.astype(np.int64) * len(KINDS) + one.kind
             start_ns = one.start_ns
-            # From the last to the first, so that the first of each key stays.
+            # From last to first, so that the first of each key remains.
             order = np.argsort(start_ns, kind="stable")[::-1]
             own_ns, own = np.full(size, never), np.full(size, never)
             own_ns[key[order]] = start_ns[order]
@@ -242,11 +240,11 @@ class Work:
 
     @cached_property
     def calls(self) -> HeldCalls:
-        """One row per framework operation that used the device, and per piece of other work.
+        """One row per framework operation that used the device, and per other device task.
 
-        A row's time is device time. Kernels and copies belong to the operation that launched
-        them; those of no operation, and all collectives, are rows of their own. Only the
-        framework's ranges tell which pass work belongs to.
+        Times are device times. Kernels and copies count for the operation that launched them;
+        those without an operation, and collectives, are separate rows. The pass is known only from
+        ranges of the framework.
         """
         parts = []
         if self._framework is not None:
@@ -259,7 +257,7 @@ class Work:
         return joined_calls(self.labels, parts)
 
     def _alone(self) -> Columns:
-        """Return one row for each piece that is part of no operation."""
+        """Return one row for each task that is part of no operation."""
         _ = self.operator_numbers
         names: tuple[str, ...] = ("when", "name", "kind", "total_ns")
         if self._framework is not None:
@@ -287,7 +285,7 @@ class Work:
         _ = self.kernel_numbers, self.operator_numbers
         names = self.labels.texts
         sums = Sums(len(names))
-        # Of kernels that share a name, the first one's operator type stands for all.
+        # Kernels with the same name have the operator type of the first of them.
         operator = np.full(len(names), UNKNOWN, np.int64)
         for one in self.windows():
             kernel = one.kernel
@@ -303,9 +301,9 @@ class Work:
         return sums.rows(names, details)
 
     def kernels_of_operations(self, steps: Steps = ()) -> list[tuple[str, Row]]:
-        """Return one row for each pair of operation and kernel under it, as (operation, row).
+        """Return one row for each pair of operation and kernel, as (operation, row).
 
-        Where there are steps, only what the calls that began in one of them launched counts.
+        With steps, only tasks of calls that began in a step count.
         """
         _ = self.kernel_numbers, self.operator_numbers
         if self._framework is not None:
@@ -336,7 +334,7 @@ class Work:
         return [(row.detail or "", row) for row in rows]
 
     def launches_of_operations(self) -> dict[tuple[str, str], int]:
-        """Return how many pieces of work each operation launched, by its name and kind."""
+        """Return the number of tasks that each operation launched, by its name and kind."""
         _ = self.operator_numbers
         if self._framework is not None:
             names = names_of(self._framework, self.labels, self._owners)
@@ -362,7 +360,7 @@ class Work:
         }
 
     def place(self, piece: int) -> tuple[str, str | None]:
-        """Return the operation that a piece belongs to, and the line that called it."""
+        """Return the operation of a task, and the source line that called it."""
         name = self.labels.texts[int(self.operator[piece])]
         framework, call = self._framework, np.array([NONE])
         if self.captured is not None and self.captured.call[piece] != NONE:
@@ -377,7 +375,7 @@ class Work:
         return self.labels.texts[chosen], None if stack is None else stack.rpartition("\n")[2]
 
     def other_pass_ns(self) -> int | None:
-        """Return the time of work launched in neither pass (by an optimizer), if that is known."""
+        """Return the time of work launched by an optimizer, in neither pass; None if not known."""
         if self._framework is None:
             return None
         times = []
@@ -389,12 +387,12 @@ class Work:
         return sum(times) if times else None
 
     def over(self, tasks: NDArray[Any], comms: NDArray[Any]) -> NDArray[Any]:
-        """Return columns over all tasks and over all collectives as one over the pieces."""
+        """Return a column over all work, from one over TASK and one over the collectives."""
         return self._with_comms(tasks[self._task], comms)
 
     @cached_property
     def launches(self) -> tuple[Packed, Packed]:
-        """Host range and pass of each piece."""
+        """Host range and pass of each task."""
         assert self._framework is not None
         call, passes = Packing(np.int32, hole=NONE), Packing(np.int8)
         for one in self.windows():
@@ -404,7 +402,7 @@ class Work:
         return call.done(), passes.done()
 
     def called(self, some: Pieces) -> NDArray[np.int64]:
-        """Return the framework operation that each piece is part of, as numbers in `labels`."""
+        """Return the name of each task's framework operation, as numbers in `labels`."""
         result = np.full(len(some), UNKNOWN, np.int64)
         if self._framework is not None:
             own = self._owned(some)
@@ -419,12 +417,12 @@ class Work:
 
     @cached_property
     def _owner_names(self) -> NDArray[np.int32]:
-        """Names of `_owners`, as numbers in `labels`."""
+        """Names of the operations in `_owners`, as numbers in `labels`."""
         assert self._framework is not None
         return names_of(self._framework, self.labels, self._owners)
 
     def _owned(self, some: Pieces) -> NDArray[np.bool_]:
-        """Tell which pieces are part of a framework operation's row."""
+        """Return which tasks count for a framework operation."""
         if self._framework is None:
             return np.zeros(len(some), bool)
         call = self.launches[0][some.rows]
@@ -432,7 +430,7 @@ class Work:
         return owned & ~self._replayed(some)
 
     def _replayed(self, some: Pieces) -> NDArray[np.bool_]:
-        """Tell which pieces are part of an operation of a capture."""
+        """Return which tasks count for an operation of a graph capture."""
         if self.captured is None:
             return np.zeros(len(some), bool)
         result: NDArray[np.bool_] = self.captured.call[some.rows] != NONE
@@ -440,14 +438,14 @@ class Work:
 
     @cached_property
     def _owners(self) -> NDArray[np.int32]:
-        """The framework's operations that pieces are part of, in rising order."""
+        """The framework operations that have tasks, in rising order."""
         there = np.zeros(len(self._framework or ()), bool)
         for one in self.windows():
             there[self.launches[0][one.rows][self._owned(one)]] = True
         return np.flatnonzero(there).astype(np.int32)
 
     def _captured_names(self) -> NDArray[np.int32] | None:
-        """Return the captured operation of each piece as numbers in `labels`, else UNKNOWN."""
+        """Return the captured operation of each task as numbers in `labels`, else UNKNOWN."""
         if self.captured is None:
             return None
         call = self.captured.call
@@ -455,7 +453,7 @@ class Work:
         return np.where(call != NONE, names, UNKNOWN).astype(np.int32)
 
     def by_kernel(self) -> Calls:
-        """Return one row per piece, under its kernel's name."""
+        """Return one row per task with the name of its kernel."""
         _ = self.kernel_numbers
         parts = [self._by_kernel(one) for one in self.windows()]
         names = ("name", "kind", "total_ns", "forward_ns", "backward_ns")
@@ -469,7 +467,7 @@ class Work:
         return Calls(self.labels, name, kind, **columns)
 
     def _by_kernel(self, some: Pieces) -> Calls:
-        """Return one row for each of some pieces, or of all."""
+        """Return one row for each of some tasks, with the name of its kernel."""
         duration_ns, forward, backward = some.duration_ns, None, None
         if self._framework is not None:
             passes = self.launches[1][some.rows]
@@ -498,7 +496,7 @@ class Work:
         return np.concatenate([np.zeros(0, np.int32), *parts]).astype(np.int32)
 
     def _is_work(self, rows: TaskRows) -> NDArray[np.bool_]:
-        """Tell which tasks are pieces of work."""
+        """Return which tasks are work."""
         kind = rows.kind
         result: NDArray[np.bool_] = (kind == KERNEL) | (kind == COPY)
         if len(self._in_parts) == len(self._tasks.devices):

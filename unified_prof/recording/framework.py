@@ -57,12 +57,12 @@ _INSTANCE = re.compile(r"_\d+$")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launches:
-    """For pieces of device work: the call they belong to and its pass; -1 is none."""
+    """The operation and the pass of device tasks."""
 
     call: Ints
-    """Index of the host range that stands for the operation."""
+    """Index of the host range of the operation; -1: none."""
     passes: NDArray[np.int8]
-    """FORWARD, BACKWARD or OTHER_PASS; -1 where the call is not known."""
+    """FORWARD, BACKWARD or OTHER_PASS; -1: the operation is not known."""
 
 
 class HostTime(NamedTuple):
@@ -76,10 +76,9 @@ class HostTime(NamedTuple):
 
 
 class Framework:
-    """The host ranges of a report, nested: parents come before their children.
+    """The host ranges of a report in call order: parents come before their children.
 
-    Columns are packed; what follows from them is worked out a window of ranges at a time, and kept
-    packed as well.
+    Columns are packed. Derived columns are computed a window of ranges at a time and packed too.
     """
 
     def __init__(
@@ -115,7 +114,7 @@ class Framework:
 
     @property
     def parent(self) -> Distances:
-        """The range around each, NONE where there is none."""
+        """Index of the range around each range, or NONE."""
         return self._nest.parent
 
     def name_ids(self, ranges: Whole) -> Ints:
@@ -124,24 +123,24 @@ class Framework:
         return ids
 
     def names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct names, and the number of each range's; -1 has the last one."""
+        """Return the distinct names, and the index of each range's name (-1: the last one's)."""
         return self._names, self._name_code[ranges].astype(np.int32)
 
     def operation_names(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the same; a range of the autograd engine has the name of the node that it runs."""
+        """Return `names`, but for a range of the autograd engine the name of its node."""
         names, number = self.names(ranges)
         return [name.removeprefix(ENGINE_PREFIX) for name in names], number
 
     def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
-        """Return the distinct stacks of source frames, and the number of each range's."""
+        """Return the distinct stacks of source frames, and the index of each range's stack."""
         return self._frames.stacks(ranges)
 
     def modules(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
-        """Return the distinct module paths, and the number of each range's.
+        """Return the distinct module paths, and the index of each range's path.
 
-        A module is a range around, or a frame of the range's call chain. None is outside any
-        module; NOT_ATTRIBUTED is what cannot be told: without a call chain or other frames on its
-        thread, and backward work of which the forward operation is not known.
+        A module is a range around the range, or a frame of its call chain. None is outside any
+        module. NOT_ATTRIBUTED is not known: there is neither a call chain nor any module or Python
+        range on the thread, or the forward operation of backward work is not known.
         """
         paths = self._frames.module_paths
         outside, unknown = len(self) + len(paths), len(self) + len(paths) + 1
@@ -152,7 +151,7 @@ class Framework:
             of_chain = self._frames.modules(ranges)
             told = of_chain != NO_CHAIN
             if len(self):
-                told |= inside & np.isin(self.thread[ranges], self._nested.told_threads)
+                told |= inside & np.isin(self.thread[ranges], self._nested.threads_with_modules)
                 told &= ~(inside & self._in_backward(ranges))
             found = np.where(told, outside, unknown)
             found = np.where(of_chain >= 0, len(self) + of_chain, found)
@@ -189,7 +188,7 @@ class Framework:
         )
 
     def launches(self, connection: Whole) -> Launches:
-        """Say for pieces of device work, by their connection id, what they belong to."""
+        """Return the operation and pass of device tasks, from their connection ids."""
         distinct, inverse = np.unique(connection, return_inverse=True)
         launcher = self._launcher(distinct)
         found = launcher != NONE
@@ -205,11 +204,11 @@ class Framework:
         return Launches(call[inverse], passes[inverse])
 
     def innermost(self, connection: Whole, among: NDArray[np.bool_] | None = None) -> Ints:
-        """Return the innermost operation that launched pieces of device work, -1 if none did.
+        """Return the innermost operation that launched each device task, or -1.
 
         Args:
-            connection: of the pieces.
-            among: which ranges count instead of operations.
+            connection: connection ids of the tasks.
+            among: mask of the ranges that count instead of operations.
         """
         nearest = self._nested.operation if among is None else self._nearest(among)
         distinct, inverse = np.unique(connection, return_inverse=True)
@@ -220,11 +219,11 @@ class Framework:
         return result[inverse]
 
     def around(self, ranges: Ints, among: NDArray[np.bool_]) -> Ints:
-        """Return the nearest of some ranges that each range lies in, -1 where in none."""
+        """Return the nearest of the masked ranges around each range, or -1."""
         return of_those(self._nearest(among), self.parent[ranges])
 
     def calls_at(self, names: Sequence[str], at_ns: Ints) -> Ints:
-        """Return the operation within which a range of each name was open at each time, or -1."""
+        """Return the operation with an open range of the given name at each time, or -1."""
         result = np.full(len(at_ns), NONE, np.int64)
         wanted: dict[str, int] = {}
         number = np.array([wanted.setdefault(name, len(wanted)) for name in names], np.int64)
@@ -252,7 +251,7 @@ class Framework:
         return result
 
     def places_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return what was going on at points in time: an operation, else any range, or -1."""
+        """Return the operation, or any range, open on each thread at each time, or -1."""
         found = self._innermost_at(thread, at_ns)
         inside = found != NONE
         result = np.full(len(found), NONE, np.int64)
@@ -260,15 +259,15 @@ class Framework:
         return result
 
     def direct(self, connection: Whole) -> Ints:
-        """Return the innermost recorded call that launched each piece of device work, or -1."""
+        """Return the innermost recorded call that launched each device task, or -1."""
         distinct, inverse = np.unique(connection, return_inverse=True)
         nearest = self._nearest(self.recorded)
         return of_those(nearest, self._launcher(distinct))[inverse]
 
     def outermost(self, connection: Whole) -> Ints:
-        """Return the outermost operation around what launched each piece of device work, or -1.
+        """Return the outermost operation around the launch of each device task, or -1.
 
-        Work of a backward pass has an operation of its own, unlike in `launches`.
+        Unlike in `launches`, backward tasks do not count for forward operations.
         """
         distinct, inverse = np.unique(connection, return_inverse=True)
         operation = of_those(self._nested.operation, self._launcher(distinct))
@@ -276,14 +275,14 @@ class Framework:
 
     @property
     def is_python_frame(self) -> NDArray[np.bool_]:
-        """Which ranges are calls of Python functions, modules aside."""
+        """Mask of the calls of Python functions, without modules."""
         return self._are(
             lambda rows: np.equal(self._type[rows], API_PYTHON) & ~self._is_module(rows)
         )
 
     @property
     def is_annotation(self) -> NDArray[np.bool_]:
-        """Which ranges somebody drew around others: modules, marks, steps, frames."""
+        """Mask of the ranges that are no operations: modules, marks, steps, Python frames."""
 
         def drawn(rows: slice) -> NDArray[np.bool_]:
             is_engine = self._named.engine[self._name_code[rows]]
@@ -294,10 +293,10 @@ class Framework:
 
     @cached_property
     def recorded(self) -> NDArray[np.bool_]:
-        """Which ranges are calls that torch recorded: no frames of Python, modules or steps.
+        """Mask of the calls that torch recorded, without Python frames, modules and steps.
 
-        Nor are calls of CANN that torch_npu's operations make, such as `Conv2D` within
-        `aten::_convolution`: they have neither shapes nor a meaning of their own.
+        Without CANN calls inside operations of torch_npu either, such as `Conv2D` in
+        `aten::_convolution`: they have no shapes and are part of the operation.
         """
         steps = self._are_named(_STEP.match)
         checked = "TASK" in self._source.tables and "UPROF_GPU_TASKS" not in self._source.tables
@@ -313,16 +312,16 @@ class Framework:
         return result
 
     def inputs(self, ranges: Whole) -> tuple[list[str], NDArray[np.int32]]:
-        """Return the distinct inputs as `float[64,128], long int[7]`, and each range's number.
+        """Return the distinct inputs, as `float[64,128], long int[7]`, and each range's index.
 
-        Empty are those of which no shape was recorded. Some releases of torch_npu wrote shapes
-        where types belong, and the other way round.
+        The text is empty if no shape was recorded. Some releases of torch_npu exchanged shapes and
+        types; the text has them in the right order.
         """
 
         def key(ranges: Whole) -> Ints:
             rows = np.where(ranges == NONE, -1, self._row[ranges]) if len(self) else ranges
             shape, kind = (of_those(column, rows) for column in self._inputs)
-            # Ids of texts fit into half a number each.
+            # Each id fits into half of a 64-bit number.
             return (shape.astype(np.int64) + 1) * _HALF + kind + 1
 
         pairs, number = numbered(ranges, key)
@@ -346,13 +345,13 @@ class Framework:
         return shapes.done(), types.done()
 
     def is_operation(self, ranges: Whole) -> NDArray[np.bool_]:
-        """Tell which ranges are operations; -1 is none."""
+        """Return which ranges are operations; -1 is none."""
         result: NDArray[np.bool_] = (ranges != NONE) & self._is_operation(ranges)
         return result
 
     @property
     def is_python(self) -> NDArray[np.bool_]:
-        """Which ranges are frames of Python."""
+        """Mask of the Python frames."""
         return self._are(lambda rows: np.equal(self._type[rows], API_PYTHON))
 
     @property
@@ -361,14 +360,14 @@ class Framework:
         return self._nested.threads
 
     def matching(self, wanted: Callable[[str], bool]) -> Ints:
-        """Return the ranges whose name is wanted."""
+        """Return the ranges whose name matches a predicate."""
         named = self._are_named(wanted)
         if not named.any():
             return np.zeros(0, np.int64)
         return self._where(lambda rows: named[self._name_code[rows]])
 
     def called_through(self, frame: str) -> Ints:
-        """Return the ranges whose call chain goes through a frame: its text as for SQL's LIKE."""
+        """Return the ranges whose call chain has a frame, given as an SQL LIKE pattern."""
         chains = chains_through(self._source, frame)
         if not len(chains):
             return np.zeros(0, np.int64)
@@ -419,7 +418,7 @@ class Framework:
 
     @cached_property
     def calls(self) -> Ints:
-        """Ranges that stand for a whole operation: the outermost ones, in call order."""
+        """Outermost operations outside backward passes, in call order."""
 
         def whole(rows: slice) -> NDArray[np.bool_]:
             own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
@@ -432,7 +431,7 @@ class Framework:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
         found = self.matching(lambda text: _STEP.match(text) is not None)
         texts, code = self.names(found)
-        # By name first, for those that begin together.
+        # Steps that begin together are in the order of their names.
         order = np.argsort(code, kind="stable")
         found, code = found[order], code[order]
         steps = []
@@ -445,11 +444,11 @@ class Framework:
         return sorted(steps, key=lambda step: step[1])
 
     def _are_named(self, matches: Callable[[str], object]) -> NDArray[np.bool_]:
-        """Tell which of the distinct names match."""
+        """Return which of the distinct names match."""
         return np.array([bool(matches(text)) for text in self._names], bool)
 
     def _are(self, told: Callable[[slice], NDArray[np.bool_]]) -> NDArray[np.bool_]:
-        """Tell something of all ranges, asked of a window of them at a time."""
+        """Return a mask over all ranges from a function that is called for each window."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), WINDOW):
             rows = slice(low, min(low + WINDOW, len(self)))
@@ -457,7 +456,7 @@ class Framework:
         return result
 
     def _where(self, chosen: Callable[[slice], NDArray[np.bool_]]) -> Ints:
-        """Return the ranges that are chosen, asked of a window of them at a time."""
+        """Return the ranges in a mask that a function returns for each window."""
         found = [np.zeros(0, np.int64)]
         for low in range(0, len(self), WINDOW):
             rows = slice(low, min(low + WINDOW, len(self)))
@@ -465,7 +464,7 @@ class Framework:
         return np.concatenate(found)
 
     def _nearest(self, among: NDArray[np.bool_]) -> Distances:
-        """Return the nearest of each range and those around it that is among some."""
+        """Return the nearest of each range and the ranges around it that is in the mask."""
         return self._nest.nearest(lambda window: among[window.rows])
 
     @cached_property
@@ -491,12 +490,12 @@ class Framework:
 
     @cached_property
     def _nested(self) -> _Nested:
-        """What ranges have from those around them."""
+        """Nearest operation, node and module of each range."""
         operation, top, node, module = Distances(), Distances(), Distances(), Distances()
         marks = Packing(np.int8)
         nearest = [Inherited() for _ in range(5)]
         below = Below()
-        threads: dict[str, list[Ints]] = {"all": [], "told": [], "engine": [], "forward": []}
+        threads: dict[str, list[Ints]] = {"all": [], "modules": [], "engine": [], "forward": []}
         for window in self._nest.windows():
             rows = window.rows
             code, kind, thread = self._name_code[rows], self._type[rows], self.thread[rows]
@@ -515,7 +514,7 @@ class Framework:
             makes_nodes = of_node & ~is_node & ~in_engine
             for name, chosen in (
                 ("all", is_operation),
-                ("told", is_module | (kind == API_PYTHON)),
+                ("modules", is_module | (kind == API_PYTHON)),
                 ("engine", is_engine),
                 ("forward", makes_nodes),
             ):
@@ -531,21 +530,21 @@ class Framework:
             module.done(),
             marks.done(),
             found["all"],
-            found["told"],
-            # On a thread of the autograd engine's own, everything is backward: gradient hooks run
-            # there too. Elsewhere operations are recorded that make nodes.
+            found["modules"],
+            # On threads of the autograd engine, everything is backward, gradient hooks included.
+            # Other threads have operations that create nodes.
             np.setdiff1d(found["engine"], found["forward"]),
         )
 
     def _in_backward(self, ranges: slice | Whole) -> NDArray[np.bool_]:
-        """Tell which ranges are part of a backward pass."""
+        """Return which ranges are part of a backward pass."""
         result: NDArray[np.bool_] = (self._nested.marks[ranges] & _IN_BACKWARD) != 0
         if len(self._nested.engine_threads):
             result |= np.isin(self.thread[ranges], self._nested.engine_threads)
         return result
 
     def _call_of(self, at: Ints) -> Ints:
-        """Return the operation of launching ranges; one within no operation stands for itself."""
+        """Return the outermost operation around each range, or the range without one."""
         operation = self._nested.operation[at]
         return np.where(operation != NONE, self._nested.top[operation], at)
 
@@ -581,11 +580,11 @@ class Framework:
 
     @cached_property
     def _connected(self) -> tuple[PackedLookup, Packed]:
-        """The connections that ranges are known to have launched, and the range of each."""
+        """The connection ids in CONNECTION_IDS, and the range of each."""
         holders = Holders(self._connection, self._type)
-        del self._connection  # nobody else asks for it
+        del self._connection  # not needed any more
         keys, ranges = Packing(hole=MISSING), Packing(np.int32)
-        # One host range has one id in CONNECTION_IDS, which may stand for several connections.
+        # A range has one id in CONNECTION_IDS, with one or several connection ids.
         pairs = {"id": "id", "connection": "connectionId"}
         for piece in self._source.pieces("CONNECTION_IDS", pairs):
             holder = holders.of(piece["id"])
@@ -595,7 +594,7 @@ class Framework:
         return PackedLookup(keys.done()), ranges.done()
 
     def _launcher(self, connection: Whole) -> Ints:
-        """Return the range that launched each connection, -1 where none is known."""
+        """Return the range that launched each connection, or -1."""
         result = np.full(len(connection), NONE, np.int64)
         if not len(self):
             return result
@@ -603,7 +602,7 @@ class Framework:
         result = of_those(ranges, known.rows(connection))
         connects = ~np.isin(connection, UNCONNECTED)
         result[~connects] = NONE
-        # Otherwise by time: the range around the runtime's launching call, on its thread.
+        # Otherwise by time: the range around the runtime call, on its thread.
         open_ones = np.flatnonzero((result == NONE) & connects)
         if len(open_ones):
             calls = self._host_calls or HostCalls(self._source)
@@ -614,11 +613,11 @@ class Framework:
         return result
 
     def _around(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the innermost range, Python frames and modules aside, around points in time."""
+        """Return the innermost operation around each time, on a thread each, or -1."""
         return of_those(self._nested.operation, self._innermost_at(thread, at_ns))
 
     def _innermost_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the innermost range around points in time, on a thread each, or -1."""
+        """Return the innermost range around each time, on a thread each, or -1."""
         found = np.full(len(at_ns), NONE, np.int64)
         if not len(self):
             return found
@@ -628,7 +627,7 @@ class Framework:
             if len(points):
                 last = self.start_ns.last_not_after(at_ns[points], low, high)
                 found[points] = np.where(last < low, NONE, last)
-        # The last range to start may have ended already: then one of those around it is the answer.
+        # If the last range to start has ended already, it is one of the ranges around it.
         looking = np.flatnonzero(found != NONE)
         while len(looking):
             looking = looking[self.end_ns[found[looking]] < at_ns[looking]]
@@ -638,7 +637,7 @@ class Framework:
 
     @cached_property
     def _threads(self) -> list[tuple[int, int, int]]:
-        """Each thread, its first range, and the one behind its last."""
+        """(thread, its first range, the range after its last) for all threads."""
         found: list[tuple[int, int]] = []
         for low in range(0, len(self), WINDOW):
             threads = self.thread[low : low + WINDOW]
@@ -655,7 +654,7 @@ _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Named:
-    """Which of the distinct names are of a kind."""
+    """Masks of the distinct names by kind."""
 
     module: NDArray[np.bool_]
     operation: NDArray[np.bool_]
@@ -665,28 +664,28 @@ class _Named:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Nested:
-    """What each range has from itself and those around it, and what threads are."""
+    """Derived columns of ranges, and threads by their kind."""
 
     operation: Distances
     """The innermost operation."""
     top: Distances
-    """The outermost operation around each operation, not looking beyond other annotations."""
+    """The outermost operation around each operation, up to the next annotation."""
     node: Distances
     """The autograd node."""
     module: Distances
     """The innermost module."""
     marks: Packed
-    """_IN_BACKWARD, _IN_OPTIMIZER."""
+    """Bits _IN_BACKWARD and _IN_OPTIMIZER."""
     threads: Ints
-    """Those that ran operations."""
-    told_threads: Ints
-    """Those of which modules or Python frames were recorded."""
+    """Threads with operations."""
+    threads_with_modules: Ints
+    """Threads with recorded modules or Python frames."""
     engine_threads: Ints
-    """Those of the autograd engine's own."""
+    """Threads of the autograd engine."""
 
 
 NOT_ATTRIBUTED = "(not attributed to a module)"
-"""Instead of a module path: what recorded the work does not say whether it was in a module."""
+"""Module path of work of which the recording does not show the module."""
 
 
 def module_class(path: str) -> str:

@@ -29,7 +29,7 @@ from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.sqlite.integer_columns import MISSING
 
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
-"""connectionIds that connect nothing, in files of any age."""
+"""Connection ids that mean none, in old and new files."""
 
 _COLUMNS = {
     "connection": "connectionId",
@@ -42,7 +42,7 @@ _COLUMNS = {
 
 
 class HostCalls:
-    """The rows of CANN_API as packed columns, in the file's order; MISSING is what is no number."""
+    """The rows of CANN_API as packed columns, in the file's order; MISSING: not a number."""
 
     def __init__(self, source: Source) -> None:
         found = {name: Packing(hole=MISSING) for name in _COLUMNS}
@@ -59,7 +59,7 @@ class HostCalls:
 
     @cached_property
     def happened(self) -> NDArray[np.bool_]:
-        """Which calls can have happened when they say they did."""
+        """Mask of the calls with possible times."""
         result = np.zeros(len(self), bool)
         for low in range(0, len(self), BLOCK):
             rows = slice(low, low + BLOCK)
@@ -69,20 +69,20 @@ class HostCalls:
         return result
 
     def launching(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the call that launched each piece of work, NOWHERE where it is not known."""
+        """Return the row of the call that launched each device task, or NOWHERE."""
         row = self.of_connection(connection)
-        # The numbers that connect nothing are few, and most recordings have none of them.
+        # These numbers are few, and most recordings have none of them.
         for unconnected in UNCONNECTED:
             row[connection == unconnected] = NOWHERE
         return row
 
     def of_connection(self, connection: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the call of each connection, whatever number that is, NOWHERE without one."""
+        """Return the row of the call with each connection id, or NOWHERE."""
         return self._by_connection.rows(connection)
 
     @cached_property
     def names(self) -> tuple[list[int], Packed]:
-        """The distinct names, and which is whose."""
+        """The distinct string ids of names, and the index of each call's name."""
         ids = self.name.distinct().tolist()
         return ids, recoded(self.name, ids)
 
@@ -92,9 +92,9 @@ class HostCalls:
 
 
 MODULE_RANGE: Final = -50
-"""Type of our own of ranges of the mstx domain `Module`."""
+"""Type of ranges of the mstx domain `Module`; not a value of the database."""
 ANNOTATION: Final = -51
-"""Type of our own of other mstx ranges."""
+"""Type of other mstx ranges; not a value of the database."""
 
 _COLUMNS_HOST_RANGES = {
     # The times are text.
@@ -127,15 +127,15 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
     """
     taken = _Taken()
     row = 0
-    untold: Ints | None = None
+    unreadable: Ints | None = None
     for piece in source.pieces("PYTORCH_API", _COLUMNS_HOST_RANGES):
         count = len(piece["start"])
         piece["row"] = np.arange(row, row + count)
         row += count
         if not piece["start"].all():
-            if untold is None:
-                untold = _untold(source)
-            piece["start"] = np.where(np.isin(piece["row"], untold), MISSING, piece["start"])
+            if unreadable is None:
+                unreadable = _unreadable_starts(source)
+            piece["start"] = np.where(np.isin(piece["row"], unreadable), MISSING, piece["start"])
         taken.take(piece)
     domains: set[int] = set()
     for marks in source.pieces("MSTX_EVENTS", _OF_MARKS):
@@ -153,8 +153,8 @@ def read(source: Source, strings: Strings, findings: Findings) -> dict[str, Pack
     return _nested({name: packing.done() for name, packing in taken.columns.items()})
 
 
-def _untold(source: Source) -> Ints:
-    """Return the rows whose start is no number: a cast makes the moment 0 of that."""
+def _unreadable_starts(source: Source) -> Ints:
+    """Return the rows whose start is not a number, which a cast turns into 0."""
     found, row = [np.zeros(0, np.int64)], 0
     number = "iif(startNs GLOB '[0-9]*', 1, NULL)"
     for piece in source.pieces("PYTORCH_API", {"number": number}):
@@ -164,7 +164,7 @@ def _untold(source: Source) -> Ints:
 
 
 class _Taken:
-    """The ranges that can have happened, in the order in which they come."""
+    """The ranges with possible times, in the order of the file."""
 
     def __init__(self) -> None:
         narrow = np.int32
@@ -194,7 +194,7 @@ class _Taken:
 
 
 def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
-    """Return the columns in the order in which parents come before their children."""
+    """Return the columns in call order: parents before their children."""
     order = _call_order(columns["thread"], columns["start"], columns["duration"])
     if order is None:
         return columns
@@ -208,12 +208,12 @@ def _nested(columns: dict[str, Packed]) -> dict[str, Packed]:
 
 
 def _call_order(thread: Packed, start_ns: Packed, duration_ns: Packed) -> NDArray[np.int32] | None:
-    """Return the order of `nesting.call_order`, None where ranges are in it."""
+    """Return the order of `nesting.call_order`, None if the ranges are in it."""
     rows = len(start_ns)
     threads = thread.distinct()
     order = np.arange(rows, dtype=np.int32)
     if len(threads) > 1:
-        # The place of each thread's next range.
+        # Position of each thread's next range.
         counts = np.zeros(len(threads), np.int64)
         for block in thread.blocks():
             counts += np.bincount(np.searchsorted(threads, block), minlength=len(threads))
@@ -243,7 +243,7 @@ def _in_time(
     *,
     changed: bool,
 ) -> NDArray[np.int32] | None:
-    """Put the ranges of each thread in order: by start, the longer first."""
+    """Sort the ranges of each thread by start, the longer first."""
     for first, behind in pairwise(edges):
         low = first
         while low < behind:
@@ -253,7 +253,7 @@ def _in_time(
             if (start[1:] < start[:-1]).any():
                 break
             if high < behind:
-                # Ranges that start together are put in order together.
+                # Ranges with equal starts are sorted together.
                 following = start_ns.at(order[high : high + 1])[0]
                 whole = int(np.searchsorted(start, following, side="left"))
                 if whole == 0 or following < start[-1]:
@@ -267,14 +267,14 @@ def _in_time(
         if low < behind:
             rows = order[first:behind]
             keys = np.lexsort((-duration_ns.at(rows), start_ns.at(rows)))
-            # Anything may have been put in order before: ranges that are alike stay as they were.
+            # Equal ranges keep their order.
             order[first:behind] = rows[keys]
             changed = True
     return order if changed else None
 
 
 class Ends(Column):
-    """Ends of ranges, of their starts and durations."""
+    """Ends of ranges, computed from starts and durations."""
 
     def __init__(self, start_ns: Packed, duration_ns: Packed) -> None:
         self._start_ns, self._duration_ns = start_ns, duration_ns
@@ -283,7 +283,7 @@ class Ends(Column):
         return len(self._start_ns)
 
     def at(self, rows: NDArray[np.integer]) -> Ints:
-        """Return the ends of any ranges."""
+        """Return the ends of ranges by index."""
         found: Ints = self._start_ns.at(rows) + self._duration_ns.at(rows)
         return found
 

@@ -1,9 +1,7 @@
-"""Threads of the host beside the work that they launched: all, or what there is room for.
+"""Host threads and idle time for the timeline of a report.
 
-Of many ranges some stay as they are and the others are left out, none is merged: all of one part
-of the recording, and elsewhere the longest. What is left out is counted.
-
-When devices were idle and why, for a timeline: all gaps, or the longest of them.
+If a recording has more ranges than can be drawn, one part of it has all of its ranges, and the rest
+only the longest; the others are counted. Idle lanes have all gaps or the longest.
 """
 
 from __future__ import annotations
@@ -33,16 +31,16 @@ OPERATION, ANNOTATION, CALL = range(len(KINDS))
 _WINDOW = 131_072
 _DEEPEST = 15
 _MOST_ROWS = 64
-"""Rows of all threads together: a picture has to be drawn of them."""
+"""Maximum number of rows of all threads."""
 _NEAR = 10
-"""A part of the time of the work, how near to it a range has to be: a tenth."""
+"""Ranges further from the work than this share of its time are left out."""
 _LEAST_NS = 1_000_000
-"""Of less work than this, the same as of so much."""
+"""Minimum time of the work for this share."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostRow:
-    """Ranges of one thread that are as deep as one another, in order of time."""
+    """Ranges of one thread at one depth, in order of time."""
 
     start_ns: Ints
     """Unix time."""
@@ -50,7 +48,7 @@ class HostRow:
     label: NDArray[np.integer]
     kind: NDArray[np.int8]
     call: Ints
-    """Row of CANN_API, NOWHERE of what is none."""
+    """Row in CANN_API, NOWHERE for other ranges."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -58,7 +56,7 @@ class HostRow:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostThread:
-    """One thread: the outermost ranges first."""
+    """One thread: its rows, outermost ranges first."""
 
     name: str
     rows: tuple[HostRow, ...]
@@ -66,7 +64,7 @@ class HostThread:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostThreads:
-    """The threads that launched most, then those that did most."""
+    """The threads, those with most launches first, then those with most ranges."""
 
     start_ns: int
     """Unix time of the first range."""
@@ -74,20 +72,20 @@ class HostThreads:
     labels: tuple[str, ...]
     threads: tuple[HostThread, ...]
     ranges: int
-    """Those that there are in this time, Python's functions aside."""
+    """Number of ranges in this time, without Python functions."""
     drawn: int
     longer_than_ns: int
-    """Outside of `whole_ns` what took longer is there; 0: all is."""
+    """Outside `whole_ns`, only longer ranges are included; 0: all are."""
     whole_ns: tuple[int, int] | None
-    """Unix times between which all ranges begin, where some are left out elsewhere."""
+    """Unix times between which all ranges are included, if some are left out elsewhere."""
     outside: int
-    """Ranges that are left out, as they began or ended long before or after the work."""
+    """Number of ranges left out because they are far from the work."""
     python_frames: int
-    """Calls of Python functions: they are left out."""
+    """Number of calls of Python functions, which are left out."""
     threads_left_out: int
     launched_by: tuple[Ints, ...]
-    """For each lane of the work the place of the call that launched each block, among all ranges,
-    thread by thread and row by row; NOWHERE where it is not drawn, and of several tasks as one."""
+    """For each lane of the timeline: index of the launching call of each block among all ranges,
+    thread by thread and row by row; NOWHERE if it is not included, and for merged blocks."""
 
 
 def build(
@@ -98,15 +96,15 @@ def build(
     steps: list[tuple[str, int, int]],
     limit: int,
 ) -> HostThreads | None:
-    """Return the threads of a recording, None where nothing of the host was recorded.
+    """Return the threads of a recording, None if nothing was recorded on the host.
 
     Args:
         framework: operations and annotations.
-        calls: those of the runtime.
-        strings: their names.
-        work: what the device did, for its time; None: the time of all ranges.
-        steps: name, start and end.
-        limit: at most so many ranges.
+        calls: runtime calls.
+        strings: texts of the recording.
+        work: timeline of the devices, for its time; None: the time of all ranges.
+        steps: name, start and end of each step.
+        limit: maximum number of ranges.
     """
     rows = _Rows(framework, calls, _time(calls, work, steps))
     if not rows.count:
@@ -143,20 +141,20 @@ def build(
 
 
 class _Places:
-    """Where rows of CANN_API stand."""
+    """Positions of rows of CANN_API."""
 
     def __init__(self, calls: Ints) -> None:
         self._order = np.append(np.argsort(calls, kind="stable"), NOWHERE)
         self._sorted = calls[self._order[:-1]]
 
     def of(self, call: Ints) -> Ints:
-        """Return the place of each, NOWHERE of NOWHERE and of what is not there."""
+        """Return the position of each row, or NOWHERE."""
         place: Ints = self._order[find(self._sorted, call)]
         return np.where(call == NOWHERE, NOWHERE, place)
 
 
 def _launching(calls: HostCalls, connection: Ints) -> Ints:
-    """Return the row of CANN_API that launched each piece of work, NOWHERE where none is known."""
+    """Return the row in CANN_API that launched each device task, or NOWHERE."""
     row = calls.launching(connection).astype(np.int64)
     row[connection < 0] = NOWHERE
     return row
@@ -165,7 +163,7 @@ def _launching(calls: HostCalls, connection: Ints) -> Ints:
 def _time(
     calls: HostCalls, work: Timeline | None, steps: list[tuple[str, int, int]]
 ) -> tuple[int, int] | None:
-    """Return the time of the work, its launches and its steps; None: there is no work."""
+    """Return the time of the work with its launches and steps, None without work."""
     if work is None:
         return None
     begins, ends = [work.start_ns], [work.start_ns + work.duration_ns]
@@ -181,9 +179,9 @@ def _time(
 
 
 def _middle(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
-    """Return where the part begins that is whole: with the launches of the part of the work.
+    """Return the start of the part with all ranges: that of the launches of the whole part.
 
-    Where all of the work is drawn it begins with the launch in the middle.
+    If all device tasks are drawn, the part starts with the middle launch.
     """
     if work is not None:
         start = np.concatenate([lane.start_ns for lane in work.lanes])
@@ -199,14 +197,14 @@ def _middle(calls: HostCalls, work: Timeline | None, rows: _Rows) -> int:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Kept:
-    """Ranges of the framework and calls, those of each by their rows."""
+    """Rows of framework ranges and of runtime calls."""
 
     ranges: Ints
     calls: Ints
 
 
 class _Rows:
-    """The ranges of the framework, then the calls of the runtime, some at a time."""
+    """Windows of framework ranges, then of runtime calls."""
 
     def __init__(
         self, framework: Framework | None, calls: HostCalls, time: tuple[int, int] | None
@@ -219,7 +217,7 @@ class _Rows:
             self.outside += int((usable & ~inside).sum())
 
     def span(self) -> tuple[int, int]:
-        """Return the start of the first and the end of the last."""
+        """Return the first start and the last end."""
         spans = [
             (int(start[inside].min()), int(end[inside].max()))
             for (start, end, _), inside, _ in self._windows()
@@ -228,7 +226,7 @@ class _Rows:
         return min(begin for begin, _ in spans), max(end for _, end in spans)
 
     def part(self, begin: int, count: int) -> tuple[int, int]:
-        """Return the time from `begin` in which at most so many start."""
+        """Return the time from `begin` in which at most `limit` ranges start."""
         first = np.zeros(0, np.int64)
         for (start, _, _), inside, _ in self._windows():
             first = np.concatenate((first, start[inside & (start >= begin)]))
@@ -237,7 +235,7 @@ class _Rows:
         return begin, int(first.max()) if len(first) > count else int(first.max(initial=begin)) + 1
 
     def longer_than(self, whole: tuple[int, int], count: int) -> int:
-        """Return the time that at most so many take longer than, besides those of a part."""
+        """Return the duration that at most `limit` ranges outside a part exceed."""
         longest = np.zeros(0, np.int64)
         for (start, end, _), inside, _ in self._windows():
             chosen = inside & ~((start >= whole[0]) & (start < whole[1]))
@@ -247,7 +245,7 @@ class _Rows:
         return int(longest.min()) if len(longest) > count else 0
 
     def kept(self, whole: tuple[int, int] | None, longer_than: int) -> _Kept:
-        """Return those that start in a part, or took longer; all, if there is no part."""
+        """Return the ranges that start in a part or are longer; all ranges without a part."""
         found: tuple[list[Ints], list[Ints]] = ([], [])
         for (start, end, first), inside, _ in self._windows():
             if whole is not None:
@@ -259,7 +257,7 @@ class _Rows:
         return _Kept(*(np.concatenate([none, *parts]) for parts in found))
 
     def _windows(self) -> Iterator[tuple[tuple[Ints, Ints, tuple[bool, int]], Flags, Flags]]:
-        """Yield (start, end, where from), what is inside the time, and what can have happened."""
+        """Yield (start, end, source), and masks of ranges inside the time and of possible ones."""
         if self._framework is not None:
             for low in range(0, len(self._framework), _WINDOW):
                 own = slice(low, low + _WINDOW)
@@ -278,7 +276,7 @@ class _Rows:
         if self._time is None:
             return np.ones(len(start), bool)
         first, last = self._time
-        # What sticks out far would stretch the time, and what is far away says little of it.
+        # Ranges that reach far outside would stretch the time; those far away say little.
         far = max(last - first, _LEAST_NS)
         near = far // _NEAR
         result: Flags = (start >= first - far) & (end <= last + far)
@@ -323,7 +321,7 @@ def _threads(
     thread, start, end, call = thread[order], start[order], end[order], call[order]
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
     depth = _depths(nesting.parents(thread, start, end))
-    # So deep that there is no row for it: only what may have launched something is still shown.
+    # Too deep for a row: only calls that may have launched work are included.
     drawn = (depth <= _DEEPEST) | (call != NOWHERE)
     depth = np.minimum(depth, _DEEPEST)
     launched = np.zeros(0, np.int64)
@@ -358,7 +356,7 @@ def _threads(
 
 
 def _named(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:
-    """Return the numbers among labels of texts by number; those that nobody has get none."""
+    """Return the label of each used text by its number."""
     used = np.unique(number)
     result = np.zeros(len(texts), np.int64)
     result[used] = labels.numbers([texts[one] for one in used.tolist()])
@@ -367,7 +365,7 @@ def _named(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Int
 
 
 def _depths(parent: Ints) -> Ints:
-    """Return how many ranges are around each."""
+    """Return the number of ranges around each range."""
     depth = np.zeros(len(parent), np.int64)
     above = parent
     while (inside := above != nesting.NONE).any():
@@ -377,7 +375,7 @@ def _depths(parent: Ints) -> Ints:
 
 
 def _name(thread: int, *, several: bool) -> str:
-    """Return what a thread is called, with its process where there are several."""
+    """Return the name of a thread, with its process if there are several."""
     if thread <= 0:
         return "host"
     process, own = thread >> 32, thread & 0xFFFFFFFF
@@ -386,16 +384,16 @@ def _name(thread: int, *, several: bool) -> str:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IdleLane:
-    """The idle time of one device, in order of time and without overlaps."""
+    """Idle intervals of one device, in order of time and without overlaps."""
 
     device: str
     start_ns: Ints
     """Unix time."""
     duration_ns: Ints
     reason: NDArray[np.int8]
-    """Number in `idle.REASONS`."""
+    """Index in `idle.REASONS`."""
     longer_than_ns: int
-    """What was shorter or as long is left out; 0: all is there."""
+    """Gaps of at most this length are left out; 0: all are included."""
     left_out: int
     left_out_ns: int
 
@@ -406,12 +404,12 @@ class IdleLane:
 def build_idle_lanes(
     idle_time: IdleTime, devices: Sequence[str], limit: int
 ) -> tuple[IdleLane, ...]:
-    """Return a lane for each device; none where no reason can be told.
+    """Return a lane for each device; no lanes without host data.
 
     Args:
-        idle_time: why devices were idle.
-        devices: their names.
-        limit: at most so many gaps, the same of each device.
+        idle_time: idle time by reason.
+        devices: names of the devices.
+        limit: maximum number of gaps, divided equally among the devices.
     """
     if not idle_time.is_told:
         return ()

@@ -1,9 +1,9 @@
-"""Why a device was idle: what the work that ended each gap had been waiting for.
+"""Idle time of a device by reason: what the task that ends each gap waited for.
 
-A gap ends where the next work begins. Until that work was launched, the device waited for the host:
-for input, for the end of a synchronising call that had let the device run dry, or for a program
-that launches too slowly. From the launch on it waited for another stream or an event, for the other
-ranks of a collective, or it took its time to begin. `docs/figures.md` has the definitions.
+A gap ends with the start of the next task. Before its launch the device waited for the host: for
+input, for the end of a synchronizing call, or for a program that launches too slowly. After the
+launch it waited for another stream or an event, for other ranks of a collective, or for the launch
+latency. `docs/figures.md` has the definitions.
 """
 
 from __future__ import annotations
@@ -44,13 +44,13 @@ IN_WORDS: Final[Mapping[str, str]] = {
 }
 
 _SYNCHRONISING = re.compile(
-    # CUDA, HIP and ACL alike; copies that return when they are done; older names of CANN's runtime.
+    # Names in CUDA, HIP and ACL; copies that return when done; older names of CANN's runtime.
     r"synchroni[sz]e|^(?:cuda|hip)Memcpy(?:2D|3D|ToSymbol|FromSymbol|WithStream|HtoD|DtoH)?$"
     r"|^cuMemcpy(?:HtoD|DtoH|DtoD)?(?:_v2)?$|^(?:aclrt|rt)Memcpy$|^StreamSyncTaskFinish$",
     re.IGNORECASE,
 )
 _INPUT = re.compile(
-    # torch's own ranges and frames; Lightning's; what programs call it when they mark it.
+    # Ranges and frames of torch and Lightning, and usual names of annotations.
     r"DataLoader.*(?:__next__|_next_data)|dataloader_next"
     r"|^\W*(?:data[_ ]?load(?:ing|er)?|(?:load|get|fetch|next|wait_?for)(?:ing)?[ _](?:next[ _])?"
     r"(?:data|batch|input)(?:es|s)?|data_?(?:wait|fetch(?:ing)?|time)|input_?wait)[\W\d]*$",
@@ -61,47 +61,47 @@ _NEVER: Final = np.iinfo(np.int64).max
 
 
 def is_synchronising(name: str | None) -> bool:
-    """Tell whether a call of the runtime returns only when the device has done something."""
+    """Return True if a runtime call waits for the device."""
     return name is not None and _SYNCHRONISING.search(name) is not None
 
 
 def is_input(name: str | None) -> bool:
-    """Tell whether a range of the framework fetches a batch."""
+    """Return True if a framework range fetches a batch."""
     return name is not None and _INPUT.search(name) is not None
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Work of one device in order of its starts, each piece with its launch."""
+    """Tasks of one device in order of start, with their launches."""
 
     start_ns: Ints
     launched_ns: Ints
-    """Start of the call that launched it; -1 where that is not known."""
+    """Start of the launching call; -1: not known."""
     kind: NDArray[np.integer]
     waits: IntervalSet
-    """When some piece's stream waited for another one, before that piece ran."""
+    """Intervals in which the stream of a task waited for another stream before the task."""
     awaits: NDArray[np.bool_]
-    """Which pieces were launched behind a wait for another stream's event."""
+    """Mask of the tasks launched after a wait for an event of another stream."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class HostSide:
-    """What the host did that a device may have waited for."""
+    """Host ranges that a device may have waited for."""
 
     input: IntervalSet
     sync: IntervalSet
-    """Synchronising calls, of threads that launch work or run operations, united."""
+    """Union of synchronizing calls of threads that launch work or run operations."""
     sync_label: NDArray[np.integer]
-    """What each of those is called: number in the labels of whoever asks."""
+    """Label of each of these intervals, a number in the caller's labels."""
 
 
 @dataclass(frozen=True, slots=True)
 class WhyIdle:
-    """Idle time of one device by reason; the parts add up to the whole."""
+    """Idle time of one device by reason; the reasons add up to the idle time."""
 
     device: str
     step: str | None
-    """None: all steps together, or the window where there are none."""
+    """None: all steps, or the window without steps."""
     idle_ns: int
     host_ns: int
     input_ns: int
@@ -112,38 +112,38 @@ class WhyIdle:
     unknown_ns: int
 
     def of(self, reason: str) -> int:
-        """Return the time of one of REASONS."""
+        """Return the time of a reason in REASONS."""
         value: int = getattr(self, f"{reason}_ns")
         return value
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Stretches of idle time in order, none overlapping another, each with its reason."""
+    """Idle intervals with their reasons, in order and without overlaps."""
 
     start_ns: Ints
     end_ns: Ints
     reason: NDArray[np.int8]
     next_piece: NDArray[np.int32]
-    """The piece that ended the gap, -1 where none came."""
+    """The task that ended the gap; -1: none."""
     sync: NDArray[np.int32]
-    """The synchronising call, number in `HostSide.sync`; -1 where it is not the reason."""
+    """The synchronizing call, an index in `HostSide.sync`; -1: not the reason."""
 
 
 def unexplained(idle: IntervalSet) -> Segments:
-    """Return the gaps of a device of whose host nothing was recorded."""
+    """Return the gaps of a device without any recorded host data."""
     nothing = np.full(len(idle), -1, np.int32)
     reason = np.full(len(idle), NOT_KNOWN, np.int8)
     return Segments(idle.start_ns, idle.end_ns, reason, nothing, nothing)
 
 
 def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
-    """Divide gaps of one device by reason; what that takes is ten times what it gives.
+    """Divide gaps of one device by reason; this needs ten times the memory of the result.
 
     Args:
-        idle: when no work ran; each gap ends where work begins, or at the end of what is asked.
-        pieces: the work of the device, or the part of it that ends these gaps.
-        host: what the host did.
+        idle: the gaps; each ends with the start of a task or at the end of the analyzed time.
+        pieces: the tasks of the device, or those of them that end these gaps.
+        host: host ranges.
     """
     begin, end = idle.start_ns, idle.end_ns
     following = np.searchsorted(pieces.start_ns, end, side="left")
@@ -151,7 +151,7 @@ def explain(idle: IntervalSet, pieces: Pieces, host: HostSide) -> Segments:
     piece = np.where(has_next, following, -1)
     launched = np.append(pieces.launched_ns, _NEVER)[piece]
     unknown = has_next & (launched < 0)
-    # Nobody launched anything any more: until its end the gap is the host's.
+    # No further launch: the gap counts for the host until its end.
     ready = np.where(unknown, end, np.clip(launched, begin, end))
     own = IntervalSet(begin, np.where(unknown, begin, ready))
     parts = [
@@ -181,9 +181,9 @@ def _part(start: Ints, end: Ints, reason: int, piece: Ints, sync: Ints | None = 
 
 
 def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
-    """Divide the stretches before launches, one a gap (some of them empty)."""
+    """Divide the parts of gaps before launches, one per gap (some are empty)."""
     parts = []
-    # Where such a call was open when the device ran dry, all that the host did then is due to it.
+    # If such a call was open at the start of the gap, all host time of the gap follows from it.
     call = np.searchsorted(host.sync.start_ns, own.start_ns, side="right") - 1
     dry = (call >= 0) & (np.append(host.sync.end_ns, 0)[call] > own.start_ns)
     start, end, gap, _ = meet(own, host.input)
@@ -203,7 +203,7 @@ def _of_host(own: IntervalSet, piece: Ints, host: HostSide) -> list[_Part]:
 
 
 def _of_device(ready: Ints, end: Ints, piece: Ints, pieces: Pieces) -> list[_Part]:
-    """Divide the stretches from launches on, one a gap (some of them empty)."""
+    """Divide the parts of gaps after launches, one per gap (some are empty)."""
     kind = np.append(pieces.kind, -1)[piece]
     awaits = np.append(pieces.awaits, False)[piece]
     collective = kind == COMMUNICATION
@@ -222,9 +222,9 @@ def _of_device(ready: Ints, end: Ints, piece: Ints, pieces: Pieces) -> list[_Par
 
 
 def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return where two sets meet, and which interval of either that is.
+    """Return the intersections of two sets, and the interval of either set for each.
 
-    Those of `one` are in order and disjoint, but may be empty or touch.
+    The intervals of `one` are in order and disjoint, but may be empty or touch.
     """
     low = np.searchsorted(other.end_ns, one.start_ns, side="right")
     high = np.searchsorted(other.start_ns, one.end_ns, side="left")
@@ -238,7 +238,7 @@ def meet(one: IntervalSet, other: IntervalSet) -> tuple[Ints, Ints, Ints, Ints]:
 
 
 def _without(one: IntervalSet, start: Ints, end: Ints, which: Ints) -> tuple[Ints, Ints, Ints]:
-    """Return what is left of each interval without stretches that lie in it, in order."""
+    """Return the parts of each interval outside ordered intervals inside it."""
     index = np.arange(len(one))
     begins = np.concatenate((one.start_ns, end))
     owner = np.concatenate((index, which))
@@ -256,12 +256,12 @@ def totals(
     parts: Iterable[Segments],
     steps: Sequence[tuple[str, int, int]] | None,
 ) -> list[WhyIdle]:
-    """Return the idle time by reason: in all, then in each step.
+    """Return the idle time by reason: in total, then in each step.
 
     Args:
-        device: whose.
-        parts: its idle time.
-        steps: name, begin and end of each step on the device, in order; None: there are none.
+        device: name of the device.
+        parts: its idle intervals.
+        steps: name, start and end of each step on the device, in order; None: no steps.
     """
     sums = np.zeros(len(REASONS), np.int64)
     by_step = np.zeros((len(steps or ()), len(REASONS)), np.int64)
@@ -282,13 +282,13 @@ def totals(
 
 
 def idle_gaps(stretches: Iterable[Stretch], of: IntervalSet) -> Iterator[IntervalSet]:
-    """Yield the time in which no work ran, some gaps at a time, each of them whole.
+    """Yield the gaps without work, some at a time; no gap is cut.
 
     Args:
-        stretches: the work of a device.
-        of: the time that is asked about.
+        stretches: the work of a device by segments of time.
+        of: the time to divide.
     """
-    open_ns: int | None = None  # when a gap began that goes on at the end of a stretch
+    open_ns: int | None = None  # start of a gap that is open at the end of a segment
     for one in stretches:
         idle = intervals.intersect(
             IntervalSet(

@@ -1,4 +1,4 @@
-"""The idle time of a report's devices by reason, put together from all that was recorded."""
+"""Idle time of the devices of a recording by reason (`Recording.idle_time`)."""
 
 from __future__ import annotations
 
@@ -40,10 +40,10 @@ from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
 
 WINDOW = BLOCK
-"""Gaps and pieces of work that are looked at together."""
+"""Gaps, or tasks, per window."""
 
 LONG = 0.01
-"""A gap that is longer than this share of the time that is asked about is kept."""
+"""Gaps longer than this share of the analyzed time are kept."""
 
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1
@@ -51,7 +51,7 @@ _NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """One device."""
+    """One device and its analyzed time."""
 
     number: int | None
     device: DeviceWork
@@ -59,12 +59,12 @@ class _Asked:
 
     @property
     def of(self) -> intervals.IntervalSet:
-        """The time in which it may have been idle."""
+        """The analyzed time: the steps, else the window."""
         return self.device.window if self.windows is None else self.windows.all
 
 
 class IdleTime:
-    """Why each device was idle: in its steps where they are known, else in its window."""
+    """Idle time by reason of each device, in its steps, else in its window."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class IdleTime:
         self._source, self._strings, self._tasks = source, strings, tasks
         self._work, self._framework = work, framework
         self._labels = Labels()
-        """Synchronising calls, each with the line that called it after a newline."""
+        """Synchronizing calls, each with the calling line after a newline."""
         self._devices: dict[str, _Asked] = {}
         self._parts: dict[str, _Reasons] = {}
         self._long: dict[str, list[IntervalSet]] = {}
@@ -87,11 +87,11 @@ class IdleTime:
     def add(
         self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
     ) -> None:
-        """Take a device; `number` None stands for the only one."""
+        """Add a device; `number` None is the only device."""
         self._devices[name] = _Asked(number, device, windows)
 
     def of(self, name: str) -> Segments:
-        """Return the idle time of a device; pieces are those of all work."""
+        """Return the idle intervals of a device; tasks are indexes into all work."""
         parts = list(self.parts(name))
         return Segments(
             *(
@@ -102,16 +102,16 @@ class IdleTime:
 
     @property
     def host(self) -> HostSide:
-        """What the host did that devices may have waited for."""
+        """Host ranges that devices may have waited for."""
         return self._host
 
     def called(self, sync: int) -> tuple[str, str | None]:
-        """Return what a synchronising call of `host` was, and the line that called it."""
+        """Return the name of a synchronizing call of `host`, and the line that called it."""
         called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
         return called, line or None
 
     def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[WhyIdle]:
-        """Return the idle time by reason: of each device in all, then of each of its steps."""
+        """Return the idle time by reason of each device: in total, then by step."""
         found: list[WhyIdle] = []
         for name in self._devices:
             own = windows.get(name)
@@ -123,7 +123,7 @@ class IdleTime:
         return found
 
     def rows(self) -> list[Row]:
-        """Return one row for each reason, and one for each synchronising call and its line."""
+        """Return one row for each reason, and for each synchronizing call and its line."""
         found: dict[tuple[int, int], list[int]] = {}
         labels = self._host.sync_label if self.is_told else np.zeros(0, np.int64)
         many = len(labels) + 1
@@ -163,11 +163,11 @@ class IdleTime:
 
     @property
     def is_told(self) -> bool:
-        """Whether anything of the host was recorded: else no reason can be told."""
+        """True if host data was recorded, which reasons need."""
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
     def parts(self, name: str) -> Iterator[Segments]:
-        """Yield what `of` gives, some gaps at a time."""
+        """Yield the intervals of `of`, some gaps at a time."""
         if not self.is_told:
             long: list[IntervalSet] = [intervals.EMPTY]
             least_ns = LONG * self._devices[name].of.total_ns
@@ -191,9 +191,9 @@ class IdleTime:
         yield from self._parts[name].windows()
 
     def long_parts(self, name: str, share: float) -> Iterator[Segments]:
-        """Yield parts that hold all stretches longer than a share of the time; others too.
+        """Yield idle intervals that include all longer than a share of the time.
 
-        They cost nothing once all parts were asked for, if the share is not below LONG.
+        If the share is at least LONG, this costs nothing after `parts`.
         """
         if self.is_told or share < LONG or name not in self._long:
             yield from self.parts(name)
@@ -206,7 +206,7 @@ class IdleTime:
         return idle_gaps(asked.device.stretches(), asked.of)
 
     def _most(self) -> str | None:
-        """Name the operation that devices waited longest for the host to launch."""
+        """Return the operation whose launches devices waited longest for."""
         operator, time = self._work.operator, np.zeros(0)
         for _, pieces, host in self._waited_for_host():
             if len(pieces):
@@ -226,13 +226,13 @@ class IdleTime:
         return f"most before {name}" + (f", {line}" if line else "")
 
     def _waited_for_host(self) -> Iterator[tuple[str, Ints, Ints]]:
-        """Yield devices, pieces of work before which each waited for the host, and how long."""
+        """Yield (device, tasks, time): the host-bound idle time before tasks."""
         for device, part in ((one, part) for one in self._devices for part in self.parts(one)):
             mine = (part.reason == HOST) & (part.next_piece >= 0)
             yield device, part.next_piece[mine], (part.end_ns - part.start_ns)[mine]
 
     def _following(self, device: int | None) -> Following:
-        """Return the work of a device, to explain its gaps with."""
+        """Return the tasks of a device in order, to explain its gaps."""
         stream, at_ns = self._stream_waits(device)
         awaits = np.zeros(0, np.int32)
         if len(stream):
@@ -240,7 +240,7 @@ class IdleTime:
         return Following(self._work.in_time(device), self._launched, self._waits(device), awaits)
 
     def _waits(self, device: int | None) -> intervals.IntervalSet:
-        """Return when streams of a device waited for others."""
+        """Return the intervals in which streams of a device waited for other streams."""
         begins, ends = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
         for rows in self._tasks.windows():
             waiting = (rows.kind == WAIT) & self._tasks.program_types.take(rows.type)
@@ -251,7 +251,7 @@ class IdleTime:
         return intervals.merge(np.concatenate(begins), np.concatenate(ends))
 
     def _launched(self, connection: Ints) -> Ints:
-        """Return when work was launched, -1 where that is not known."""
+        """Return the launch time of tasks, or -1."""
         row = self._calls.launching(connection)
         start = np.full(len(row), _NOWHERE, np.int64)
         start[row >= 0] = self._calls.start_ns[row[row >= 0]]
@@ -270,7 +270,7 @@ class IdleTime:
         return HostSide(inputs, *self._synchronising())
 
     def _synchronising(self) -> tuple[intervals.IntervalSet, NDArray[np.integer]]:
-        """Return the synchronising calls of threads that matter, united, and their labels."""
+        """Return the union of synchronizing calls of the relevant threads, and their labels."""
         calls = self._calls
         ids, number = calls.names
         wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
@@ -288,7 +288,7 @@ class IdleTime:
             threads = np.union1d(threads, self._framework.threads)
         chosen = chosen[np.isin(calls.thread[chosen], threads)]
         start, end = calls.start_ns[chosen], calls.end_ns[chosen]
-        # Of calls within one another the outermost is what the program called.
+        # Of nested calls the outermost is the one that the program called.
         order = np.lexsort((-end, start))
         chosen, start, end = chosen[order], start[order], end[order]
         united = intervals.merge(start, end)
@@ -317,7 +317,7 @@ class IdleTime:
         return self._labels.numbers(labels)
 
     def _stream_waits(self, device: int | None) -> tuple[Ints, Ints]:
-        """Return the streams that were made to wait, and when."""
+        """Return the waits of streams: stream and time."""
         nothing = np.zeros(0, np.int64)
         if "UPROF_GPU_SYNCS" not in self._source.tables:
             return nothing, nothing
@@ -335,14 +335,14 @@ class IdleTime:
 
 
 def _by_piece(parts: list[tuple[Ints, Ints]]) -> tuple[Ints, Ints]:
-    """Return times by piece of work: a piece ends two gaps where one of them ends with a step."""
+    """Sum times by task: a task ends two gaps if a step ends in between."""
     pieces, times = (np.concatenate(columns) for columns in zip(*parts, strict=True))
     distinct, number = np.unique(pieces, return_inverse=True)
     return distinct, np.bincount(number, weights=times, minlength=len(distinct)).astype(np.int64)
 
 
 class _Reasons:
-    """Stretches of idle time with their reasons, held packed."""
+    """Idle intervals with their reasons, packed."""
 
     def __init__(self) -> None:
         self._making = {
@@ -355,7 +355,7 @@ class _Reasons:
         self._columns: dict[str, Packed] = {}
 
     def add(self, segments: Segments, which: NDArray[np.int32]) -> None:
-        """Take the next ones; `which` of all work is each of the pieces that they name."""
+        """Add intervals; `which` maps their tasks to indexes into all work."""
         piece = np.append(which, np.int32(_NOWHERE))[segments.next_piece]
         columns: tuple[NDArray[np.integer], ...] = (
             segments.start_ns,
@@ -368,12 +368,12 @@ class _Reasons:
             packing.add(values)
 
     def done(self) -> _Reasons:
-        """Say that there are no more."""
+        """Finish packing and return the intervals."""
         self._columns = {name: packing.done() for name, packing in self._making.items()}
         return self
 
     def windows(self) -> Iterator[Segments]:
-        """Yield all, some at a time; at least once."""
+        """Yield all intervals, some at a time; at least one window."""
         for low in range(0, max(len(self._columns["start"]), 1), WINDOW):
             columns = {name: column[low : low + WINDOW] for name, column in self._columns.items()}
             yield Segments(

@@ -1,9 +1,7 @@
-"""What an analysis answers, in plain data: the same shapes for both report families.
+"""Result types of analyses, the same for both report families, single reports and clusters.
 
-Times are whole nanoseconds, sizes bytes. None always means "not measured", never zero; whoever
-prints it must not turn it into a number.
-
-What costs a run time, in one shape for one recording and for many ranks.
+Times are whole nanoseconds, sizes bytes. None means "not measured", never zero; renderers must not
+turn it into a number.
 """
 
 from __future__ import annotations
@@ -19,40 +17,40 @@ from unified_prof.base.display import Displayed
 from unified_prof.recording.breakdown_kinds import By
 
 Clock = Literal["device", "host", "operation", "none"]
-"""Whose time `total_ns` is: kernels on a device, host ranges, operations (Skyline), or nobody's."""
+"""Source of `total_ns`: device tasks, host ranges, tracked operations, or none."""
 
 
 THEN = " → "
-"""Stands between names of things that follow one another."""
+"""Separator of the names in a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
 class Row:
-    """One line of a breakdown: everything recorded under one key."""
+    """One row of a breakdown: everything recorded under one key."""
 
     name: str
-    """What the row is about: an operation, a module path, `file:line`, a kernel, a group..."""
+    """Operation, module path, `file:line`, kernel, group, ..."""
     kind: str
-    """What sort of thing it is: operation, kernel, communication, copy, weight, module, ..."""
+    """Kind of the row: operation, kernel, communication, copy, weight, module, ..."""
     count: int
-    """Calls, kernel executions or entries that the row sums up."""
+    """Number of calls, kernel executions or entries in the row."""
     total_ns: int | None = None
-    """Time of the row; for a framework operation its forward and backward together."""
+    """Time of the row; for a framework operation forward plus backward."""
     forward_ns: int | None = None
     backward_ns: int | None = None
     weight_bytes: int | None = None
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
     allocated_bytes: int | None = None
-    """Bytes asked of the allocator, where the recording has them instead of activations."""
+    """Bytes allocated, for recordings that have these instead of activations."""
     detail: str | None = None
-    """One more word about it: the module's class, the operator type, the task types."""
+    """Module class, operator type or task types."""
     extra: Mapping[str, float | None] = field(default_factory=dict)
-    """Figures that only this breakdown has, named with their unit (`busy_ns`); counts have none."""
+    """Figures of this breakdown only; names end with the unit (`busy_ns`), except counts."""
 
     @property
     def size_bytes(self) -> int | None:
-        """The sum of the sizes that are known, None if none is."""
+        """Sum of the measured sizes, None without any."""
         sizes = (
             self.weight_bytes,
             self.gradient_bytes,
@@ -64,23 +62,23 @@ class Row:
 
     @property
     def average_ns(self) -> float | None:
-        """Time of one call on average."""
+        """Average time per call."""
         return None if self.total_ns is None or not self.count else self.total_ns / self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Breakdown:
-    """A report's time and memory, divided by one key; rows in falling order of time or size."""
+    """Time and memory of a report by one key; rows in falling order of time or size."""
 
     by: By
     rows: tuple[Row, ...]
     total_ns: int | None
-    """What the rows' percentages refer to; None if the report has no times."""
+    """Total that the percentages refer to; None if the report has no times."""
     size_bytes: int | None
-    """The sum of the rows' sizes; None if the report has no sizes."""
+    """Sum of the rows' sizes; None if the report has no sizes."""
 
     def percent(self, row: Row) -> float | None:
-        """Return the row's share of the time (of the size, where there is no time) in percent."""
+        """Return the row's share of the time in percent, of the size if there are no times."""
         if self.total_ns is not None:
             return _percent(row.total_ns, self.total_ns)
         return _percent(row.size_bytes, self.size_bytes)
@@ -92,7 +90,7 @@ def _percent(part: int | None, whole: int | None) -> float | None:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Samples:
-    """The single measurements behind medians; NaN is "not measured".
+    """The measurements behind medians; NaN is "not measured".
 
     The matrices have one row for each timed operation of `Analysis.calls`, in its order, and one
     column for each iteration that was averaged.
@@ -104,14 +102,14 @@ class Samples:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Gaps:
-    """Time between operations, which belongs to none, by the lines that may have taken it."""
+    """Time between operations, by the source lines that may have taken it."""
 
     before: NDArray[np.int64]
     """Index of the timed operation of `Analysis.calls` that follows, rising."""
     lines: tuple[str, ...]
     """`file:line`, or `file:first-last` where several lines are possible."""
     gap_ns: NDArray[np.float64]
-    """One row a gap, one column an iteration, as in `Samples`; NaN is "not measured"."""
+    """One row per gap, one column per iteration; NaN is "not measured"."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,86 +121,86 @@ class Step:
     forward_ns: int | None = None
     backward_ns: int | None = None
     matched: bool = True
-    """Whether it ran the operations that the report shows; the others are not averaged."""
+    """True if it ran the operations that the report shows; other iterations are not averaged."""
     peak_bytes: int | None = None
     """Highest memory in use during it."""
     waited_ns: int | None = None
-    """Part of the total in which the program's thread waited for a processor."""
+    """Part of the total in which the program's thread waited for a CPU core."""
     forward_waited_ns: int | None = None
     backward_waited_ns: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Totals:
-    """The headline figures of one report."""
+    """Headline figures of one report."""
 
     total_ns: int | None = None
     """Sum of the time of all operations (or of all device work)."""
     forward_ns: int | None = None
     backward_ns: int | None = None
     other_ns: int | None = None
-    """Time known to be in neither pass: optimizer steps and the like."""
+    """Time in neither pass, such as optimizer steps."""
     recomputed_ns: int | None = None
     """Time in which activation checkpointing ran operations again, within backward passes."""
     count: int | None = None
-    """Operations (or pieces of device work) in that sum."""
+    """Number of operations or device tasks in that sum."""
     weight_bytes: int | None = None
     gradient_bytes: int | None = None
     activation_bytes: int | None = None
     peak_bytes: int | None = None
-    """Highest memory in use at any time."""
+    """Peak memory."""
     iteration_ns: int | None = None
-    """Median time of a whole measured iteration."""
+    """Median time of a measured iteration."""
     iteration_p90_ns: int | None = None
     """90th percentile of the measured iterations; None for one iteration."""
     iteration_forward_ns: int | None = None
-    """Of the iterations in the middle, whose time the median is: so the parts add up to it."""
+    """Mean of the middle one or two iterations, so that the parts add up to the median."""
     iteration_backward_ns: int | None = None
     iteration_waited_ns: int | None = None
-    """Time of the same iterations in which their thread had no processor: others used it."""
+    """Time of the same iterations in which their thread waited for a CPU core."""
     iterations: int | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class DeviceTime:
-    """How one device spent its window, and its steps where they are known.
+    """Use of one device in its window, and in its steps if they are known.
 
-    Work is what computes, communicates or copies. Tasks that only wait, record or notify are none,
-    nor are the marks that a profiler sets at both ends of its recording.
+    Work is kernels, collectives and copies. Waits, event records and notifications are not work,
+    nor are the profiler's marks at both ends of the recording.
     """
 
     device: str
     window_ns: int
-    """From the start of the first work to the end of the last; of `steps`, the time of all."""
+    """From the start of the first work to the end of the last; in `steps`, time of all steps."""
     compute_ns: int
     """Union of the compute kernels."""
     communication_ns: int | None
-    """Union of the collectives, each from its first task to its last; None: there is none."""
+    """Union of the collectives, each from its first task to its last; None: no collectives."""
     overlap_ns: int | None
-    """Communication that ran while a compute kernel did."""
+    """Communication overlapped with compute kernels."""
     copy_ns: int
     """Union of the copies and memory sets that belong to no collective."""
     busy_ns: int
     """Union of all three."""
     tasks: int
-    """All tasks of the device, waiting ones too."""
+    """Number of all tasks, including waits."""
     steps: DeviceTime | None = None
-    """The same figures of the steps alone; None: no step is known."""
+    """The same figures for the steps; None: no step is known."""
 
     @property
     def idle_ns(self) -> int:
-        """Window in which none of the three ran."""
+        """Time of the window without work."""
         return self.window_ns - self.busy_ns
 
     @property
     def told_of(self) -> DeviceTime:
-        """What its shares are told of: the steps where they are known, else the window."""
+        """The figures that shares refer to: those of the steps if known, else of the window."""
         return self if self.steps is None else self.steps
 
 
 @dataclass(frozen=True, slots=True)
 class Distribution:
-    """Five numbers about many durations."""
+    """Count, median, p90, maximum and sum of durations."""
 
     count: int
     median_ns: int
@@ -212,7 +210,7 @@ class Distribution:
 
     @classmethod
     def of(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
-        """Describe the values, or return None if there are none."""
+        """Return the distribution of values, None without any."""
         if not len(values_ns):
             return None
         median, p90 = np.percentile(values_ns, (50, 90), method="lower").astype(np.int64)
@@ -234,30 +232,29 @@ class PmuFigure:
     tasks: int
     mean: float
     total: float | None
-    """Sum over the tasks; None for ratios and rates, whose sum means nothing."""
+    """Sum over the tasks; None for ratios and rates."""
 
 
 @dataclass(frozen=True, slots=True)
 class ModelUse:
-    """What a device calculated on its matrix units, against what it could have (MFU)."""
+    """FLOPs of the matrix units of a device, and their share of the peak (MFU)."""
 
     device: str
     flops: int
-    """Of all matrix operations whose shapes are known, those calculated again included."""
+    """FLOPs of all matrix operations with known shapes, recomputation included."""
     time_ns: int
-    """In which: the steps, else from the first to the last work."""
+    """Time of the steps, else from the first to the last work."""
     steps: int | None
-    """How many steps; None: none is known, it is of the window."""
+    """Number of steps; None: the figures are those of the window."""
     share: float | None
-    """Of the peaks for the types they were of (MFU); None: peaks or too many shapes are unknown."""
+    """MFU: share of the peaks of the data types; None: peaks or too many shapes are unknown."""
     told_share: float
-    """How much of the time of kernels is of operations whose cost is known: the rest may have
-    calculated more."""
+    """Share of kernel time with known FLOPs."""
     peak: str
-    """The peaks, in words; empty: none is known."""
+    """The peaks as text; empty: not known."""
     uncertain: bool
     by_step: tuple[tuple[str, int, float | None], ...] = ()
-    """Name of each step, its FLOPs and its share."""
+    """Name, FLOPs and MFU of each step."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -266,7 +263,7 @@ class Series:
 
     name: str
     unit: str
-    """`B`, `B/s`, `MHz`, `%`, `launches`, or what a recording calls a unit of its own."""
+    """`B`, `B/s`, `MHz`, `%`, `launches`, or the recording's name of another unit."""
     device: str
     time_ns: NDArray[np.int64]
     value: NDArray[np.float64]
@@ -274,18 +271,18 @@ class Series:
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something skipped, truncated, unmatched or odd that the reader must know about."""
+    """Skipped, truncated, unmatched or inconsistent data."""
 
     name: str
     count: int
     detail: str | None
     source: Literal["recorded", "found"]
-    """Whether the report's maker wrote it down or the analysis found it."""
+    """`recorded`: by the writer of the report; `found`: by the analysis."""
 
 
 @dataclass(frozen=True, slots=True)
 class NotMeasured:
-    """A figure that people expect and this report does not have, and why."""
+    """A usual figure that this report does not have, and the reason."""
 
     what: str
     why: str
@@ -293,7 +290,7 @@ class NotMeasured:
 
 @dataclass(frozen=True, slots=True)
 class Summary:
-    """One report at a glance."""
+    """Summary of one report."""
 
     path: str
     family: str
@@ -307,20 +304,20 @@ class Summary:
     anomalies: tuple[Anomaly, ...]
     not_measured: tuple[NotMeasured, ...]
     available: tuple[By, ...]
-    """The breakdowns that this report can give."""
+    """The breakdowns that this report has."""
 
 
 Sureness: TypeAlias = Literal["certain", "likely", "possible"]
-"""How sure a finding is: measured as such; measured, and its cause inferred; one of several
-explanations of what was measured."""
+"""Confidence of a finding: certain: measured; likely: measured, cause inferred; possible: one of
+several explanations."""
 
 Evidence: TypeAlias = Mapping[str, Any]
-"""One row behind a finding: `name`, and what else is known of it (`line`, `count`, `total_ns`)."""
+"""One row of evidence: `name`, and `line`, `count`, `total_ns` if known."""
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """Something that costs the run time."""
+    """A cause of lost time."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -328,11 +325,11 @@ class Finding:
     links: tuple[tuple[int, int], ...]
     steps: tuple[int, ...]
     cost_ms_per_step: float
-    """What a step would gain without it."""
+    """Estimated saving per step, ms."""
     text: str
     figures: dict[str, Any] = field(default_factory=dict)
     advice: str = ""
-    """One concrete thing to try."""
+    """A concrete change to try."""
     sure: Sureness = "certain"
     evidence: tuple[Evidence, ...] = ()
 
@@ -347,7 +344,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class NotJudged:
-    """A rule that could not be asked, and what it lacked."""
+    """A skipped rule and the data that it lacks."""
 
     kind: str
     why: str
@@ -355,20 +352,19 @@ class NotJudged:
 
 @dataclass(frozen=True, slots=True)
 class Advice(Displayed):
-    """What can be said of one recording, the costliest first; a healthy one has no finding."""
+    """Findings of one recording, the costliest first."""
 
     findings: tuple[Finding, ...]
     not_judged: tuple[NotJudged, ...] = ()
     judged: tuple[str, ...] = ()
-    """The rules that were asked and found nothing."""
+    """Rules without findings."""
     steps: int = 0
-    """How many steps were judged; 0: the recording has none, its window is one."""
+    """Number of analyzed steps; 0: the window of a recording without steps."""
     step_ms: float | None = None
-    """How long one of them took on average, ms; None: nothing was timed."""
+    """Average time of a step, ms; None: not measured."""
     pauses: int = 0
-    """Gaps that were not judged: without steps nobody can tell a pause from a slow host."""
+    """Number of gaps not analyzed: without steps, a pause looks like a slow host."""
     paused_ms: float = 0.0
-    """Their length, on the device that has most of them, ms."""
+    """Time of these gaps on the device with most of them, ms."""
     complete: bool = True
-    """Whether all rules were asked, not only those that a report of a large recording has time for.
-    """
+    """True if all rules ran, False if only the fast ones did (reports of large recordings)."""

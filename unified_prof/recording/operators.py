@@ -1,6 +1,6 @@
-"""What was recorded of the inputs of framework operations, as numbers of texts.
+"""Recorded tensors of framework operations, device operators and collectives; device properties.
 
-What was recorded of the tensors of device operators (COMPUTE_TASK_INFO), as numbers of texts.
+Shapes and types are string ids.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from unified_prof.sqlite.integer_columns import MISSING
 
 _PLACE = ("start", "thread", "name")
 _AT_A_TIME = 1 << 17
-"""Rows that are looked at together."""
+"""Rows per batch."""
 _MANY = 8
 
 
 def of_ranges(source: Source, framework: Framework, ranges: Ints) -> dict[str, Ints]:
     """Return the string ids of `shapes`, `types`, `strides` and `values` of host ranges.
 
-    MISSING is what was not recorded. torch_npu records no strides and no values.
+    MISSING: not recorded. torch_npu records no strides and no values.
     """
     wanted = (
         framework.start_ns[ranges],
@@ -58,11 +58,11 @@ def _matched(
     columns: dict[str, str],
     wanted: tuple[Ints, Ints, Ints],
 ) -> dict[str, Ints]:
-    """Return columns of a table for places: start, thread and name of a call."""
+    """Return columns of a table for calls given by start, thread and name."""
     result = {name: np.full(len(wanted[0]), MISSING, np.int64) for name in columns}
     if table not in source.tables or not len(wanted[0]):
         return result
-    # The table's rows come in order of time, or nearly so: each is looked for where it can be.
+    # The rows are (nearly) in order of time: each call is searched for near its time.
     order = np.argsort(wanted[0], kind="stable")
     in_time = wanted[0][order]
     open_ones = np.ones(len(order), bool)
@@ -76,7 +76,7 @@ def _matched(
         some = order[first:behind]
         some = some[open_ones[some]]
         if len(some) > _MANY * len(moments):
-            # Rows that are in no order are better looked at together.
+            # Rows without any order are searched in larger batches.
             limit[0] *= 2
         row = _rows(found, tuple(one[some] for one in wanted))
         there = row >= 0
@@ -88,7 +88,7 @@ def _matched(
 
 
 def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[dict[str, Ints]]:
-    """Yield pieces joined to as many rows as the limit says, which may be raised meanwhile."""
+    """Yield batches of at least `limit` rows; the caller may raise the limit on the way."""
     waiting: list[dict[str, Ints]] = []
     rows = 0
     for piece in pieces:
@@ -102,8 +102,8 @@ def _batches(pieces: Iterator[dict[str, Ints]], limit: list[int]) -> Iterator[di
 
 
 def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
-    """Return the first row with each place, -1 where there is none."""
-    # Few begin at the same moment: the number of a moment, then thread and name within it.
+    """Return the first row of each call, or -1."""
+    # Few calls begin at the same time: compare the time first, then thread and name.
     keys = [np.concatenate((found[name], one)) for name, one in zip(_PLACE, wanted, strict=True)]
     number = numbered(*keys)
     rows = len(found["start"])
@@ -113,25 +113,25 @@ def _rows(found: dict[str, Ints], wanted: tuple[Ints, ...]) -> Ints:
 
 
 def numbered(*columns: NDArray[np.integer]) -> Ints:
-    """Return one number for each combination of values of columns, equal for equal ones."""
+    """Return one number per row, equal for rows with equal values in all columns."""
     number = np.zeros(len(columns[0]), np.int64)
     for column in columns:
         if len(column) and (column == column[0]).all():
             continue
         own, many = _dense(column)
-        # Both are below the number of rows, whose square stays below 2**63.
+        # Both are below the number of rows, whose square is below 2**63.
         number, _ = _dense(number * many + own)
     return number
 
 
 def _dense(values: NDArray[np.integer]) -> tuple[Ints, int]:
-    """Return the values by their rank among the distinct ones, and how many these are."""
+    """Return the rank of each value among the distinct values, and the number of these."""
     if not len(values):
         return np.zeros(0, np.int64), 0
     known = values[values != MISSING]
     least, most = int(known.min(initial=0)), int(known.max(initial=0))
     if most - least < max(1 << 16, 4 * len(values)):
-        # Small numbers, as ids of strings are, need no sorting; 0 is what is not known.
+        # Small numbers, such as string ids, need no sorting; 0 is not known.
         least, shifted = least - 1, np.where(values != MISSING, values - (least - 1), 0)
         used = np.zeros(most - least + 1, bool)
         used[shifted] = True
@@ -171,19 +171,19 @@ def sizes_of_copies(source: Source) -> tuple[Ints, Ints]:
 
 @dataclass(frozen=True, slots=True)
 class Payload:
-    """What was recorded of the data of a collective."""
+    """Recorded data sizes of a collective."""
 
     elements: int | None
-    """Of the input of a rank, as the recording counts; None: not recorded."""
+    """Elements of one rank's input; None: not recorded."""
     results: int | None
-    """Of the result of a rank."""
+    """Elements of one rank's result; None: not recorded."""
     dtype: str
     ranks: int | None
-    """How many take part."""
+    """Number of ranks."""
 
 
 def payloads(source: Source, strings: Strings) -> dict[int, Payload]:
-    """Return what was recorded of the data of each collective, by its operator's number."""
+    """Return the data sizes of each collective, by the operator's opId."""
     sizes = {name: len(group.ranks) for name, group in collectives.load_groups(source).items()}
     columns = {"id": "opId", "count": "count", "dtype": "dataType", "group": "groupName"}
     found = source.integers("COMMUNICATION_OP", columns)
@@ -215,7 +215,7 @@ def payloads(source: Source, strings: Strings) -> dict[int, Payload]:
 
 
 def highest_clock_mhz(source: Source) -> dict[int, float]:
-    """Return the highest frequency of the AI cores of each device that was recorded."""
+    """Return the highest recorded frequency of the AI cores of each device, MHz."""
     if "AICORE_FREQ" not in source.tables:
         return {}
     rows = source.rows(
@@ -225,7 +225,7 @@ def highest_clock_mhz(source: Source) -> dict[int, float]:
 
 
 def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
-    """Return what the driver says of each GPU, by name."""
+    """Return the driver's properties of each GPU, by name."""
     if "UPROF_GPU_DEVICES" not in source.tables:
         return {}
     found: dict[int, dict[str, str]] = {}
@@ -236,7 +236,7 @@ def gpu_properties(source: Source) -> dict[int, dict[str, str]]:
 
 
 def shapes_recorded(source: Source) -> bool:
-    """Tell whether shapes of operations or operators were recorded, by the first rows."""
+    """Return True if the first rows have shapes of operations or operators."""
     for table in ("COMPUTE_TASK_INFO", "PYTORCH_API"):
         if table in source.tables:
             rows = source.rows(

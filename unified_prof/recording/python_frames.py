@@ -1,10 +1,10 @@
-"""Source frames of host ranges: from recorded call chains, or from the Python ranges around them.
+"""Source frames and modules of host ranges, from call chains or the Python ranges around them.
 
-Of call chains also the modules: frames such as `nn.Module: Linear_0`. Of source frames only the
-user's own files count. A recording made elsewhere says no more about a file than its path,
-so a file is foreign when it lies where installed packages or the standard library do.
+Only frames of the user's files count. A recording has only the path of a file, so files of
+installed packages and the standard library are recognized by their directories. Modules are frames
+such as `nn.Module: Linear_0`.
 
-Which host range has which connection, and columns asked for at places that may be none.
+Also here: lookups of host ranges by id, and of values at optional indexes.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ from unified_prof.sqlite.integer_columns import MISSING
 MODULE_PREFIX = "nn.Module: "
 
 _FRAME = re.compile(r"(?P<file>[^\n]+?\.(?:py|ipynb)[^\n()]*)\((?P<line>\d+)\)(?:: |$)")
-# Installed packages and the standard library; profilers shorten the paths of those to what they are
-# imported as, so torch may also stand at the beginning.
+# Installed packages and the standard library; profilers shorten such paths, so torch may also be
+# the first directory.
 _FOREIGN = re.compile(
     r"(?:^|/)(?:site-packages|dist-packages|lib(?:64)?/python\d[\d.]*)/|^(?:torch|torch_npu)/|^<"
 )
 
 
 NO_MODULE, NO_CHAIN = -1, -2
-"""Instead of the number of a module path: the chain has none, or there is no chain."""
+"""Numbers of module paths for a chain without modules, and for no chain."""
 
 
 class Frames:
@@ -47,8 +47,8 @@ class Frames:
     Args:
         source: the open report, for its call chains.
         strings: texts of the report.
-        chain: id of each range's call chain, -1 where it has none.
-        nest: which range lies in which.
+        chain: id of each range's call chain, or -1.
+        nest: nesting of the ranges.
         python_frames: text of each range that is a Python frame.
     """
 
@@ -83,9 +83,9 @@ class Frames:
             self._around = nest.nearest(are_frames)
 
     def stacks(self, ranges: Values) -> tuple[list[str | None], NDArray[np.int32]]:
-        """Return the distinct stacks (frames joined by newlines) and the number of each range's.
+        """Return the distinct stacks (frames joined by newlines) and the index of each range's.
 
-        A range of -1, and one around which no frame is known, has None.
+        The stack is None for index -1 and for ranges without known frames.
         """
         known = np.array(list(self._chains), np.int64)
 
@@ -96,7 +96,7 @@ class Frames:
             python = np.full(len(ranges), nesting.NONE, np.int64)
             if self._around is not None:
                 python = np.where(inside, self._around[ranges], nesting.NONE)
-            # Chains and Python frames side by side, told apart by the lowest bit.
+            # The lowest bit separates chains from Python frames.
             return np.where(chained, chain * 2, python * 2 + 1)
 
         distinct, number = numbered(ranges, key)
@@ -109,10 +109,9 @@ class Frames:
         return [path for path in dict.fromkeys(self._modules.values()) if path]
 
     def modules(self, ranges: NDArray[np.integer]) -> NDArray[np.int64]:
-        """Return the number in `module_paths` of the path in each range's call chain.
+        """Return the index in `module_paths` of the path in each range's call chain.
 
-        A range whose chain goes through no module has NO_MODULE, one without a chain NO_CHAIN; so
-        has a range of -1.
+        NO_MODULE for chains without modules, NO_CHAIN for ranges without a chain and for -1.
         """
         rows, paths = self._path_of_chain
         row = rows.rows(self._chain[ranges])
@@ -130,7 +129,7 @@ class Frames:
         return "\n".join(frame.removeprefix(self._root) for frame in frames) or None
 
     def _python_stack(self, index: int) -> list[str]:
-        """Return the frames from a Python frame outwards, turned round."""
+        """Return the frames around a Python frame and itself, outermost first."""
         frames = []
         while index != nesting.NONE:
             frames.append(self._own[index])
@@ -143,9 +142,9 @@ class Frames:
 def numbered(
     ranges: Values, key: Callable[[NDArray[np.integer]], NDArray[np.int64]]
 ) -> tuple[NDArray[np.int64], NDArray[np.int32]]:
-    """Return the distinct keys of ranges in rising order, and the number of each range's.
+    """Return the distinct keys of ranges in rising order, and the index of each range's key.
 
-    Keys are asked for some ranges at a time.
+    `key` is called for one window of ranges at a time.
     """
     result = np.empty(len(ranges), np.int32)
     of_window: list[NDArray[np.int64]] = []
@@ -163,9 +162,10 @@ def numbered(
 def _callchains(
     source: Source, strings: Strings
 ) -> tuple[dict[int, tuple[str, ...]], dict[int, str]]:
-    """Return the user's frames of call chains that have any, outermost first; all chains' modules.
+    """Return the user's frames (outermost first) and the module path of call chains by id.
 
-    A chain that goes through no module has an empty path.
+    Chains without the user's frames are not in the first result; a chain without modules has an
+    empty path.
     """
     chains: dict[int, list[str]] = {}
     modules: dict[int, list[str]] = {}
@@ -176,7 +176,7 @@ def _callchains(
             continue
         if stack not in known:
             text = strings.get(stack) if isinstance(stack, int) else stack
-            known[stack] = _told(None if text is None else str(text))
+            known[stack] = _frame_and_module(None if text is None else str(text))
         frame, module = known[stack]
         if frame is not None:
             chains.setdefault(number, []).append(frame)
@@ -190,7 +190,7 @@ def _callchains(
 
 
 def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
-    """Return the call chains that go through a frame: its text as SQL's LIKE has it."""
+    """Return the ids of the call chains with a frame that matches an SQL LIKE pattern."""
     if "PYTORCH_CALLCHAINS" not in source.tables:
         return np.zeros(0, np.int64)
     found = source.rows(
@@ -201,8 +201,8 @@ def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
     return np.array([number for (number,) in found if isinstance(number, int)], np.int64)
 
 
-def _told(text: str | None) -> tuple[str | None, str | None]:
-    """Return the user's line and the module that an entry of a chain stands for."""
+def _frame_and_module(text: str | None) -> tuple[str | None, str | None]:
+    """Return the user's line and the module of an entry of a call chain, None for each if none."""
     if text is None:
         return None, None
     if text.startswith(MODULE_PREFIX):
@@ -211,7 +211,7 @@ def _told(text: str | None) -> tuple[str | None, str | None]:
 
 
 def _frame(text: str) -> str | None:
-    """Return `file:line` of a frame such as `/home/me/train.py(12): step`, if it is the user's."""
+    """Return `file:line` of `/home/me/train.py(12): step`; None for files of others."""
     found = _FRAME.match(text)
     if found is None:
         return None
@@ -239,9 +239,9 @@ SPARSE = 4
 
 
 class Holders:
-    """The range that has each id in CONNECTION_IDS.
+    """The range with each id in CONNECTION_IDS; the innermost one of several.
 
-    Of several the last one: children come after their parents.
+    Innermost means last: children come after their parents.
     """
 
     def __init__(self, ids: Packed, kinds: Packed) -> None:
@@ -263,14 +263,14 @@ class Holders:
             self._sorted, self._ranges = last_of_each(found)
 
     def of(self, ids: Ints) -> Ints:
-        """Return the range of each id, NONE where there is none."""
+        """Return the range of each id, or NONE."""
         if self._dense is not None:
             return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)
         return of_those(self._ranges, find(self._sorted, ids))
 
 
 def last_of_each(columns: Ints) -> Ints:
-    """Return for each distinct number in the first of some columns the highest of its entries."""
+    """Return the highest entry for each distinct number in the first column."""
     order = np.lexsort(columns[::-1])
     ordered: Ints = columns[:, order]
     last = np.append(ordered[0][1:] != ordered[0][:-1], True)[: ordered.shape[1]]
@@ -278,7 +278,7 @@ def last_of_each(columns: Ints) -> Ints:
 
 
 def of_those(values: Distances | Packed | Ints, at: NDArray[np.integer]) -> Ints:
-    """Return values at some places, NONE where the place is NONE."""
+    """Return the values at indexes, NONE where the index is NONE."""
     if not len(values):
         return np.full(len(at), NONE, np.int64)
     result: Ints = np.where(at == NONE, NONE, values[np.maximum(at, 0)])

@@ -1,11 +1,7 @@
-"""One msprof database as columns: what every analysis of it starts from.
+"""One msprof database as columns: the input of breakdowns, advice rules and other analyses.
 
-A `Recording` reads nothing before it is asked for, and nothing twice. Analyses (`views`, `explain`)
-are functions of it; `msprof.MsprofAnalysis` answers the questions of `base` with them.
-
-How a breakdown is made of an msprof database.
-
-Tables of a report, all of their rows as columns or a window of rows at a time.
+`Recording` reads each table on first access, once. Also here: readers of single tables for
+exporters.
 """
 
 from __future__ import annotations
@@ -47,13 +43,13 @@ from unified_prof.sqlite.statements import quoted
 
 
 class Recording:
-    """The tables of one msprof database, joined.
+    """The joined tables of one msprof database.
 
     Attributes:
         source: the file.
-        findings: what was odd in what has been read so far.
+        findings: inconsistencies in the data read so far.
         strings: STRING_IDS and the ENUM tables.
-        captured_in: the recording of the capture of graphs that are replayed here, if it is given.
+        captured_in: the recording with the captures of the graphs replayed here, if given.
     """
 
     def __init__(self, source: Source, captured_in: Recording | None = None) -> None:
@@ -64,12 +60,12 @@ class Recording:
 
     @property
     def calls(self) -> Calls:
-        """All of `held_calls` at once."""
+        """`held_calls` as plain columns."""
         return self.held_calls.whole()
 
     @cached_property
     def held_calls(self) -> HeldCalls:
-        """Framework operations and other device work; host ranges if there is no device work."""
+        """Framework operations and other device tasks; host ranges without device work."""
         if self.clock == "host":
             assert self.framework is not None
             return host_calls(self.framework)
@@ -89,34 +85,34 @@ class Recording:
 
     @cached_property
     def capture(self) -> Capture | None:
-        """The graphs that were captured here; None: no operation was recorded."""
+        """The captured graphs; None: no operation was recorded."""
         if self.framework is None:
             return None
         return Capture(self.tasks, self.host_calls, self.framework, self.strings)
 
     @cached_property
     def tasks(self) -> Tasks:
-        """Every task of a device."""
+        """All device tasks."""
         return Tasks(self.source, self.strings, self.findings)
 
     @cached_property
     def comms(self) -> Collectives:
-        """Every collective, over its tasks."""
+        """All collectives, each from its first task to its last."""
         return collectives.load_collectives(self.source, self.tasks, self.findings)
 
     @cached_property
     def collective_names(self) -> CollectiveNames:
-        """What collectives and their groups are called."""
+        """Names of collectives and their groups."""
         return CollectiveNames(self.comms, self.strings, groups.load_groups(self.source))
 
     @cached_property
     def host_calls(self) -> HostCalls:
-        """Calls of runtimes and drivers on the host (CANN_API), by connection."""
+        """Runtime and driver calls on the host (CANN_API)."""
         return HostCalls(self.source)
 
     @cached_property
     def framework(self) -> Framework | None:
-        """Operations of the framework on the host (PYTORCH_API); None: there are none."""
+        """Host ranges of the framework (PYTORCH_API); None: not recorded."""
         if "PYTORCH_API" not in self.source.tables:
             return None
         framework = Framework(self.source, self.strings, self.findings, self.host_calls)
@@ -124,24 +120,24 @@ class Recording:
 
     @cached_property
     def has_shapes(self) -> bool:
-        """Whether shapes of operations, or of operators, were recorded."""
+        """True if shapes of operations or operators were recorded."""
         return operators.shapes_recorded(self.source)
 
     @property
     def has_operations(self) -> bool:
-        """Whether the operations of a framework are known: from here, or from the capture."""
+        """True if framework operations are known, from here or from the capture."""
         return self.framework is not None or self.work.captured is not None
 
     @cached_property
     def clock(self) -> Clock:
-        """Whose time the report's times are."""
+        """Source of the report's times."""
         if len(self.work):
             return "device"
         return "none" if self.framework is None else "host"
 
     @cached_property
     def steps(self) -> list[tuple[str, int, int]]:
-        """The steps: name, start and end on the host, in ns, by start."""
+        """Name, start and end of each step on the host, ns, in order of start."""
         columns = {"id": "id", "start": "startNs", "duration": "endNs - startNs"}
         found = self.source.integers("STEP_TIME", columns)
         valid = possible(found["start"], found["duration"])
@@ -161,7 +157,7 @@ class Recording:
 
     @cached_property
     def step_windows(self) -> dict[str, StepWindows]:
-        """The time of the steps on each device, empty where there are none."""
+        """The time of the steps on each device; empty without steps."""
         if not self.steps:
             return {}
         return {
@@ -171,10 +167,9 @@ class Recording:
 
     @property
     def step_lengths_ns(self) -> list[int]:
-        """How long each step lasted: on its devices where any did its work, else on the host.
+        """Length of each step: on the slowest device, or on the host without device work.
 
-        A host that need not wait runs ahead of its device, and is done with a step long before.
-        Of several devices the one counts that took longest.
+        A host that does not wait runs ahead and finishes a step long before its device.
         """
         if self.clock != "device":
             return [end_ns - start_ns for _, start_ns, end_ns in self.steps]
@@ -183,7 +178,7 @@ class Recording:
 
     @cached_property
     def of_steps(self) -> OfSteps:
-        """The step that launched each piece of work, by the starts of its calls."""
+        """The step that launched each device task, by the start of its call."""
         calls, steps = self.host_calls, self.steps
 
         def step(connection: Ints, start_ns: NDArray[np.int64]) -> NDArray[np.int32]:
@@ -203,7 +198,7 @@ class Recording:
 
     @cached_property
     def device_numbers(self) -> dict[str, int | None]:
-        """Name -> number, None where there is only one."""
+        """Device name -> number; None if there is only one device."""
         numbers = np.unique(np.concatenate((self.tasks.devices, self.comms.device))).astype(
             np.int64
         )
@@ -217,7 +212,7 @@ class Recording:
         return result
 
     def launched_ns(self) -> NDArray[np.int64]:
-        """Return when the host launched each task, its own start where that is not known."""
+        """Return the launch time of each task, its start if that is not known."""
         calls, started = self.host_calls, self.tasks.start_ns
         if not len(calls):
             return started
@@ -227,7 +222,7 @@ class Recording:
 
     @cached_property
     def launches(self) -> Launched:
-        """The work of all devices by the call and stream that launched it."""
+        """Device work by launching call and stream."""
         return launched(self.tasks, self.host_calls)
 
     @cached_property
@@ -237,12 +232,12 @@ class Recording:
 
     @cached_property
     def regions(self) -> regions.Regions:
-        """Regions that the program marked on the host."""
+        """Annotated ranges on the host."""
         return regions.Regions(self.source, self.strings)
 
     @cached_property
     def idle_time(self) -> IdleTime:
-        """Why each device was idle."""
+        """Idle time of each device by reason."""
         found = IdleTime(
             self.source, self.strings, self.tasks, self.work, self.framework, self.host_calls
         )
@@ -252,7 +247,7 @@ class Recording:
 
     @cached_property
     def step_traces(self) -> tuple[StepTrace, ...]:
-        """The steps as torch_npu counts them, Ascend only."""
+        """The steps by torch_npu's definitions; Ascend only."""
         if not len(self.tasks) or not step_trace.is_of_ascend(self.source):
             return ()
         tasks = self.tasks
@@ -264,30 +259,30 @@ class Recording:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """One way to divide a recording."""
+    """How to compute one breakdown, and for which recordings."""
 
     offered: Callable[[Recording], bool]
-    """Whether the recording has what it needs; asked of every report, so it is cheap."""
+    """Returns True if the recording has the data; called for every report, so it is cheap."""
     made: Callable[[Recording], Breakdown]
     quick: Callable[[Recording], bool] = lambda _: True
-    """Whether it costs so little that reports have it that do not ask for it by name."""
+    """Returns True if it is cheap enough for reports that do not name it."""
 
 
 def way_of(kind: Kind) -> Way:
-    """Return how a breakdown is made; its module is imported now, and not before."""
+    """Return the specification of a breakdown; imports its module."""
     module = import_module(f"unified_prof.explain.{kind.module}")
     return cast(dict[By, Way], module.WAYS)[kind.by]
 
 
 MISSING_WHOLE_TABLES = in_store.MISSING
-"""Stands for NULL, and for a column that an older file does not have."""
+"""Value for NULL and for columns that an older file does not have."""
 
 Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
-"""Some rows of a table: columns of integers, and of numbers."""
+"""Some rows of a table: integer columns, and columns of reals."""
 
 
 class Texts:
-    """The texts of STRING_IDS by id, read once."""
+    """The texts of STRING_IDS by id."""
 
     def __init__(self, source: Source) -> None:
         self._texts: dict[int, str] = {
@@ -297,11 +292,11 @@ class Texts:
         }
 
     def get(self, number: int) -> str | None:
-        """Return the text of an id, None if there is none."""
+        """Return the text of an id, None for an unknown id."""
         return self._texts.get(number)
 
     def ids(self, wanted: Collection[str]) -> NDArray[np.int64]:
-        """Return the ids of texts; several where a file has a text twice."""
+        """Return the ids of texts; a file may have several for one text."""
         found = [number for number, text in self._texts.items() if text in wanted]
         return np.array(found, np.int64)
 
@@ -309,19 +304,19 @@ class Texts:
 def integers(
     source: Source, table: str, columns: Sequence[str], *, narrow: Collection[str] = ()
 ) -> dict[str, NDArray[np.int64]]:
-    """Return whole columns of integers, in the file's order of rows; empty without the table.
+    """Return columns of integers in the file's order of rows; empty without the table.
 
     Args:
         source: the open report.
         table: a table of the newest schema.
         columns: their newest names.
-        narrow: those that may come as int32, to save memory.
+        narrow: columns that may be returned as int32, to save memory.
     """
     return source.integers(table, {name: _column(name) for name in columns}, narrow=narrow)
 
 
 def reals(source: Source, table: str, columns: Sequence[str]) -> dict[str, NDArray[np.float64]]:
-    """Return whole columns of numbers as float64, NaN for what is none."""
+    """Return columns of numbers as float64, NaN for other values."""
     if table not in source.tables:
         return {name: np.empty(0) for name in columns}
     select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in columns)
@@ -345,7 +340,7 @@ def records(source: Source, table: str, columns: Sequence[str]) -> list[tuple[An
 
 
 def first(source: Source, table: str, column: str) -> int | None:
-    """Return the first integer in a column, None where there is none."""
+    """Return the first integer in a column, or None."""
     if table not in source.tables:
         return None
     condition = f"typeof({_column(column)}) = 'integer'"
@@ -354,7 +349,7 @@ def first(source: Source, table: str, column: str) -> int | None:
 
 
 def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) -> dict[str, Any]:
-    """Return how many rows each value of `key` has, as arrays `key` and `rows`."""
+    """Return the number of rows of each value of `key`, as arrays `key` and `rows`."""
     condition = " AND ".join(f"{_column(name)} = ?" for name in where)
     query = (
         f"SELECT {_column(key)} AS key, count(*) AS rows FROM {quoted(table)}"
@@ -366,7 +361,7 @@ def counts(source: Source, table: str, key: str, *, where: Mapping[str, int]) ->
 def windows(
     source: Source, table: str, whole: Sequence[str], real: Sequence[str]
 ) -> Iterator[Window]:
-    """Yield some thousand rows at a time: integer columns and number columns."""
+    """Yield integer columns and columns of reals, some thousand rows at a time."""
     for ints, condition in source.windows(table, {name: _column(name) for name in whole}):
         select = ", ".join(f"{_real(name)} AS {quoted(name)}" for name in real)
         found = source.columns(f"SELECT {select} FROM {condition.sql}", condition.values)
@@ -374,7 +369,7 @@ def windows(
 
 
 def _column(name: str) -> str:
-    # In double quotes, a column that is not there would be a text.
+    # In double quotes, a missing column would be a text.
     return f"[{name}]"
 
 

@@ -1,10 +1,9 @@
-"""Work of replayed graphs, by the operations that were recorded while the graph was captured.
+"""Device tasks of replayed graphs, attributed to operations through the recording of the capture.
 
-A replay is one call of the host that launches hundreds of kernels: what they are for is known to
-the recording of the capture alone, where the same launches were called by operations and launched
-nothing yet. The nth launch of a capture is the nth node of its graph. Replays of CUDA say the
-number of each node; where that is not recorded, work starts in the order of its nodes as long as
-all of it is on one stream.
+A replay is one host call that launches hundreds of kernels. Only the recording of the capture has
+the operations of these launches. The nth launch of a capture is the nth node of its graph. CUDA
+records the node of each task of a replay; if that is missing, tasks on a single stream start in the
+order of the nodes.
 """
 
 from __future__ import annotations
@@ -35,19 +34,19 @@ _BEGIN, _END = re.compile(r"BeginCapture"), re.compile(r"EndCapture")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Captured:
-    """For each piece of device work: the operation of the capture that it is part of."""
+    """For each device task: the operation of the capture that it belongs to."""
 
     framework: Framework
     """The operations of the capture."""
     call: Ints
-    """Range of the operation, NONE of work that is of no replay, or of an unknown one."""
+    """Range of the operation; NONE: no replay, or the capture is not known."""
     connection: Ints
-    """Of the launch in the capture, as its own work has one; NO_CONNECTION of other work."""
+    """Connection id of the launch in the capture; NO_CONNECTION for other tasks."""
     passes: NDArray[np.int8]
     replay: Ints
-    """Row of the call that launched the replay, -1 of other work."""
+    """Row of the call that launched the replay, -1 for other tasks."""
     launched_ns: Ints
-    """When that was called."""
+    """Start of that call."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -59,11 +58,11 @@ class _Graph:
     passes: NDArray[np.int8]
     copies: NDArray[np.bool_]
     names: tuple[str, ...]
-    """Of the operations."""
+    """Names of the operations."""
 
 
 class Capture:
-    """The recording of the capture of graphs."""
+    """The captured graphs of a recording."""
 
     def __init__(
         self, tasks: Tasks, calls: HostCalls, framework: Framework, strings: Strings
@@ -110,15 +109,15 @@ class Capture:
         chosen: NDArray[np.integer],
         findings: Findings,
     ) -> Captured:
-        """Attribute the work of the replays of another recording.
+        """Attribute the device tasks of the replays in another recording.
 
         Args:
-            source: that recording.
+            source: the recording with the replays.
             strings: its texts.
-            calls: its calls of the host.
-            tasks: its tasks.
-            chosen: the task that each piece of its work is, -1 of collectives as a whole.
-            findings: hears of replays whose capture was not found.
+            calls: its runtime calls.
+            tasks: its device tasks.
+            chosen: index in TASK of each device task, -1 for whole collectives.
+            findings: counts replays whose capture was not found.
         """
         row = calls.launching(tasks.connection)
         names = strings.texts(calls.name.tolist())
@@ -146,7 +145,7 @@ class Capture:
             if graph is not None:
                 call[own], passes[own] = graph.call, graph.passes
                 connection[own] = graph.connection
-        # Collectives are rows of their own, whoever began them.
+        # Collectives are separate rows, whatever launched them.
         call[tasks.kind == COMMUNICATION] = NONE
         connection[tasks.kind == COMMUNICATION] = NO_CONNECTION
         launched = np.append(calls.start_ns, 0)[replay]
@@ -163,7 +162,7 @@ class Capture:
         return Captured(self._framework, *columns)
 
     def _graph_of(self, kind: NDArray[np.int8], findings: Findings) -> _Graph | None:
-        """Return the capture of a replay: as many launches, copies at the same places."""
+        """Return the capture of a replay: same number of launches, same positions of copies."""
         copies = kind == COPY
         found = [
             one
@@ -190,9 +189,9 @@ class Capture:
 
 
 def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[tuple[int, int]]:
-    """Return the launches of each capture: between its begin and its end, else all of them.
+    """Return the range of launches of each capture: from its begin to its end, else all launches.
 
-    Threads that the captured code uses, as autograd's, launch into the same graph.
+    Other threads of the captured code, such as autograd's, launch into the same graph.
     """
     found = []
     for begin in begins.tolist():
@@ -208,7 +207,7 @@ def _sections(calls: HostCalls, begins: Ints, ends: Ints, at_ns: Ints) -> list[t
 
 
 def _nodes(source: Source, identity: Ints) -> Ints:
-    """Return the number of the graph's node that each task is, -1 where that is not recorded."""
+    """Return the graph node of each task, -1 if not recorded."""
     result = np.full(len(identity), -1, np.int64)
     if "UPROF_GPU_TASKS" in source.tables:
         columns = {"id": "globalTaskId", "node": "graphNodeId"}

@@ -1,4 +1,4 @@
-"""The report files in a folder: which there are, whose they are, and which should be there."""
+"""Report files in a directory: the files, their ranks, and the missing ones."""
 
 from __future__ import annotations
 
@@ -16,9 +16,9 @@ from unified_prof.sqlite.detect import detect
 
 SUFFIXES = (".db", ".sqlite", ".sqlite3")
 RUN_DOCUMENT = run_folder.FILE_NAME
-"""What `uprof run` leaves beside the reports of a run of several ranks."""
+"""File that `uprof run` writes beside the reports of several ranks."""
 _DEEPEST = 4
-"""Folders below the given one that are searched: the layouts of the known tools need three."""
+"""Maximum depth of the search: the layouts of the known tools need three levels."""
 
 _REPORT_NAME = re.compile(
     r"(run_time|memory)(_.*)?\.sqlite|(msprof|msmonitor)_.*\.db"
@@ -29,25 +29,25 @@ _RANKS = (
     re.compile(r"^ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db$"),
 )
 _NEAR = 4
-"""A database, the folder of torch_npu's output, that of its recording, that of the rank."""
+"""Parts of a path that may name the rank: database, torch_npu's output, recording, rank."""
 _SQLITE = b"SQLite format 3\0"
 _MOST_RANKS = 1 << 20
 
 
 @dataclass(slots=True)
 class Found:
-    """What a folder holds."""
+    """Files found in a directory."""
 
     files: list[Path] = field(default_factory=list)
-    """Everything that is named like a database."""
+    """Files that are named like a database."""
     documents: list[Path] = field(default_factory=list)
     """Each RUN_DOCUMENT."""
     closed: list[OSError] = field(default_factory=list)
-    """Folders that cannot be listed."""
+    """Directories that cannot be listed."""
 
 
 def databases(folder: Path) -> Found:
-    """Search a folder and those below it for files that may be reports."""
+    """Search a directory and its subdirectories for files that may be reports."""
     found = Found()
     for place, folders, files in os.walk(folder, onerror=found.closed.append):
         depth = len(Path(place).relative_to(folder).parts)
@@ -59,27 +59,27 @@ def databases(folder: Path) -> Found:
 
 
 def key_of(folder: Path, file: Path) -> str:
-    """Return whose report a file is: `rank 3`, or the file itself where none is known."""
+    """Return `rank 3`, or the path of the file if no rank is known."""
     rank = rank_of(folder, file)
     return str(file) if rank is None else f"rank {rank}"
 
 
 def rank_of(folder: Path, file: Path) -> int | None:
-    """Return the rank that a file, or a folder that it lies in, is named after."""
+    """Return the rank in the name of a file or of a directory around it, or None."""
     inside = file.relative_to(folder) if file.is_relative_to(folder) else Path(file.name)
     return rank_in_names(inside.parts)
 
 
 def rank_near(place: str) -> int | None:
-    """Return the rank that a path says near its end, for files whose contents say none.
+    """Return the rank in the last parts of a path, or None.
 
-    Further up, folders are of the user's: that of a project may well be called `rank_1`.
+    Directories further up belong to the user; a project may be called `rank_1`.
     """
     return rank_in_names(re.split(r"[/\\]", place)[-_NEAR:])
 
 
 def rank_in_names(parts: Sequence[str]) -> int | None:
-    """Return the rank that parts of a path say, the last one that says any; None: none does."""
+    """Return the rank in the last part of a path that names one, or None."""
     for part in reversed(parts):
         for pattern in _RANKS:
             if found := pattern.search(part):
@@ -90,13 +90,13 @@ def rank_in_names(parts: Sequence[str]) -> int | None:
 def missing(
     folder: Path, found: Found, read: Sequence[Path], refused: Iterable[tuple[Path, Exception]]
 ) -> list[Missing]:
-    """Return the reports that should be there and cannot be read, and the ranks without any.
+    """Return the unreadable reports, and the ranks without a report.
 
     Args:
-        folder: where was searched.
-        found: what it holds.
+        folder: the searched directory.
+        found: its files.
         read: the reports that were opened.
-        refused: the files that were not, and why.
+        refused: the other files, with reasons.
     """
     lost = [
         Missing(key_of(folder, file), str(err))
@@ -121,11 +121,10 @@ def missing(
 
 
 def _should_be_a_report(file: Path, read: Sequence[Path]) -> bool:
-    """Whether a file that cannot be read as a report was meant to be one.
+    """Return True if an unreadable file was probably a report.
 
-    A sound database of another program is none, nor is a file of another format that only ends
-    like one, unless its name says so: that of a report, or of one of those beside it but for
-    numbers.
+    An intact database of another program was not, nor was a file of another format, unless it has
+    the name of a report or, apart from numbers, that of a report beside it.
     """
     name = file.name
     if _REPORT_NAME.fullmatch(name) or _RANKS[0].search(name):
@@ -148,7 +147,7 @@ def _is_sound(file: Path) -> bool:
 
 
 def _reasons(document: Path) -> dict[int, str]:
-    """Return what the run itself has written down of ranks without a report."""
+    """Return the reasons in the run's document for ranks without a report."""
     try:
         run = run_folder.read(document.parent)
     except UprofError:
@@ -157,7 +156,7 @@ def _reasons(document: Path) -> dict[int, str]:
 
 
 def _expected_ranks(document: Path) -> list[int]:
-    """Return the ranks that the run's own document expects; none where it cannot be read."""
+    """Return the ranks in the run's document; none if it cannot be read."""
     try:
         content = json.loads(document.read_bytes())
     except (OSError, ValueError, RecursionError):

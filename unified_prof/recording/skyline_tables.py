@@ -1,8 +1,6 @@
-"""The single iterations behind a Skyline run time report, from the tables that uprof adds.
+"""Tables of Skyline reports as calls with times and sizes, with uprof's samples and regions.
 
-The regions that a tracked program marked, from the tables that uprof adds.
-
-The tables of Skyline reports, as calls with sizes and times; impossible values are findings.
+Impossible values are counted as findings.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ _MAX_NS = 30 * 24 * 3600 * 1e9
 
 
 def of_operations(source: Source) -> Samples | None:
-    """Return each operation's time in each iteration, None where the report has no samples."""
+    """Return the time of each operation in each iteration, None without samples."""
     if "UPROF_RUN_TIME_SAMPLES" not in source.tables:
         return None
     ids = [row[0] for row in source.rows("SELECT id FROM run_time_entries ORDER BY id")]
@@ -38,7 +36,7 @@ def of_operations(source: Source) -> Samples | None:
 
 
 def between_operations(source: Source) -> Gaps | None:
-    """Return the time between operations and its lines, None where the report has none."""
+    """Return the time between operations and its lines, None if the report has none."""
     if not {"UPROF_GAPS", "UPROF_GAP_SAMPLES", "UPROF_RUN_TIME_SAMPLES"} <= set(source.tables):
         return None
     rows = source.rows(
@@ -71,7 +69,7 @@ def _recomputed_ns(source: Source, ids: Sequence[int]) -> Any:
 def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[int]) -> list[Floats]:
     """Return a matrix (entries, iterations) in nanoseconds for each column of times.
 
-    All tables have the same iterations: those of the operations' samples.
+    All tables have the iterations of the operations' samples.
     """
     iterations = [
         row[0]
@@ -98,7 +96,7 @@ def _matrices(source: Source, table: str, names: Sequence[str], ids: Sequence[in
 
 
 def _number(column: str) -> str:
-    """Return SQL for a column as a number, NULL where it holds something else."""
+    """Return SQL for a column as a number, NULL for other values."""
     return f"CASE WHEN typeof({column}) IN ('real', 'integer') THEN {column} END AS {column}"
 
 
@@ -107,19 +105,19 @@ _MAX_BYTES = 1 << 53
 
 @dataclass(frozen=True, slots=True)
 class Regions:
-    """What is known of regions beyond the operations in them, by their paths.
+    """Counts and memory peaks of regions by path.
 
-    A path is the names of a region and of those around it, the outermost first.
+    A path is the names of a region and the regions around it, outermost first.
     """
 
     counts: Mapping[tuple[str, ...], Mapping[int, int]]
-    """How often each was opened, by iteration."""
+    """Number of times that each was opened, by iteration."""
     peaks: Mapping[tuple[str, ...], int] = field(default_factory=dict)
-    """Highest memory in use while it was open, where that was measured."""
+    """Peak memory while the region was open, if measured."""
 
 
 def read(source: Source, findings: Findings) -> Regions:
-    """Return the regions of a report; none where it has no table of them."""
+    """Return the regions of a report; empty without the table."""
     paths, peaks = _paths(source, findings)
     counts: dict[tuple[str, ...], dict[int, int]] = {path: {} for path in paths.values()}
     if paths and "UPROF_REGION_COUNTS" in source.tables:
@@ -133,7 +131,7 @@ def read(source: Source, findings: Findings) -> Regions:
 def of_entries(
     source: Source, kind: str, ids: Iterable[int], labels: Labels, findings: Findings
 ) -> NDArray[np.int32] | None:
-    """Return the region of each entry as a number in `labels`; None: the report has none."""
+    """Return the region of each entry as a number in `labels`, None without regions."""
     if "UPROF_REGION_ENTRIES" not in source.tables:
         return None
     paths, _ = _paths(source, findings)
@@ -213,7 +211,7 @@ def run_time_calls(source: Source, findings: Findings) -> Calls:
 
 
 def weights(source: Source, findings: Findings) -> Calls:
-    """Return the weights of a memory report and the sizes of their gradients."""
+    """Return the weights of a memory report with the sizes of their gradients."""
     rows = source.rows(
         "SELECT id, name, size_bytes, grad_size_bytes FROM weight_entries ORDER BY id"
     )
@@ -235,7 +233,7 @@ def weights(source: Source, findings: Findings) -> Calls:
 
 
 def activations(source: Source, findings: Findings) -> Calls:
-    """Return what the operations of a memory report kept for the backward pass."""
+    """Return the activations of the operations of a memory report."""
     rows = source.rows("SELECT id, operation_name, size_bytes FROM activation_entries ORDER BY id")
     labels = Labels()
     ids = [row[0] for row in rows]
@@ -255,7 +253,7 @@ def activations(source: Source, findings: Findings) -> Calls:
 
 
 def peak(source: Source, findings: Findings) -> int | None:
-    """Return the peak memory that a memory report states, None where it states none."""
+    """Return the peak memory in a memory report, or None."""
     rows = source.rows("SELECT size_bytes FROM misc_sizes WHERE key = 'peak_usage_bytes'")
     if not rows:
         return None
@@ -274,7 +272,7 @@ _ITERATION_TIMES = (
 
 
 def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
-    """Return the measured iterations, None where the report has no table of them."""
+    """Return the measured iterations, None without the table."""
     if "UPROF_ITERATIONS" not in source.tables:
         return None
     rows = source.rows(
@@ -308,7 +306,7 @@ def _known(value: int) -> int | None:
 
 
 def _text(value: object) -> str:
-    """Return a name; what is no text (a foreign file may hold anything) is shown as it is."""
+    """Return a name as text; a file of another program may hold any value."""
     return value if isinstance(value, str) else f"{value!r}"
 
 

@@ -1,14 +1,7 @@
-"""What an analysis needs of an open report, and the facts that both families record alike.
+"""Interface of an open report (`Source`), and data that analyses of both families share.
 
-Which reports of a run there are, and which are missing: nothing is left out without a word.
-
-The texts of STRING_IDS, and which of them say that nothing is known.
-
-How a recording of msprof's came to be: who made it, on which host and devices, with what set.
-
-Which times of a recording can have been.
-
-Recorded shapes and types of an operation's inputs, as one text for people.
+Provenance facts, recorded and found anomalies, texts, missing reports of a run, possible times, and
+the text form of recorded shapes.
 """
 
 from __future__ import annotations
@@ -50,7 +43,7 @@ class Source(Protocol):
 
     @property
     def revision(self) -> str | None:
-        """Revision of its schema, None where it cannot be told."""
+        """Revision of its schema, None if unknown."""
 
     @property
     def detection(self) -> Detection:
@@ -64,12 +57,12 @@ class Source(Protocol):
         """Return the rows of a query."""
 
     def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Return the result of a query as one array a column; NULL is masked or NaN."""
+        """Return the result of a query as one array per column; NULL is masked or NaN."""
 
     def integers(
         self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
     ) -> dict[str, NDArray[np.int64]]:
-        """Return expressions over all rows of a table; what is no integer is MISSING."""
+        """Return expressions over all rows of a table; MISSING: not an integer."""
 
     def pieces(
         self, table: str, columns: Mapping[str, str]
@@ -79,11 +72,11 @@ class Source(Protocol):
     def windows(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[tuple[dict[str, NDArray[np.int64]], Window]]:
-        """Yield the same some thousand rows at a time, and where those rows stand."""
+        """Yield the same, with an SQL condition that selects the rows."""
 
 
 def oddities_of_file(source: Source) -> list[Anomaly]:
-    """Return what is odd about the file as such."""
+    """Return the anomalies of the file as a whole."""
     found = []
     detection = source.detection
     if source.revision is None:
@@ -96,15 +89,15 @@ def oddities_of_file(source: Source) -> list[Anomaly]:
 
 
 class Findings(Ledger):
-    """Oddities found while reading."""
+    """Anomalies found while reading."""
 
     def anomalies(self) -> list[Anomaly]:
-        """Return what was found, in order of first occurrence."""
+        """Return the anomalies in order of first occurrence."""
         return [Anomaly(name, *found, "found") for name, found in self.items()]
 
 
 def recorded_anomalies(source: Source) -> list[Anomaly]:
-    """Return what the report's maker wrote down as skipped, unmatched or not measurable."""
+    """Return the anomalies that the writer of the report recorded."""
     if "UPROF_ANOMALIES" not in source.tables:
         return []
     rows = source.rows("SELECT name, count, detail FROM UPROF_ANOMALIES ORDER BY name")
@@ -120,7 +113,7 @@ def recorded_anomalies(source: Source) -> list[Anomaly]:
 
 
 def recorded_facts(source: Source) -> list[tuple[str, str]]:
-    """Return how the report came to be, as (name, value), what looks like a secret masked."""
+    """Return the provenance as (name, value), with secrets masked."""
     if "UPROF_RUN" not in source.tables:
         return []
     rows = source.rows("SELECT name, value FROM UPROF_RUN WHERE value IS NOT NULL ORDER BY rowid")
@@ -128,9 +121,9 @@ def recorded_facts(source: Source) -> list[tuple[str, str]]:
 
 
 def without_secrets(name: str, value: str) -> str:
-    """Return the value of a fact without secrets: of today's reports none has any, of older some.
+    """Return the value of a fact with secrets masked; only old reports have any.
 
-    A command stands there as a JSON list of its arguments.
+    A command is a JSON list of its arguments.
     """
     if is_secret_name(name):
         return MASK
@@ -147,32 +140,32 @@ _RANK = re.compile(r"rank (\d+)")
 
 @dataclass(frozen=True, slots=True)
 class Missing:
-    """A report that is not there, or cannot be read to its end."""
+    """A report that is missing or cannot be read completely."""
 
     what: str
-    """`rank 3`, or the file where no rank is known."""
+    """`rank 3`, or the file if no rank is known."""
     why: str
 
     @property
     def rank(self) -> int | None:
-        """The rank, where it is known."""
+        """The rank, if known."""
         found = _RANK.fullmatch(self.what)
         return int(found[1]) if found else None
 
 
 @dataclass(frozen=True, slots=True)
 class Coverage:
-    """How many of the reports that should be there were read whole."""
+    """How many of the expected reports were read completely."""
 
     unit: str
-    """`ranks`, or `reports` where ranks are not known."""
+    """`ranks`, or `reports` if ranks are not known."""
     expected: int
     whole: int
     missing: tuple[Missing, ...]
 
     @classmethod
     def of(cls, read: Iterable[str], missing: Iterable[Missing]) -> Coverage:
-        """Return the coverage of reports by what they are of: `rank 3`, or a file."""
+        """Return the coverage of reports, each given as `rank 3` or a file."""
         missing = tuple(sorted(missing, key=lambda one: (one.rank is None, one.rank or 0)))
         incomplete = {one.what for one in missing}
         every = {*read} | incomplete
@@ -181,22 +174,22 @@ class Coverage:
 
     @property
     def headline(self) -> str:
-        """How many there are: `7 of 8 ranks`."""
+        """`7 of 8 ranks`."""
         return f"{self.whole:,} of {self.expected:,} {self.unit}"
 
     @property
     def reasons(self) -> list[str]:
-        """Why each missing one is missing."""
+        """Reason for each missing report."""
         return [one.why if one.rank is None else f"{one.what}: {one.why}" for one in self.missing]
 
     @property
     def sentence(self) -> str:
-        """All of it on one line, empty where nothing is missing."""
+        """Headline and reasons on one line, empty if nothing is missing."""
         return "; ".join([self.headline, *self.reasons]) if self.missing else ""
 
 
 NOTHING_KNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNKNOWN", None})
-"""Texts that say that msprof does not know."""
+"""Texts that mean unknown in msprof."""
 
 
 class Strings:
@@ -210,7 +203,7 @@ class Strings:
         return dict(self._source.rows("SELECT id, value FROM STRING_IDS"))
 
     def get(self, number: int) -> str | None:
-        """Return the text of an id, None if there is none or it says "not available"."""
+        """Return the text of an id, None if there is none or it means unknown."""
         text = self._texts.get(number)
         return None if text in NOTHING_KNOWN else str(text)
 
@@ -223,7 +216,7 @@ Facts = list[tuple[str, str]]
 
 
 def facts(source: Source) -> Facts:
-    """Return provenance; what uprof recorded itself goes before what others left."""
+    """Return the provenance facts, those recorded by uprof first."""
     recorded = recorded_facts(source)
     known = {name for name, _ in recorded}
     producer = source.detection.producer
@@ -275,7 +268,7 @@ def _meta_data(source: Source) -> Facts:
 
 
 def _environment(text: str) -> Facts:
-    """Return the variables that were set, of the JSON that torch_npu writes."""
+    """Return the environment variables in the JSON that torch_npu writes."""
     try:
         variables = json.loads(text)
     except ValueError:
@@ -289,13 +282,13 @@ def _environment(text: str) -> Facts:
     ]
 
 
-# Nothing runs on a device for two weeks, and Unix times stay below 2**62 ns until 2116.
+# Longer durations (13 days) and later times (year 2116) are impossible.
 MAX_DURATION_NS = 1 << 50
 MAX_TIME_NS = 1 << 62
 
 
 def possible(start_ns: Ints, duration_ns: Ints) -> NDArray[np.bool_]:
-    """Return which intervals can have happened: known, in order, of this age, not endless."""
+    """Return which intervals have possible times and durations."""
     result = (start_ns >= 0) & (start_ns <= MAX_TIME_NS)
     result &= duration_ns >= 0
     result &= duration_ns <= MAX_DURATION_NS
@@ -317,11 +310,11 @@ _NO_TENSORS = frozenset(
         "GenericList",
     }
 )
-"""Types of arguments that have no shape; the capitals are those of old releases of torch."""
+"""Types of arguments without a shape; capitalized in old releases of torch."""
 
 
 def input_text(shapes: str | None, types: str | None) -> str:
-    """Return recorded shapes and types of inputs as one text, those that are tensors."""
+    """Return recorded shapes and types of tensors as one text, `float[64,128], long int[7]`."""
     shapes, types = shapes or "", types or ""
     if _TYPES.search(shapes) and not _TYPES.search(types):
         shapes, types = types, shapes

@@ -1,4 +1,4 @@
-"""Weighted call stacks: what flame graphs are drawn from, and what they are of `Calls`."""
+"""Weighted call stacks for flame graphs, and how to compute them from `Calls`."""
 
 from __future__ import annotations
 
@@ -33,17 +33,17 @@ class Frame:
 
 @dataclass(frozen=True, slots=True)
 class Sample:
-    """One stack, outermost frame first, and what was measured at its end."""
+    """One stack, outermost frame first, with its weight."""
 
     frames: tuple[Frame, ...]
     weight: int
     count: int
-    """How many pieces of work, calls or entries it sums up."""
+    """Number of tasks, calls or entries in the sum."""
 
 
 @dataclass(frozen=True, slots=True)
 class Stacks:
-    """Everything of one measure; no two samples have the same frames, and none weighs nothing."""
+    """The stacks of one measure; their frames are distinct, their weights above 0."""
 
     measure: Measure
     samples: tuple[Sample, ...]
@@ -55,33 +55,33 @@ class Stacks:
 
 
 class Gathering:
-    """Adds up samples by their frames."""
+    """Sums samples by their frames."""
 
     def __init__(self) -> None:
         self._found: dict[tuple[Frame, ...], list[int]] = {}
 
     def add(self, frames: tuple[Frame, ...], weight: int, count: int) -> None:
-        """Add one; what weighs nothing is left out."""
+        """Add a sample; one with weight 0 is left out."""
         if weight > 0:
             own = self._found.setdefault(frames, [0, 0])
             own[0] += weight
             own[1] += count
 
     def stacks(self, measure: str) -> Stacks:
-        """Return what was added, the heaviest first."""
+        """Return the sums, the heaviest first."""
         found = [Sample(frames, *sums) for frames, sums in self._found.items()]
         found.sort(key=lambda one: -one.weight)
         return Stacks(MEASURES[measure], tuple(found))
 
 
 def below(first: Frame, stacks: Stacks) -> Stacks:
-    """Return stacks with one more frame outside of all."""
+    """Return stacks with one more frame around all."""
     samples = [Sample((first, *one.frames), one.weight, one.count) for one in stacks.samples]
     return Stacks(stacks.measure, tuple(samples))
 
 
 def joined(parts: Iterable[Stacks]) -> Stacks:
-    """Return stacks of one measure as one."""
+    """Merge stacks of one measure."""
     parts = list(parts)
     gathering = Gathering()
     for part in parts:
@@ -91,10 +91,10 @@ def joined(parts: Iterable[Stacks]) -> Stacks:
 
 
 def place_of(calls: Calls, wanted: Place | None, path: str) -> Place | None:
-    """Return what stands above the operations: what is wanted, else modules, else lines.
+    """Return the frames above operations: the wanted kind, else modules, else lines.
 
     Raises:
-        UsageError: it was not recorded.
+        UsageError: the wanted kind was not recorded.
     """
     have: list[Place] = [one for one in PLACES if getattr(calls, _COLUMNS[one]) is not None]
     if wanted is None:
@@ -112,7 +112,7 @@ _COLUMNS: dict[Place, str] = {"module": "module", "line": "stack"}
 
 
 def frames_of_place(place: Place, text: str | None) -> tuple[Frame, ...]:
-    """Return the frames of a module path, or of lines joined by newlines; None is outside any."""
+    """Return the frames of a module path, or of lines joined by newlines; no frames for None."""
     if place == "module":
         if text is None or text == NOT_ATTRIBUTED:
             return (Frame(text or NO_MODULE, "module"),)
@@ -128,7 +128,7 @@ def _line(text: str) -> Frame:
 
 
 def of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
-    """Return a measure of calls by the place of each operation."""
+    """Return a measure of calls as stacks of their modules or lines."""
     texts = calls.labels.texts
     label = None if place is None else getattr(calls, _COLUMNS[place])
     key = calls.name.astype(np.int64)
@@ -150,7 +150,7 @@ def of_calls(calls: Calls, measure: str, place: Place | None) -> Stacks:
 
 
 def measured(calls: Calls, measure: str) -> bool:
-    """Whether calls have a measure at all."""
+    """Return True if any call has a value of a measure."""
     return any(bool((column != UNKNOWN).any()) for column in _columns(calls, measure))
 
 
@@ -175,16 +175,16 @@ def of_paths(
     begin: Callable[[int], tuple[Frame, ...]] = lambda _: (),
     beginning: NDArray[np.int64] | None = None,
 ) -> Iterator[Sample]:
-    """Yield samples of ranges that have `arrays.nesting.paths`.
+    """Yield samples of nested ranges, from the result of `arrays.nesting.paths`.
 
     Args:
-        number: of each range's path.
-        above: as of `paths`.
-        own: as of `paths`.
-        weight: of each range in itself.
+        number: number of each range's path.
+        above: the path above each path, as from `paths`.
+        own: the last label of each path, as from `paths`.
+        weight: weight of each range without nested ones.
         frame: returns the frame of a label.
-        begin: returns what stands above the paths, by number of a beginning.
-        beginning: of each range, such as its thread; none: all have number 0.
+        begin: returns the outer frames of a group of ranges by its number.
+        beginning: group of each range, such as its thread; None: all have number 0.
     """
     first = np.zeros(len(number), np.int64) if beginning is None else beginning
     some = weight > 0

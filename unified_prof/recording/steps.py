@@ -1,10 +1,8 @@
-"""Which step a moment lies in.
+"""Steps by time, and torch_npu's figures of each step (StepTraceTime).
 
-What the devices did in each training step, as torch_npu counts it (its StepTraceTime).
-
-People who know the vendor's viewers look for these figures, so they stand beside ours. They differ:
-a step is what starts on a device while what the step launched runs, and only compute kernels and
-collectives count, so that copies are `free` time. `docs/figures.md` has every definition.
+Users of the vendor's viewers expect these figures, so reports have them too. They differ from
+uprof's: a step is everything that starts on a device while its launched tasks run, and only compute
+kernels and collectives count, so copies are `free` time. `docs/figures.md` has the definitions.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ Steps = Sequence[tuple[str, int, int]]
 
 
 def step_of(start_ns: Ints, steps: Steps) -> Ints:
-    """Return the index of the step that each moment lies in, UNKNOWN where in none."""
+    """Return the index of the step at each time, UNKNOWN outside steps."""
     starts = np.array([start for _, start, _ in steps], np.int64)
     ends = np.array([end for _, _, end in steps], np.int64)
     step = np.searchsorted(starts, start_ns, side="right") - 1
@@ -41,17 +39,17 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
 _NODE = 10_000
 """ENUM_API_TYPE `node`, the level that launches."""
 FOREVER = 2**63 - 1
-"""The end of what has none."""
+"""End of ranges without an end."""
 _RECEIVE = "hcom_receive"
 _OF_GPUS = "UPROF_GPU_TASKS"
 
 
 @dataclass(frozen=True, slots=True)
 class Range:
-    """What belongs to a step: whatever starts on a device in it."""
+    """Time range of a step on devices: tasks that start in it belong to the step."""
 
     name: str | None
-    """Its number; None: the whole recording, which has no steps."""
+    """Number of the step; None: the whole recording, without steps."""
     begun_ns: int | None
     """Start on the host."""
     start_ns: int
@@ -64,7 +62,7 @@ class StepTrace:
 
     device_id: int
     step: str | None
-    """None: the whole recording, which has no steps."""
+    """Number of the step; None: the whole recording, without steps."""
     computing_ns: int
     """Union of the compute kernels."""
     communication_not_overlapped_ns: int
@@ -72,11 +70,11 @@ class StepTrace:
     communication_ns: int
     """Union of the collectives, each from its first task to its last."""
     free_ns: int
-    """Between the first and the last kernel or collective, what neither fills; copies do not."""
+    """Time from the first to the last kernel or collective without either; copies are free."""
     stage_ns: int
     """From the first kernel or collective to the end of the last, without `bubble_ns`."""
     bubble_ns: int
-    """Time in receives of pipeline parallelism: waiting for the stage before."""
+    """Time in receives of pipeline parallelism: waits for the previous stage."""
     communication_not_overlapped_and_exclude_receive_ns: int
     preparing_ns: int
     """From the step's start on the host to the first kernel or collective; 0 without a kernel."""
@@ -95,7 +93,7 @@ class Ran:
 
 
 def is_of_ascend(source: Source) -> bool:
-    """Tell whether the launches of a report are those of CANN."""
+    """Return True if the launches of a report are those of CANN."""
     if _OF_GPUS in source.tables or "CANN_API" not in source.tables:
         return False
     return bool(source.rows("SELECT 1 FROM CANN_API WHERE type = ? LIMIT 1", (_NODE,)))
@@ -117,12 +115,12 @@ def read_tasks(source: Source) -> Ran:
 
 
 def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Range]:
-    """Return the range of every step: what it launched, and as long as it lasted.
+    """Return the time range of every step, from its launches and its length.
 
     Args:
         source: the report.
         ran: its tasks.
-        calls: the calls of its host, where they were read before.
+        calls: its runtime calls, if they were read before.
     """
     steps = sorted(
         (row for row in source.rows("SELECT startNs, endNs, id FROM STEP_TIME") if None not in row),
@@ -155,7 +153,7 @@ def ranges(source: Source, ran: Ran, calls: HostCalls | None = None) -> list[Ran
 
 
 class Work:
-    """Pieces of work in order of the moment that says in which range each of them counts."""
+    """Kernels and collectives in order of the time that decides which range each counts in."""
 
     def __init__(
         self,
@@ -166,14 +164,14 @@ class Work:
         at_ns: Ints | None = None,
         receives: NDArray[np.bool_] | None = None,
     ) -> None:
-        """Take the pieces.
+        """Store the columns.
 
         Args:
-            device: Where each ran.
-            start_ns: When it began.
-            end_ns: When it ended.
-            at_ns: The moment by which it is of a range; None: that of its start.
-            receives: Which wait for the stage before in a pipeline; None: none of them.
+            device: Device of each.
+            start_ns: Start of each.
+            end_ns: End of each.
+            at_ns: Time that decides the range of each; None: the start.
+            receives: Mask of the waits for the previous pipeline stage; None: no such waits.
         """
         at_ns = start_ns if at_ns is None else at_ns
         order = np.argsort(at_ns, kind="stable")
@@ -182,11 +180,11 @@ class Work:
         self.receives = np.zeros(len(order), bool) if receives is None else receives[order]
 
     def on(self, device: int) -> Work:
-        """Return the part on one device."""
+        """Return the work on one device."""
         return self._part(self.device == device)
 
     def within(self, one: Range) -> Work:
-        """Return what counts in a range."""
+        """Return the work that counts in a range."""
         low, high = np.searchsorted(self.at_ns, (one.start_ns, one.end_ns)).tolist()
         return self._part(slice(low, max(low, high)))
 
@@ -201,7 +199,7 @@ class Work:
 
 
 def read_work(source: Source, ran: Ran) -> tuple[Work, Work]:
-    """Return the operators, and the collectives of which the device is known."""
+    """Return the operators, and the collectives with a known device."""
     operators = source.integers("COMPUTE_TASK_INFO", {"identity": "globalTaskId"})["identity"]
     computes = Lookup(operators).rows(ran.identity) >= 0
     compute = Work(ran.device[computes], ran.start_ns[computes], ran.end_ns[computes])
@@ -211,12 +209,12 @@ def read_work(source: Source, ran: Ran) -> tuple[Work, Work]:
 def traces(
     source: Source, work: tuple[Work, Work], all_ranges: Sequence[Range]
 ) -> Iterator[StepTrace]:
-    """Yield a row for every step and device that worked anywhere.
+    """Yield the figures of every step and device with work.
 
     Args:
-        source: Whose operators say when a recording without steps began.
-        work: What computed, and what communicated.
-        all_ranges: Of the steps.
+        source: The report; its operators give the start of a recording without steps.
+        work: Kernels and collectives.
+        all_ranges: Ranges of the steps.
     """
     compute, communication = work
     first_operator = None
@@ -231,7 +229,7 @@ def traces(
 
 
 class _Launched:
-    """Tasks by the call that launched them."""
+    """Tasks by launching call."""
 
     def __init__(self, ran: Ran) -> None:
         order = np.argsort(ran.connection, kind="stable")
@@ -247,7 +245,7 @@ class _Launched:
 
 
 def _places(keys: NDArray[np.integer], wanted: Ints) -> tuple[Ints, Ints]:
-    """Return all places of the wanted values in ascending keys, and which one stands at each."""
+    """Return all positions of the wanted values in ascending keys, and the value at each."""
     low = np.searchsorted(keys, wanted, side="left")
     count = np.searchsorted(keys, wanted, side="right") - low
     which = np.repeat(np.arange(len(wanted)), count)
@@ -256,7 +254,7 @@ def _places(keys: NDArray[np.integer], wanted: Ints) -> tuple[Ints, Ints]:
 
 
 def _last_of_each(ran: Ran) -> Ran:
-    """Return the tasks without those whose globalTaskId a later row has: the last one is meant."""
+    """Return the last task of each globalTaskId."""
     if np.all(ran.identity[1:] > ran.identity[:-1]):
         return ran
     _, from_end = np.unique(ran.identity[::-1], return_index=True)

@@ -1,11 +1,8 @@
-"""The work of a device in order of its starts, some at a time: what its gaps are explained with.
+"""Device work in order of start, by launching call, and by window.
 
-Which call of the host launched which work of a device, and how long that work had to wait.
-
-Work is what computes, communicates or copies; tasks that only wait or notify are none. A call that
-launched several tasks, as the replay of a graph, counts once on each stream, with the first.
-
-Pieces of device work by the window: their columns are made where they are asked for.
+`Following` yields the tasks that end idle gaps, `launched` joins work with its launching calls, and
+`Pieces` are windows of `device_tasks.Work`. A call that launches several tasks, such as a graph
+replay, counts once per stream, with its first task.
 """
 
 from __future__ import annotations
@@ -39,18 +36,18 @@ _NEVER = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Begun:
-    """Some pieces of work in order of their starts."""
+    """Some device tasks in order of start."""
 
     piece: NDArray[np.int32]
-    """Which of all work each is."""
+    """Index of each in all work."""
     start_ns: Ints
     kind: NDArray[np.int8]
     stream: Ints
-    """UNKNOWN of collectives as a whole."""
+    """UNKNOWN for whole collectives."""
     connection: Ints
 
     def at(self, rows: slice | NDArray[np.intp]) -> Begun:
-        """Return some of them."""
+        """Return some of the tasks."""
         return Begun(
             self.piece[rows],
             self.start_ns[rows],
@@ -60,7 +57,7 @@ class Begun:
         )
 
     def merged(self, other: Begun) -> Begun:
-        """Return these and others in order of their starts; of those that begin together, these."""
+        """Merge with others in order of start; at equal starts these come first."""
         both = Begun(
             np.concatenate((self.piece, other.piece)),
             np.concatenate((self.start_ns, other.start_ns)),
@@ -72,7 +69,7 @@ class Begun:
 
 
 class Following:
-    """The work of one device, as far as the gaps before it are explained."""
+    """The tasks of one device that end its gaps, as the gaps are visited in order."""
 
     def __init__(
         self,
@@ -81,13 +78,13 @@ class Following:
         waits: IntervalSet,
         awaits: NDArray[np.int32],
     ) -> None:
-        """Begin before all work.
+        """Start before all tasks.
 
         Args:
-            work: all of it, in order of its starts.
-            launched: tells when work was launched by its connection, -1 where that is not known.
-            waits: when streams of the device waited for others.
-            awaits: the pieces that were launched behind a wait, in rising order.
+            work: all tasks, in order of start.
+            launched: returns the launch time for connection ids, -1 if not known.
+            waits: intervals in which streams of the device waited for others.
+            awaits: the tasks that were launched after a wait, in rising order.
         """
         self._coming, self._launched = work, launched
         self._waits, self._awaits = waits, awaits
@@ -96,9 +93,9 @@ class Following:
         self._start_ns = self._launched_ns = nothing
 
     def ending(self, gaps: IntervalSet) -> tuple[idle.Pieces, NDArray[np.int32]]:
-        """Return the pieces that may end some gaps, and which of all work each is.
+        """Return the tasks that may end some gaps, and the index of each in all work.
 
-        Gaps are to be asked about in order of time.
+        Calls must be in order of time.
         """
         high = 0
         if len(gaps):
@@ -119,7 +116,7 @@ class Following:
         return pieces, piece
 
     def _leave(self, before_ns: int) -> None:
-        """Forget what starts before a moment."""
+        """Drop tasks that start before a time."""
         low = int(np.searchsorted(self._start_ns, before_ns))
         if low:
             self._piece, self._kind = self._piece[low:], self._kind[low:]
@@ -136,15 +133,15 @@ class Following:
 def awaiting(
     work: Iterable[Begun], launched: Callable[[Ints], Ints], stream: Ints, at_ns: Ints
 ) -> NDArray[np.int32]:
-    """Return the pieces before which their stream was made to wait, in rising order.
+    """Return the tasks launched after a wait of their stream, in rising order.
 
-    That is: between the launches of the piece before on that stream and of this one.
+    The wait is between the launches of the previous task on the stream and of the task.
 
     Args:
-        work: all of a device.
-        launched: tells when work was launched by its connection, -1 where that is not known.
-        stream: which were made to wait.
-        at_ns: when.
+        work: all tasks of a device.
+        launched: returns the launch time for connection ids, -1 if not known.
+        stream: the stream of each wait.
+        at_ns: the time of each wait.
     """
     streams = [_Waiting(one, np.sort(at_ns[rows])) for one, rows in by_key(stream)]
     for some in work:
@@ -155,7 +152,7 @@ def awaiting(
 
 
 class _Waiting:
-    """The first piece that was launched on a stream after each moment, so far."""
+    """The first task that was launched on a stream after each time, of the tasks seen so far."""
 
     def __init__(self, stream: int, moments: Ints) -> None:
         self._stream, self._moments = stream, moments
@@ -173,7 +170,7 @@ class _Waiting:
         times = launched_ns[own]
         if not len(own):
             return
-        # Both moments and what is known of them rise: few of them can come to know better.
+        # Times and first launches both ascend, so few entries can change.
         low = int(np.searchsorted(self._launched_ns, times[0], side="right"))
         high = int(np.searchsorted(self._moments, times[-1], side="right"))
         if low >= high:
@@ -186,29 +183,29 @@ class _Waiting:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Launched:
-    """One row for each call and stream that it launched work on, by call."""
+    """One row for each call and each stream that it launched work on, by call."""
 
     call: Ints
     """Row of CANN_API."""
     called_ns: Ints
     """Start of the call."""
     returned_ns: Ints
-    """Its end."""
+    """End of the call."""
     device: Ints
     stream: Ints
     started_ns: Ints
     """Start of the first task."""
     work_ns: Ints
-    """Time of all tasks together."""
+    """Sum of the tasks' durations."""
     unknown: int
-    """Tasks of which no call is known."""
+    """Tasks without a known call."""
 
     def __len__(self) -> int:
         return len(self.call)
 
     @property
     def of_calls(self) -> Launched:
-        """The same with one row for each call, whatever streams it launched work on."""
+        """The same with one row for each call."""
         first = np.flatnonzero(np.append(True, self.call[1:] != self.call[:-1])[: len(self)])
         return self if len(first) == len(self) else self._joined(first)
 
@@ -226,7 +223,7 @@ class Launched:
 
 
 def launched(tasks: Tasks, calls: HostCalls) -> Launched:
-    """Join the work of all devices with the calls that launched it."""
+    """Join the work of all devices with its launching calls."""
     work = np.flatnonzero(
         (tasks.kind == KERNEL) | (tasks.kind == COPY) | (tasks.kind == COMMUNICATION)
     )
@@ -258,77 +255,77 @@ def launched(tasks: Tasks, calls: HostCalls) -> Launched:
 
 
 class Pieces:
-    """Some pieces of work, with their columns as they are asked for."""
+    """A window of device work; columns are computed on access."""
 
     def __init__(self, work: Work, first: int, tasks: TaskRows | None, comms: Collectives) -> None:
         self._work, self._tasks, self._comms = work, tasks, comms
         self.first = first
-        """Which of all pieces is the first; the others follow it."""
+        """Index of the first in all work; the others follow it."""
 
     def __len__(self) -> int:
         return len(self._comms if self._tasks is None else self._tasks)
 
     @property
     def rows(self) -> slice:
-        """Which of all pieces these are."""
+        """Range of indexes in all work."""
         return slice(self.first, self.first + len(self))
 
     @property
     def tasks(self) -> TaskRows | None:
-        """The tasks that they are; None: these are collectives as a whole."""
+        """The rows of TASK; None: whole collectives."""
         return self._tasks
 
     @property
     def start_ns(self) -> Ints:
-        """Start of each piece."""
+        """Start of each task."""
         return self._comms.start_ns if self._tasks is None else self._tasks.start_ns
 
     @property
     def duration_ns(self) -> Ints:
-        """Duration of each piece."""
+        """Duration of each task."""
         return self._comms.duration_ns if self._tasks is None else self._tasks.duration_ns
 
     @property
     def kind(self) -> NDArray[np.int8]:
-        """What each piece is."""
+        """Kind of each task."""
         if self._tasks is None:
             return np.full(len(self), COMMUNICATION, np.int8)
         return self._tasks.kind
 
     @property
     def device(self) -> Ints:
-        """Device of each piece."""
+        """Device of each task."""
         return self._comms.device if self._tasks is None else self._tasks.device.astype(np.int64)
 
     @property
     def stream(self) -> Ints:
-        """Stream of each piece, UNKNOWN of collectives as a whole."""
+        """Stream of each task, UNKNOWN for whole collectives."""
         if self._tasks is None:
             return np.full(len(self), UNKNOWN)
         return self._tasks.stream.astype(np.int64)
 
     @property
     def connection(self) -> Ints:
-        """What ties each piece to the host call that launched it."""
+        """Connection id, which the launching host call shares."""
         if self._tasks is None:
             return self._comms.connection
         return self._tasks.connection.astype(np.int64)
 
     @cached_property
     def operator(self) -> NDArray[np.int32]:
-        """Operator type of each piece, as numbers in the labels of all work."""
+        """Operator type of each task, as numbers in the labels of all work."""
         names, comms = self._work.operator_numbers
         return comms if self._tasks is None else names.of(self._tasks)
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
-        """Kernel, collective or kind of copy of each piece, as numbers in the same labels."""
+        """Name of the kernel, collective or kind of copy, as numbers in the labels of all work."""
         names, comms = self._work.kernel_numbers
         return comms if self._tasks is None else names.of(self._tasks)
 
 
 class OfPieces(Column):
-    """A column over all pieces of work, made of those of tasks where it is asked for."""
+    """A column over all work, computed from the columns of tasks on access."""
 
     def __init__(self, work: Work, of: Callable[[Pieces], NDArray[Any]]) -> None:
         self._work, self._of = work, of
@@ -337,7 +334,7 @@ class OfPieces(Column):
         return len(self._work)
 
     def at(self, rows: NDArray[np.integer]) -> NDArray[Any]:
-        """Return the values of any pieces."""
+        """Return values by index in all work."""
         of_tasks = rows < len(self._work.of_tasks)
         if of_tasks.all():
             return self._of(self._work.at_tasks(rows))

@@ -1,9 +1,4 @@
-"""What a device task is, judged by the text of its type alone.
-
-Some device tasks, with their columns as they are asked for.
-
-What device tasks are called: their operator or kernel, their type, what they copy.
-"""
+"""Windows of TASK with columns computed on access, kinds of tasks by type, and names of tasks."""
 
 from __future__ import annotations
 
@@ -27,9 +22,9 @@ if TYPE_CHECKING:
 
 
 WAIT = 6
-"""A task that only waits, records or notifies: no work (continues the numbers of `calls.KINDS`)."""
+"""Kind of waits, event records and notifications, which are no work (after `calls.KINDS`)."""
 
-# What the text of a task's type says about it. Decides only where no table knows the task.
+# Kinds by the text of the task type, for tasks that no other table describes.
 _WAITS = re.compile(
     r"wait|record|event|notify|(?<!a)sync|barrier|profiling|maintenance|write[ _]?value|capture|"
     r"label|switch|nop\b|mstx|place_?holder|model_(?:execute|end|exit)",
@@ -44,7 +39,7 @@ _COLLECTIVES = re.compile(r"hccl|nccl|rccl|communication|rdma|\bccu", re.IGNOREC
 
 
 def kind_of_type(text: str | None) -> int:
-    """Return what a task is, judged by the text of its type alone."""
+    """Return the kind of a task from the text of its type."""
     if text in NOTHING_KNOWN:
         return OTHER
     assert text is not None
@@ -61,14 +56,14 @@ FOREVER = 2**63 - 1
 
 
 class TaskRows:
-    """Some tasks, with their columns as they are asked for."""
+    """Some rows of TASK; columns are computed on access."""
 
     def __init__(
         self, tasks: Tasks, rows: slice | NDArray[np.integer], until_ns: int = FOREVER
     ) -> None:
         self._tasks, self._rows = tasks, rows
         self.until_ns = until_ns
-        """Of a window in order of time: no later window has a task that starts before."""
+        """For windows in order of time: later windows have no task that starts before this."""
 
     def __len__(self) -> int:
         if isinstance(self._rows, slice):
@@ -77,7 +72,7 @@ class TaskRows:
 
     @cached_property
     def rows(self) -> NDArray[np.integer]:
-        """Which of all tasks these are."""
+        """Indexes of the rows."""
         if isinstance(self._rows, slice):
             return np.arange(*self._rows.indices(len(self._tasks)))
         return self._rows
@@ -89,7 +84,7 @@ class TaskRows:
 
     @cached_property
     def duration_ns(self) -> Ints:
-        """Duration of each task, in as many bytes as that of any needs."""
+        """Duration of each task, in the smallest sufficient integer type."""
         return self._of("duration")
 
     @property
@@ -109,7 +104,7 @@ class TaskRows:
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
-        """What each task is."""
+        """Kind of each task."""
         return self._of("kind")
 
     @cached_property
@@ -133,7 +128,7 @@ class TaskRows:
         return self._of("identity")
 
     def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
-        """Return those that are chosen."""
+        """Return the rows in a mask."""
         return _Chosen(self, np.flatnonzero(chosen))
 
     def _of(self, name: str) -> NDArray[Any]:
@@ -142,7 +137,7 @@ class TaskRows:
 
 
 class _Chosen(TaskRows):
-    """Some rows of a window: what that has unpacked serves them too."""
+    """Some rows of a window, which share its unpacked columns."""
 
     def __init__(self, window: TaskRows, inside: NDArray[np.intp]) -> None:
         super().__init__(window._tasks, inside, window.until_ns)
@@ -162,7 +157,7 @@ _DENSE = 1 << 22
 
 
 class TaskNames:
-    """Tells what tasks are called, as numbers of labels."""
+    """Names of tasks as numbers in labels."""
 
     def __init__(
         self,
@@ -173,16 +168,16 @@ class TaskNames:
         copies: tuple[Ints, list[str]],
         asked: Iterator[TaskRows],
     ) -> None:
-        """Give numbers to all names that will be used.
+        """Number all names that will be used.
 
         Args:
-            labels: what numbers them.
-            strings: the texts of the columns.
-            columns: of COMPUTE_TASK_INFO: the one that names a task, and the one that does so
-                where that says nothing.
-            by_type: what tasks are called by their type, where neither knows.
-            copies: identities of copies, and what they are called.
-            asked: the tasks that will be asked for, for what is numbered only where it is needed.
+            labels: numbers the names.
+            strings: texts of the columns.
+            columns: two columns of COMPUTE_TASK_INFO: the name of a task, and the name to use if
+                the first is unknown.
+            by_type: names by task type, for tasks without either.
+            copies: globalTaskIds of copies, and their names.
+            asked: yields the tasks that will be looked up, to number only needed names.
         """
         self._columns = columns
         self._numbers = [_Numbers.of(columns[0], labels, strings)]
@@ -195,7 +190,7 @@ class TaskNames:
         self._directions = labels.numbers(copies[1])
 
     def of(self, rows: TaskRows) -> NDArray[np.int32]:
-        """Return the number of each task's name."""
+        """Return the label of each task's name."""
         result = self._told(rows.info)
         unknown = np.flatnonzero(result < 0)
         if len(unknown):
@@ -207,7 +202,7 @@ class TaskNames:
         return result
 
     def _second(self, labels: Labels, strings: Strings) -> _Numbers:
-        """Number the names of the rows of which the first column says nothing."""
+        """Number the names of the rows without a name in the first column."""
         first, second = self._columns
         used = [
             np.unique(others[self._numbers[0].at(names) < 0])
@@ -217,7 +212,7 @@ class TaskNames:
         return _Numbers(ids, labels.numbers(strings.texts(ids.tolist())))
 
     def _told(self, info: NDArray[np.int32]) -> NDArray[np.int32]:
-        """Return the numbers that COMPUTE_TASK_INFO tells, UNKNOWN where it does not."""
+        """Return the labels from COMPUTE_TASK_INFO, UNKNOWN without a name there."""
         result = np.full(len(info), UNKNOWN, np.int32)
         left = slice(None) if info.min(initial=0) >= 0 else np.flatnonzero(info >= 0)
         for column, numbers in zip(self._columns, self._numbers, strict=False):
@@ -230,10 +225,10 @@ class TaskNames:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Numbers:
-    """Numbers of labels by string id."""
+    """Labels by string id."""
 
     ids: Ints
-    """In rising order."""
+    """String ids in rising order."""
     numbers: NDArray[np.int32]
 
     @classmethod

@@ -1,7 +1,6 @@
-"""Device tasks of an msprof database: when they ran, where, what they were.
+"""Device tasks of an msprof database (TASK) as packed columns, some 15 bytes per task.
 
-Everything here is columns over the rows of TASK, in the file's order, without the rows whose times
-are impossible (they are counted as a finding). They are held packed, at some 15 bytes a task.
+Rows are in the file's order; rows with impossible times are left out and counted as a finding.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.recording.task_rows import FOREVER, WAIT, TaskNames, TaskRows, kind_of_type
 from unified_prof.sqlite.integer_columns import MISSING
 
-# What a profiler sets on a device when it begins and ends: no part of what the program did there.
+# Marks of the profiler at the start and end of a recording: not part of the program.
 _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
 
 _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 _NO_DEVICE = -(2**31)
 _KEPT_ROWS = 1 << 20
-"""Columns of so many rows are unpacked once; longer ones whenever they are asked for."""
+"""Up to so many rows, an unpacked column is kept; longer ones are unpacked on each access."""
 WINDOW = 2 * BLOCK
-"""Rows of a window: what is worked out about them stays some megabytes."""
+"""Rows per window, for temporary columns of some megabytes."""
 _COLUMNS = {
     "start": "startNs",
     "duration": "endNs - startNs",
@@ -44,9 +43,9 @@ _COLUMNS = {
 
 
 class Tasks:
-    """The rows of TASK as columns, packed: a whole column is unpacked for whoever asks for it.
+    """The rows of TASK as packed columns; properties unpack a whole column.
 
-    `windows` and `in_time` give some rows at a time, for what need not be held at once.
+    `windows` and `in_time` yield some rows at a time.
     """
 
     def __init__(self, source: Source, strings: Strings, findings: Findings) -> None:
@@ -55,7 +54,7 @@ class Tasks:
         self._kept: dict[str, NDArray[Any]] = {}
         read = _read(source, findings)
         self.is_in_order: bool = read.is_in_order
-        """Whether the file has them in order of their starts."""
+        """True if the rows are in order of start."""
         self.packed: dict[str, Packed] = read.columns
         """The columns; `type` has codes of `type_texts`."""
         self._type_ids = self.packed["type"].distinct().tolist()
@@ -100,7 +99,7 @@ class Tasks:
 
     @property
     def kind(self) -> NDArray[np.int8]:
-        """What each task is: a number of `calls.KINDS`, or WAIT."""
+        """Kind of each task: an index in `calls.KINDS`, or WAIT."""
         return self._whole("kind")
 
     @property
@@ -115,7 +114,7 @@ class Tasks:
 
     @property
     def connection(self) -> Ints:
-        """Connection id of each task: what ties it to the host call that launched it."""
+        """Connection id of each task, which the launching host call shares."""
         return self._whole("connection")
 
     @property
@@ -130,7 +129,7 @@ class Tasks:
 
     @cached_property
     def counts(self) -> NDArray[np.int64]:
-        """How many tasks there are of each kind."""
+        """Number of tasks of each kind."""
         count = np.zeros(WAIT + 1, np.int64)
         for kind in self.packed["kind"].blocks():
             count += np.bincount(kind, minlength=len(count))
@@ -143,12 +142,12 @@ class Tasks:
 
     @property
     def of_the_program(self) -> NDArray[np.bool_]:
-        """Which tasks are the program's, not marks of the profiler itself."""
+        """Mask of the tasks of the program, without marks of the profiler."""
         return self.program_types.take(self.type)
 
     @cached_property
     def program_types(self) -> NDArray[np.bool_]:
-        """Which codes in `type` are those of the program's tasks."""
+        """Mask of the codes in `type` that are not marks of the profiler."""
         marks = [bool(_OF_THE_PROFILER.match(text or "")) for text in self.type_texts]
         return ~np.array([*marks, False])
 
@@ -163,15 +162,15 @@ class Tasks:
         return self.of_compute["name"].whole()
 
     def windows(self, size: int = 0) -> Iterator[TaskRows]:
-        """Yield all tasks in the file's order, `size` (WINDOW) at a time."""
+        """Yield all tasks in the file's order, `size` rows at a time."""
         size = size or WINDOW
         for low in range(0, len(self), size):
             yield TaskRows(self, slice(low, low + size))
 
     def in_time(self, device: int | None = None) -> Iterator[TaskRows]:
-        """Yield all tasks, or those of a device, in order of their starts, WINDOW at a time.
+        """Yield all tasks, or those of a device, in order of start, WINDOW rows at a time.
 
-        Of tasks that start together the file's order counts.
+        Tasks with equal starts keep the file's order.
         """
         if self.is_in_order:
             for low in range(0, len(self), WINDOW):
@@ -190,20 +189,20 @@ class Tasks:
             yield self._on(TaskRows(self, rows, until), device)
 
     def rows_at(self, rows: NDArray[np.integer]) -> TaskRows:
-        """Return any tasks."""
+        """Return tasks by index."""
         return TaskRows(self, rows)
 
     def operator_names(
         self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
     ) -> TaskNames:
-        """Return how to tell what kind of operator a task is, as numbers in `labels`.
+        """Return the operator types of tasks, as numbers in `labels`.
 
-        That is the operator type where the database has one, else the kernel's name, else the
-        text of the task's type; of a copy, what it copies.
+        The operator type if the database has one, else the name of the kernel, else the text of
+        the task type; for a copy, its direction.
 
         Args:
-            labels: what gets the texts.
-            among: tells of a window of which tasks will be asked.
+            labels: numbers the texts.
+            among: returns a mask of the tasks of a window that will be looked up.
         """
         windows = (window.where(among(window)) for window in self.windows())
         return self._names(labels, ("op_type", "name"), windows)
@@ -211,21 +210,21 @@ class Tasks:
     def kernel_names(
         self, labels: Labels, among: Callable[[TaskRows], NDArray[np.bool_]]
     ) -> TaskNames:
-        """Return how to tell which kernel a task is; see `operator_names`."""
+        """Return the kernel names of tasks; see `operator_names`."""
         windows = (window.where(among(window)) for window in self.windows())
         return self._names(labels, ("name", "op_type"), windows)
 
     def operator_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return what kind of operator each of the chosen tasks is, see `operator_names`."""
+        """Return the operator type of each chosen task, see `operator_names`."""
         return self._labels(labels, ("op_type", "name"), chosen)
 
     def kernel_labels(self, labels: Labels, chosen: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the kernel of each of the chosen tasks, as numbers in `labels`."""
+        """Return the kernel of each chosen task, as numbers in `labels`."""
         return self._labels(labels, ("name", "op_type"), chosen)
 
     @cached_property
     def copies(self) -> tuple[Ints, list[str]]:
-        """The memory copies: their globalTaskId, and what they copy in words."""
+        """globalTaskId and direction (as text) of each memory copy."""
         rows = self._source.rows(
             "SELECT CAST(m.globalTaskId AS INTEGER), e.name FROM MEMCPY_INFO m"
             " JOIN ENUM_MEMCPY_OPERATION e ON e.id = m.memcpyOperation"
@@ -272,7 +271,7 @@ class Tasks:
         return self._source.integers(table, {"id": "globalTaskId"})["id"]
 
     def _kinds(self) -> Packed:
-        """Decide what each task is: the tables that describe tasks first, the type's text last."""
+        """Return the kind of each task, from the tables that describe it, else from its type."""
         described = self.packed["info"].most >= 0 and len(self.packed["info"]) > 0
         by_type = np.array([kind_of_type(text) for text in self.type_texts] or [OTHER], np.int8)
         if described:
@@ -306,7 +305,7 @@ class _Read:
 
 
 def _read(source: Source, findings: Findings) -> _Read:
-    """Read TASK, without the rows whose times are impossible."""
+    """Read TASK without rows with impossible times."""
     packings = {
         "start": Packing(),
         "duration": Packing(_INT32),
@@ -335,7 +334,7 @@ def _read(source: Source, findings: Findings) -> _Read:
 
 
 def _known(device: Ints, kind: Ints) -> tuple[Ints, Ints]:
-    """Return both, as 32 bits each, without a row of which only one is known."""
+    """Return both columns in 32 bits each, UNKNOWN unless both are known."""
     unknown = (device == MISSING) | (kind == MISSING)
     if unknown.any():
         device, kind = np.where(unknown, _NO_DEVICE, device), np.where(unknown, 0, kind)

@@ -1,7 +1,4 @@
-"""The device's work over time: every task where they are few, merged blocks where they are many.
-
-Quantities that follow from intervals, as lines over time.
-"""
+"""Device work over time: all tasks of small recordings, merged blocks of large ones; copy rates."""
 
 from __future__ import annotations
 
@@ -25,7 +22,7 @@ from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
 
 _PART = 5
-"""The part of the blocks that the busiest time may have for its tasks one by one: a fifth."""
+"""Share of the blocks for the busiest time, in which tasks are not merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -41,12 +38,12 @@ class Lane:
     busy_ns: Ints
     """Sum of the durations of the tasks in the block."""
     count: Ints
-    """Tasks in the block; where it is more than one, `label` and `kind` are the longest one's."""
+    """Tasks in the block; of several, `label` and `kind` are those of the longest."""
     label: NDArray[np.int32]
     """Number in the timeline's labels."""
     kind: NDArray[np.int8]
     connection: Ints
-    """Connection id of the task, of several that of the longest."""
+    """Connection id of the (longest) task."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -54,7 +51,7 @@ class Lane:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Timeline:
-    """All lanes over one window."""
+    """All lanes of one time window."""
 
     start_ns: int
     """Unix time of the window's start."""
@@ -62,11 +59,11 @@ class Timeline:
     labels: tuple[str, ...]
     lanes: tuple[Lane, ...]
     merged_below_ns: int
-    """Tasks shorter than this may be merged with their neighbours; 0: every task is there."""
+    """Shorter tasks may be merged with their neighbours; 0: none is merged."""
     tasks: int
-    """Tasks that the blocks stand for."""
+    """Number of tasks in all blocks."""
     whole_ns: tuple[int, int] | None = None
-    """Where tasks are merged: the busiest part, from and to, in which every task is there."""
+    """If tasks are merged: start and end of the busiest part, in which none is."""
 
 
 def build(
@@ -76,9 +73,9 @@ def build(
 
     Args:
         tasks: the device tasks.
-        comms: the collectives, which get a lane of their own.
-        names: what those are called.
-        limit: at most about this many blocks; None is no limit.
+        comms: the collectives, which get a separate lane.
+        names: names of the collectives.
+        limit: approximate maximum number of blocks; None: no limit.
     """
     rows = _Rows(tasks, comms, names)
     if not rows.count:
@@ -122,7 +119,7 @@ def build(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Blocks:
-    """Tasks, or several of them as one, by lane and in order of time."""
+    """Tasks, or merged blocks of tasks, by lane and in order of time."""
 
     lane: Ints
     start_ns: Ints
@@ -130,22 +127,22 @@ class _Blocks:
     busy_ns: Ints
     count: Ints
     longest_ns: Ints
-    """Duration of the longest task, which the next three are of."""
+    """Duration of the longest task; the next three columns are of that task."""
     label: NDArray[np.int32]
     kind: NDArray[np.int8]
     connection: Ints
     kept: NDArray[np.bool_]
-    """Whether it stays as it is, however short."""
+    """True if it must not be merged."""
 
     def __len__(self) -> int:
         return len(self.lane)
 
     def at(self, rows: NDArray[np.integer]) -> _Blocks:
-        """Return some of them."""
+        """Return some of the blocks."""
         return _Blocks(*(getattr(self, one.name)[rows] for one in fields(self)))
 
     def merged(self, resolution: int) -> _Blocks:
-        """Return what is shorter than the resolution joined with its neighbours in its slot."""
+        """Merge blocks shorter than the resolution with the others in their time slot."""
         if not len(self):
             return self
         slot = self.start_ns // resolution
@@ -176,9 +173,9 @@ class _Blocks:
 
 
 class _Rows:
-    """What is drawn: the program's tasks and the collectives, some at a time.
+    """Windows of the program's tasks and the collectives.
 
-    The profiler's own marks stand at both ends, and would stretch the time that is drawn.
+    The profiler's marks at both ends are left out: they would stretch the time.
     """
 
     def __init__(self, tasks: Tasks, comms: Collectives, names: CollectiveNames) -> None:
@@ -201,7 +198,7 @@ class _Rows:
             places.append(comms.device << 32)
             self.count += len(comms)
         self.places = np.unique(np.concatenate(places))
-        """The lanes, in order of device, then collectives, then streams."""
+        """The lanes: by device, its collectives before its streams."""
         self.origin_ns = min(first, default=0)
         self.window_ns = max(last, default=0) - self.origin_ns
 
@@ -209,7 +206,7 @@ class _Rows:
         """Yield all rows, those of each lane in order of time.
 
         Args:
-            whole: the time in which all stay as they are.
+            whole: the time in which tasks are not merged.
         """
         for rows in self._tasks.in_time():
             shown = rows.where(self._is_shown(rows))
@@ -226,7 +223,7 @@ class _Rows:
         yield self._part(place, start, duration, self._comm_names[order], kind, connection, whole)
 
     def starts(self) -> Iterator[Ints]:
-        """Yield the starts of all rows in their order."""
+        """Yield the starts of all rows in order."""
         comms = np.sort(self._comms.start_ns)
         at = 0
         for rows in self._tasks.in_time():
@@ -268,29 +265,29 @@ class _Rows:
 
 
 class _Drawn:
-    """Blocks, no more of them at a time than twice as many as are wanted, and those of one window.
+    """Merges tasks to a limited number of blocks; holds twice as many, plus one window.
 
     Tasks of one lane that are shorter than the resolution and start in the same slot of that length
-    become one block; longer ones, and those that are kept, stay as they are. What does not fit with
-    some of the tasks fits even less with all of them, so the resolution doubles on the way.
+    become one block; others are not merged. The resolution doubles whenever there are too many
+    blocks.
     """
 
     def __init__(self, limit: int | None, resolution: int | None, window_ns: int) -> None:
         self._limit, self._window_ns = limit, window_ns
         self.resolution = resolution
-        """None: all tasks fit."""
+        """Length of a slot; None: all tasks fit."""
         self._parts: list[_Blocks] = []
         self._count = 0
 
     def add(self, part: _Blocks) -> None:
-        """Take more of them."""
+        """Add tasks."""
         self._parts.append(part if self.resolution is None else part.merged(self.resolution))
         self._count += len(self._parts[-1])
         if self._limit is not None and self._count > 2 * self._limit:
             self._join()
 
     def blocks(self) -> _Blocks:
-        """Return all."""
+        """Return all blocks."""
         self._join()
         return self._parts[0]
 
@@ -313,7 +310,7 @@ class _Drawn:
 
 
 def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
-    """Return the shortest time in which so many tasks start, None where far more start at once."""
+    """Return the shortest time in which `count` tasks start; None if far more start at once."""
     best: tuple[int, int, int] | None = None
     last = np.zeros(0, np.int64)
     for starts in rows.starts():
@@ -331,15 +328,15 @@ def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
 
 
 _SLOTS = 10_000
-"""Of a longer line the lowest and the highest point of so many stretches are kept."""
+"""Longer lines keep the lowest and highest point in each of so many slots."""
 _SIZES = {"MEMCPY_INFO": "size", "UPROF_GPU_TASKS": "sizeBytes"}
-"""Where the bytes of copies and of memory sets are."""
+"""Tables and columns with the sizes of copies and memory sets."""
 
 
 def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, NDArray[np.float64]]:
-    """Return the sum of the heights of all intervals that are open, from each change to the next.
+    """Return the sum of the heights of all open intervals, from each change to the next.
 
-    Where none is open the sum is exactly zero, whatever the rounding of the heights.
+    Without an open interval the sum is exactly 0, in spite of rounding.
     """
     moments = np.concatenate((start_ns, end_ns))
     order = np.argsort(moments, kind="stable")
@@ -351,7 +348,7 @@ def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, N
 
 
 def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
-    """Return a line with no more points than a viewer can use: its extremes stay, and both ends."""
+    """Return a line with fewer points; extremes and both ends are kept."""
     if len(value) <= 2 * _SLOTS:
         return time_ns, value
     edges = np.linspace(0, len(value), _SLOTS + 1).astype(np.int64)
@@ -364,9 +361,8 @@ def thinned(time_ns: Ints, value: NDArray[Any]) -> tuple[Ints, NDArray[Any]]:
 def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
     """Return the rate of copies and memory sets of each device over time, a series for each kind.
 
-    Copies that run at the same time add up. A rate is the one that was recorded, where there is one
-    (the profiler knew times that it then rounded), else size over time; those of which neither is
-    known are left out.
+    Rates of concurrent copies add up. The rate of a copy is the recorded one, which the profiler
+    computed from unrounded times, else size over time; copies without either are left out.
     """
     if not tasks.counts[COPY]:
         return ()
@@ -392,11 +388,11 @@ def copy_rates(source: Source, tasks: Tasks) -> tuple[Series, ...]:
 def _rates(
     source: Source, identity: NDArray[np.integer], lasted_ns: NDArray[np.integer]
 ) -> NDArray[np.float64]:
-    """Return the bytes a second of each task, -1 where that is not known."""
+    """Return the rate of each task in B/s, -1 if not known."""
     size = _sizes(source, identity)
     result = np.where(size > 0, size * (NS_PER_S / lasted_ns.astype(np.float64)), -1.0)
     if "UPROF_GPU_TASKS" in source.tables:
-        # In whole bytes a second, as integers are read; what is impossible is not recorded.
+        # Whole bytes per second; impossible values count as not recorded.
         rate = f"CAST(bandwidthGBps * {NS_PER_S} AS INTEGER)"
         found = source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "rate": rate})
         row = Lookup(found["id"]).rows(identity)
@@ -407,7 +403,7 @@ def _rates(
 
 
 def _sizes(source: Source, identity: NDArray[np.integer]) -> Ints:
-    """Return how many bytes each task copied or set, -1 where that is not known."""
+    """Return the number of bytes that each task copied or set, -1 if not known."""
     result = np.full(len(identity), -1, np.int64)
     for table, column in _SIZES.items():
         if table in source.tables:

@@ -1,4 +1,4 @@
-"""A recording as tracks of slices, for timeline viewers: streams, threads, who launched whom."""
+"""A recording as tracks of slices for timeline viewers: streams, threads, launch flows."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
 
 _HOST_TABLES = (
-    # table, what its tracks are called, columns: start, end, thread, name, connection
+    # table, name of its tracks, columns: start, end, thread, name, connection
     ("PYTORCH_API", "PyTorch", "CAST(startNs AS INTEGER)", "CAST(endNs AS INTEGER)", "name"),
     ("CANN_API", "runtime", "startNs", "endNs", "name"),
     ("MSTX_EVENTS", "marks", "startNs", "endNs", "message"),
@@ -32,7 +32,7 @@ _HOST_TABLES = (
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Track:
-    """Slices of one stream or thread, in order of start; they nest properly or are disjoint."""
+    """Slices of one stream or thread in order of start, nested or disjoint."""
 
     group: str
     """Device or process."""
@@ -43,11 +43,11 @@ class Track:
     end_ns: Ints
     label: NDArray[np.integer]
     category: list[str]
-    """One a slice, or one for all."""
+    """One per slice, or one for all."""
     flow_in: Ints
-    """Number of the flow that ends at a slice, 0: none."""
+    """Number of the flow that ends at each slice; 0: none."""
     flow_first: Ints
-    """First of the flows that begin at a slice, see `flow_count`."""
+    """First of the flows that begin at each slice, see `flow_count`."""
     flow_count: Ints
 
     def __len__(self) -> int:
@@ -55,11 +55,11 @@ class Track:
 
 
 class Flows:
-    """Numbers from 1 for the arrows from host calls to device work, by connection id."""
+    """Flow numbers, from 1, from host calls to device tasks, by connection id."""
 
     def __init__(self, work: Ints, calls: Ints) -> None:
         self.of_work = np.zeros(len(work), np.int64)
-        """Flow that ends at each piece of work, 0: none."""
+        """Flow that ends at each device task; 0: none."""
         linked = np.flatnonzero(np.isin(work, calls) & ~np.isin(work, UNCONNECTED))
         order = linked[np.argsort(work[linked], kind="stable")]
         self._sorted = work[order]
@@ -142,7 +142,7 @@ def _host_tracks(
     if table == "CANN_API":
         columns["connection"] = "coalesce(connectionId, -1)"
     found = source.integers(table, columns)
-    # As the analysis does: what cannot have happened is left out (and counted there).
+    # Impossible times are left out, as in analyses, which count them.
     valid = possible(found["start"], found["end"] - found["start"]) & (found["start"] > 0)
     found = {key: values[valid] for key, values in found.items()}
     queue = found.get("type", np.zeros(len(found["start"]), np.int64)) == API_QUEUE
@@ -175,7 +175,7 @@ def _host_tracks(
 
 
 def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return ends that no range has beyond the one around it: clocks are rounded."""
+    """Return ends cut at the end of the range around each, as clocks are rounded."""
     ends = end_ns.tolist()
     for index, above in enumerate(nesting.parents(thread, start_ns, end_ns).tolist()):
         if above != nesting.NONE and ends[index] > ends[above]:
@@ -184,7 +184,7 @@ def _nested_ends(thread: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
 
 
 def _apart(whole: Track) -> Iterator[Track]:
-    """Yield a stream's slices on as many tracks as are needed for none to overlap another."""
+    """Yield the slices of a stream on as many tracks as needed to avoid overlaps."""
     order = np.argsort(whole.start_ns, kind="stable")
     start, end = whole.start_ns[order], whole.end_ns[order]
     for number, rows in by_key(_row_of_each(start, end)):
@@ -204,7 +204,7 @@ def _apart(whole: Track) -> Iterator[Track]:
 
 
 def _row_of_each(start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the lowest row that is free when each slice starts; they are in order of start."""
+    """Return the lowest free row at the start of each slice; slices are in order of start."""
     row = np.zeros(len(start_ns), np.int64)
     if not np.any(start_ns[1:] < np.maximum.accumulate(end_ns)[:-1]):
         return row
