@@ -15,7 +15,7 @@ from unified_prof.cli.report import ByOption
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
 from unified_prof.recording.breakdown_kinds import KINDS
-from unified_prof.recording.recording import way_of
+from unified_prof.recording.recording import breakdown_spec
 from unified_prof.report import html_page as html
 from unified_prof.report.formats import ReportRequest
 
@@ -37,7 +37,7 @@ def test_a_breakdown_is_made_or_says_why_not(by: str, tmp_path: Path) -> None:
 
 def test_modules_hold_no_breakdown_that_nobody_can_ask_for() -> None:
     for module in {kind.module for kind in KINDS.values()}:
-        ways = import_module(f"unified_prof.explain.{module}").WAYS
+        ways = import_module(f"unified_prof.explain.{module}").BREAKDOWNS
         assert set(ways) == {kind.by for kind in KINDS.values() if kind.module == module}
 
 
@@ -55,5 +55,5 @@ def test_naming_breakdowns_imports_nothing_heavy() -> None:
     assert run.stdout == "False\n"
 
 
-def test_a_way_is_found_by_its_kind() -> None:
-    assert all(callable(way_of(kind).made) for kind in KINDS.values())
+def test_every_kind_has_a_specification() -> None:
+    assert all(callable(breakdown_spec(kind).compute) for kind in KINDS.values())

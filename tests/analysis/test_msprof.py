@@ -131,7 +131,7 @@ def test_idle_of_steps_is_told_of_the_steps(tmp_path: Path) -> None:
     rows = breakdown_of(tmp_path / "msprof_1.db", "step").rows
     assert [row.extra["idle_ns"] for row in rows] == [600, 900]
     assert sum(row.extra["idle_ns"] or 0 for row in rows) == found.steps.idle_ns
-    assert found.told_of is found.steps
+    assert found.share_basis is found.steps
 
 
 def test_a_step_is_not_idle_while_another_steps_work_runs(tmp_path: Path) -> None:

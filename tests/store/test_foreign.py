@@ -90,7 +90,7 @@ def test_nothing_that_computes_is_read(tmp_path: Path) -> None:
 
 
 def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(external_tables, "LONGEST_TEXT", 4)
+    monkeypatch.setattr(external_tables, "MAX_TEXT", 4)
     path = database(tmp_path / "a.db", "CREATE TABLE t (a)", "INSERT INTO t VALUES ('abcdefgh')")
     with foreign_tables(path) as tables:
         (cells,) = tables.slices("t", {}, texts=["a"])

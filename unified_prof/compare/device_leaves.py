@@ -207,8 +207,8 @@ class _Reader:
         """Return the rows that belong to steps; all rows if there are no steps."""
         if not self._recording.steps:
             return np.arange(len(pieces))
-        of = self._recording.of_steps
-        step = of.comms if pieces.tasks is None else of.of(pieces.tasks)
+        task_steps = self._recording.task_steps
+        step = task_steps.comms if pieces.tasks is None else task_steps.steps_of(pieces.tasks)
         return np.flatnonzero(step != UNKNOWN)
 
     def leaves(self, pieces: Pieces, rows: NDArray[np.intp]) -> Leaves:
@@ -250,8 +250,8 @@ class _Reader:
         ranges = np.full(len(at), NONE, np.int64)
         in_optimizer = np.zeros(len(at), np.int64)
         if self._launches is not None:
-            ranges = self._launches[0][at].astype(np.int64)
-            in_optimizer = (self._launches[1][at] == OTHER_PASS).astype(np.int64)
+            ranges = self._launches.call[at].astype(np.int64)
+            in_optimizer = (self._launches.passes[at] == OTHER_PASS).astype(np.int64)
         calls = ranges
         captured = self._recording.work.captured
         if captured is not None:
@@ -299,7 +299,7 @@ class _Reader:
         framework, captured = self._recording.framework, self._recording.work.captured
         found: list[tuple[Framework, Ints, int]] = []
         if framework is not None and self._launches is not None:
-            found.append((framework, _distinct_calls(framework, self._launches[0]), 0))
+            found.append((framework, _distinct_calls(framework, self._launches.call), 0))
         if captured is not None:
             calls = _distinct_calls(captured.framework, captured.call)
             found.append((captured.framework, calls, self._ranges))

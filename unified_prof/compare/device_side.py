@@ -210,7 +210,7 @@ def _times(recording: Recording) -> tuple[list[DeviceTime], dict[str, int]]:
     for one in recording.idle_time.totals(recording.steps, recording.step_windows):
         if one.step is None:
             for reason in REASONS:
-                idle[reason] += one.of(reason)
+                idle[reason] += one.reason_ns(reason)
     return windows, idle
 
 

@@ -118,11 +118,11 @@ def _kernels(analysis: Analysis, steps: int) -> dict[str, dict[str, float]]:
 def _operations(analysis: Analysis, calls: SomeCalls) -> Operations:
     if not calls.has("total_ns"):
         return Operations.none()
-    count, samples = calls.known("total_ns"), analysis.samples()
+    count, samples = calls.count_measured("total_ns"), analysis.samples()
     measured = samples is not None and len(samples.forward_ns) == count
     if not measured and count > _MAX_CALLS:
         return _summed(calls, 1, lambda some: np.zeros(len(some), np.int64), split=False)
-    whole = calls.whole()
+    whole = calls.to_calls()
     assert whole.total_ns is not None
     timed = np.flatnonzero(whole.total_ns != UNKNOWN)
     places = _places(whole, timed)
@@ -347,7 +347,7 @@ def _sizes(calls: SomeCalls) -> tuple[Sized, ...]:
     ):
         if not calls.has(name):
             continue
-        whole = calls.whole()
+        whole = calls.to_calls()
         column: AnyInts = getattr(whole, name)
         rows = np.flatnonzero((whole.kind == kind) & (column != UNKNOWN))
         found += [

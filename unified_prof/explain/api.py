@@ -67,7 +67,7 @@ class Opened:
     @property
     def coverage(self) -> Coverage:
         """Which reports there are, and which are missing."""
-        return Coverage.of(self._keys.values(), self._missing)
+        return Coverage.from_reports(self._keys.values(), self._missing)
 
 
 @contextmanager

@@ -41,7 +41,7 @@ from unified_prof.recording.communication import by_key
 from unified_prof.recording.device import step_rows, stream_rows, with_vendor
 from unified_prof.recording.framework import NONE
 from unified_prof.recording.model import THEN, Breakdown, Row, Series
-from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import Launched
 from unified_prof.recording.timeline import stacked, thinned
 
@@ -98,7 +98,7 @@ def _steps(recording: Recording) -> list[Row]:
         recording.device_numbers,
         recording.tasks,
         recording.comms,
-        recording.of_steps,
+        recording.task_steps,
     )
     return with_vendor(rows, recording.step_traces)
 
@@ -288,26 +288,32 @@ def in_words(kernels: Iterable[str]) -> str:
     return THEN.join(name if count == 1 else f"{name} x{count}" for name, count in runs)
 
 
-WAYS = {
-    "operation": Way(_has_calls, _operations),
-    "module": Way(
+BREAKDOWNS = {
+    "operation": BreakdownSpec(_has_calls, _operations),
+    "module": BreakdownSpec(
         lambda one: _has_places(one) and one.held_calls.has("module"),
         lambda one: breakdowns.by_label(one.held_calls, "module"),
     ),
-    "line": Way(
+    "line": BreakdownSpec(
         lambda one: _has_places(one) and one.held_calls.has("line"),
         lambda one: breakdowns.by_label(one.held_calls, "line"),
     ),
-    "kernel": Way(_is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())),
-    "group": Way(lambda one: one.collective_names.in_groups, _groups),
-    "stream": Way(
+    "kernel": BreakdownSpec(
+        _is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())
+    ),
+    "group": BreakdownSpec(lambda one: one.collective_names.in_groups, _groups),
+    "stream": BreakdownSpec(
         lambda one: len(one.tasks) > 0,
         lambda one: breakdowns.finish("stream", stream_rows(one.tasks)),
     ),
-    "annotation": Way(_has_annotations, _annotations),
-    "idle": Way(_is_of_device, lambda one: breakdowns.finish("idle", one.idle_time.rows())),
-    "step": Way(lambda one: bool(one.steps), lambda one: breakdowns.finish("step", _steps(one))),
-    "launch": Way(offered, _breakdown),
-    "queue": Way(offered, _breakdown_queues),
-    "sequence": Way(_offered, _breakdown_sequences),
+    "annotation": BreakdownSpec(_has_annotations, _annotations),
+    "idle": BreakdownSpec(
+        _is_of_device, lambda one: breakdowns.finish("idle", one.idle_time.rows())
+    ),
+    "step": BreakdownSpec(
+        lambda one: bool(one.steps), lambda one: breakdowns.finish("step", _steps(one))
+    ),
+    "launch": BreakdownSpec(offered, _breakdown),
+    "queue": BreakdownSpec(offered, _breakdown_queues),
+    "sequence": BreakdownSpec(_offered, _breakdown_sequences),
 }

@@ -28,7 +28,7 @@ from unified_prof.explain.self_time import HostMoments
 from unified_prof.explain.what_if import Selection, in_ranges_ns, schedule_of
 from unified_prof.recording.calls import KINDS, UNKNOWN, Labels
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.source import recorded_anomalies
 from unified_prof.recording.tracks import Track
 
@@ -478,8 +478,8 @@ def _breakdown(recording: Recording) -> Breakdown:
     return Breakdown("path", tuple(rows), whole, None)
 
 
-WAYS = {
-    "path": Way(
+BREAKDOWNS = {
+    "path": BreakdownSpec(
         lambda one: len(one.tasks) > 0 or len(one.comms) > 0 or one.framework is not None,
         _breakdown,
     )

@@ -29,7 +29,7 @@ from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import COMMUNICATION, COPY, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import OTHER_PASS
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.recording import BreakdownSpec, Recording
 from unified_prof.recording.task_order import Pieces
 
 MATMUL: Final = "matmul"
@@ -435,8 +435,8 @@ def _in_optimizer(recording: Recording, some: Pieces) -> Ints:
     """Tell which pieces an optimizer's step launched."""
     if recording.framework is None:
         return np.zeros(len(some), np.int64)
-    result: Ints = (recording.work.launches[1][some.rows] == OTHER_PASS).astype(np.int64)
+    result: Ints = (recording.work.launches.passes[some.rows] == OTHER_PASS).astype(np.int64)
     return result
 
 
-WAYS = {"class": Way(_offered, _made)}
+BREAKDOWNS = {"class": BreakdownSpec(_offered, _made)}

@@ -30,7 +30,7 @@ from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls
 from unified_prof.recording.collectives import Group
 from unified_prof.recording.host_lanes import HostThreads, IdleLane
-from unified_prof.recording.idle import WhyIdle
+from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
@@ -45,7 +45,7 @@ from unified_prof.recording.model import (
     Summary,
     Totals,
 )
-from unified_prof.recording.recording import Recording, way_of
+from unified_prof.recording.recording import Recording, breakdown_spec
 from unified_prof.recording.source import Source, oddities_of_file, recorded_anomalies
 from unified_prof.recording.stacks import Stacks
 from unified_prof.recording.steps import StepTrace, step_of
@@ -106,13 +106,13 @@ class MsprofAnalysis(Analysis):
     def breakdown(self, by: By) -> Breakdown:
         """Divide the report by `by`."""
         kind = KINDS[by]
-        if not way_of(kind).offered(self.recording):
+        if not breakdown_spec(kind).supports(self.recording):
             raise UsageError(
                 f"{self.path} has no breakdown by {by}: {kind.why_not}",
                 hint=f"it has: {', '.join(self._offered(KINDS.values())) or 'none'}",
                 slug="no-breakdown",
             )
-        return way_of(kind).made(self.recording)
+        return breakdown_spec(kind).compute(self.recording)
 
     def steps(self) -> tuple[Step, ...]:
         """Return the recorded steps in order of time, each until its device is done with it."""
@@ -131,7 +131,7 @@ class MsprofAnalysis(Analysis):
         """Return the steps as torch_npu counts them."""
         return self.recording.step_traces
 
-    def why_idle(self) -> tuple[WhyIdle, ...]:
+    def why_idle(self) -> tuple[IdleReasons, ...]:
         """Return the idle time of each device by reason, in all and in each step."""
         if self.recording.clock != "device":
             return ()
@@ -232,7 +232,7 @@ class MsprofAnalysis(Analysis):
             ):
                 delay = np.where(delay == _NEVER_SOON, _NEVER, delay)
             np.minimum.at(delay, row, took.astype(delay.dtype))
-        return Distribution.of(delay[delay != np.iinfo(delay.dtype).max])
+        return Distribution.from_values(delay[delay != np.iinfo(delay.dtype).max])
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
         """Return the device's work over time."""
@@ -294,10 +294,10 @@ class MsprofAnalysis(Analysis):
     def _available(self) -> tuple[By, ...]:
         usual = [kind for kind in KINDS.values() if not kind.when_asked]
         found = self._offered(usual)
-        return tuple(by for by in found if way_of(KINDS[by]).quick(self.recording))
+        return tuple(by for by in found if breakdown_spec(KINDS[by]).is_quick(self.recording))
 
     def _offered(self, kinds: Iterable[Kind]) -> list[By]:
-        return [kind.by for kind in kinds if way_of(kind).offered(self.recording)]
+        return [kind.by for kind in kinds if breakdown_spec(kind).supports(self.recording)]
 
     def _totals(self) -> Totals:
         recording = self.recording
@@ -322,7 +322,7 @@ class MsprofAnalysis(Analysis):
     def _timed_calls(self) -> int:
         if self.recording.clock == "device" and not self.recording.has_operations:
             return len(self.recording.work)
-        return self.recording.held_calls.known("total_ns")
+        return self.recording.held_calls.count_measured("total_ns")
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         recording = self.recording

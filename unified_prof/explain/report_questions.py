@@ -36,7 +36,7 @@ from unified_prof.recording.recording import Recording
 if TYPE_CHECKING:
     from unified_prof.recording.collectives import Group
     from unified_prof.recording.host_lanes import HostThreads, IdleLane
-    from unified_prof.recording.idle import WhyIdle
+    from unified_prof.recording.idle import IdleReasons
     from unified_prof.recording.stacks import Stacks
     from unified_prof.recording.steps import StepTrace
     from unified_prof.recording.timeline import Timeline
@@ -112,7 +112,7 @@ class Analysis(ABC):
         """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
         return ()
 
-    def why_idle(self) -> tuple[WhyIdle, ...]:
+    def why_idle(self) -> tuple[IdleReasons, ...]:
         """Return the idle time of each device by reason, in all and in each step."""
         return ()
 

@@ -25,7 +25,7 @@ from unified_prof.recording.calls import UNKNOWN, Labels, sort_rows
 from unified_prof.recording.framework import NONE, Framework
 from unified_prof.recording.idle import is_input
 from unified_prof.recording.model import Breakdown, Row
-from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.recording import BreakdownSpec, Recording
 
 _OF_NOBODY = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
 """Ranges that are no operations and no marks of the program's: steps, Python frames, modules."""
@@ -365,7 +365,7 @@ def _together(one: Row, other: Row) -> Row:
     return replace(one, count=one.count + other.count, total_ns=total, extra=extra)
 
 
-WAYS = {
-    "self": Way(_offered, lambda recording: _made(recording, "self")),
-    "shape": Way(_has_shapes, lambda recording: _made(recording, "shape")),
+BREAKDOWNS = {
+    "self": BreakdownSpec(_offered, lambda recording: _made(recording, "self")),
+    "shape": BreakdownSpec(_has_shapes, lambda recording: _made(recording, "shape")),
 }

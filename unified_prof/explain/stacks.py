@@ -41,7 +41,7 @@ def measures(recording: Recording) -> tuple[str, ...]:
         found.append("device")
     if recording.framework is not None or len(recording.host_calls) or _has_marks(recording):
         found.append("host")
-    if recording.framework is not None and any(map(recording.held_calls.known, SIZES)):
+    if recording.framework is not None and any(map(recording.held_calls.count_measured, SIZES)):
         found.append("memory")
     return tuple(found)
 

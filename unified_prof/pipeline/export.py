@@ -25,7 +25,7 @@ from unified_prof.pipeline import outputs
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import Source, find_source
 from unified_prof.recording.breakdown_kinds import MEASURES, Place
-from unified_prof.recording.stacks import Frame, Stacks, below, joined
+from unified_prof.recording.stacks import Frame, Stacks, below, merge
 from unified_prof.report.figures import readable_answers
 from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_folder
 from unified_prof.sqlite.reader import open_report
@@ -173,7 +173,7 @@ def export_stacks(
     parts = [
         (
             f"{opened.path.name}: {MEASURES[name].title}",
-            joined(own[name] for own in found if name in own),
+            merge(own[name] for own in found if name in own),
         )
         for name in names
     ]

@@ -91,7 +91,7 @@ class ForwardOperations:
         ranges = nodes[known]
         found = self._best(ranges)
         # An ATen operation does not create the nodes of a user's autograd function. Such a
-        # function may have no range of its own, and any operation before it has its number.
+        # function may have no range, and any operation before it has its number.
         node = self._columns.name_code[ranges]
         operation = self._columns.name_code[np.maximum(found, 0)]
         wrong = self._is_custom_node[node] & self._is_aten[operation]

@@ -1,6 +1,6 @@
 """Names, titles and modules of all breakdowns (`report --by`), and the measures of call stacks.
 
-A breakdown is an entry of `KINDS` and of `WAYS` in the module of `explain` that it names. The
+A breakdown is an entry of `KINDS` and of `BREAKDOWNS` in the module of `explain` that it names. The
 command line, all formats and the page use this table. The modules are imported only for the
 breakdowns of a report, of which most need few.
 """
@@ -24,7 +24,7 @@ class Kind:
     why_not: str
     """Reason if a recording does not have it, and how to record it."""
     module: str = "basic_breakdowns"
-    """Module of `explain` whose `WAYS` computes it from an msprof database."""
+    """Module of `explain` whose `BREAKDOWNS` computes it from an msprof database."""
     counted: str = "calls"
     """Heading of the column of counts."""
     detailed: str = "detail"

@@ -321,7 +321,7 @@ def host_calls(framework: Framework) -> HeldCalls:
     if (times.passes == BACKWARD).any():
         columns["forward_ns"] = total_ns(times.passes == FORWARD)
         columns["backward_ns"] = total_ns(times.passes == BACKWARD)
-    return joined_calls(labels, [calls.packed(columns) | origin_of(framework, labels, chosen)])
+    return merge_calls(labels, [calls.packed(columns) | origin_of(framework, labels, chosen)])
 
 
 def names_of(
@@ -351,9 +351,9 @@ def _of_numbers(column: str, labels: NDArray[np.int32], number: NDArray[np.int32
     return packing.done()
 
 
-def joined_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
+def merge_calls(labels: Labels, parts: list[Columns]) -> HeldCalls:
     """Merge parts with different columns in order of time."""
-    columns = calls.joined(parts, by="when")
+    columns = calls.merge_parts(parts, by="when")
     columns["start_ns"] = columns.pop("when")
     if "module" in columns:
         # Without any known module, "not attributed" says nothing.

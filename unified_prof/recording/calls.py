@@ -84,10 +84,10 @@ class SomeCalls(Protocol):
                 of so many calls.
         """
 
-    def whole(self) -> Calls:
+    def to_calls(self) -> Calls:
         """Return all calls at once."""
 
-    def known(self, column: str) -> int:
+    def count_measured(self, column: str) -> int:
         """Return the number of calls with a measured value in a column."""
 
     def sums(self) -> dict[str, int | None]:
@@ -136,11 +136,11 @@ class Calls:
         """Yield all calls at once."""
         yield self
 
-    def whole(self) -> Calls:
+    def to_calls(self) -> Calls:
         """Return all calls."""
         return self
 
-    def known(self, column: str) -> int:
+    def count_measured(self, column: str) -> int:
         """Return the number of calls with a measured value in a column."""
         values: AnyInts | None = getattr(self, column)
         return 0 if values is None else int((values != UNKNOWN).sum())
@@ -371,11 +371,11 @@ class HeldCalls:
         for low in range(0, len(self), size):
             yield self._between(low, low + size)
 
-    def whole(self) -> Calls:
+    def to_calls(self) -> Calls:
         """Return all calls at once."""
         return self._between(0, len(self))
 
-    def known(self, column: str) -> int:
+    def count_measured(self, column: str) -> int:
         """Return the number of calls with a measured value in a column."""
         if column not in self._columns:
             return 0
@@ -386,7 +386,7 @@ class HeldCalls:
         return {name: self._sum(name) for name in SUMMED}
 
     def _sum(self, column: str) -> int | None:
-        if not self.known(column):
+        if not self.count_measured(column):
             return None
         blocks = self._columns[column].blocks()
         return sum(int(values[values != UNKNOWN].sum(dtype=np.int64)) for values in blocks)
@@ -415,7 +415,7 @@ def packed(columns: Mapping[str, Any]) -> Columns:
     return found
 
 
-def joined(parts: Sequence[Columns], by: str) -> Columns:
+def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
     """Concatenate parts and sort the rows by a column; equal rows keep their order.
 
     Columns that a part lacks are UNKNOWN for its rows. The parts are emptied on the way, so that

@@ -365,7 +365,7 @@ class Labels:
         self._labels, self._found = labels, found
 
     @property
-    def known(self) -> dict[str, Group]:
+    def named_groups(self) -> dict[str, Group]:
         """The named groups by display name."""
         return {
             self._labels[name]: group for name, group in self._found.items() if group is not None
@@ -379,7 +379,7 @@ class Labels:
         """Return the display name of a group."""
         return self._labels[name]
 
-    def told(self, name: str) -> str | None:
+    def label_if_named(self, name: str) -> str | None:
         """Return the display name, None if the report does not name the group."""
         group = self._found[name]
         return (

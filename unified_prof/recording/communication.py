@@ -101,7 +101,7 @@ class CollectiveNames:
     @property
     def known_groups(self) -> dict[str, collectives.Group]:
         """The named groups of the collectives, by display name."""
-        return self._labels.known
+        return self._labels.named_groups
 
     def group_rows(self, compute: Mapping[int | None, IntervalSet]) -> list[Row]:
         """Return one row for each group: its collectives, and their exposed time.
@@ -149,7 +149,7 @@ class CollectiveNames:
         plain = Labels()
         number = self._plain(plain, first, second)
         texts, group = self._communicators
-        told = [None if text is None else self._labels.told(text) for text in texts]
+        told = [None if text is None else self._labels.label_if_named(text) for text in texts]
         pairs, of_pair = np.unique(number * len(texts) + group, return_inverse=True)
         named = []
         for pair in pairs.tolist():

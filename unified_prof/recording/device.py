@@ -23,7 +23,7 @@ from unified_prof.recording.task_rows import WAIT, TaskRows
 from unified_prof.recording.tasks import Tasks
 
 
-class OfSteps:
+class TaskSteps:
     """The step that launched each device task, UNKNOWN outside steps."""
 
     def __init__(
@@ -32,14 +32,14 @@ class OfSteps:
         """Store `step`, which returns the step of tasks by their connection ids and start times."""
         self._step, self._tasks, self._comms = step, tasks, comms
 
-    def of(self, rows: TaskRows) -> NDArray[np.int32]:
+    def steps_of(self, rows: TaskRows) -> NDArray[np.int32]:
         """Return the step of each of some tasks."""
         return self._step(rows.connection, rows.start_ns)
 
     @cached_property
     def tasks(self) -> NDArray[np.int32]:
         """The step of each task; for millions of tasks, call `of` for each window instead."""
-        parts = [self.of(rows) for rows in self._tasks.windows()]
+        parts = [self.steps_of(rows) for rows in self._tasks.windows()]
         return np.concatenate(parts) if parts else np.zeros(0, np.int32)
 
     @cached_property
@@ -154,7 +154,7 @@ class StepWindows:
 
 
 def step_windows(
-    steps: Steps, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+    steps: Steps, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
 ) -> StepWindows:
     """Return the time of each step on a device; `device` None is the only one."""
     work_ends = np.full(len(steps), np.iinfo(np.int64).min)
@@ -165,13 +165,13 @@ def step_windows(
             mine |= rows.kind == COMMUNICATION
         if device is not None:
             mine &= rows.device == device
-        step = of.of(rows)
+        step = task_steps.steps_of(rows)
         mine &= step != UNKNOWN
         np.maximum.at(work_ends, step[mine], rows.end_ns[mine])
-    comm_mine = of.comms != UNKNOWN
+    comm_mine = task_steps.comms != UNKNOWN
     if device is not None:
         comm_mine &= comms.device == device
-    np.maximum.at(work_ends, of.comms[comm_mine], comms.end_ns[comm_mine])
+    np.maximum.at(work_ends, task_steps.comms[comm_mine], comms.end_ns[comm_mine])
     begins, ends = [], []
     done_ns = 0
     for (_, start_ns, end_ns), work_end_ns in zip(steps, work_ends.tolist(), strict=True):
@@ -249,7 +249,7 @@ def step_rows(
     numbers: Mapping[str, int | None],
     tasks: Tasks,
     comms: Collectives,
-    of: OfSteps,
+    task_steps: TaskSteps,
 ) -> list[Row]:
     """Return one row per step, with the work on each device that was launched in the step.
 
@@ -263,7 +263,7 @@ def step_rows(
         numbers: The number of each device, None where there is only one.
         tasks: All tasks.
         comms: All collectives.
-        of: The step that launched each task.
+        task_steps: The step that launched each task.
     """
     extras: list[dict[str, int | None]] = [{} for _ in steps]
 
@@ -274,7 +274,7 @@ def step_rows(
     for name, whole in devices.items():
         only = numbers[name]
         communicates = whole.time(name).communication_ns is not None
-        found = _of_each_step(len(steps), tasks, comms, of, only)
+        found = _of_each_step(len(steps), tasks, comms, task_steps, only)
         busy = _busy_in(windows[name], whole)
         lasted = (windows[name].end_ns - windows[name].start_ns).tolist()
         for step, sums in enumerate(found):
@@ -290,11 +290,15 @@ def step_rows(
 
 
 def _of_each_step(
-    count: int, tasks: Tasks, comms: Collectives, of: OfSteps, device: int | None
+    count: int, tasks: Tasks, comms: Collectives, task_steps: TaskSteps, device: int | None
 ) -> list[Sums]:
     """Return the work that each step launched on a device."""
     parts = comms.in_parts(device)
-    here = of.comms if device is None else np.where(comms.device == device, of.comms, UNKNOWN)
+    here = (
+        task_steps.comms
+        if device is None
+        else np.where(comms.device == device, task_steps.comms, UNKNOWN)
+    )
     talk = dict(by_key(here))
     nothing = np.zeros(0, np.int64)
     own = []
@@ -304,7 +308,7 @@ def _of_each_step(
         own.append(_Step(merged, parts=parts))
     for rows in tasks.in_time(device):
         end_ns = rows.end_ns
-        for step, at in by_key(of.of(rows)):
+        for step, at in by_key(task_steps.steps_of(rows)):
             if step != UNKNOWN:
                 work = own[step].sweep.take(
                     rows.kind[at], rows.start_ns[at], end_ns[at], rows.until_ns

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,7 +16,7 @@ from unified_prof.arrays.grouping import Numbering
 from unified_prof.arrays.packed import Packed, Packing
 from unified_prof.arrays.types import Ints
 from unified_prof.recording import calls as held_calls
-from unified_prof.recording.breakdowns import Added, allocated, joined_calls, names_of, origin_of
+from unified_prof.recording.breakdowns import Added, allocated, merge_calls, names_of, origin_of
 from unified_prof.recording.calls import (
     COMMUNICATION,
     COPY,
@@ -40,6 +40,13 @@ from unified_prof.recording.steps import Steps, step_of
 from unified_prof.recording.task_order import Begun, OfPieces, Pieces
 from unified_prof.recording.task_rows import TaskNames, TaskRows
 from unified_prof.recording.tasks import Tasks
+
+
+class WorkLaunches(NamedTuple):
+    """Framework ranges and passes over all work, as in `framework.Launches`."""
+
+    call: Packed
+    passes: Packed
 
 
 class Work:
@@ -254,7 +261,7 @@ class Work:
             parts.append(self._of_captures(self.captured))
         if self._framework is not None and len(self._allocations.at_ns):
             parts.append(allocated(self._framework, self.labels, self._allocations))
-        return joined_calls(self.labels, parts)
+        return merge_calls(self.labels, parts)
 
     def _alone(self) -> Columns:
         """Return one row for each task that is part of no operation."""
@@ -314,7 +321,7 @@ class Work:
         for one in self.windows():
             owner, start = one.operator.astype(np.int64), one.start_ns
             if self._framework is not None:
-                call, own = self.launches[0][one.rows], self._owned(one)
+                call, own = self.launches.call[one.rows], self._owned(one)
                 owner[own] = names[np.searchsorted(self._owners, call[own])]
                 if steps:
                     start = np.where(own, self._framework.start_ns[call], start)
@@ -344,7 +351,7 @@ class Work:
             owner, kind = one.operator.astype(np.int64), one.kind.astype(np.int64)
             if self._framework is not None:
                 owned = self._owned(one)
-                call = self.launches[0][one.rows][owned]
+                call = self.launches.call[one.rows][owned]
                 owner[owned] = names[np.searchsorted(self._owners, call)]
                 kind[owned] = OPERATION
             if captured is not None:
@@ -366,7 +373,7 @@ class Work:
         if self.captured is not None and self.captured.call[piece] != NONE:
             framework, call = self.captured.framework, self.captured.call[piece : piece + 1]
         elif framework is not None:
-            call = self.launches[0][piece : piece + 1]
+            call = self.launches.call[piece : piece + 1]
         if framework is None or call[0] == NONE:
             return name, None
         (chosen,) = names_of(framework, self.labels, call).tolist()
@@ -380,7 +387,7 @@ class Work:
             return None
         times = []
         for one in self.windows():
-            passes = self.launches[1][one.rows]
+            passes = self.launches.passes[one.rows]
             other = (passes != FORWARD) & (passes != BACKWARD) & (passes >= 0)
             if other.any():
                 times.append(int(one.duration_ns[other].sum(dtype=np.int64)))
@@ -391,7 +398,7 @@ class Work:
         return self._with_comms(tasks[self._task], comms)
 
     @cached_property
-    def launches(self) -> tuple[Packed, Packed]:
+    def launches(self) -> WorkLaunches:
         """Host range and pass of each task."""
         assert self._framework is not None
         call, passes = Packing(np.int32, hole=NONE), Packing(np.int8)
@@ -399,7 +406,7 @@ class Work:
             found = self._framework.launches(one.connection)
             call.add(found.call)
             passes.add(found.passes)
-        return call.done(), passes.done()
+        return WorkLaunches(call.done(), passes.done())
 
     def called(self, some: Pieces) -> NDArray[np.int64]:
         """Return the name of each task's framework operation, as numbers in `labels`."""
@@ -407,7 +414,7 @@ class Work:
         if self._framework is not None:
             own = self._owned(some)
             result[own] = self._owner_names[
-                np.searchsorted(self._owners, self.launches[0][some.rows][own])
+                np.searchsorted(self._owners, self.launches.call[some.rows][own])
             ]
         captured = self._captured_names()
         if captured is not None:
@@ -425,7 +432,7 @@ class Work:
         """Return which tasks count for a framework operation."""
         if self._framework is None:
             return np.zeros(len(some), bool)
-        call = self.launches[0][some.rows]
+        call = self.launches.call[some.rows]
         owned: NDArray[np.bool_] = (call != NONE) & (some.kind != COMMUNICATION)
         return owned & ~self._replayed(some)
 
@@ -441,7 +448,7 @@ class Work:
         """The framework operations that have tasks, in rising order."""
         there = np.zeros(len(self._framework or ()), bool)
         for one in self.windows():
-            there[self.launches[0][one.rows][self._owned(one)]] = True
+            there[self.launches.call[one.rows][self._owned(one)]] = True
         return np.flatnonzero(there).astype(np.int32)
 
     def _captured_names(self) -> NDArray[np.int32] | None:
@@ -470,7 +477,7 @@ class Work:
         """Return one row for each of some tasks, with the name of its kernel."""
         duration_ns, forward, backward = some.duration_ns, None, None
         if self._framework is not None:
-            passes = self.launches[1][some.rows]
+            passes = self.launches.passes[some.rows]
             forward = np.where(passes == FORWARD, duration_ns, UNKNOWN)
             backward = np.where(passes == BACKWARD, duration_ns, UNKNOWN)
         return Calls(

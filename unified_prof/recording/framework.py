@@ -285,7 +285,7 @@ class Framework:
         """Mask of the ranges that are no operations: modules, marks, steps, Python frames."""
 
         def drawn(rows: slice) -> NDArray[np.bool_]:
-            is_engine = self._named.engine[self._name_code[rows]]
+            is_engine = self._name_kinds.engine[self._name_code[rows]]
             found: NDArray[np.bool_] = ~self._is_operation(rows) & ~is_engine
             return found
 
@@ -407,7 +407,7 @@ class Framework:
         # A range of the autograd engine belongs to the node that it runs.
         node = np.full(len(ranges), NONE, np.int64)
         node[outer[::-1]] = ranges[inner[::-1]]
-        node[~self._named.engine[self._name_code[ranges]]] = NONE
+        node[~self._name_kinds.engine[self._name_code[ranges]]] = NONE
         call = self._owner(ranges)
         node = node[np.searchsorted(ranges, call)]
         call = np.where(node != NONE, node, call)
@@ -420,12 +420,12 @@ class Framework:
     def calls(self) -> Ints:
         """Outermost operations outside backward passes, in call order."""
 
-        def whole(rows: slice) -> NDArray[np.bool_]:
+        def is_forward(rows: slice) -> NDArray[np.bool_]:
             own = np.equal(self._nested.top[rows], np.arange(*rows.indices(len(self))))
             found: NDArray[np.bool_] = own & ~self._in_backward(rows)
             return found
 
-        return self._where(whole)
+        return self._where(is_forward)
 
     def steps(self) -> list[tuple[str, int, int]]:
         """Return the profiler's steps as (number, start_ns, end_ns)."""
@@ -468,8 +468,8 @@ class Framework:
         return self._nest.nearest(lambda window: among[window.rows])
 
     @cached_property
-    def _named(self) -> _Named:
-        return _Named(
+    def _name_kinds(self) -> _NameKinds:
+        return _NameKinds(
             module=self._are_named(lambda text: text.startswith(MODULE_PREFIX)),
             operation=self._are_named(_OPERATION.match),
             engine=self._are_named(lambda text: text.startswith(ENGINE_PREFIX)),
@@ -477,12 +477,12 @@ class Framework:
         )
 
     def _is_module(self, rows: slice) -> NDArray[np.bool_]:
-        named: NDArray[np.bool_] = self._named.module[self._name_code[rows]]
+        named: NDArray[np.bool_] = self._name_kinds.module[self._name_code[rows]]
         found: NDArray[np.bool_] = named | (self._type[rows] == host_ranges.MODULE_RANGE)
         return found
 
     def _is_operation(self, rows: slice | Whole) -> NDArray[np.bool_]:
-        result: NDArray[np.bool_] = self._named.operation[self._name_code[rows]]
+        result: NDArray[np.bool_] = self._name_kinds.operation[self._name_code[rows]]
         kind = self._type[rows]
         for other in (API_PYTHON, host_ranges.MODULE_RANGE, host_ranges.ANNOTATION):
             result &= kind != other
@@ -500,7 +500,7 @@ class Framework:
             rows = window.rows
             code, kind, thread = self._name_code[rows], self._type[rows], self.thread[rows]
             is_operation, is_module = self._is_operation(rows), self._is_module(rows)
-            is_engine = self._named.engine[code]
+            is_engine = self._name_kinds.engine[code]
             of_node = self._sequence[rows] >= 0
             is_node = of_node & (self._forward_thread[rows] > 0)
             operation.add(nearest[0].of(window, is_operation))
@@ -509,7 +509,7 @@ class Framework:
             node.add(nodes)
             module.add(nearest[2].of(window, is_module))
             in_engine = nearest[3].of(window, is_engine) != NONE
-            in_optimizer = nearest[4].of(window, self._named.optimizer[code]) != NONE
+            in_optimizer = nearest[4].of(window, self._name_kinds.optimizer[code]) != NONE
             marks.add((in_engine | (nodes != NONE)) * _IN_BACKWARD + in_optimizer * _IN_OPTIMIZER)
             makes_nodes = of_node & ~is_node & ~in_engine
             for name, chosen in (
@@ -587,7 +587,7 @@ class Framework:
         # A range has one id in CONNECTION_IDS, with one or several connection ids.
         pairs = {"id": "id", "connection": "connectionId"}
         for piece in self._source.pieces("CONNECTION_IDS", pairs):
-            holder = holders.of(piece["id"])
+            holder = holders.find(piece["id"])
             known = holder != NONE
             keys.add(piece["connection"][known])
             ranges.add(holder[known])
@@ -653,7 +653,7 @@ _IN_BACKWARD, _IN_OPTIMIZER = 1, 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Named:
+class _NameKinds:
     """Masks of the distinct names by kind."""
 
     module: NDArray[np.bool_]

@@ -372,7 +372,7 @@ class StreamWaits:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CallWaits:
-    """What synchronizing calls waited for: an event of a stream, or a whole stream."""
+    """Waits of synchronizing calls: for an event of a stream, or for a whole stream."""
 
     call: Ints
     """Calls that waited for an event, as indexes into the given calls."""

@@ -134,7 +134,7 @@ def build(
         python_frames=0 if framework is None else int(framework.is_python_frame.sum()),
         threads_left_out=threads.left_out,
         launched_by=tuple(
-            np.where(lane.count == 1, place.of(_launching(calls, lane.connection)), NOWHERE)
+            np.where(lane.count == 1, place.find(_launching(calls, lane.connection)), NOWHERE)
             for lane in lanes
         ),
     )
@@ -147,7 +147,7 @@ class _Places:
         self._order = np.append(np.argsort(calls, kind="stable"), NOWHERE)
         self._sorted = calls[self._order[:-1]]
 
-    def of(self, call: Ints) -> Ints:
+    def find(self, call: Ints) -> Ints:
         """Return the position of each row, or NOWHERE."""
         place: Ints = self._order[find(self._sorted, call)]
         return np.where(call == NOWHERE, NOWHERE, place)
@@ -303,7 +303,7 @@ def _threads(
     kind = [np.zeros(0, np.int8)]
     columns = [calls.thread[kept.calls], calls.start_ns[kept.calls], calls.end_ns[kept.calls]]
     if framework is not None:
-        label.append(_named(labels, *framework.names(kept.ranges)))
+        label.append(_label_texts(labels, *framework.names(kept.ranges)))
         kind.append(np.where(framework.is_annotation[kept.ranges], ANNOTATION, OPERATION))
         own = (framework.thread, framework.start_ns, framework.end_ns)
         columns = [
@@ -312,7 +312,7 @@ def _threads(
         ]
     ids, number = calls.names
     texts: list[str] = [text or "(unnamed)" for text in strings.texts(ids)]
-    label.append(_named(labels, texts, number[kept.calls]))
+    label.append(_label_texts(labels, texts, number[kept.calls]))
     kind.append(np.full(len(kept.calls), CALL, np.int8))
     none = np.full(len(columns[0]) - len(kept.calls), NOWHERE, np.int64)
     call = np.concatenate((none, kept.calls))
@@ -355,7 +355,7 @@ def _threads(
     return _Threads(shown, len(weighed) - len(shown)), labels
 
 
-def _named(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:
+def _label_texts(labels: Labels, texts: list[str], number: NDArray[np.integer]) -> Ints:
     """Return the label of each used text by its number."""
     used = np.unique(number)
     result = np.zeros(len(texts), np.int64)

@@ -96,7 +96,7 @@ class HostSide:
 
 
 @dataclass(frozen=True, slots=True)
-class WhyIdle:
+class IdleReasons:
     """Idle time of one device by reason; the reasons add up to the idle time."""
 
     device: str
@@ -111,7 +111,7 @@ class WhyIdle:
     launched_ns: int
     unknown_ns: int
 
-    def of(self, reason: str) -> int:
+    def reason_ns(self, reason: str) -> int:
         """Return the time of a reason in REASONS."""
         value: int = getattr(self, f"{reason}_ns")
         return value
@@ -255,7 +255,7 @@ def totals(
     device: str,
     parts: Iterable[Segments],
     steps: Sequence[tuple[str, int, int]] | None,
-) -> list[WhyIdle]:
+) -> list[IdleReasons]:
     """Return the idle time by reason: in total, then in each step.
 
     Args:
@@ -275,9 +275,9 @@ def totals(
             idle = IntervalSet(segments.start_ns, segments.end_ns)
             start, end, which, step = meet(idle, windows)
             np.add.at(by_step, (step, segments.reason[which]), end - start)
-    rows = [WhyIdle(device, None, int(sums.sum()), *sums.tolist())]
+    rows = [IdleReasons(device, None, int(sums.sum()), *sums.tolist())]
     for (name, _, _), own in zip(steps or (), by_step.tolist(), strict=True):
-        rows.append(WhyIdle(device, name, sum(own), *own))
+        rows.append(IdleReasons(device, name, sum(own), *own))
     return rows
 
 

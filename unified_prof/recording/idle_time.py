@@ -23,8 +23,8 @@ from unified_prof.recording.idle import (
     IN_WORDS,
     REASONS,
     HostSide,
+    IdleReasons,
     Segments,
-    WhyIdle,
     explain,
     idle_gaps,
     is_input,
@@ -50,7 +50,7 @@ _NOWHERE = -1
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _AnalyzedDevice:
     """One device and its analyzed time."""
 
     number: int | None
@@ -58,7 +58,7 @@ class _Asked:
     windows: StepWindows | None
 
     @property
-    def of(self) -> intervals.IntervalSet:
+    def window(self) -> intervals.IntervalSet:
         """The analyzed time: the steps, else the window."""
         return self.device.window if self.windows is None else self.windows.all
 
@@ -80,7 +80,7 @@ class IdleTime:
         self._work, self._framework = work, framework
         self._labels = Labels()
         """Synchronizing calls, each with the calling line after a newline."""
-        self._devices: dict[str, _Asked] = {}
+        self._devices: dict[str, _AnalyzedDevice] = {}
         self._parts: dict[str, _Reasons] = {}
         self._long: dict[str, list[IntervalSet]] = {}
 
@@ -88,9 +88,9 @@ class IdleTime:
         self, name: str, number: int | None, device: DeviceWork, windows: StepWindows | None
     ) -> None:
         """Add a device; `number` None is the only device."""
-        self._devices[name] = _Asked(number, device, windows)
+        self._devices[name] = _AnalyzedDevice(number, device, windows)
 
-    def of(self, name: str) -> Segments:
+    def segments(self, name: str) -> Segments:
         """Return the idle intervals of a device; tasks are indexes into all work."""
         parts = list(self.parts(name))
         return Segments(
@@ -110,9 +110,9 @@ class IdleTime:
         called, _, line = self._labels.texts[int(self._host.sync_label[sync])].partition("\n")
         return called, line or None
 
-    def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[WhyIdle]:
+    def totals(self, steps: Steps, windows: Mapping[str, StepWindows]) -> list[IdleReasons]:
         """Return the idle time by reason of each device: in total, then by step."""
-        found: list[WhyIdle] = []
+        found: list[IdleReasons] = []
         for name in self._devices:
             own = windows.get(name)
             of_device = None
@@ -167,10 +167,10 @@ class IdleTime:
         return len(self._calls.start_ns) > 0 or self._framework is not None
 
     def parts(self, name: str) -> Iterator[Segments]:
-        """Yield the intervals of `of`, some gaps at a time."""
+        """Yield the intervals of `segments`, some gaps at a time."""
         if not self.is_told:
             long: list[IntervalSet] = [intervals.EMPTY]
-            least_ns = LONG * self._devices[name].of.total_ns
+            least_ns = LONG * self._devices[name].window.total_ns
             for idle in self._gaps(name):
                 chosen = idle.end_ns - idle.start_ns > least_ns
                 long.append(IntervalSet(idle.start_ns[chosen], idle.end_ns[chosen]))
@@ -202,8 +202,8 @@ class IdleTime:
             yield unexplained(idle)
 
     def _gaps(self, name: str) -> Iterator[intervals.IntervalSet]:
-        asked = self._devices[name]
-        return idle_gaps(asked.device.stretches(), asked.of)
+        analyzed = self._devices[name]
+        return idle_gaps(analyzed.device.stretches(), analyzed.window)
 
     def _most(self) -> str | None:
         """Return the operation whose launches devices waited longest for."""
@@ -288,7 +288,7 @@ class IdleTime:
             threads = np.union1d(threads, self._framework.threads)
         chosen = chosen[np.isin(calls.thread[chosen], threads)]
         start, end = calls.start_ns[chosen], calls.end_ns[chosen]
-        # Of nested calls the outermost is the one that the program called.
+        # The program called the outermost of nested calls.
         order = np.lexsort((-end, start))
         chosen, start, end = chosen[order], start[order], end[order]
         united = intervals.merge(start, end)

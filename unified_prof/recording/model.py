@@ -193,7 +193,7 @@ class DeviceTime:
         return self.window_ns - self.busy_ns
 
     @property
-    def told_of(self) -> DeviceTime:
+    def share_basis(self) -> DeviceTime:
         """The figures that shares refer to: those of the steps if known, else of the window."""
         return self if self.steps is None else self.steps
 
@@ -209,7 +209,7 @@ class Distribution:
     total_ns: int
 
     @classmethod
-    def of(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
+    def from_values(cls, values_ns: NDArray[np.integer]) -> Distribution | None:
         """Return the distribution of values, None without any."""
         if not len(values_ns):
             return None

@@ -262,7 +262,7 @@ class Holders:
             found = np.concatenate([np.zeros((2, 0), np.int64), *parts], axis=1)
             self._sorted, self._ranges = last_of_each(found)
 
-    def of(self, ids: Ints) -> Ints:
+    def find(self, ids: Ints) -> Ints:
         """Return the range of each id, or NONE."""
         if self._dense is not None:
             return self._dense.take(np.maximum(ids, -1) + 1, mode="clip").astype(np.int64)

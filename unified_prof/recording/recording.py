@@ -26,7 +26,7 @@ from unified_prof.recording.breakdowns import host_calls
 from unified_prof.recording.calls import Calls, HeldCalls
 from unified_prof.recording.collectives import Collectives, device_name
 from unified_prof.recording.communication import CollectiveNames
-from unified_prof.recording.device import DeviceWork, OfSteps, StepWindows, step_windows
+from unified_prof.recording.device import DeviceWork, StepWindows, TaskSteps, step_windows
 from unified_prof.recording.device_tasks import Work
 from unified_prof.recording.framework import Framework
 from unified_prof.recording.host_calls import HostCalls
@@ -61,7 +61,7 @@ class Recording:
     @property
     def calls(self) -> Calls:
         """`held_calls` as plain columns."""
-        return self.held_calls.whole()
+        return self.held_calls.to_calls()
 
     @cached_property
     def held_calls(self) -> HeldCalls:
@@ -78,7 +78,7 @@ class Recording:
         work = Work(self.tasks, self.comms, self.framework, self.collective_names, allocations)
         capture = None if self.captured_in is None else self.captured_in.capture
         if capture is not None:
-            work.captured = capture.of(
+            work.captured = capture.attribute(
                 self.source, self.strings, self.host_calls, self.tasks, work.task, self.findings
             )
         return work
@@ -161,7 +161,7 @@ class Recording:
         if not self.steps:
             return {}
         return {
-            name: step_windows(self.steps, self.tasks, self.comms, self.of_steps, only)
+            name: step_windows(self.steps, self.tasks, self.comms, self.task_steps, only)
             for name, only in self.device_numbers.items()
         }
 
@@ -177,7 +177,7 @@ class Recording:
         return [int(one) for one in np.max(lengths, axis=0)] if lengths else []
 
     @cached_property
-    def of_steps(self) -> OfSteps:
+    def task_steps(self) -> TaskSteps:
         """The step that launched each device task, by the start of its call."""
         calls, steps = self.host_calls, self.steps
 
@@ -186,7 +186,7 @@ class Recording:
             starts = calls.start_ns[row] if len(calls) else start_ns
             return step_of(np.where(row >= 0, starts, start_ns), steps).astype(np.int32)
 
-        return OfSteps(step, self.tasks, self.comms)
+        return TaskSteps(step, self.tasks, self.comms)
 
     @cached_property
     def devices(self) -> dict[str, DeviceWork]:
@@ -258,20 +258,20 @@ class Recording:
 
 
 @dataclass(frozen=True, slots=True)
-class Way:
+class BreakdownSpec:
     """How to compute one breakdown, and for which recordings."""
 
-    offered: Callable[[Recording], bool]
+    supports: Callable[[Recording], bool]
     """Returns True if the recording has the data; called for every report, so it is cheap."""
-    made: Callable[[Recording], Breakdown]
-    quick: Callable[[Recording], bool] = lambda _: True
+    compute: Callable[[Recording], Breakdown]
+    is_quick: Callable[[Recording], bool] = lambda _: True
     """Returns True if it is cheap enough for reports that do not name it."""
 
 
-def way_of(kind: Kind) -> Way:
+def breakdown_spec(kind: Kind) -> BreakdownSpec:
     """Return the specification of a breakdown; imports its module."""
     module = import_module(f"unified_prof.explain.{kind.module}")
-    return cast(dict[By, Way], module.WAYS)[kind.by]
+    return cast(dict[By, BreakdownSpec], module.BREAKDOWNS)[kind.by]
 
 
 MISSING_WHOLE_TABLES = in_store.MISSING

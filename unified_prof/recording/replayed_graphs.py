@@ -72,11 +72,11 @@ class Capture:
         order = np.argsort(calls.start_ns, kind="stable")
         launched = Lookup(tasks.connection).rows(calls.connection.whole()) >= 0
 
-        def named(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
+        def matches(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
             found = [bool(pattern.search(text or "")) for text in names]
             return np.array(found, bool)[order]
 
-        waits = order[named(_LAUNCHES) & ~named(_REPLAYS) & ~launched[order]]
+        waits = order[matches(_LAUNCHES) & ~matches(_REPLAYS) & ~launched[order]]
         copies = np.array([bool(_COPIES.search(names[row] or "")) for row in waits.tolist()], bool)
         connection = calls.connection[waits]
         owners = framework.launches(connection)
@@ -87,7 +87,7 @@ class Capture:
         ]
         self._graphs = []
         at = calls.start_ns[waits]
-        begins, ends = order[named(_BEGIN)], order[named(_END)]
+        begins, ends = order[matches(_BEGIN)], order[matches(_END)]
         for first, behind in _sections(calls, begins, ends, at):
             own = slice(first, behind)
             self._graphs.append(
@@ -100,7 +100,7 @@ class Capture:
                 )
             )
 
-    def of(
+    def attribute(
         self,
         source: Source,
         strings: Strings,

@@ -288,20 +288,20 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
     return tuple(
         Step(
             str(iteration),
-            total_ns=_known(times_ns[0]),
-            forward_ns=_known(times_ns[1]),
-            backward_ns=_known(times_ns[2]),
+            total_ns=_possible_values(times_ns[0]),
+            forward_ns=_possible_values(times_ns[1]),
+            backward_ns=_possible_values(times_ns[2]),
             matched=bool(matched),
             peak_bytes=size if isinstance(size, int) and size >= 0 else None,
-            waited_ns=_known(times_ns[3]),
-            forward_waited_ns=_known(times_ns[4]),
-            backward_waited_ns=_known(times_ns[5]),
+            waited_ns=_possible_values(times_ns[3]),
+            forward_waited_ns=_possible_values(times_ns[4]),
+            backward_waited_ns=_possible_values(times_ns[5]),
         )
         for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)
     )
 
 
-def _known(value: int) -> int | None:
+def _possible_values(value: int) -> int | None:
     return None if value == UNKNOWN else value
 
 

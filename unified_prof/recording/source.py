@@ -164,7 +164,7 @@ class Coverage:
     missing: tuple[Missing, ...]
 
     @classmethod
-    def of(cls, read: Iterable[str], missing: Iterable[Missing]) -> Coverage:
+    def from_reports(cls, read: Iterable[str], missing: Iterable[Missing]) -> Coverage:
         """Return the coverage of reports, each given as `rank 3` or a file."""
         missing = tuple(sorted(missing, key=lambda one: (one.rank is None, one.rank or 0)))
         incomplete = {one.what for one in missing}

@@ -80,7 +80,7 @@ def below(first: Frame, stacks: Stacks) -> Stacks:
     return Stacks(stacks.measure, tuple(samples))
 
 
-def joined(parts: Iterable[Stacks]) -> Stacks:
+def merge(parts: Iterable[Stacks]) -> Stacks:
     """Merge stacks of one measure."""
     parts = list(parts)
     gathering = Gathering()

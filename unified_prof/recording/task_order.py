@@ -207,9 +207,9 @@ class Launched:
     def of_calls(self) -> Launched:
         """The same with one row for each call."""
         first = np.flatnonzero(np.append(True, self.call[1:] != self.call[:-1])[: len(self)])
-        return self if len(first) == len(self) else self._joined(first)
+        return self if len(first) == len(self) else self._grouped(first)
 
-    def _joined(self, first: Ints) -> Launched:
+    def _grouped(self, first: Ints) -> Launched:
         return Launched(
             call=self.call[first],
             called_ns=self.called_ns[first],
@@ -315,13 +315,13 @@ class Pieces:
     def operator(self) -> NDArray[np.int32]:
         """Operator type of each task, as numbers in the labels of all work."""
         names, comms = self._work.operator_numbers
-        return comms if self._tasks is None else names.of(self._tasks)
+        return comms if self._tasks is None else names.find(self._tasks)
 
     @cached_property
     def kernel(self) -> NDArray[np.int32]:
         """Name of the kernel, collective or kind of copy, as numbers in the labels of all work."""
         names, comms = self._work.kernel_numbers
-        return comms if self._tasks is None else names.of(self._tasks)
+        return comms if self._tasks is None else names.find(self._tasks)
 
 
 class OfPieces(Column):

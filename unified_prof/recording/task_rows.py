@@ -80,12 +80,12 @@ class TaskRows:
     @cached_property
     def start_ns(self) -> Ints:
         """Start of each task."""
-        return self._of("start")
+        return self._column("start")
 
     @cached_property
     def duration_ns(self) -> Ints:
         """Duration of each task, in the smallest sufficient integer type."""
-        return self._of("duration")
+        return self._column("duration")
 
     @property
     def end_ns(self) -> Ints:
@@ -95,43 +95,43 @@ class TaskRows:
     @cached_property
     def device(self) -> NDArray[np.integer]:
         """Device number of each task."""
-        return self._of("device")
+        return self._column("device")
 
     @cached_property
     def type(self) -> NDArray[np.integer]:
         """Number in `Tasks.type_texts` of the type of each task."""
-        return self._of("type")
+        return self._column("type")
 
     @cached_property
     def kind(self) -> NDArray[np.int8]:
         """Kind of each task."""
-        return self._of("kind")
+        return self._column("kind")
 
     @cached_property
     def info(self) -> NDArray[np.int32]:
         """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
-        return self._of("info")
+        return self._column("info")
 
     @cached_property
     def stream(self) -> Ints:
         """Stream number of each task."""
-        return self._of("stream")
+        return self._column("stream")
 
     @cached_property
     def connection(self) -> Ints:
         """Connection id of each task."""
-        return self._of("connection")
+        return self._column("connection")
 
     @cached_property
     def identity(self) -> Ints:
         """The globalTaskId of each task."""
-        return self._of("identity")
+        return self._column("identity")
 
     def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
         """Return the rows in a mask."""
         return _Chosen(self, np.flatnonzero(chosen))
 
-    def _of(self, name: str) -> NDArray[Any]:
+    def _column(self, name: str) -> NDArray[Any]:
         column = self._tasks.packed[name]
         return column[self._rows] if isinstance(self._rows, slice) else column.at(self._rows)
 
@@ -147,7 +147,7 @@ class _Chosen(TaskRows):
     def rows(self) -> NDArray[np.integer]:
         return self._window.rows[self._inside]
 
-    def _of(self, name: str) -> NDArray[Any]:
+    def _column(self, name: str) -> NDArray[Any]:
         attribute = f"{name}_ns" if name in ("start", "duration") else name
         values: NDArray[Any] = getattr(self._window, attribute)[self._inside]
         return values
@@ -180,18 +180,18 @@ class TaskNames:
             asked: yields the tasks that will be looked up, to number only needed names.
         """
         self._columns = columns
-        self._numbers = [_Numbers.of(columns[0], labels, strings)]
+        self._numbers = [_Numbers.from_ids(columns[0], labels, strings)]
         if (self._numbers[0].numbers < 0).any():
             self._numbers.append(self._second(labels, strings))
         self._by_type = np.full(len(by_type) + 1, UNKNOWN, np.int32)
-        if any((self._told(rows.info) < 0).any() for rows in asked):
+        if any((self._from_compute_info(rows.info) < 0).any() for rows in asked):
             self._by_type = labels.numbers(by_type)
         self._copies = Lookup(copies[0]) if len(copies[0]) else None
         self._directions = labels.numbers(copies[1])
 
-    def of(self, rows: TaskRows) -> NDArray[np.int32]:
+    def find(self, rows: TaskRows) -> NDArray[np.int32]:
         """Return the label of each task's name."""
-        result = self._told(rows.info)
+        result = self._from_compute_info(rows.info)
         unknown = np.flatnonzero(result < 0)
         if len(unknown):
             result[unknown] = self._by_type[rows.type[unknown]]
@@ -211,7 +211,7 @@ class TaskNames:
         ids = np.unique(np.concatenate(used))
         return _Numbers(ids, labels.numbers(strings.texts(ids.tolist())))
 
-    def _told(self, info: NDArray[np.int32]) -> NDArray[np.int32]:
+    def _from_compute_info(self, info: NDArray[np.int32]) -> NDArray[np.int32]:
         """Return the labels from COMPUTE_TASK_INFO, UNKNOWN without a name there."""
         result = np.full(len(info), UNKNOWN, np.int32)
         left = slice(None) if info.min(initial=0) >= 0 else np.flatnonzero(info >= 0)
@@ -232,7 +232,7 @@ class _Numbers:
     numbers: NDArray[np.int32]
 
     @classmethod
-    def of(cls, column: Packed, labels: Labels, strings: Strings) -> _Numbers:
+    def from_ids(cls, column: Packed, labels: Labels, strings: Strings) -> _Numbers:
         ids = column.distinct()
         return cls(ids, labels.numbers(strings.texts(ids.tolist())))
 

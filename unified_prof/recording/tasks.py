@@ -66,7 +66,7 @@ class Tasks:
                 compute[name].add(values)
         self.of_compute = {name: packing.done() for name, packing in compute.items()}
         """The columns of COMPUTE_TASK_INFO: `op_type` and `name`."""
-        self.packed["info"] = self._joined(PackedLookup(self.of_compute.pop("id")))
+        self.packed["info"] = self._concatenated_names(PackedLookup(self.of_compute.pop("id")))
         self.packed["kind"] = self._kinds()
 
     def __len__(self) -> int:
@@ -75,12 +75,12 @@ class Tasks:
     @property
     def start_ns(self) -> Ints:
         """Start of each task."""
-        return self._whole("start")
+        return self._unpacked("start")
 
     @property
     def duration_ns(self) -> Ints:
         """Duration of each task."""
-        return self._whole("duration")
+        return self._unpacked("duration")
 
     @property
     def end_ns(self) -> Ints:
@@ -90,37 +90,37 @@ class Tasks:
     @property
     def device(self) -> NDArray[np.integer]:
         """Device number of each task."""
-        return self._whole("device")
+        return self._unpacked("device")
 
     @property
     def type(self) -> NDArray[np.integer]:
         """Number in `type_texts` of the type of each task."""
-        return self._whole("type")
+        return self._unpacked("type")
 
     @property
     def kind(self) -> NDArray[np.int8]:
         """Kind of each task: an index in `calls.KINDS`, or WAIT."""
-        return self._whole("kind")
+        return self._unpacked("kind")
 
     @property
     def info(self) -> NDArray[np.int32]:
         """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
-        return self._whole("info")
+        return self._unpacked("info")
 
     @property
     def stream(self) -> Ints:
         """Stream number of each task."""
-        return self._whole("stream")
+        return self._unpacked("stream")
 
     @property
     def connection(self) -> Ints:
         """Connection id of each task, which the launching host call shares."""
-        return self._whole("connection")
+        return self._unpacked("connection")
 
     @property
     def identity(self) -> Ints:
         """The globalTaskId of each task."""
-        return self._whole("identity")
+        return self._unpacked("identity")
 
     @cached_property
     def devices(self) -> list[int]:
@@ -224,7 +224,7 @@ class Tasks:
 
     @cached_property
     def copies(self) -> tuple[Ints, list[str]]:
-        """globalTaskId and direction (as text) of each memory copy."""
+        """GlobalTaskId and direction (as text) of each memory copy."""
         rows = self._source.rows(
             "SELECT CAST(m.globalTaskId AS INTEGER), e.name FROM MEMCPY_INFO m"
             " JOIN ENUM_MEMCPY_OPERATION e ON e.id = m.memcpyOperation"
@@ -239,7 +239,7 @@ class Tasks:
     def _on(self, window: TaskRows, device: int | None) -> TaskRows:
         return window if device is None else window.where(window.device == device)
 
-    def _whole(self, name: str) -> NDArray[Any]:
+    def _unpacked(self, name: str) -> NDArray[Any]:
         if (kept := self._kept.get(name)) is not None:
             return kept
         values = self.packed[name].whole()
@@ -252,7 +252,7 @@ class Tasks:
     ) -> NDArray[np.int32]:
         parts = [self.rows_at(chosen[low : low + WINDOW]) for low in range(0, len(chosen), WINDOW)]
         names = self._names(labels, order, iter(parts))
-        return np.concatenate([np.zeros(0, np.int32), *(names.of(part) for part in parts)])
+        return np.concatenate([np.zeros(0, np.int32), *(names.find(part) for part in parts)])
 
     def _names(
         self, labels: Labels, order: tuple[str, str], asked: Iterator[TaskRows]
@@ -261,7 +261,7 @@ class Tasks:
         by_type = [text or "(unnamed task)" for text in self.type_texts]
         return TaskNames(labels, self._strings, (first, second), by_type, self.copies, asked)
 
-    def _joined(self, described: PackedLookup) -> Packed:
+    def _concatenated_names(self, described: PackedLookup) -> Packed:
         info = Packing(_INT32)
         for identity in self.packed["identity"].blocks():
             info.add(described.rows(identity))
@@ -325,7 +325,7 @@ def _read(source: Source, findings: Findings) -> _Read:
         if count:
             in_order &= int(start[0]) >= last and not (start[1:] < start[:-1]).any()
             last = int(start[-1])
-        piece["device"], piece["type"] = _known(piece["device"], piece["type"])
+        piece["device"], piece["type"] = _pair_columns(piece["device"], piece["type"])
         for name, values in piece.items():
             packings[name].add(values)
     if bad:
@@ -333,7 +333,7 @@ def _read(source: Source, findings: Findings) -> _Read:
     return _Read({name: packing.done() for name, packing in packings.items()}, in_order)
 
 
-def _known(device: Ints, kind: Ints) -> tuple[Ints, Ints]:
+def _pair_columns(device: Ints, kind: Ints) -> tuple[Ints, Ints]:
     """Return both columns in 32 bits each, UNKNOWN unless both are known."""
     unknown = (device == MISSING) | (kind == MISSING)
     if unknown.any():

@@ -213,7 +213,7 @@ class _Rows:
             start, duration = shown.start_ns - self.origin_ns, shown.duration_ns.astype(np.int64)
             place, connection = self._places(shown), shown.connection.astype(np.int64)
             yield self._part(
-                place, start, duration, self._names.of(shown), shown.kind, connection, whole
+                place, start, duration, self._names.find(shown), shown.kind, connection, whole
             )
         order = np.argsort(self._comms.start_ns, kind="stable")
         start = self._comms.start_ns[order] - self.origin_ns

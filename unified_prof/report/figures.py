@@ -11,7 +11,7 @@ from unified_prof.explain.api import Opened
 from unified_prof.explain.report_questions import Analysis
 from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.collectives import Group
-from unified_prof.recording.idle import WhyIdle
+from unified_prof.recording.idle import IdleReasons
 from unified_prof.recording.model import (
     Advice,
     Breakdown,
@@ -61,7 +61,7 @@ class Figures:
     memory: tuple[Series, ...]
     step_traces: tuple[StepTrace, ...] = ()
     groups: Mapping[str, Group] = field(default_factory=dict)
-    why_idle: tuple[WhyIdle, ...] = ()
+    why_idle: tuple[IdleReasons, ...] = ()
     # Findings; None if not requested.
     advice: Advice | None = None
     model_use: tuple[ModelUse, ...] = ()

@@ -15,7 +15,7 @@ from unified_prof.explain.api import open_files
 from unified_prof.recording.breakdown_kinds import KINDS
 from unified_prof.recording.calls import SIZES
 from unified_prof.recording.collectives import device_name
-from unified_prof.recording.idle import IN_WORDS, REASONS, WhyIdle
+from unified_prof.recording.idle import IN_WORDS, REASONS, IdleReasons
 from unified_prof.recording.model import (
     THEN,
     Advice,
@@ -315,7 +315,7 @@ def _time_of_passes(totals: Totals) -> str:
 
 def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
     """Return how a device spent its steps, or its window without steps: parts that add up to it."""
-    time = device.told_of
+    time = device.share_basis
     exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
     parts = [
         ("compute", time.compute_ns),
@@ -349,7 +349,7 @@ def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str,
                 text += f", p90 {names.format_duration(totals.iteration_p90_ns)}"
             text += f" (n = {names.format_number(totals.iterations)})"
     if len(devices) == 1:
-        whole_ns = devices[0].told_of.window_ns
+        whole_ns = devices[0].share_basis.window_ns
         shares = [
             f"{name} {names.format_share(ns, whole_ns)}" for name, ns in step_parts(devices[0])
         ]
@@ -436,13 +436,13 @@ def _model_use(found: Sequence[ModelUse]) -> list[str]:
     return lines
 
 
-def _idle_reasons(found: Iterable[WhyIdle], devices: Iterable[DeviceTime]) -> list[str]:
+def _idle_reasons(found: Iterable[IdleReasons], devices: Iterable[DeviceTime]) -> list[str]:
     """Describe the idle time of each device by reason."""
     stepped = {one.device for one in devices if one.steps is not None}
     whole = [one for one in found if one.step is None and one.idle_ns]
     lines = []
     for one in whole:
-        parts = sorted(((one.of(reason), reason) for reason in REASONS), reverse=True)
+        parts = sorted(((one.reason_ns(reason), reason) for reason in REASONS), reverse=True)
         told = "; ".join(
             f"{IN_WORDS[reason]} {names.format_duration(ns)} "
             f"({names.format_share(ns, one.idle_ns)})"
@@ -521,12 +521,14 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
     """Return the table of device times, within steps if they are known."""
 
     def part(value_of: Callable[[DeviceTime], int | None]) -> tuple[str, ...]:
-        return tuple(_time_column(value_of(one.told_of), one.told_of.window_ns) for one in devices)
+        return tuple(
+            _time_column(value_of(one.share_basis), one.share_basis.window_ns) for one in devices
+        )
 
     stepped = any(one.steps is not None for one in devices)
 
     def whole(one: DeviceTime) -> str:
-        text = names.format_duration(one.told_of.window_ns)
+        text = names.format_duration(one.share_basis.window_ns)
         return f"window {text}" if stepped and one.steps is None else text
 
     result = [

@@ -1,22 +1,16 @@
-"""Which process a file under way belongs to, and what dead processes left behind.
+"""Files that appear under their names only when complete, and interruptible SQLite statements.
 
-A process that is killed cannot remove what it was writing. So the name of such a file says who
-writes it, and whoever next writes beside it removes it, if that process is gone for certain: the
-same boot of the same kernel, the same numbering of processes, and no process of that number and
-start. Of a writer on another machine, in another container or before a reboot nothing is known,
-and its file stays.
+An output is written under a temporary name beside its final name and renamed at the end. If
+anything fails before that, nothing is left behind and no file of the user has changed.
 
-Lets signals, and a limit, end a statement of SQLite's that runs long.
+A killed process cannot remove its temporary file. The file's name has a tag of its writer: the
+next process that writes the same file removes it if that writer has ended for certain, which means
+the same boot, the same process namespace, and no process with that id and start time. Files of
+writers on other machines, in other containers or from before a reboot are kept.
 
-SQLite runs a whole statement before Python sees a signal, and its driver loses an exception that
-is raised while it looks: the statement fails as `interrupted`, as if the file were to blame. So
-what came is kept here, and whoever puts SQLite's words into errors raises it instead.
-
-A file that appears under its final name only when it is complete.
-
-It is written beside its final name, under a name of its own, and renamed at the end; whatever
-goes wrong before that, nothing is left behind and nothing of the user's has changed. What a
-process left that was killed, the next one that writes the same file removes.
+SQLite runs a whole statement before Python handles a signal, and its driver loses an exception that
+is raised in the progress handler: the statement fails as `interrupted`. `watch` keeps such an
+exception, and `raise_kept` raises it where SQLite's errors are translated.
 """
 
 from __future__ import annotations
@@ -38,20 +32,20 @@ from pathlib import Path
 from unified_prof.errors import OutputError
 
 TAG = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)")
-"""A writer's tag: where process numbers count, the process, its start."""
+"""A writer's tag: process namespace, process id, start time."""
 
 TEMPORARY = "uprof-"
-_ENDED = ("Z", "X")  # a zombie writes no more
+_ENDED = ("Z", "X")  # a zombie does not write
 
 
 def tag() -> str:
-    """Return what the names of this process's unfinished files hold."""
+    """Return the tag in the names of this process's temporary files."""
     process = os.getpid()
     return f"{_domain() or '0' * 8}-{process:x}-{_start(process) or 0:x}"
 
 
 def is_abandoned(owner: str) -> bool:
-    """Say whether the process with this tag is gone for certain."""
+    """Return True if the process with this tag has ended for certain."""
     match = TAG.fullmatch(owner)
     if match is None or match[1] != _domain():
         return False
@@ -61,20 +55,20 @@ def is_abandoned(owner: str) -> bool:
     except ProcessLookupError:
         return True
     except (OSError, OverflowError):
-        pass  # somebody else's, which /proc may hide
+        pass  # of another user, which /proc may hide
     found = _start(process)
     return found is not None and found != start
 
 
 def is_of_here(owner: str) -> bool:
-    """Say whether the process with this tag can be seen from here: it lives unless abandoned."""
+    """Return True if the process with this tag is visible here: it runs unless abandoned."""
     match = TAG.fullmatch(owner)
     return match is not None and match[1] == _domain()
 
 
 @contextmanager
 def temporary_folder() -> Iterator[Path]:
-    """Yield a folder for temporary copies; first remove those that dead processes left.
+    """Yield a directory for temporary copies; first remove those of ended processes.
 
     Raises:
         OSError: it cannot be made.
@@ -91,7 +85,7 @@ def temporary_folder() -> Iterator[Path]:
 
 @cache
 def _domain() -> str | None:
-    """Return what tells this numbering of processes from all others; None: not known."""
+    """Return an id of this process namespace and boot; None: not known."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii")
         numbering = Path("/proc/self/ns/pid").readlink()
@@ -101,27 +95,27 @@ def _domain() -> str | None:
 
 
 def _start(process: int) -> int | None:
-    """Return when a process started, in the kernel's ticks; -1: it has ended; None: not known."""
+    """Return the start of a process in kernel ticks; -1: it has ended; None: not known."""
     try:
-        # The second field, the program's name, may hold anything.
+        # The second field, the program's name, may contain anything.
         status = Path(f"/proc/{process}/stat").read_bytes().rpartition(b")")[2].split()
         return -1 if status[0].decode("ascii") in _ENDED else int(status[19])
     except (OSError, ValueError, IndexError):
         return None
 
 
-_STEPS_BETWEEN_LOOKS = 200_000  # of SQLite's machine: a few milliseconds
+_STEPS_BETWEEN_LOOKS = 200_000  # virtual machine steps: a few milliseconds
 
 _kept: list[BaseException] = []
 
 
 def watch(db: sqlite3.Connection, *, steps: int | None = None) -> None:
-    """Let signals stop the statements of a connection, which run to their end otherwise.
+    """Let signals stop the statements of a connection, which otherwise run to their end.
 
     Args:
         db: The connection.
-        steps: After how many steps of SQLite's machine, some 50 million a second, statements are
-            stopped in any case; counted over all of them until `watch` is called again.
+        steps: Maximum number of virtual machine steps, some 50 million per second, of all
+            statements until the next call of `watch`.
     """
     looks = _looks(None if steps is None else steps // _STEPS_BETWEEN_LOOKS)
     next(looks)
@@ -129,15 +123,15 @@ def watch(db: sqlite3.Connection, *, steps: int | None = None) -> None:
 
 
 def raise_kept() -> None:
-    """Raise, once, what a signal raised while SQLite was at work; else do nothing."""
+    """Raise the exception of a signal that stopped a statement, if any, once."""
     if _kept:
         raise _kept.pop()
 
 
 def _looks(most: int | None) -> Generator[int, None, None]:
-    """Yield 0 as long as SQLite may go on, 1 when it shall stop.
+    """Yield 0 while SQLite may continue, 1 to stop it.
 
-    A generator, so that a signal's exception, which comes as it is resumed, comes inside `try`.
+    In a generator, the exception of a signal is raised inside `try`, when it is resumed.
     """
     count = 0
     while True:
@@ -150,7 +144,7 @@ def _looks(most: int | None) -> Generator[int, None, None]:
             _kept.append(err)
 
 
-_NAME_BYTES = 180  # of the final name, kept in the partial one: 255 is what file systems allow
+_NAME_BYTES = 180  # of the final name in the temporary one: file systems allow 255 bytes
 _NO_LINKS = {errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK, errno.EACCES}
 _FULL = {errno.ENOSPC, errno.EDQUOT}
 _READ_ONLY = {errno.EACCES, errno.EPERM, errno.EROFS}
@@ -163,7 +157,7 @@ _PARTIAL = re.compile(
 
 
 class AtomicFile:
-    """One output on its way: `partial` is what to write, `commit` gives it its final name.
+    """An output being written to `partial`; `commit` gives it its final name.
 
     Raises (also from `commit`):
         OutputError: the target exists and `overwrite` is false, or cannot be written.
@@ -175,20 +169,20 @@ class AtomicFile:
         self.target = Path(target)
         self._durable = durable
         self._overwrite = overwrite
-        # Through a symbolic link, the file it points to is written, as `open` would.
+        # A symbolic link is followed, as by `open`.
         refuse_existing(self.target, overwrite=self._overwrite)
         self._final = Path(os.path.realpath(self.target))
         head = os.fsencode(self._final.name)[:_NAME_BYTES].decode("utf-8", "ignore")
         remove_abandoned(self._final.parent, head)
         self.partial = self._final.with_name(_partial_name(head))
         try:
-            # Exclusive, and with the permissions the user's umask asks for.
+            # Exclusive, with the permissions of the user's umask.
             os.close(os.open(self.partial, os.O_CREAT | os.O_EXCL | os.O_RDWR, 0o666))
         except OSError as err:
             raise output_error(self.target, err) from err
 
     def rename(self, name: str) -> None:
-        """Take another final name, in the same folder.
+        """Change the final name, in the same directory.
 
         Raises:
             OutputError: as when it was opened.
@@ -198,13 +192,13 @@ class AtomicFile:
         self.target, self._final = target, Path(os.path.realpath(target))
 
     def commit(self) -> None:
-        """Make the bytes durable, unless that is not wanted, and give them their final name."""
+        """Flush the file to disk, if it is to be durable, and give it its final name."""
         try:
             if self._durable:
                 _fsync(self.partial)
             refuse_existing(self.target, overwrite=self._overwrite)
             if self._overwrite:
-                # What is left of an old database would be replayed into the new one.
+                # SQLite would apply the journal or log of an old database to the new one.
                 for suffix in SQLITE_SIDE_FILES:
                     _with_suffix(self._final, suffix).unlink(missing_ok=True)
                 self.partial.replace(self._final)
@@ -216,13 +210,13 @@ class AtomicFile:
             raise output_error(self.target, err) from err
 
     def discard(self) -> None:
-        """Remove what was written; harmless after `commit`."""
+        """Remove the temporary file; no effect after `commit`."""
         for suffix in ("", *SQLITE_SIDE_FILES):
             with suppress(OSError):
                 _with_suffix(self.partial, suffix).unlink(missing_ok=True)
 
     def _rename_without_overwriting(self) -> None:
-        """Rename, but fail if the final name was taken meanwhile."""
+        """Rename, but fail if the final name exists by now."""
         try:
             os.link(self.partial, self._final)
         except FileExistsError:
@@ -236,11 +230,10 @@ class AtomicFile:
 
 
 def write_small(target: str | os.PathLike[str], data: bytes) -> None:
-    """Write one of thousands of small files, in place of one that is there, whole or not at all.
+    """Write one of thousands of small files atomically; an existing file is replaced.
 
-    What makes `AtomicFile` ten times as slow is left to whoever can make the file again and looks
-    after the folder: a machine that goes down soon may leave less than all of it, what dead
-    processes left stays (`remove_abandoned`), and no database is looked for beside it.
+    Ten times as fast as `AtomicFile`, for files that can be recreated: not flushed to disk, without
+    removing files of ended processes (`remove_abandoned`) or checking for a database's side files.
 
     Raises:
         OutputError: it cannot be written.
@@ -267,13 +260,13 @@ def write_small(target: str | os.PathLike[str], data: bytes) -> None:
 def replacing(
     target: str | os.PathLike[str], *, overwrite: bool = False, durable: bool = True
 ) -> Iterator[Path]:
-    """Yield the path to write instead of `target`; rename it when the block ends well.
+    """Yield the path to write instead of `target`; rename it if the block does not raise.
 
-    Unless it is to be `durable`, a machine that goes down soon may leave less than all of it.
+    Without `durable`, the file may be incomplete after a power failure.
 
     Raises:
         OutputError: the target exists and `overwrite` is false, or it cannot be written; also
-            in place of an OSError or SQLite's complaint raised in the block.
+            in place of an OSError or an error of SQLite in the block.
     """
     output = AtomicFile(target, overwrite=overwrite, durable=durable)
     try:
@@ -315,7 +308,7 @@ def refuse_existing(target: str | os.PathLike[str], *, overwrite: bool = False) 
 
 
 def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -> OutputError:
-    """Say in words why `target` cannot be written."""
+    """Return the error for a `target` that cannot be written."""
     place = Path(target).parent
     code = err.errno if isinstance(err, OSError) else None
     text = (err.strerror if isinstance(err, OSError) else None) or str(err)
@@ -332,11 +325,11 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
 
 
 def remove_abandoned(folder: Path, head: str | None = None) -> None:
-    """Remove what processes that no longer live left of their attempts to write a file.
+    """Remove the temporary files of ended processes.
 
     Args:
-        folder: Where the file was to be.
-        head: Its name, as far as partial names have it; None: whatever it was.
+        folder: The directory.
+        head: The part of the final name that temporary names have; None: any file.
     """
     with suppress(OSError), os.scandir(folder) as entries:
         for entry in entries:
@@ -374,16 +367,16 @@ def _exists(target: Path) -> OutputError:
 
 def _fsync(path: Path) -> None:
     if path.is_dir():
-        if not hasattr(os, "O_DIRECTORY"):  # Windows opens no folders: it orders names by itself
+        if not hasattr(os, "O_DIRECTORY"):  # Windows does not open directories
             return
         flags = os.O_RDONLY | os.O_DIRECTORY
     else:
-        flags = os.O_RDWR if _WINDOWS else os.O_RDONLY  # Windows flushes what it may write
+        flags = os.O_RDWR if _WINDOWS else os.O_RDONLY  # Windows flushes only writable files
     descriptor = os.open(path, flags)
     try:
         os.fsync(descriptor)
     except OSError as err:
-        if err.errno not in {errno.EINVAL, errno.ENOTSUP}:  # some file systems: not on folders
+        if err.errno not in {errno.EINVAL, errno.ENOTSUP}:  # some file systems: not for directories
             raise
     finally:
         os.close(descriptor)

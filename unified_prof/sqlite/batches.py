@@ -1,9 +1,7 @@
-"""Turns the columns a decoder hands over into values that SQLite stores as they are meant.
+"""Columns of decoders as values that SQLite stores correctly, and the pool of STRING_IDS.
 
-SQLite's Python driver stores a bound NumPy integer as an 8-byte BLOB without any complaint, so
-what leaves this module consists of Python's own int, float, str and None only.
-
-The string pool behind STRING_IDS.
+Python's SQLite driver stores a NumPy integer as an 8-byte BLOB without an error, so this module
+returns only Python's int, float, str and None.
 """
 
 from __future__ import annotations
@@ -23,7 +21,7 @@ from unified_prof.base.text import storable
 from unified_prof.errors import UsageError
 
 Plain = int | float | str | None
-"""What the driver binds as it is meant."""
+"""Types that the driver binds correctly."""
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
@@ -43,7 +41,7 @@ class Constant:
 
 @dataclass(frozen=True, slots=True)
 class Numbers:
-    """Signed 64-bit integers or floats without a gap, except NaN, which SQLite stores as NULL."""
+    """Signed 64-bit integers, or floats, without NULL; SQLite stores NaN as NULL."""
 
     array: NDArray[Any]
     """int64 or float64."""
@@ -58,10 +56,10 @@ class Numbers:
 
 @dataclass(frozen=True, slots=True)
 class Objects:
-    """Plain values of any kind, None among them."""
+    """Plain values of any type, including None."""
 
     values: Sequence[Plain] | np.ma.MaskedArray[Any, Any]
-    """An array is one of integers under a mask."""
+    """An array has integers under a mask."""
     has_text: bool
 
     def __len__(self) -> int:
@@ -74,7 +72,7 @@ class Objects:
 
 
 Source = Constant | Numbers | Objects
-"""Where the values of one column come from."""
+"""Values of one column."""
 
 
 def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source], int]:
@@ -83,7 +81,7 @@ def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source
     A batch of scalars only is one row.
 
     Raises:
-        UsageError: lengths differ, or a column holds what SQLite cannot.
+        UsageError: lengths differ, or SQLite cannot store a value.
     """
     sources: dict[str, Source] = {}
     lengths: dict[str, int] = {}
@@ -104,7 +102,7 @@ def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source
 
 
 def non_null(source: Source, rows: int) -> int:
-    """Return how many of the values of a batch of `rows` rows are not NULL."""
+    """Return the number of values that are not NULL in a batch of `rows` rows."""
     if isinstance(source, Constant):
         return 0 if is_null(source.value) else rows
     if isinstance(source, Numbers):
@@ -117,12 +115,12 @@ def non_null(source: Source, rows: int) -> int:
 
 
 def is_null(value: object) -> bool:
-    """Tell whether SQLite stores `value` as NULL: None or NaN."""
+    """Return True if SQLite stores `value` as NULL: None or NaN."""
     return value is None or (isinstance(value, float) and math.isnan(value))
 
 
 def is_text(source: Source) -> bool:
-    """Tell whether the column holds text, at least somewhere."""
+    """Return True if the column has any text."""
     if isinstance(source, Constant):
         return isinstance(source.value, str)
     return isinstance(source, Objects) and source.has_text
@@ -141,7 +139,7 @@ def selected(source: Source, rows: slice | NDArray[np.int64]) -> Source:
 
 
 def kept(source: Source) -> Source:
-    """Return a column that stays as it is whatever becomes of the arrays it was made of."""
+    """Return a column that shares no memory with its source arrays."""
     if isinstance(source, Constant):
         return source
     if isinstance(source, Numbers):
@@ -151,16 +149,16 @@ def kept(source: Source) -> Source:
     return Objects(list(source.values), source.has_text)
 
 
-def joined(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
-    """Return columns one after the other as one.
+def concatenate(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
+    """Concatenate columns.
 
     Args:
         parts: The columns, at least one.
-        lengths: How many rows each of them has.
+        lengths: Number of rows of each.
     """
     first = parts[0]
     if isinstance(first, Constant) and all(
-        # By their text: 1 is not 1.0, nor 0.0 minus zero.
+        # Compare texts: 1 is not 1.0, and 0.0 is not -0.0.
         isinstance(part, Constant) and repr(part.value) == repr(first.value)
         for part in parts
     ):
@@ -182,7 +180,7 @@ def joined(parts: Sequence[Source], lengths: Sequence[int]) -> Source:
 
 
 def _array(source: Source, rows: int, kind: type) -> NDArray[Any] | None:
-    """Return a column of numbers of one kind as an array; integers may be masked."""
+    """Return a column of numbers of one type as an array; integers may be masked."""
     if isinstance(source, Numbers):
         return source.array if source.array.dtype == kind else None
     if isinstance(source, Objects):
@@ -231,7 +229,7 @@ def _from_array(array: NDArray[Any]) -> Source:
 
 
 def from_sequence(values: Sequence[Any]) -> Source:
-    """Return a column made of Python or NumPy values of any kind, None among them.
+    """Return a column of Python or NumPy values of any type, including None.
 
     Raises:
         TypeError: a value is neither a number nor text.
@@ -241,7 +239,7 @@ def from_sequence(values: Sequence[Any]) -> Source:
     if types == {int}:
         try:
             return Numbers(np.fromiter(values, np.int64, len(values)))
-        except OverflowError:  # unsigned ones among them
+        except OverflowError:  # including unsigned ones
             return Numbers(np.array([_integer(value) for value in values], np.int64))
     if types == {float}:
         return Numbers(np.fromiter(values, np.float64, len(values)))
@@ -249,7 +247,7 @@ def from_sequence(values: Sequence[Any]) -> Source:
 
 
 def plain(value: Any) -> Plain:
-    """Return `value` as what the driver binds as it is meant, whatever it is a subclass of.
+    """Return `value` as a plain int, float, str or None.
 
     Raises:
         TypeError: it is neither a number nor text.
@@ -290,25 +288,25 @@ _CONVERSIONS: dict[type, Callable[[Any], Plain]] = {
 
 
 class StringPool:
-    """Gives every distinct text an id: dense from 0, in the order of first use."""
+    """Ids of distinct texts: 0, 1, 2, ... in order of first use."""
 
     def __init__(self) -> None:
-        # An unknown text gets the next number, without a line of Python.
+        # A new text gets the next number, without Python code.
         self._ids: defaultdict[str, int] = defaultdict(count().__next__)
 
     def __len__(self) -> int:
         return len(self._ids)
 
     def intern(self, text: str) -> int:
-        """Return the id of `text`, allocating one the first time it is seen."""
+        """Return the id of `text`, a new one on first use."""
         return self._ids[text]
 
     def intern_all(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """Return the ids of `texts`, in their order."""
+        """Return the ids of `texts`."""
         return np.fromiter(map(self._ids.__getitem__, texts), np.int64)
 
     def batches(self, size: int) -> Iterator[tuple[list[int], list[str]]]:
-        """Yield the ids and texts, at most `size` at a time, in the order of the ids."""
+        """Yield ids and texts in order of id, at most `size` at a time."""
         texts = iter(self._ids)
         first = 0
         while batch := list(islice(texts, size)):

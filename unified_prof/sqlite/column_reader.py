@@ -1,11 +1,9 @@
-"""Brings rows of a query into NumPy columns, some thousands at a time, whatever their types.
+"""Query results as NumPy columns, and integer columns of tables through SQLite.
 
-Integers of whole tables come several times as fast: `store.integers`.
-
-Integers of whole tables as SQLite prints them: for expressions and rows that only it can read.
-
-A row of a Python cursor costs a tuple and an object a value. Here SQLite itself prints a column of
-16,384 rows as one text, and NumPy parses that: half the time of `np.fromiter` over a cursor.
+`integer_columns` reads whole tables several times as fast from pages; this module is for
+expressions and rows that only SQLite can read. A cursor creates a tuple per row and an object per
+value. Instead, SQLite prints a column of 16,384 rows as one text, which NumPy parses: half the time
+of `np.fromiter` over a cursor.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _EXACT_IN_FLOAT = 2**53
 
 @dataclass(frozen=True, slots=True)
 class _Part:
-    """The values of some rows of one column."""
+    """Values of one column in some rows."""
 
     data: NDArray[Any] | None
     """int64, float64 or objects; None: all are NULL."""
@@ -36,7 +34,7 @@ class _Part:
 
 
 def of_query(cursor: sqlite3.Cursor) -> dict[str, NDArray[Any]]:
-    """Fetch everything that `cursor` has left, as `Report.columns` describes it.
+    """Fetch all remaining rows of `cursor` as columns; see `Report.columns`.
 
     Raises:
         UsageError: two columns have the same name.
@@ -54,7 +52,7 @@ def _names(cursor: sqlite3.Cursor) -> list[str]:
 
 
 def in_parts(cursor: sqlite3.Cursor, rows: int) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield what `of_query` returns, so many rows at a time.
+    """Yield the columns of `of_query`, `rows` rows at a time.
 
     Raises:
         UsageError: two columns have the same name.
@@ -68,7 +66,7 @@ def in_parts(cursor: sqlite3.Cursor, rows: int) -> Iterator[dict[str, NDArray[An
 
 
 def _up_to(cursor: sqlite3.Cursor, names: list[str], count: int | None) -> dict[str, NDArray[Any]]:
-    """Fetch so many rows, None: all that are left."""
+    """Fetch `count` rows; None: all remaining rows."""
     parts: list[list[_Part]] = [[] for _ in names]
     while count is None or count > 0:
         rows = cursor.fetchmany(_ROWS_AT_A_TIME if count is None else min(count, _ROWS_AT_A_TIME))
@@ -77,7 +75,7 @@ def _up_to(cursor: sqlite3.Cursor, names: list[str], count: int | None) -> dict[
         for column, values in zip(parts, zip(*rows, strict=True), strict=True):
             column.append(_part(values))
         count = None if count is None else count - len(rows)
-    return {name: _joined(column) for name, column in zip(names, parts, strict=True)}
+    return {name: _concatenated(column) for name, column in zip(names, parts, strict=True)}
 
 
 def _part(values: tuple[Any, ...]) -> _Part:
@@ -103,7 +101,7 @@ def _part(values: tuple[Any, ...]) -> _Part:
     return _Part(data, is_null)
 
 
-def _joined(parts: list[_Part]) -> NDArray[Any]:
+def _concatenated(parts: list[_Part]) -> NDArray[Any]:
     if not parts:
         return np.empty(0, np.int64)
     is_null = np.concatenate([part.is_null for part in parts])
@@ -122,7 +120,7 @@ def _joined(parts: list[_Part]) -> NDArray[Any]:
 
 
 def _fits_float(data: NDArray[Any]) -> bool:
-    """Tell whether every integer among numbers and None is exact as a float64."""
+    """Return True if every integer in the data is exact as a float64."""
     if data.dtype.kind == "i":
         return bool(((data <= _EXACT_IN_FLOAT) & (data >= -_EXACT_IN_FLOAT)).all())
     if data.dtype.kind == "f":
@@ -147,19 +145,19 @@ def _objects(part: _Part) -> NDArray[Any]:
 
 
 MISSING = np.iinfo(np.int64).min
-"""Stands for NULL and for a value that is no integer. No column of a report means this number."""
+"""Value for NULL and for values that are not integers; no column has this number."""
 
 _CHUNK_ROWS = 16_384
 _INT32 = 1 << 31
-# A character that no text among the values has: `1,2` beside a NULL would pass for two numbers.
-# Counting the values instead costs three times as much.
+# A character that no value has: the text `1,2` and a NULL would otherwise pass for two numbers.
+# Counting the values would cost three times as much.
 _SEPARATOR = "\x1f"
 _DIGITS = b"0123456789-" + _SEPARATOR.encode()
 
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """A table of a file, and what to read of each of its rows."""
+    """A table of a file, and the expressions to read."""
 
     path: Path
     name: str
@@ -171,7 +169,7 @@ class Wanted:
 
     @property
     def in_file(self) -> str:
-        """What to select from for the table as it lies in the file."""
+        """SQL name of the table in the file, not of a view."""
         return f"main.{quoted(self.name)}"
 
     def damaged(self, what: str) -> StoreError:
@@ -183,7 +181,7 @@ class Wanted:
         )
 
     def narrowed(self, values: list[NDArray[np.int64]]) -> list[NDArray[Any]]:
-        """Return values of the expressions, as int32 where they may be and fit."""
+        """Return values of the expressions, as int32 if allowed and sufficient."""
         return [
             one.astype(np.int32)
             if small and one.min(initial=0) >= -_INT32 and one.max(initial=0) < _INT32
@@ -268,7 +266,7 @@ def read(db: sqlite3.Connection, what: Wanted, chunk: tuple[int, int]) -> list[N
     for whole, text, expression in zip(found[::2], found[1::2], what.expressions, strict=True):
         values = _parse(text, count) if whole == count else None
         if values is None:
-            # Something else than integers is among them.
+            # Not all values are integers.
             rows = _rows(db, what, f"SELECT {_integer_or_missing(expression)} {where}", chunk)
             values = np.array(rows, np.int64).reshape(-1)
         result.append(values)
@@ -276,7 +274,7 @@ def read(db: sqlite3.Connection, what: Wanted, chunk: tuple[int, int]) -> list[N
 
 
 def through_view(db: sqlite3.Connection, what: Wanted) -> Iterator[list[NDArray[Any]]]:
-    """Yield values from a view, which lays the newest shape over an older table."""
+    """Yield values from the view that gives an older table the newest shape."""
     select = ", ".join(map(_integer_or_missing, what.expressions))
     with reading(what.path):
         cursor = db.execute(f"SELECT {select} FROM {quoted(what.name)}")
@@ -290,7 +288,7 @@ def _parse(text: bytes | None, count: int) -> NDArray[np.int64] | None:
     if text is None or text.translate(None, _DIGITS):
         return None
     if b"-" in text and (b"-\x1f" in text or text.endswith(b"-")):
-        return None  # NumPy would take a lone sign for 0
+        return None  # NumPy parses a single sign as 0
     try:
         values = np.fromstring(text, np.int64, sep=_SEPARATOR)
     except ValueError:  # an empty text between two others
@@ -299,7 +297,7 @@ def _parse(text: bytes | None, count: int) -> NDArray[np.int64] | None:
 
 
 def _integer_or_missing(expression: str) -> str:
-    # The smallest integer has no literal of its own in SQL.
+    # SQL has no literal for the smallest integer.
     return f"iif(typeof({expression}) = 'integer', {expression}, {MISSING + 1} - 1)"
 
 

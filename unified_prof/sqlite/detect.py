@@ -1,4 +1,4 @@
-"""Says what a report file is: family, revision, who made it, whether it is complete.
+"""Detects family, revision and producer of a report file, and if it is complete.
 
 Cheap on files of any size: only the schema and a few rows of small tables are read, with the
 standard library alone.
@@ -31,14 +31,14 @@ VERSION_ROWS = (
     "SCHEMA_VERSION_MICRO",
 )
 
-# Families that keep their revision in user_version: the column that makes a file theirs, and the
-# words for it.
+# Families with their revision in user_version: the column that identifies a file, and its
+# description.
 _NUMBERED = {
     catalogue.SKYLINE_RUN_TIME: ("run_time_entries", "id", "a Skyline run time report", "Skyline"),
     catalogue.SKYLINE_MEMORY: ("weight_entries", "id", "a Skyline memory report", "Skyline"),
     catalogue.CLUSTER: ("FINDING", "cost_ms_per_step", "a summary of a cluster's run", "uprof"),
 }
-# Any one of these makes a file msprof's; a table called TASK alone could be anybody's.
+# Any of these identifies a file of msprof; a table TASK alone could be of any program.
 _MSPROF_MARKS = {
     "ENUM_API_TYPE": ("id", "name"),
     "ENUM_MODULE": ("id", "name"),
@@ -58,7 +58,7 @@ _PYTORCH_TABLES = (
     "OP_MEMORY",
     "GC_RECORD",
 )
-# Databases of other programs that stand beside reports and are taken for them.
+# Databases of other programs that lie beside reports and are mistaken for them.
 _STRANGERS = {
     "CommAnalyzerTime": "a communication analysis (analysis.db) made by torch_npu",
     "StepTraceTime": "a communication analysis (analysis.db) made by torch_npu",
@@ -72,44 +72,44 @@ _STRANGERS = {
 
 @dataclass(frozen=True, slots=True)
 class Detection:
-    """What is known about one file."""
+    """Family, revision and origin of one file."""
 
     path: Path
     family: str | None
     """One of `catalogue.FAMILIES`, or None: not a report that uprof knows."""
 
     revision: str | None
-    """The exact schema revision, or None: none that uprof knows."""
+    """The exact schema revision; None: not known to uprof."""
 
     description: str
-    """In words, for people: what this file is, or why no revision fits."""
+    """Text: what this file is, or why no revision fits."""
 
     recognised_by: tuple[str, ...]
     """The evidence for the revision."""
 
     producer: str | None = None
-    """Who made the file: uprof, msprof, msprof + torch_npu, msMonitor, ..."""
+    """Producer of the file: uprof, msprof, msprof + torch_npu, msMonitor, ..."""
 
     complete: bool = True
     """False: the producer was stopped before the end (no STRING_IDS)."""
 
     equivalent: tuple[str, ...] = ()
-    """Other revisions it could as well have; they differ in nothing that this file holds."""
+    """Other possible revisions; they do not differ in the tables of this file."""
 
     schema_version: str | None = None
-    """What META_DATA.SCHEMA_VERSION says."""
+    """META_DATA.SCHEMA_VERSION."""
 
     migrated_from: str | None = None
     """The revision the file had before uprof migrated it."""
 
     viewer: str | None = None
-    """The program that opened the file and left tables or columns of its own in it."""
+    """Viewer that added tables or columns to the file."""
 
     notes: tuple[str, ...] = ()
-    """Contradictions and oddities that did not prevent recognising it."""
+    """Inconsistencies that did not prevent detection."""
 
     not_tables: tuple[str, ...] = ()
-    """Names of the format's tables that views or virtual tables have: nothing is read from them."""
+    """Views and virtual tables with names of the format's tables; they are not read."""
 
     def require(self) -> tuple[str, str]:
         """Return (family, revision).
@@ -134,9 +134,9 @@ class Detection:
 
 
 def detect(path: Path | str) -> Detection:
-    """Recognise the file `path` without changing it.
+    """Detect what the file `path` is, without changing it.
 
-    A database of something else is described, not refused: `Detection.family` is then None.
+    A database of another program is described, not refused: `Detection.family` is then None.
 
     Raises:
         StoreError: it is missing, unreadable, or not a sound SQLite database.
@@ -149,7 +149,7 @@ def detect(path: Path | str) -> Detection:
 
 
 def recognise(db: sqlite3.Connection, path: Path) -> Detection:
-    """Recognise the main database of an open connection; `path` is its name in messages."""
+    """Detect the main database of an open connection; `path` is its name in messages."""
     facts = fingerprint.read_facts(db)
     found = _recognise(path, facts)
     if found.family is None or not facts.not_tables:
@@ -236,7 +236,7 @@ def _msprof(path: Path, facts: Facts) -> Detection:
 
 
 def _stated(known: Detection, facts: Facts, stated: list[str]) -> Detection | None:
-    """Take the revision that uprof wrote, unless the tables contradict it."""
+    """Return the revision that uprof recorded, unless the tables contradict it."""
     revision = stated[0]
     if revision not in catalogue.REVISIONS[catalogue.MSPROF]:
         words = f"META_DATA says {REVISION_ROW} {revision!r}, written by a newer uprof"
@@ -288,7 +288,7 @@ def _known_versions() -> set[str]:
 
 
 def _meta_notes(facts: Facts) -> list[str]:
-    """Say what is odd about META_DATA's version rows; the full string is what counts."""
+    """Return notes on inconsistent version rows of META_DATA; the full string counts."""
     if "META_DATA" not in facts.tables:
         return []
     notes = []

@@ -1,12 +1,11 @@
-"""Rows of a table that another tool made, as the columns that a decoder asked for.
+"""Tables of databases of other tools as columns, for decoders, which know no database.
 
-Numbers may stand there as reals or as texts, texts as bytes; what is no number at all is counted.
+Numbers may be stored as reals or texts, and texts as bytes; values that are not numbers are
+counted.
 
-Reads the tables of databases that other tools made, for decoders that know no database.
-
-Such a file may say anything. Only tables that are made of rows are read, never views, virtual
-tables or generated columns, which compute; a value is as long as `LONGEST_TEXT` at most; and a
-table whose pages lead in circles is given up when it has more rows than the file has room for.
+Such a file may be hostile. Only tables with rows are read, never views, virtual tables or generated
+columns, which compute. Texts are cut at `MAX_TEXT` characters, and a table with more rows than the
+file has bytes, because its pages form a cycle, is refused.
 """
 
 from __future__ import annotations
@@ -31,15 +30,15 @@ from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
 from unified_prof.sqlite.statements import MOST_TABLES, TABLES, declared, quoted, reading
 
-LONGEST_TEXT = 1 << 16
-"""Characters of a text that are read: names of C++ templates have some ten thousand."""
+MAX_TEXT = 1 << 16
+"""Maximum characters of a text: names of C++ templates have some ten thousand."""
 
 _INT64 = range(-(2**63), 2**63)
 
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """What is asked of a table, as `columns.Tables.slices` has it."""
+    """Columns and rows to read from a table; see `columns.Tables.slices`."""
 
     table: str
     there: Collection[str]
@@ -49,16 +48,16 @@ class Query:
     texts: Sequence[str]
     only: tuple[str, Collection[int] | None] | None
     unreadable: Counter[str]
-    """Counts values that are not what was asked for, by `TABLE.column`."""
+    """Counts values of other types, by `TABLE.column`."""
 
     @property
     def found(self) -> list[str]:
-        """The columns that are asked for and there."""
+        """The wanted columns that the table has."""
         return [name for name in (*self.numbers, *self.reals, *self.texts) if name in self.there]
 
     @property
     def has_texts(self) -> bool:
-        """Whether texts are asked for that are there."""
+        """True if any wanted column of texts exists."""
         return any(name in self.there for name in self.texts)
 
     def _empty(self, rows: int) -> dict[str, Any]:
@@ -100,20 +99,20 @@ class Query:
         found = self.found
         cells = self._empty(len(rows))
         if all(name in self.numbers for name in found):
-            with suppress(struct.error):  # raised where a value is no whole number of 64 bits
+            with suppress(struct.error):  # raised for a value that is not a 64-bit integer
                 return cells | dict(zip(found, _packed(rows, len(found)), strict=False))
         columns = list(zip(*rows, strict=True)) or [()] * len(found)
         for name, values in zip(found, columns, strict=False):
             place = f"{self.table}.{name}"
             if name in self.numbers:
-                cells[name] = self._whole(place, values, self.numbers[name])
+                cells[name] = self._integers(place, values, self.numbers[name])
             elif name in self.reals:
                 cells[name] = self._real(place, values)
             else:
                 cells[name] = [_text(value) for value in values]
         return cells
 
-    def _whole(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
+    def _integers(self, place: str, values: tuple[Any, ...], default: int) -> NDArray[np.int64]:
         if set(map(type, values)) == {int}:
             return np.fromiter(values, np.int64, len(values))
         whole = [value if type(value) is int else _from_other(value) for value in values]
@@ -144,10 +143,10 @@ class Query:
         return not any(pages.affinity(name) == "REAL" for name in found if name in self.numbers)
 
     def of_slice(self, pages: Scan, one: Slice) -> tuple[Cells, int]:
-        """Return rows as columns, and how many there are.
+        """Return rows as columns, and their number.
 
         Raises:
-            Unusual: SQLite is to read them.
+            Unusual: only SQLite can read them.
         """
         found = self.found
         names = set(found) if self.only is None else {*found, self.only[0]}
@@ -169,7 +168,7 @@ class Query:
             elif name in self.reals:
                 cells[name] = column.reals()
             else:
-                cells[name] = column.texts(LONGEST_TEXT)
+                cells[name] = column.texts(MAX_TEXT)
         return cells, rows
 
     def _of_ids(self, name: str, ids: NDArray[np.int64]) -> Any:
@@ -180,7 +179,7 @@ class Query:
     def _chosen(
         self, pages: Scan, one: Slice, values: Mapping[str, Values]
     ) -> NDArray[np.bool_] | None:
-        """Return which rows are wanted, None for all."""
+        """Return the mask of the wanted rows, None for all."""
         if self.only is None:
             return None
         name, wanted = self.only
@@ -195,7 +194,7 @@ class Query:
 
 
 def _packed(rows: list[tuple[Any, ...]], columns: int) -> NDArray[np.int64]:
-    """Return rows of whole numbers as an array of columns, the quickest way out of Python."""
+    """Return rows of integers as an array of columns, in the fastest way."""
     data = b"".join(starmap(struct.Struct(f"={columns}q").pack, rows))
     return np.frombuffer(data, np.int64).reshape(len(rows), columns).T.copy()
 
@@ -208,12 +207,12 @@ def _condition(name: str, values: Collection[int] | None) -> str:
 
 def _expression(name: str, default: int | None, *, text: bool) -> str:
     if text:
-        return f"substr({quoted(name)}, 1, {LONGEST_TEXT})"
+        return f"substr({quoted(name)}, 1, {MAX_TEXT})"
     return quoted(name) if default is None else f"coalesce({quoted(name)}, {default})"
 
 
 def _from_other(value: object) -> int | None:
-    """Understand a whole number that is stored as a real or as text."""
+    """Return an integer that is stored as a real or as text, else None."""
     if isinstance(value, float) and value.is_integer() and abs(value) < 2**63:
         return int(value)
     if isinstance(value, str) and len(value) < 20 and value.lstrip("-").isdecimal():
@@ -228,7 +227,7 @@ def _text(value: object) -> str | None:
     return value.decode("utf-8", "backslashreplace") if isinstance(value, bytes) else str(value)
 
 
-__all__ = ["LONGEST_TEXT", "foreign_tables"]
+__all__ = ["MAX_TEXT", "foreign_tables"]
 
 _ROWS = 1 << 14
 _ROWS_WITH_TEXTS = 1 << 11
@@ -236,7 +235,7 @@ _ROWS_WITH_TEXTS = 1 << 11
 
 @contextmanager
 def foreign_tables(path: Path) -> Iterator[Tables]:
-    """Open a database that another tool made; it and its folder stay as they are.
+    """Open a database of another tool; the file and its directory are not changed.
 
     Raises:
         StoreError: it cannot be read, or is being written.
@@ -261,7 +260,7 @@ class _DatabaseTables:
         self._columns = {
             str(name): tuple(column.name for column in declared(db, str(name))) for (name,) in rows
         }
-        watch(db)  # rows are counted from here on, not steps
+        watch(db)  # from here on, rows are limited instead of steps
 
     @property
     def names(self) -> Sequence[str]:
@@ -299,7 +298,7 @@ class _DatabaseTables:
             yield from self._from_sqlite(query, count)
 
     def _from_pages(self, query: Query) -> Iterator[tuple[Cells | None, int]]:
-        """Yield slices and how many rows they have; None at the end if nothing is left."""
+        """Yield slices and their numbers of rows; None at the end if all rows were read."""
         with reading(self._path):
             pages = scan(self._db, query.table)
         if pages is None or not query.fits(pages):

@@ -1,16 +1,11 @@
-"""Which tables a file has that may be a database: a look, for those who ask of every file.
+"""Tables and columns that a database declares, and the msprof revision that follows from them.
 
-What a database declares: its tables and their columns.
+META_DATA has 1.2.0 for five different schemas and nothing for the oldest, so the revision follows
+from tables, columns and enum rows: first those of every file (enums, HOST_INFO), then those that
+exist only if something was recorded. The signs of each revision follow from the frozen schemas.
 
-Ranks of one run are files of one schema, and asking SQLite for the columns of every table takes
-longer than reading a small one of them. So what the same statements declare is kept.
-
-Tells which revision of the msprof schema a file has from what is in it.
-
-META_DATA says 1.2.0 for five different schemas and nothing at all for the oldest, so the
-revision is read off tables, columns and enum rows: first those that every file has (enums,
-HOST_INFO), then those that exist only where something was recorded. What tells a revision from the
-one before is derived from their frozen texts.
+The ranks of a run have files of one schema, and querying the columns of every table takes longer
+than reading a small table, so declarations are cached by the text of the schema.
 """
 
 from __future__ import annotations
@@ -35,11 +30,11 @@ from unified_prof.sqlite.statements import (
 )
 
 MAGIC = b"SQLite format 3\0"
-"""How every database begins."""
+"""First bytes of every SQLite database."""
 
 
 def is_database(path: Path) -> bool:
-    """Whether a file begins as SQLite databases do; no other file can be one."""
+    """Return True if a file begins like a SQLite database."""
     try:
         if not path.is_file():
             return False
@@ -50,9 +45,9 @@ def is_database(path: Path) -> bool:
 
 
 def table_names(path: Path) -> frozenset[str]:
-    """Return the tables of a database; none where it has none or cannot be read.
+    """Return the tables of a database; none if it cannot be read.
 
-    A look that leaves no trace and waits for nobody: a log beside the file is not looked into.
+    Does not wait for locks, change the file or read a log beside it.
     """
     if not is_database(path):
         return frozenset()
@@ -72,39 +67,39 @@ def table_names(path: Path) -> frozenset[str]:
 
 _KEPT = 16
 _LONGEST = 1 << 18
-"""Characters of a schema that is kept; those of reports have some tens of thousands."""
+"""Maximum length of a cached schema; those of reports have some ten thousand characters."""
 
 _MASTER = (
     "SELECT name, sql, type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%',"
     " type IN ('table', 'view') FROM main.sqlite_master ORDER BY rowid"
 )
-"""Rows of what is called a table and is none (a view, a virtual table) may be without end."""
+"""Excludes views and virtual tables, which may have endless rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Shape:
-    """The schema of a file; whoever asks for one of the same text gets the same object."""
+    """The schema of a file; schemas with equal texts are one cached object."""
 
     tables: dict[str, tuple[Declared, ...]]
-    """Tables that are made of rows -> their columns, both in the file's order."""
+    """Tables -> columns, both in the file's order."""
 
     types: dict[str, dict[str, str]]
-    """The same tables -> column -> declared type in upper case."""
+    """Table -> column -> declared type in upper case."""
 
     keys: frozenset[str]
-    """Those with a declared primary key."""
+    """Tables with a declared primary key."""
 
     statements: dict[str, str]
-    """The same tables -> what they were created with."""
+    """Table -> its CREATE statement."""
 
     not_tables: tuple[str, ...]
     """Views and virtual tables."""
 
     contents: dict[tuple[object, ...], object] = field(default_factory=dict)
-    """Contents of small tables -> what was derived of them and the schema (`fingerprint`)."""
+    """Contents of small tables -> facts derived from them and the schema."""
 
     views: dict[tuple[str, frozenset[str] | None], list[str]] = field(default_factory=dict)
-    """Family and the tables that were asked for -> SQL of what gives them their newest shape."""
+    """(family, wanted tables) -> SQL of the views that give them the newest shape."""
 
 
 _shapes: OrderedDict[tuple[object, ...], Shape] = OrderedDict()
@@ -112,7 +107,7 @@ _alone = threading.Lock()
 
 
 def shape(db: sqlite3.Connection) -> Shape:
-    """Return what the main database of a connection declares."""
+    """Return the schema of the main database of a connection."""
     rows = tuple(db.execute(_MASTER).fetchall())
     with _alone:
         if (found := _shapes.get(rows)) is not None:
@@ -156,7 +151,7 @@ def _read(db: sqlite3.Connection, rows: tuple[tuple[object, ...], ...]) -> Shape
 PREHISTORY_TABLES = frozenset(
     {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
 )
-"""Tables that only exporters before the first revision wrote."""
+"""Tables of exporters before the first revision."""
 
 
 _ENUMS_AT_ONCE = 50
@@ -166,13 +161,13 @@ _MOST_ROWS = 4096
 
 @dataclass(frozen=True, slots=True)
 class Facts:
-    """What a database declares, and the few rows that tell revisions apart."""
+    """Schema of a database, and the few rows that identify its revision."""
 
     tables: Mapping[str, Mapping[str, str]]
     """Table -> column -> declared type in upper case, both in the file's order."""
 
     not_tables: tuple[str, ...]
-    """Views and virtual tables: they may compute without end, so nothing is read from them."""
+    """Views and virtual tables, which are not read: they may have endless rows."""
 
     keys: frozenset[str]
     """Tables with a declared primary key."""
@@ -181,31 +176,31 @@ class Facts:
     """The contents of the ENUM_ tables."""
 
     meta: tuple[tuple[str, str], ...]
-    """The rows of META_DATA whose names speak of the schema, in the file's order."""
+    """The rows of META_DATA on the schema, in the file's order."""
 
     run: dict[str, str]
-    """The rows of UPROF_RUN: what uprof wrote about how the file came to be."""
+    """The rows of UPROF_RUN: provenance that uprof recorded."""
 
     user_version: int
 
     matches: dict[tuple[object, ...], Match] = field(default_factory=dict, compare=False)
-    """What `match` said of files with the same tables and enums."""
+    """Results of `match` for files with the same tables and enums."""
 
     def has(self, table: str, *columns: str) -> bool:
-        """Say whether the table is there with all these columns."""
+        """Return True if the table exists with all these columns."""
         return table in self.tables and all(c in self.tables[table] for c in columns)
 
     def enum_has(self, table: str, number: int, name: str | None = None) -> bool:
-        """Say whether an enum table has this number, under this name if one is given."""
+        """Return True if an enum table has this number, with this name if given."""
         found = self.enums.get(table, {}).get(number)
         return found is not None and name in (None, found)
 
 
 def read_facts(db: sqlite3.Connection) -> Facts:
-    """Collect the facts; the cost does not grow with the number of recorded rows."""
+    """Read the facts; the cost does not depend on the number of recorded rows."""
     schema = shape(db)
     tables = schema.types
-    known = _known(db, schema)
+    known = _schema_facts(db, schema)
     return Facts(
         tables=tables,
         not_tables=schema.not_tables,
@@ -223,18 +218,18 @@ def _is_enum(table: str, columns: Mapping[str, str]) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Known:
-    """What is the same in all files of a schema with the same enums."""
+class _SchemaFacts:
+    """Facts shared by all files with the same schema and enums."""
 
     enums: dict[str, dict[int, str]]
     matches: dict[tuple[object, ...], Match] = field(default_factory=dict)
 
 
-def _known(db: sqlite3.Connection, schema: Shape) -> _Known:
+def _schema_facts(db: sqlite3.Connection, schema: Shape) -> _SchemaFacts:
     names = [table for table, columns in schema.types.items() if _is_enum(table, columns)]
     rows: list[tuple[object, ...]] = []
     for begin in range(0, len(names), _ENUMS_AT_ONCE):
-        # A real enum has at most a hundred rows; the limit keeps a freak file from costing time.
+        # Enums have at most a hundred rows; the limit is for malformed files.
         parts = (
             f"SELECT {begin + at}, id, name FROM (SELECT id, name FROM {quoted(table)} LIMIT 1000)"
             for at, table in enumerate(names[begin : begin + _ENUMS_AT_ONCE])
@@ -243,12 +238,12 @@ def _known(db: sqlite3.Connection, schema: Shape) -> _Known:
         rows += [row for row in found_rows if isinstance(row[1], int)]  # 1.0 equals 1
     key = tuple(rows)
     found = schema.contents.get(key)
-    if not isinstance(found, _Known):
+    if not isinstance(found, _SchemaFacts):
         enums: dict[str, dict[int, str]] = {name: {} for name in names}
         for at, number, name in rows:
             if isinstance(number, int) and isinstance(at, int):
                 enums[names[at]][number] = str(name)
-        found = _Known(enums)
+        found = _SchemaFacts(enums)
         if len(schema.contents) < _KEPT_FINGERPRINT and len(rows) < _MOST_ROWS:
             schema.contents[key] = found
     return found
@@ -269,14 +264,14 @@ def _run(db: sqlite3.Connection) -> dict[str, str]:
 
 @dataclass(frozen=True, slots=True)
 class _Sign:
-    """Something no file older than a revision has."""
+    """A table, column or enum row that no file before a revision has."""
 
     words: str
     found: Callable[[Facts], bool]
     from_meta: bool = False
 
 
-# What others put into older files, and so is a sign of nothing.
+# Added to older files by other programs, and so no signs.
 _ADDED_BY_OTHERS = frozenset(
     {
         *("RANK_DEVICE_MAP", "HOST_INFO", "META_DATA", "ENUM_API_TYPE"),  # torch_npu
@@ -287,18 +282,18 @@ _ADDED_BY_OTHERS = frozenset(
 
 
 def _text_uid(facts: Facts) -> bool:
-    # torch_npu makes HOST_INFO itself, with TEXT, where an old msprof made none.
+    # torch_npu creates HOST_INFO, with TEXT, if an old msprof did not.
     is_text = facts.tables.get("HOST_INFO", {}).get("hostUid") == "TEXT"
     return is_text and facts.has("ENUM_MSTX_EVENT_TYPE")
 
 
-# What the frozen texts cannot say by themselves.
+# Signs that do not follow from the frozen schemas.
 _FURTHER_SIGNS = {"1.0.0_20241008": (_Sign("HOST_INFO.hostUid is TEXT", _text_uid),)}
 
 
 @cache
 def _signs(revision: str) -> tuple[_Sign, ...]:
-    """Return what tells a revision from the one before: version, tables, columns, enum rows."""
+    """Return the signs of a revision: version, tables, columns and enum rows that it added."""
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
     number = revisions.index(revision)
     if number == 0:
@@ -346,19 +341,19 @@ def _enum_sign(table: str, rows: dict[int, str]) -> _Sign:
 
 @dataclass(frozen=True, slots=True)
 class Match:
-    """What the fingerprint says."""
+    """Revision of a file by its contents."""
 
     revision: str | None
-    """The newest revision that the file shows a sign of and has every column of, or None."""
+    """The newest revision with a sign in the file and all columns, or None."""
 
     evidence: tuple[str, ...]
     """The signs that decided."""
 
     equivalent: tuple[str, ...] = ()
-    """Newer revisions that this file cannot be told from, because what differs is absent."""
+    """Newer revisions that differ only in tables that the file does not have."""
 
     newer_parts: tuple[str, ...] = ()
-    """Signs of a newer revision that the file reached only in part."""
+    """Signs of a newer revision of which the file lacks other parts."""
 
     missing: tuple[str, ...] = ()
     """`TABLE.column` that the revision has and the file lacks; only when revision is None."""
@@ -367,13 +362,13 @@ class Match:
 def match(facts: Facts, *, trust_version: bool = True) -> Match:
     """Find the revision of a file from its contents alone.
 
-    A file of a build between two revisions counts as the older one, and what it has of the
-    newer one is listed: what the older one lacks can then be completed by migrating. The same
-    goes for a file whose META_DATA claims more than its tables keep.
+    A file of a build between two revisions counts as the older one, with the parts of the newer
+    one listed: migration can complete it. The same applies to a file whose META_DATA has a newer
+    version than its tables.
 
     Args:
-        facts: what the file holds.
-        trust_version: whether META_DATA's version counts as a sign.
+        facts: facts of the file.
+        trust_version: True if META_DATA's version counts as a sign.
     """
     key = (trust_version, facts.meta)
     found = facts.matches.get(key)
@@ -388,7 +383,7 @@ def _matched(facts: Facts, *, trust_version: bool) -> Match:
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
     newer: list[tuple[str, ...]] = []
     newest = ""
-    # From the newest on: most files are of one that is not old.
+    # Newest first: most files have a recent revision.
     for revision in reversed(revisions):
         signs = _signs(revision)
         words = tuple(
@@ -409,7 +404,7 @@ def _matched(facts: Facts, *, trust_version: bool) -> Match:
 
 
 def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
-    """Return the `TABLE.column` that tables of the file should have at `revision` and do not."""
+    """Return the `TABLE.column` of `revision` that the file's tables lack."""
     spec = catalogue.load(catalogue.MSPROF, revision)
     return tuple(
         f"{name}.{column}"
@@ -423,8 +418,8 @@ def lacking(facts: Facts, revision: str) -> tuple[str, ...]:
 def _equivalent(facts: Facts, revision: str) -> tuple[str, ...]:
     """Return the revisions after `revision` that differ only in tables the file does not have."""
     revisions = catalogue.REVISIONS[catalogue.MSPROF]
-    # A file that has all that every file has would also have what a newer revision adds to that.
-    # Other producers leave tables out, then nothing follows from their absence.
+    # A file with all tables that every file has would have new ones of these too. Other producers
+    # leave tables out; then nothing follows from their absence.
     whole = _always(revision) <= facts.tables.keys()
     found = []
     here = _shape(facts, revision, whole=whole)
@@ -441,7 +436,7 @@ def _always(revision: str) -> set[str]:
 
 
 def _shape(facts: Facts, revision: str, *, whole: bool) -> tuple[object, ...]:
-    """Return what a revision says about the tables that the file has."""
+    """Return the columns that a revision has in the tables of the file."""
     spec = catalogue.load(catalogue.MSPROF, revision)
     counted = facts.tables.keys() | (_always(revision) if whole else set())
     tables = {name: t.columns for name, t in spec.tables.items() if name in counted}

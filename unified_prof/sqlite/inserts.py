@@ -1,13 +1,11 @@
-"""A database under way that SQLite and `btree.writing` write in turn.
+"""A database that SQLite and `pages.tree_writer` write in turn, and fast INSERT statements.
 
-SQLite has it in transactions; between them pages are written behind SQLite's own. Each time the
-other one's turn comes it looks at the file's header, and so sees what has come meanwhile.
+SQLite writes in transactions; between them pages are appended after SQLite's. Each side reads the
+file's header at the start of its turn, and so knows the pages of the other.
 
-Appends batches of columns to one table by statements, as fast as the driver allows.
-
-Rows go in by INSERT statements of many rows each: binding a whole statement's values in one call
-is what makes Python as fast as a C program that binds row by row (docs/performance.md). Columns
-that are the same in every row of a batch are bound once a statement.
+INSERT statements have many rows each: binding all values in one call makes Python as fast as a C
+program that binds row by row (docs/performance.md). Columns with one value for all rows of a batch
+are bound once per statement.
 """
 
 from __future__ import annotations
@@ -33,7 +31,7 @@ if TYPE_CHECKING:
 
 
 class SharedFile:
-    """One such file, empty at first."""
+    """A new file that SQLite statements and pages are written to in turn."""
 
     def __init__(self, path: Path, *, page_bytes: int) -> None:
         self._path = path
@@ -41,17 +39,17 @@ class SharedFile:
         self._has_pages = False
         self._db = sql.open_unfinished(path, page_bytes=page_bytes, alone=False)
         self.parameter_limit = sql.parameter_limit(self._db)
-        """How many values one statement may bind."""
+        """Maximum number of values per statement."""
 
     def statements(self) -> sqlite3.Connection:
-        """Return a connection in a transaction, until `pages` or `rest` is called."""
+        """Return a connection in a transaction; valid until `pages` or `rest` is called."""
         if not self._db.in_transaction:
             self.rest()
             self._db.execute("BEGIN")
         return self._db
 
     def pages(self) -> PageFile:
-        """Return what writes pages, until `statements` or `rest` is called."""
+        """Return the writer of pages; valid until `statements` or `rest` is called."""
         if self._file is None:
             self._file = self._opened()
         if not self._has_pages:
@@ -61,13 +59,13 @@ class SharedFile:
         return self._file
 
     def _opened(self) -> PageFile:
-        """Open the file once more; small reports are done without."""
+        """Open the file for pages; small reports do not need this."""
         from unified_prof.sqlite.pages.tree_writer import PageFile
 
         return PageFile(self._path)
 
     def rest(self) -> sqlite3.Connection:
-        """Complete the file as far as it is written; return a connection to read it with."""
+        """Complete the written part of the file; return a connection to read it."""
         if self._db.in_transaction:
             self._db.execute("COMMIT")
         if self._has_pages and self._file is not None:
@@ -76,24 +74,24 @@ class SharedFile:
         return self._db
 
     def close(self) -> None:
-        """Let go of the file; a transaction that is not complete is lost."""
-        with suppress(sqlite3.Error):  # all it does is roll back what is thrown away
+        """Close the file; an open transaction is lost."""
+        with suppress(sqlite3.Error):  # rolls back a transaction of a file that is discarded
             self._db.close()
-        if self._file is not None:  # after SQLite: to close any file of it ends all its locks
+        if self._file is not None:  # after SQLite: closing the file ends all its locks
             self._file.close()
 
 
-_ROWS_PER_STATEMENT = (400, 20)  # the rest goes in row by row
+_ROWS_PER_STATEMENT = (400, 20)  # other rows are inserted one by one
 _PLAIN_INDEX = re.compile(r'CREATE INDEX "?\w+"? ON "?\w+"? ?\("?\w+"?(?:, ?"?\w+"?)*\)')
-_ROWS_WORTH_COMPARING = 4_000  # fewer do not repay another statement
+_ROWS_WORTH_COMPARING = 4_000  # minimum rows for another statement
 TEXT_AT_ONCE = 1_000_000
-"""Characters; more go in row by row, to keep memory flat."""
+"""Maximum characters per statement; rows with more are inserted one by one, to save memory."""
 # Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
 _NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
 
 
 class Inserts:
-    """Rows of one table that SQLite is given by statements, and the table's indexes."""
+    """Inserts rows into one table by statements, and creates its indexes."""
 
     def __init__(self, file: SharedFile, layout: Layout) -> None:
         self._file = file
@@ -114,7 +112,7 @@ class Inserts:
 
         Args:
             ordered: The columns in the file's order.
-            rows: How many values each of them has.
+            rows: Number of values in each.
         """
         db = self._file.statements()
         by_file_name = dict(zip(self._names, ordered, strict=True))
@@ -123,12 +121,12 @@ class Inserts:
         self._insert(db, [_reduced(source, rows) for source in ordered], rows)
 
     def index_later(self) -> None:
-        """Leave indexes to the end, if they are not there: they know nothing of the rows so far."""
+        """Create indexes at the end if they do not exist: they lack the rows so far."""
         for index in self.indexes:
             index.wait()
 
     def finish(self) -> None:
-        """Create the indexes that were cheaper to leave until now."""
+        """Create the indexes that were left to the end."""
         for index in self.indexes:
             index.finish(self._file.statements())
 
@@ -145,7 +143,7 @@ class Inserts:
     def _insert_by_many(
         self, db: sqlite3.Connection, ordered: list[Source], start: int, stop: int, size: int
     ) -> None:
-        """Insert the rows from `start` to `stop`, `size` of them a statement."""
+        """Insert the rows from `start` to `stop`, `size` rows per statement."""
         constant: tuple[int, ...] = ()
         if _NUMBERED_PARAMETERS:
             constant = tuple(j for j, s in enumerate(ordered) if isinstance(s, Constant))
@@ -169,8 +167,8 @@ class Inserts:
     def _statement(self, constant: tuple[int, ...], size: int) -> str:
         """Return the statement for `size` rows, constant columns first.
 
-        The first row has them as parameters of its own, the others refer to those by number. No
-        more than these few numbers may be in it: SQLite looks them up one by one.
+        The first row has them as parameters, the other rows refer to these by number. Only these
+        parameters are numbered: SQLite searches numbered parameters linearly.
         """
         text = self._many_rows.get((constant, size))
         if text is None:
@@ -188,7 +186,7 @@ class Inserts:
 
 
 def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
-    """Return what makes one list of the values of `rows` rows, one row after the other."""
+    """Return a function that lists the values of `rows` rows, row by row."""
     width = len(sources)
     arrays = [source.array for source in sources if isinstance(source, Numbers)]
     if len(arrays) == width and len({array.dtype for array in arrays}) == 1:
@@ -211,11 +209,11 @@ def _row_by_row(sources: list[Source], rows: int) -> Callable[[int], list[Any]]:
 
 
 class Index:
-    """One index, made at the cheaper moment.
+    """One index, created at the start or at the end, whichever is cheaper.
 
-    Rows that come in the index's order cost half as much with the index in place as indexing
-    them afterwards; rows out of order cost several times more. So it is there from the first
-    batch on, as long as every batch goes on where the last one ended.
+    Inserting rows in the order of an existing index costs half of indexing them afterwards; rows
+    out of order cost several times more. So the index exists from the first batch on, as long as
+    every batch continues the order of the last one.
     """
 
     def __init__(self, name: str, create_sql: str, columns: tuple[str, ...]) -> None:
@@ -228,25 +226,25 @@ class Index:
 
     @property
     def is_plain(self) -> bool:
-        """Whether the values of its columns are all that it has."""
+        """True if the index has only columns, no expressions or conditions."""
         return _PLAIN_INDEX.fullmatch(self._create_sql) is not None
 
     def create(self, db: sqlite3.Connection) -> None:
-        """Create the index now."""
+        """Create the index."""
         db.execute(self._create_sql)
         self._exists = True
 
     def drop(self, db: sqlite3.Connection) -> None:
-        """Remove it again, and leave it to the end."""
+        """Remove the index, to create it at the end."""
         db.execute(f'DROP INDEX "{self.name}"')
         self._exists, self._waits = False, True
 
     def wait(self) -> None:
-        """Leave the index to the end."""
+        """Create the index at the end."""
         self._waits = True
 
     def before(self, db: sqlite3.Connection, sources: Mapping[str, Source], rows: int) -> None:
-        """Prepare for a batch that is about to be appended."""
+        """Prepare for the next batch."""
         if self._waits:
             return
         keys = [integers(sources[name], rows) for name in self.columns]
@@ -257,12 +255,12 @@ class Index:
             self.create(db)
 
     def finish(self, db: sqlite3.Connection) -> None:
-        """Create the index if it is not there yet."""
+        """Create the index if it does not exist yet."""
         if not self._exists:
             self.create(db)
 
     def _follows(self, keys: list[NDArray[np.int64] | None]) -> bool:
-        """Tell whether the batch is sorted and begins where the last one ended."""
+        """Return True if the batch is sorted and continues the order of the last one."""
         known = [key for key in keys if key is not None]
         if len(known) < len(keys):
             return False
@@ -274,7 +272,7 @@ class Index:
 
 
 def integers(source: Source, rows: int) -> NDArray[np.int64] | None:
-    """Return a column of whole numbers; None if there is anything else in it."""
+    """Return a column of integers; None if it has any other value."""
     if isinstance(source, Constant) and isinstance(source.value, int):
         return np.broadcast_to(np.int64(source.value), rows)
     if isinstance(source, Numbers) and source.array.dtype == np.int64:
@@ -283,7 +281,7 @@ def integers(source: Source, rows: int) -> NDArray[np.int64] | None:
 
 
 def _reduced(source: Source, rows: int) -> Source:
-    """Return a column whose integers are all the same as a constant."""
+    """Return a column with a single integer value as a constant."""
     if rows >= _ROWS_WORTH_COMPARING and isinstance(source, Numbers):
         array = source.array
         first = array[0]

@@ -1,8 +1,8 @@
-"""Integers of whole tables as NumPy columns, for tables of millions of rows.
+"""Integer columns of whole tables as NumPy arrays, for tables of millions of rows.
 
-They come from the pages of the file (`store.btree`), a fifth of what SQLite takes to print them;
-what is not plain there (an expression, a log beside the file, a value in many pages) comes from
-SQLite (`store.printed`), by all rows or by those that need it.
+They are read from the pages of the file (`sqlite.pages`), in a fifth of the time that SQLite needs
+to print them. Other expressions, files with a log beside them and values in overflow pages are read
+through SQLite (`column_reader`), for all rows or for those that need it.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ _NOTHING = np.empty(0, np.int64)
 
 Int64s = NDArray[np.int64]
 _Part = tuple[list[NDArray[Any]], tuple[int, int]]
-"""Values of the expressions, and the first and the last of the row ids."""
+"""Values of the expressions, and the first and last row id."""
 
 
 def of_table(
@@ -57,14 +57,14 @@ def of_table(
     Args:
         db: the open file, with the views that give its tables their newest shape.
         path: the file.
-        table: one that the file has.
+        table: a table of the file.
         columns: name in the result -> SQL expression over the table's columns.
-        narrow: columns that may come as int32 where their values allow it, to save memory.
+        narrow: columns that may be returned as int32 if their values fit, to save memory.
 
     Raises:
         StoreError: the file is damaged, or an expression is wrong.
     """
-    what = _wanted(db, path, table, columns, narrow)
+    what = _wanted_columns(db, path, table, columns, narrow)
     if (few := _few(db, what)) is not None:
         parts = [few]
     elif not column_reader.is_plain(db, what):
@@ -73,12 +73,12 @@ def of_table(
         pages = _paged(db, what)
         parts = [] if pages is None else _blocks(part for part, _ in pages.parts())
         if pages is None or not pages.is_done:
-            # All of it: of damaged pages, one way may find rows that another does not.
+            # Read all again: from damaged pages, the two methods may find different rows.
             parts = _blocks(part for part, _ in _from_sqlite(db, what, pages))
     return dict(zip(columns, _whole_columns(parts, len(columns)), strict=True))
 
 
-def _wanted(
+def _wanted_columns(
     db: sqlite3.Connection,
     path: Path,
     table: str,
@@ -92,10 +92,10 @@ def _wanted(
 
 
 def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
-    """Return a table of a small file by a plain query, which is done before another way begins.
+    """Return a table of a small file by a plain query, which is faster there.
 
-    None where the file is not small, something in the table is no integer or damaged, or the table
-    as it lies in the file has not all that is asked for.
+    None if the file is not small, a value is not an integer or damaged, or the table in the file
+    lacks a column.
     """
     if what.path.stat().st_size > _SMALL_BYTES or what.row_id is None:
         return None
@@ -105,12 +105,12 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
         with reading(what.path):
             rows = db.execute(query).fetchall()
     except StoreError:
-        return None  # how much of it can be read, the other ways find out
+        return None  # the other methods find out how much can be read
     if not rows:
         return what.narrowed([_NOTHING] * len(what.expressions))
     try:
         values = np.array(rows).T
-    except ValueError:  # texts that NumPy reads no shape from
+    except ValueError:  # texts of which NumPy makes no array
         return None
     if values.dtype != np.int64:
         return None
@@ -122,21 +122,21 @@ def _few(db: sqlite3.Connection, what: Wanted) -> list[NDArray[Any]] | None:
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Where the rows of one step of `windows` stand, for a query of one's own."""
+    """SQL that selects the rows of one window, for further queries."""
 
     sql: str
-    """What follows FROM."""
+    """Text after FROM."""
     values: tuple[int, ...]
 
 
 def windows(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[tuple[dict[str, Int64s], Window]]:
-    """Yield what `of_table` returns some thousand rows at a time, for tables too big to hold.
+    """Yield the columns of `of_table` some thousand rows at a time, with SQL to select the rows.
 
-    A table that needs a view comes in one piece.
+    A table that needs a view is one window.
     """
-    what = _wanted(db, path, table, columns)
+    what = _wanted_columns(db, path, table, columns)
     if not column_reader.is_plain(db, what):
         whole = _whole_columns(list(column_reader.through_view(db, what)), len(columns))
         yield dict(zip(columns, whole, strict=True)), Window(quoted(table), ())
@@ -149,8 +149,8 @@ def windows(
 def pieces(
     db: sqlite3.Connection, path: Path, table: str, columns: Mapping[str, str]
 ) -> Iterator[dict[str, Int64s]]:
-    """Yield what `of_table` returns some thousand rows at a time; no two yields share memory."""
-    what = _wanted(db, path, table, columns)
+    """Yield the columns of `of_table` some thousand rows at a time, as new arrays."""
+    what = _wanted_columns(db, path, table, columns)
     parts: Iterable[list[NDArray[Any]]]
     if (few := _few(db, what)) is not None:
         parts = [few]
@@ -193,9 +193,9 @@ def _from_sqlite(
 
 
 def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
-    """Join parts to blocks of a million rows.
+    """Concatenate parts to blocks of a million rows.
 
-    Small parts that stay, among large ones that go, would leave holes all over the memory.
+    Many small arrays would fragment the memory.
     """
     blocks: list[list[NDArray[Any]]] = []
     waiting: list[list[NDArray[Any]]] = []
@@ -210,40 +210,40 @@ def _blocks(parts: Iterable[list[NDArray[Any]]]) -> list[list[NDArray[Any]]]:
 
 
 def _whole_columns(parts: list[list[NDArray[Any]]], count: int) -> list[NDArray[Any]]:
-    """Join `count` columns that came in parts, and take them out of these."""
+    """Concatenate `count` columns in parts, and remove them from the parts."""
     result = []
     for index in range(count):
         pieces = [part[index] for part in parts]
         for part in parts:
-            part[index] = _NOTHING  # so that pieces and whole of only one column exist at a time
+            part[index] = _NOTHING  # so that only one column exists twice at a time
         result.append(np.concatenate(pieces) if pieces else _NOTHING)
     return result
 
 
 @dataclass(frozen=True, slots=True)
 class _Term:
-    """A column, or one less another; None: the row id."""
+    """A column, or the difference of two; None: the row id."""
 
     first: str | None
     less: str | None
     is_difference: bool
     default: int = MISSING
-    """What stands for NULL."""
+    """Value for NULL."""
     is_cast: bool = False
-    """Whether texts are numbers in digits."""
+    """True if texts of digits are numbers."""
     from_0: bool = False
-    """Whether what does not begin with a digit is no number."""
+    """True if only values that begin with a digit are numbers."""
 
     @property
     def names(self) -> list[str]:
-        """The columns that it is made of."""
+        """The columns of the term."""
         return [name for name in (self.first, self.less) if name is not None]
 
-    def of(self, one: Slice, values: Mapping[str, Values]) -> Int64s:
-        """Return its values, MISSING where they are no integers.
+    def values(self, one: Slice, values: Mapping[str, Values]) -> Int64s:
+        """Return the values, MISSING for those that are not integers.
 
         Raises:
-            Unusual: SQLite would make numbers of other values first.
+            Unusual: SQLite would convert other values to numbers first.
         """
         if not self.is_difference:
             if self.first is None:
@@ -270,12 +270,12 @@ class _Term:
             sides.append(values[name].integers(0))
         first, less = sides
         difference = first - less
-        fits = ((first ^ less) & (first ^ difference)) >= 0  # else a real to SQLite
+        fits = ((first ^ less) & (first ^ difference)) >= 0  # else SQLite returns a real
         return np.where(known & fits, difference, MISSING)
 
 
 def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
-    """Return the expressions as what pages can tell, None where only SQLite can."""
+    """Return the expressions as terms, None if only SQLite can compute one."""
     found = []
     for expression in what.expressions:
         default = MISSING
@@ -295,7 +295,7 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
                 continue
             is_word = side[2] is not None and name.lower() in _NO_COLUMNS
             is_row_id = pages.is_row_id(name)
-            # An integer in a column of reals is a real to SQLite.
+            # SQLite returns an integer in a column of reals as a real.
             if not is_row_id and (is_word or pages.affinity(name) in (None, "REAL")):
                 return None
             sides.append(None if is_row_id else name)
@@ -315,7 +315,7 @@ def _terms(pages: Scan, what: Wanted) -> list[_Term] | None:
 
 
 def _paged(db: sqlite3.Connection, what: Wanted) -> _Paged | None:
-    """Return how to read a table from its pages, None where only SQLite can."""
+    """Return a reader of the table's pages, None if only SQLite can read it."""
     with reading(what.path):
         pages = scan(db, what.name)
     terms = None if pages is None else _terms(pages, what)
@@ -324,7 +324,7 @@ def _paged(db: sqlite3.Connection, what: Wanted) -> _Paged | None:
 
 @dataclass(frozen=True, slots=True)
 class _Paged:
-    """A table that is read from its pages, as far as these are as they should be."""
+    """A table that is read from its pages, up to the first irregular one."""
 
     db: sqlite3.Connection
     what: Wanted
@@ -333,23 +333,23 @@ class _Paged:
 
     @property
     def is_done(self) -> bool:
-        """Whether `parts` came to the end of the table."""
+        """True if `parts` reached the end of the table."""
         return self.pages.is_done
 
     def parts(self) -> Iterator[_Part]:
         """Yield all rows some thousands at a time."""
         with closing(self.pages.slices()) as slices:
             while (one := self._next(slices)) is not None:
-                yield self._of(one), one.bounds
+                yield self._values(one), one.bounds
 
     def _next(self, slices: Iterator[Slice]) -> Slice | None:
         with reading(self.what.path):
             return next(slices, None)
 
-    def _of(self, one: Slice) -> list[NDArray[Any]]:
+    def _values(self, one: Slice) -> list[NDArray[Any]]:
         try:
             values = one.columns({name for term in self.terms for name in term.names})
-            return self.what.narrowed([term.of(one, values) for term in self.terms])
+            return self.what.narrowed([term.values(one, values) for term in self.terms])
         except Unusual:
             found = column_reader.read(self.db, self.what, one.bounds)
         if len(found[0]) != len(one):

@@ -1,8 +1,8 @@
-"""Opens a database somebody else made, to read it and to leave no trace.
+"""Opens a database to read it, without changing the file or its directory.
 
-SQLite itself may change a file it only reads: it rolls a crashed writer's journal back, merges a
-write-ahead log, and makes `-wal` and `-shm` files beside it. So such files are read through a
-temporary copy, and a file in WAL mode without a log as an immutable one.
+SQLite may change a file that it only reads: it rolls back the journal of a crashed writer, merges a
+write-ahead log, and creates `-wal` and `-shm` files. So such files are read through a temporary
+copy, and a file in WAL mode without a log as immutable.
 """
 
 from __future__ import annotations
@@ -32,14 +32,14 @@ _OTHER_FORMATS = (
     (b"PK\x03\x04", "a zip archive"),
 )
 _HEADER_BYTES = 100
-_WAL_MODE = 2  # header byte 19: the version of the file format that reading needs
+_WAL_MODE = 2  # header byte 19: file format version needed for reading
 _BUSY_TIMEOUT_S = 5.0
 _COPY_ATTEMPTS = 3
 _COPY_BYTES = 1 << 20
-_BLOCK_BYTES = 512  # the unit of `st_blocks`, whatever the file system's own
-# A generated column may ask for SQLite's whole gigabyte in every row.
+_BLOCK_BYTES = 512  # the unit of `st_blocks` on all file systems
+# A generated column may create values of SQLite's limit, a gigabyte, in every row.
 _LONGEST_VALUE_BYTES = 1 << 27
-_STEPS_OF_RECOGNISING = 50_000_000  # a second; a report's small tables take some thousands
+_STEPS_OF_RECOGNISING = 50_000_000  # one second; a report needs some thousand
 
 
 def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
@@ -52,7 +52,7 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
         resources: Closes the connection and removes a temporary copy, if one was needed.
 
     Raises:
-        StoreError: the file cannot be read, or is not a whole SQLite database.
+        StoreError: the file cannot be read, or is not a complete SQLite database.
         OutputError: a temporary copy was needed and could not be made.
     """
     header = _header(path)
@@ -63,8 +63,8 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
     if "-journal" not in sides:
         _refuse_truncated(path, header)
     try:
-        # Nobody can change a file in WAL mode without a log beside it; reading it otherwise
-        # would make one.
+        # A file in WAL mode without a log is not being changed; reading it as a mutable one would
+        # create a log.
         return _connect(path, "immutable=1" if in_wal_mode else "mode=ro", resources)
     except READ_ERRORS as err:
         raise_kept()
@@ -74,13 +74,13 @@ def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
 
 
 def side_files(path: Path) -> dict[str, Path]:
-    """Return what lies beside a database and is not empty: its log and journal, by ending.
+    """Return the log and journal of a database that are not empty, by suffix.
 
     Raises:
-        StoreError: one of them is no file, and SQLite would wait for what comes out of it.
+        StoreError: one of them is not a regular file, so that SQLite might wait forever.
     """
     found = {}
-    real = Path(os.path.realpath(path))  # SQLite looks beside the file that a link points to
+    real = Path(os.path.realpath(path))  # as SQLite does
     for ending in SQLITE_SIDE_FILES:
         side = real.with_name(real.name + ending)
         try:
@@ -128,7 +128,7 @@ def _header(path: Path) -> bytes:
 
 
 def _what_begins(header: bytes) -> str:
-    """Say in words what a file that begins like this is."""
+    """Return a description of a file with these first bytes."""
     for magic, words in _OTHER_FORMATS:
         if header.startswith(magic):
             return words
@@ -141,7 +141,7 @@ def _what_begins(header: bytes) -> str:
 
 
 def _refuse_truncated(path: Path, header: bytes) -> None:
-    """Compare the file's size with what its header says, where the header says it."""
+    """Raise StoreError if the file is smaller than its header states."""
     size_is_valid = header[24:28] == header[92:96]
     page_bytes = int.from_bytes(header[16:18], "big")
     page_bytes = 65536 if page_bytes == 1 else page_bytes
@@ -164,11 +164,11 @@ def _connect(
 
     Args:
         path: the file.
-        options: of SQLite's URI.
+        options: options of SQLite's URI.
         resources: closes the connection.
-        is_whole: whether all there is stands in the file, and nothing in a log beside it.
+        is_whole: True if the file has all data, without a log beside it.
     """
-    uri = f"{path.absolute().as_uri()}?{options}"  # as a URI, any file name is safe
+    uri = f"{path.absolute().as_uri()}?{options}"  # a URI can have any file name
     before = None
     with suppress(OSError):
         before = path.stat() if is_whole else None
@@ -176,7 +176,7 @@ def _connect(
         uri, uri=True, isolation_level=None, timeout=_BUSY_TIMEOUT_S, factory=FileConnection
     )
     try:
-        db.execute("PRAGMA trusted_schema = OFF")  # the file is somebody else's
+        db.execute("PRAGMA trusted_schema = OFF")  # the file is not trusted
         if hasattr(db, "setlimit"):  # since Python 3.11
             db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
         watch(db, steps=_STEPS_OF_RECOGNISING)
@@ -192,7 +192,7 @@ def _connect(
 
 
 def _open_copy(path: Path, side_file: Path, resources: ExitStack) -> sqlite3.Connection:
-    """Open a copy of a database together with the log or journal its writer left behind."""
+    """Open a copy of a database with the log or journal that its writer left behind."""
     try:
         folder = resources.enter_context(temporary_folder())
         _refuse_too_much(folder, path, side_file)
@@ -224,9 +224,9 @@ def _ending(side_file: Path) -> str:
 
 
 def _refuse_too_much(folder: Path, *files: Path) -> None:
-    """Raise OSError where copies of the files would fill the disk."""
+    """Raise OSError if copies of the files would fill the disk."""
     states = [file.stat() for file in files]
-    # What a file of holes takes on the disk; Windows does not say.
+    # Size of a sparse file on disk; not available on Windows.
     needed = sum(
         min(state.st_size, getattr(state, "st_blocks", state.st_size) * _BLOCK_BYTES)
         for state in states
@@ -236,7 +236,7 @@ def _refuse_too_much(folder: Path, *files: Path) -> None:
 
 
 def _copy_sparse(source: Path, copy: Path) -> None:
-    """Copy a file; its holes, which may be of any size, stay holes."""
+    """Copy a file; the copy is as sparse as the file."""
     with source.open("rb") as read, copy.open("wb") as write:
         size = os.fstat(read.fileno()).st_size
         position = 0
@@ -248,12 +248,12 @@ def _copy_sparse(source: Path, copy: Path) -> None:
                 write.write(data)
                 position += len(data)
             if position < end:
-                return  # cut while it was read
+                return  # truncated while it was read
         write.truncate(size)
 
 
 def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | None:
-    """Return where the next bytes that are no hole begin and end; None: there are none."""
+    """Return start and end of the next data that is not a hole; None: no more."""
     if sys.platform == "win32" or not hasattr(os, "SEEK_DATA"):
         return position, size
     try:
@@ -262,7 +262,7 @@ def _next_data(file: BinaryIO, position: int, size: int) -> tuple[int, int] | No
     except OSError as err:
         if err.errno == errno.ENXIO:
             return None
-        return position, size  # a file system without holes
+        return position, size  # a file system without sparse files
 
 
 def _states(*files: Path) -> list[tuple[int, int]]:

@@ -1,4 +1,4 @@
-"""Reads a report of any family and revision through its newest shape, and changes nothing."""
+"""Reads reports of any family and revision in their newest shape, without changing them."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ Parameters = Sequence[Any] | Mapping[str, Any]
 
 
 class Report(Displayed):
-    """A report that lies open for reading; use it in a `with` block or `close` it.
+    """An open report; use it in a `with` block or `close` it.
 
-    Queries see every table in its newest shape: missing tables are empty, columns that the file
-    does not have are NULL, renamed ones have their newest name. What a file has beyond that is
-    there too, and `main.<table>` is the table as it lies in the file. Tables that had to be given
-    their shape, and have no key, end with a column `rowid`.
+    Queries see every table in its newest shape: missing tables are empty, missing columns are NULL,
+    and renamed columns have their newest names. Further tables and columns of the file are visible
+    too; `main.<table>` is the table in the file. Tables without a key whose shape differs in the
+    file have an additional last column `rowid`.
 
     Attributes:
         path: The file.
         family: `msprof`, `skyline-run-time`, `skyline-memory` or `cluster`.
-        revision: The schema's revision; None only where any revision was asked for.
-        detection: How it was recognised, who made it, whether it is complete.
-        tables: Names of the tables that are in the file, in the order they were created.
+        revision: The schema's revision; None only with `any_revision`.
+        detection: Evidence for the revision, producer, completeness.
+        tables: Names of the tables in the file, in the order of their creation.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Report(Displayed):
                     self.family, self.revision = self.detection.require()
                 views.lay(self._db, _views(file, self.family, tables))
                 self._db.execute("PRAGMA query_only = ON")
-            watch(self._db)  # from here on, the size of the file says how long it takes
+            watch(self._db)  # from here on, the time depends on the size of the file
             self._resources = resources.pop_all()
 
     def __enter__(self) -> Report:
@@ -88,7 +88,7 @@ class Report(Displayed):
         self.close()
 
     def close(self) -> None:
-        """Close the file; harmless the second time."""
+        """Close the file; no effect if closed."""
         self._resources.close()
 
     def rows(self, sql: str, params: Parameters = ()) -> list[tuple[Any, ...]]:
@@ -101,12 +101,12 @@ class Report(Displayed):
             return self._execute(sql, params).fetchall()
 
     def columns(self, sql: str, params: Parameters = ()) -> dict[str, NDArray[Any]]:
-        """Return the result of a query as one NumPy array a column.
+        """Return the result of a query as one NumPy array per column.
 
-        Memory is that of the arrays: rows are fetched some thousands at a time. Integers come as
-        int64 (as a masked array where some are NULL), floats as float64 with NaN for NULL,
-        integers and floats mixed as float64 if that is exact, everything else as objects. An
-        empty result is int64, a column of nothing but NULL float64.
+        Memory is that of the arrays: rows are fetched some thousands at a time. Integers are int64
+        (a masked array if some are NULL), floats float64 with NaN for NULL, a mixture of both
+        float64 if that is exact, everything else objects. Empty columns are int64, columns of only
+        NULL float64.
 
         Raises:
             StoreError: the query is wrong, or the file is damaged.
@@ -118,9 +118,9 @@ class Report(Displayed):
     def parts(
         self, sql: str, params: Parameters = (), *, rows: int
     ) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield what `columns` returns so many rows at a time; none of no rows.
+        """Yield the result of `columns`, `rows` rows at a time; nothing without rows.
 
-        What a column is may differ from part to part: an array of integers here, of floats there.
+        The type of a column may differ from part to part: integers in one, floats in another.
 
         Raises:
             StoreError: the query is wrong, or the file is damaged.
@@ -134,13 +134,13 @@ class Report(Displayed):
     ) -> dict[str, NDArray[np.int64]]:
         """Return integer expressions over all rows of a table, in the file's order of rows.
 
-        Several times as fast as `columns` for millions of rows. What is no integer is
-        `store.integers.MISSING`.
+        Several times as fast as `columns` for millions of rows. Values that are not integers are
+        `integer_columns.MISSING`.
 
         Args:
-            table: One of the newest schema; one that the file lacks has no rows.
+            table: A table of the newest schema; if the file lacks it, it has no rows.
             columns: Name in the result -> SQL expression over the table's columns.
-            narrow: Columns that may come as int32 where their values allow it, to save memory.
+            narrow: Columns that may be returned as int32 if their values fit, to save memory.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -152,7 +152,7 @@ class Report(Displayed):
     def windows(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[tuple[dict[str, NDArray[np.int64]], whole_tables.Window]]:
-        """Yield what `integers` returns some thousand rows at a time, and where those rows stand.
+        """Yield the result of `integers` some thousand rows at a time, with SQL that selects them.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -164,7 +164,7 @@ class Report(Displayed):
     def pieces(
         self, table: str, columns: Mapping[str, str]
     ) -> Iterator[dict[str, NDArray[np.int64]]]:
-        """Yield what `integers` returns some thousand rows at a time.
+        """Yield the result of `integers` some thousand rows at a time.
 
         Raises:
             StoreError: an expression is wrong, or the file is damaged.
@@ -174,18 +174,18 @@ class Report(Displayed):
         return whole_tables.pieces(self._db, self.path, table, columns)
 
     def _execute(self, sql: str, params: Parameters) -> sqlite3.Cursor:
-        # A NumPy number would be bound as a BLOB, which equals nothing.
+        # A NumPy number would be bound as a BLOB, which equals no number.
         if isinstance(params, Mapping):
             return self._db.execute(sql, {name: plain(value) for name, value in params.items()})
         return self._db.execute(sql, [plain(value) for value in params])
 
     def session(self) -> Session:
-        """Return a SQLAlchemy session for the models; close it, or use it in a `with` block."""
+        """Return a SQLAlchemy session for the models; use it in a `with` block or close it."""
         from sqlalchemy import create_engine, event
         from sqlalchemy.orm import Session
         from sqlalchemy.pool import StaticPool
 
-        # One connection, this one: the views exist in no other.
+        # Only this connection: the views exist in no other.
         engine = create_engine("sqlite://", creator=lambda: self._db, poolclass=StaticPool)
         event.listen(engine, "handle_error", self._raise_ours)
         return Session(engine, autoflush=False)
@@ -202,7 +202,7 @@ class Report(Displayed):
                 name: pandas.arrays.IntegerArray(values.data, values.mask)
                 if isinstance(values, np.ma.MaskedArray)
                 else values
-                for name, values in self._whole(table).items()
+                for name, values in self._read_table(table).items()
             }
         )
 
@@ -218,7 +218,7 @@ class Report(Displayed):
                 name: pyarrow.array(values.data, mask=values.mask)
                 if isinstance(values, np.ma.MaskedArray)
                 else pyarrow.array(values, from_pandas=True)
-                for name, values in self._whole(table).items()
+                for name, values in self._read_table(table).items()
             }
         )
 
@@ -227,7 +227,7 @@ class Report(Displayed):
             raise_kept()
             raise read_error(self.path, context.original_exception)
 
-    def _whole(self, table: str) -> dict[str, NDArray[Any]]:
+    def _read_table(self, table: str) -> dict[str, NDArray[Any]]:
         known = {*self.tables, *catalogue.load(self.family, "latest").tables}
         if table not in known | catalogue.extension_tables().keys():
             raise UsageError(
@@ -236,7 +236,7 @@ class Report(Displayed):
                 slug="wrong-table",
             )
         columns = self.columns(f"SELECT * FROM {quoted(table)}")
-        columns.pop("rowid", None)  # of a view (store/views.py)
+        columns.pop("rowid", None)  # of a view (see views.py)
         return columns
 
 
@@ -248,18 +248,17 @@ def open_report(
 ) -> Report:
     """Open a report of any family and revision for reading; see `Report`.
 
-    The file, its folder and their times stay as they are, whatever state they are in.
+    The file, its directory and their times are not changed.
 
     Args:
         path: The report.
-        any_revision: Whether to read also what fits no revision that uprof knows, such as a file
-            from before the first: whatever tables and columns it has under today's names.
-        tables: The only tables that will be asked for, where opening quickly matters: others are
-            as they lie in the file.
+        any_revision: If True, also read files of unknown revisions, such as those from before the
+            first one: all tables and columns with today's names.
+        tables: The only tables that get their newest shape, to open the report faster.
 
     Raises:
         StoreError: `path` cannot be read, is damaged, or is not a report.
-        SchemaVersionError: it is one, at no revision that uprof knows.
+        SchemaVersionError: it is a report of an unknown revision.
         OutputError: the file needs a temporary copy (a crashed writer left a log) and that
             cannot be made.
     """
@@ -267,7 +266,7 @@ def open_report(
 
 
 def _views(file: Shape, family: str, tables: Collection[str] | None) -> list[str]:
-    """Return what gives a file's tables their newest shape, once for all files of a schema."""
+    """Return the SQL of the views for a file, computed once per schema."""
     key = (family, None if tables is None else frozenset(tables))
     found = file.views.get(key)
     if found is None:

@@ -1,9 +1,9 @@
-"""`run.json`: who takes part in a distributed run, and what each rank has left in the folder.
+"""`run.json`: the ranks of a distributed run, and the files of each in the run directory.
 
-Each rank keeps a piece of its own, `run.json.d/rank3.json`, which nobody else writes. After it has
-written it, it puts all pieces together to `run.json` and looks again: whoever comes last has seen
-all pieces, so the last `run.json` is whole, on any file system and without a lock. Of very many
-ranks only some put the pieces together; `read` looks at the pieces themselves where they are.
+Each rank writes its own entry, `run.json.d/rank3.json`, then merges all entries into `run.json`
+and checks for new ones. The last rank to finish has seen all entries, so the last `run.json` is
+complete, on any file system and without locks. With very many ranks only some merge; `read` uses
+the entries if they exist.
 """
 
 from __future__ import annotations
@@ -22,51 +22,51 @@ from unified_prof.sqlite.atomic import replacing
 FILE_NAME = "run.json"
 _PIECES = "run.json.d"
 _FORMAT, _VERSION = "uprof-run", 1
-_LARGEST_BYTES = 64 << 20  # of a file that is read: a million ranks need less
+_LARGEST_BYTES = 64 << 20  # maximum size of a file that is read: a million ranks need less
 _ROUNDS = 100
 _MOST_EDITORS = 64
-"""Ranks that put the pieces together: each reads those of all others."""
+"""Number of ranks that merge the entries; each reads all of them."""
 
 STARTED, MEASURED, ENDED = "started", "measured", "ended"
 
 
 @dataclass(frozen=True, slots=True)
 class RankEntry:
-    """What one rank says of itself."""
+    """State and files of one rank."""
 
     rank: int
     world_size: int
     expected_ranks: tuple[int, ...]
-    """The ranks that are measured, as every one of them knows."""
+    """The profiled ranks, which every rank knows."""
     host: str
     state: str
-    """`started`; `measured`: its reports are written and its workload goes on; `ended`."""
+    """`started`; `measured`: reports written, workload running; `ended`."""
     local_rank: int | None = None
     launcher: str | None = None
     job: str | None = None
     started: str | None = None
     finished: str | None = None
     exit_code: int | None = None
-    """Its workload's; None: not known, or it never ended."""
+    """Exit code of its workload; None: not known, or still running."""
     files: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Kind of report -> files, relative to the folder."""
+    """Kind of report -> files, relative to the directory."""
     failure: str | None = None
-    """Why something is missing, in a sentence."""
+    """Reason for missing reports, one sentence."""
 
 
 @dataclass(frozen=True, slots=True)
 class RunFolder:
-    """All that is known of a distributed run."""
+    """Contents of a run directory."""
 
     world_size: int
     expected_ranks: tuple[int, ...]
     hosts: tuple[str, ...]
     ranks: Mapping[int, RankEntry]
-    """Those that have said something, by number."""
+    """Ranks with an entry, by number."""
 
     @property
     def without_reports(self) -> dict[int, str]:
-        """Expected rank -> why it has left no report, in a few words."""
+        """Expected rank without a report -> reason."""
         return {
             rank: _why(self.ranks.get(rank))
             for rank in self.expected_ranks
@@ -85,7 +85,7 @@ def _why(entry: RankEntry | None) -> str:
 
 
 def note(folder: Path, entry: RankEntry) -> None:
-    """Say in `folder` how things stand with a rank; replaces what it said before.
+    """Write the entry of a rank in `folder`; replaces its previous entry.
 
     Raises:
         OutputError: it cannot be written.
@@ -110,15 +110,15 @@ def note(folder: Path, entry: RankEntry) -> None:
 
 
 def has_entry(folder: Path, rank: int) -> bool:
-    """Return whether `rank` has said something in `folder`."""
+    """Return True if `rank` has an entry in `folder`."""
     return _piece(folder, rank).exists()
 
 
 def read(folder: str | os.PathLike[str]) -> RunFolder | None:
-    """Return what `run.json` in `folder` says, None where there is none.
+    """Return the contents of `run.json` in `folder`, None if it does not exist.
 
     Raises:
-        StoreError: it is there but cannot be read, or is not what its name says.
+        StoreError: it cannot be read or is invalid.
     """
     path = Path(folder) / FILE_NAME
     try:
@@ -157,7 +157,7 @@ def _piece(folder: Path, rank: int) -> Path:
 def _read_pieces(pieces: Path) -> dict[int, RankEntry]:
     found = {}
     for path in sorted(pieces.glob("rank*.json")):
-        # A piece that is no piece is not ours to judge; the rank that wrote it will come again.
+        # Skip an invalid entry: its rank will write it again.
         with suppress(OSError, ValueError, KeyError, TypeError, AttributeError):
             entry = _entry(json.loads(path.read_bytes()))
             found[entry.rank] = entry

@@ -1,4 +1,4 @@
-"""Write small reports by statements: Skyline run time and memory, and cluster summaries."""
+"""Writes small reports by statements: Skyline run time and memory, and cluster summaries."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.statements import declared, open_unfinished, quoted, transaction, writing
 
 ANOMALIES = "UPROF_ANOMALIES"
-"""The table that a `ledger.Ledger` becomes."""
+"""Table of the counts of a `ledger.Ledger`."""
 
 
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:
-    """Insert `rows`, in the order of the table's columns, creating the table for the first.
+    """Insert `rows`, with values in the order of the columns; create the table if needed.
 
-    Nothing is created for no rows.
+    Without rows, the table is not created.
     """
     batch = [storable_row(row) for row in rows]
     if not batch:
@@ -45,7 +45,7 @@ def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]])
 
 
 def storable_row(row: tuple[object, ...]) -> tuple[object, ...]:
-    """Return `row` with texts that SQLite can store: names of files can be any bytes."""
+    """Return `row` with texts that SQLite can store: file names can have any bytes."""
     return tuple(storable(value) if isinstance(value, str) else value for value in row)
 
 
@@ -54,7 +54,7 @@ def fill_run(
     facts: Mapping[str, str | None],
     anomalies: Mapping[str, tuple[int, str]],
 ) -> None:
-    """Write provenance and anomalies, each sorted by name so that equal runs give equal files."""
+    """Write provenance and anomalies, sorted by name, so that equal runs give equal files."""
     fill(db, "UPROF_RUN", sorted(facts.items()))
     fill(
         db,
@@ -64,7 +64,7 @@ def fill_run(
 
 
 def recorded_anomalies(db: sqlite3.Connection) -> dict[str, Entry]:
-    """Return what a report counts already, in the order in which it was written."""
+    """Return the anomalies in a report, in the order of the file."""
     if not declared(db, ANOMALIES):
         return {}
     rows = db.execute(f"SELECT name, count, detail FROM {ANOMALIES} ORDER BY rowid")
@@ -72,7 +72,7 @@ def recorded_anomalies(db: sqlite3.Connection) -> dict[str, Entry]:
 
 
 def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> None:
-    """Count `count` more cases of `name` in a report, as `ledger.Ledger.add` does in memory."""
+    """Add `count` cases of `name` to the anomalies of a report."""
     if not count:
         return
     if not declared(db, ANOMALIES):
@@ -85,14 +85,14 @@ def add_anomaly(db: sqlite3.Connection, name: str, count: int, detail: str) -> N
 
 
 def complete_run(path: Path, facts: Mapping[str, str]) -> None:
-    """Fill in facts of a report that were not known when it was written, and are NULL there.
+    """Write facts of a report that are NULL because they were not known before.
 
     Raises:
         OutputError: the file cannot be changed, or is gone.
         StoreError: it is damaged, or being written by another process.
     """
     with writing(path):
-        # No URI with mode=rw: SQLite wants those in UTF-8, and a path may be anything.
+        # No URI with mode=rw: URIs are UTF-8, and a path can have any bytes.
         path.stat()
         with closing(sqlite3.connect(path)) as db, db:
             db.executemany(
@@ -110,10 +110,10 @@ def write_run_time(
     the samples themselves. Entries are numbered from 1 in forward order.
 
     Args:
-        path: Where the report will lie; appears only when complete.
-        run: What was measured.
+        path: Path of the report, which appears only when complete.
+        run: The measurements.
         facts: Rows of UPROF_RUN.
-        overwrite: Whether an existing file may be replaced.
+        overwrite: True if an existing file may be replaced.
 
     Raises:
         OutputError: `path` exists or cannot be written.
@@ -161,13 +161,13 @@ def write_memory(
     """Write the memory report of `run` to `path`.
 
     Entries are numbered from 1: weights in the order of the model, activations in forward order.
-    `misc_sizes` has its one row only where the peak could be measured.
+    `misc_sizes` has its single row only if the peak was measured.
 
     Args:
-        path: Where the report will lie; appears only when complete.
-        run: What was measured.
+        path: Path of the report, which appears only when complete.
+        run: The measurements.
         facts: Rows of UPROF_RUN.
-        overwrite: Whether an existing file may be replaced.
+        overwrite: True if an existing file may be replaced.
 
     Raises:
         OutputError: `path` exists or cannot be written.
@@ -363,14 +363,14 @@ def write_cluster_summary(
     *,
     overwrite: bool = False,
 ) -> None:
-    """Write all tables of a summary; rows have the columns of the schema in its order.
+    """Write all tables of a cluster summary; rows have the columns of the schema in order.
 
     Args:
-        path: Where it will lie; appears only when complete.
+        path: Path of the summary, which appears only when complete.
         tables: Table -> rows.
         facts: Rows of UPROF_RUN.
         anomalies: Rows of UPROF_ANOMALIES.
-        overwrite: Whether an existing file may be replaced.
+        overwrite: True if an existing file may be replaced.
 
     Raises:
         OutputError: `path` exists or cannot be written.

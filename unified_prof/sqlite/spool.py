@@ -1,9 +1,9 @@
-"""What was measured so far, kept beside the reports to be while the workload still runs.
+"""Measurements of a running workload, saved for `uprof recover`.
 
-A process that is killed writes no report. So `uprof run` now and then saves the records of its
-complete iterations in a hidden file, and `uprof db recover` makes reports of what it finds. The
-name says which process wrote it, so that one that still runs is left alone. The file is replaced
-whole, but never synced: it survives the process and not a power failure, and costs next to nothing.
+A killed process writes no report. So `uprof run` regularly saves the records of complete iterations
+in a hidden file beside the reports, and `uprof recover` writes reports from it. The name has the
+tag of the writing process, whose file is left alone while it runs. The file is replaced atomically
+but not flushed to disk: it survives the process, not a power failure, and costs very little.
 """
 
 from __future__ import annotations
@@ -34,29 +34,29 @@ _HEADER = struct.Struct("<12sIQI")  # magic, version, bytes of the payload, thei
 _LARGEST_BYTES = 1 << 30
 _NAME = re.compile(rf"\.uprof(?:_rank\d+)?\.(?P<owner>{atomic.TAG.pattern})\.spool")
 _DEEPEST = 2
-"""Folders below the given one that are searched: those of restarts."""
+"""Maximum depth of the search: directories of restarts."""
 _INT64 = 1 << 63
 
 
 @dataclass(frozen=True, slots=True)
 class Spooled:
-    """What a spool holds."""
+    """Contents of a spool."""
 
     reports: tuple[str, ...]
-    """The kinds of report that were asked for, of `run-time` and `memory`."""
+    """The requested kinds of report: `run-time`, `memory`."""
     rank: int | None
-    """The number in the names of the reports; None: there is none."""
+    """Rank in the names of the reports; None: no rank."""
     iterations: int
-    """How many iterations were to be measured."""
+    """Requested number of iterations."""
     saved: str
-    """When, in ISO 8601."""
+    """Time of saving, ISO 8601."""
     facts: Mapping[str, str | None]
-    """Rows of UPROF_RUN, as far as they were known."""
+    """Rows of UPROF_RUN known so far."""
     run: TrackedRun
 
 
 class Spool:
-    """The spool of this process in one folder."""
+    """The spool of this process in one directory."""
 
     def __init__(self, folder: Path, suffix: str) -> None:
         self._folder, self._head = folder, f".uprof{suffix}"
@@ -64,10 +64,10 @@ class Spool:
         self.path = folder / f"{self._head}.{self._owner}.spool"
 
     def write(self, content: Spooled) -> None:
-        """Replace what was saved before.
+        """Replace the saved contents.
 
         Raises:
-            OSError: it cannot be written; what was saved before is still there.
+            OSError: it cannot be written; the previous contents are kept.
         """
         data = encode(content)
         partial = (
@@ -86,12 +86,12 @@ class Spool:
             raise
 
     def remove(self) -> None:
-        """Remove it: what it holds, and more, is in the reports."""
+        """Remove the spool, once the reports are written."""
         with suppress(OSError):
             self.path.unlink(missing_ok=True)
 
     def remove_those_of_the_dead(self) -> None:
-        """Remove what processes that are gone have left under the same number of a rank."""
+        """Remove the spools of ended processes with the same rank."""
         remove_abandoned(self._folder, self._partial_head)
         for path in _in(self._folder):
             if path.name.startswith(f"{self._head}.") and state_of(path) == ENDED:
@@ -104,16 +104,16 @@ class Spool:
 
 
 RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"
-"""What can be said of the process that wrote a spool."""
+"""States of the process that wrote a spool."""
 
 
 def find(folder: Path) -> list[Path]:
-    """Return the spools in `folder` and in the folders of restarts below it, by name."""
+    """Return the spools in `folder` and its directories of restarts, by name."""
     return [path for place in _places(folder, _DEEPEST) for path in _in(place)]
 
 
 def state_of(path: Path) -> str:
-    """Return whether the process that wrote a spool still runs, as far as can be told here."""
+    """Return the state of the process that wrote a spool: RUNS, ENDED or UNKNOWN."""
     found = _NAME.fullmatch(path.name)
     owner = found["owner"] if found else ""
     if atomic.is_abandoned(owner):
@@ -122,7 +122,7 @@ def state_of(path: Path) -> str:
 
 
 def process_of(path: Path) -> int:
-    """Return the number of the process that wrote a spool."""
+    """Return the id of the process that wrote a spool."""
     found = _NAME.fullmatch(path.name)
     return int(found["owner"].split("-")[1], 16) if found else 0
 
@@ -146,19 +146,19 @@ def _in(folder: Path) -> list[Path]:
 
 
 def encode(content: Spooled) -> bytes:
-    """Return the bytes of a spool."""
+    """Return the contents as bytes."""
     try:
         payload = msgspec.msgpack.encode(content)
-    except UnicodeEncodeError:  # of a file name that is not UTF-8
+    except UnicodeEncodeError:  # surrogates of a file name that is not UTF-8
         payload = msgspec.msgpack.encode(storable_in(msgspec.to_builtins(content)))
     return _HEADER.pack(_MAGIC, _VERSION, len(payload), zlib.crc32(payload)) + payload
 
 
 def read(path: Path) -> Spooled:
-    """Return what a spool holds.
+    """Return the contents of a spool.
 
     Raises:
-        RawFormatError: it cannot be read, or is not what its name says; the message names it.
+        RawFormatError: it cannot be read or is invalid; the message has its path.
     """
     try:
         if not path.is_file():
@@ -177,14 +177,14 @@ def read(path: Path) -> Spooled:
 
 
 def decode(data: bytes, *, where: str) -> Spooled:
-    """Return what the bytes of a spool hold.
+    """Return the contents in the bytes of a spool.
 
     Args:
         data: The bytes.
-        where: What to call their place in a message.
+        where: The source of the bytes, for messages.
 
     Raises:
-        RawFormatError: they are not what `encode` makes.
+        RawFormatError: they are not a result of `encode`.
     """
     if len(data) < _HEADER.size or not data.startswith(_MAGIC):
         raise RawFormatError(
@@ -216,7 +216,7 @@ def decode(data: bytes, *, where: str) -> Spooled:
 
 
 def _check(content: Spooled) -> None:
-    """Raise ValueError where records contradict each other: no report can be made of them."""
+    """Raise ValueError if records are inconsistent, so that no report can be written."""
     if not content.reports or not set(content.reports) <= {"run-time", "memory"}:
         raise ValueError(f"reports of the kinds {', '.join(content.reports) or 'none'}")
     if content.rank is not None and content.rank < 0:
@@ -228,12 +228,12 @@ def _check(content: Spooled) -> None:
         _check_samples(operation, matched, len(run.iterations))
     for place, region in enumerate(run.regions):
         if region.around is not None and not 0 <= region.around < place:
-            raise ValueError(f"the region {region.name} is in one that there is not")
+            raise ValueError(f"the region {region.name} is in an unknown region")
         if len(region.counts) != len(run.iterations):
             raise ValueError(f"the region {region.name} has more or fewer counts than iterations")
     inside = [one.region for one in run.operations] + [one.region for one in run.activations]
     if not all(region is None or 0 <= region < len(run.regions) for region in inside):
-        raise ValueError("an operation is in a region that there is not")
+        raise ValueError("an operation is in an unknown region")
 
 
 def _check_numbers(value: Any) -> None:
@@ -254,7 +254,7 @@ def _check_numbers(value: Any) -> None:
 def _check_samples(operation: OperationRecord, matched: list[int], iterations: int) -> None:
     numbers = matched if operation.iterations is None else operation.iterations
     if not all(0 <= number < iterations for number in numbers) or not numbers:
-        raise ValueError(f"{operation.name} ran in iterations that there are not")
+        raise ValueError(f"{operation.name} ran in unknown iterations")
     if len(set(numbers)) != len(numbers):
         raise ValueError(f"{operation.name} ran twice in one iteration")
     samples = [operation.forward_ms]

@@ -1,7 +1,4 @@
-"""How uprof speaks with SQLite: names in statements, files under way, complaints in words.
-
-What is written in a `with` block: all of it if the block ends well, nothing if it raises.
-"""
+"""SQLite basics: quoting, declared columns, connections to new files, errors, output blocks."""
 
 from __future__ import annotations
 
@@ -16,23 +13,23 @@ from types import TracebackType
 from unified_prof.errors import OutputError, StoreError
 from unified_prof.sqlite.atomic import output_error, raise_kept, watch
 
-# The driver raises UnicodeDecodeError where SQLite quotes bytes of a damaged file that are no text,
-# and until Python 3.12 a Warning for two statements in one.
+# The driver raises UnicodeDecodeError if SQLite's message quotes bytes of a damaged file, and until
+# Python 3.12 a Warning for two statements in one.
 READ_ERRORS = (sqlite3.Error, sqlite3.Warning, UnicodeDecodeError)
 
 _UNFINISHED = (
-    "PRAGMA journal_mode = DELETE",  # out of WAL mode, which is kept in a copied file
-    # Nobody else can see the file, and it is thrown away when anything fails: no journal, and no
-    # waiting for the disk, which `atomic` does once, at the end.
+    "PRAGMA journal_mode = DELETE",  # leave WAL mode, which a copied file keeps
+    # No other process uses the file, and it is discarded if anything fails: no journal, and no
+    # flush to disk, which `atomic` does once, at the end.
     "PRAGMA journal_mode = OFF",
     "PRAGMA synchronous = OFF",
     "PRAGMA secure_delete = OFF",
 )
-_CACHED_STATEMENTS = 100  # one of many rows takes some 200 kB
+_CACHED_STATEMENTS = 100  # a statement of many rows takes some 200 kB
 
 
 def quoted(name: str) -> str:
-    """Return the name of a table or column as it stands in a statement."""
+    """Return the name of a table or column quoted for a statement."""
     escaped = name.replace('"', '""')
     return f'"{escaped}"'
 
@@ -43,7 +40,7 @@ class Declared:
 
     name: str
     type: str
-    """As written; empty where the file gives it none."""
+    """Declared type; empty if none."""
     not_null: bool
     default: str | None
     """SQL of its default value."""
@@ -52,7 +49,7 @@ class Declared:
 
 
 def declared(db: sqlite3.Connection, table: str) -> list[Declared]:
-    """Return the columns of a table of the file in their order; none where it is not there."""
+    """Return the columns of a table of the file in order; none if it does not exist."""
     rows = db.execute(f"PRAGMA main.table_info({quoted(table)})").fetchall()
     return [
         Declared(str(name), str(kind), bool(not_null), default, int(key))
@@ -64,7 +61,7 @@ _ROW_ID_NAMES = ("rowid", "oid", "_rowid_")
 
 
 def row_id_name(columns: Collection[str]) -> str | None:
-    """Return a name that SQLite gives the row ids of a table: one that is none of its columns.
+    """Return a name of the row ids of a table that is not also a column.
 
     None if all three names are columns.
     """
@@ -72,27 +69,27 @@ def row_id_name(columns: Collection[str]) -> str | None:
     return next((name for name in _ROW_ID_NAMES if name not in known), None)
 
 
-# What is called a table and is none may compute without end: a view, a virtual table.
+# Views and virtual tables may compute endless rows.
 TABLES = (
     "(SELECT name, sql, rowid FROM main.sqlite_master"
     " WHERE type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%')"
 )
-"""What to select from for the tables of a file that are made of rows."""
+"""Subquery for the ordinary tables of a file."""
 MOST_TABLES = 100_000
-"""So many of somebody else's tables are looked at."""
+"""Maximum number of tables read of a file of another program."""
 
 
 def open_unfinished(
     path: Path, *, page_bytes: int | None = None, alone: bool = True
 ) -> sqlite3.Connection:
-    """Return a connection to a file that nobody else uses yet, fast and without a safety net.
+    """Return a connection to a new file that no other process uses, without crash safety.
 
-    Transactions are begun and ended by hand, so that DDL is part of them.
+    Transactions are explicit, so that they include DDL.
 
     Args:
         path: The empty file, or the copy of a database.
-        page_bytes: Size of a new file's pages, SQLite's own choice if None.
-        alone: Whether nobody else writes to the file between the connection's transactions.
+        page_bytes: Page size of a new file, SQLite's default if None.
+        alone: True if nothing else writes to the file between the connection's transactions.
     """
     db = sqlite3.connect(path, isolation_level=None, cached_statements=_CACHED_STATEMENTS)
     try:
@@ -111,14 +108,14 @@ def open_unfinished(
 
 @contextmanager
 def transaction(db: sqlite3.Connection) -> Iterator[None]:
-    """Make the block one transaction of a file under way; one that raises leaves the file lost."""
+    """Run the block in one transaction of a new file; if it raises, the file is unusable."""
     db.execute("BEGIN")
     yield
     db.execute("COMMIT")
 
 
 def parameter_limit(db: sqlite3.Connection) -> int:
-    """Return how many values one statement may bind."""
+    """Return the maximum number of values per statement."""
     if not hasattr(db, "getlimit"):  # Python 3.10: SQLite's defaults
         return 32_766 if sqlite3.sqlite_version_info >= (3, 32) else 999
     return db.getlimit(sqlite3.SQLITE_LIMIT_VARIABLE_NUMBER)
@@ -126,7 +123,7 @@ def parameter_limit(db: sqlite3.Connection) -> int:
 
 @contextmanager
 def reading(path: Path) -> Iterator[None]:
-    """Turn what SQLite says while reading into a StoreError that names `path`."""
+    """Raise SQLite's errors in the block as StoreError with `path`."""
     try:
         yield
     except READ_ERRORS as err:
@@ -136,12 +133,11 @@ def reading(path: Path) -> Iterator[None]:
 
 @contextmanager
 def writing(path: Path) -> Iterator[None]:
-    """Turn what SQLite and the operating system say while writing into errors that name `path`.
+    """Raise SQLite's and the system's errors in the block as errors with `path`.
 
     Raises:
-        OutputError: the disk is full, the place read-only, or the like.
-        StoreError: another process writes it; or SQLite refuses what is written, such as a key
-            that is there twice.
+        OutputError: it cannot be written, for example because the disk is full or read-only.
+        StoreError: another process writes it; or SQLite refuses a row, such as a duplicate key.
     """
     try:
         yield
@@ -157,13 +153,13 @@ def writing(path: Path) -> Iterator[None]:
 def upgrade_error(
     path: Path, output: Path, steps: str, err: Exception
 ) -> StoreError | OutputError | None:
-    """Say in words why `path` cannot be upgraded, None where that is a fault of ours.
+    """Return the error for a `path` that cannot be upgraded, None if `err` is a bug.
 
     Args:
         path: The file.
-        output: Where the upgraded one would lie.
-        steps: What was tried, such as `from 1.1.0 to 1.2.0`.
-        err: What was raised, by SQLAlchemy perhaps, which is not imported here.
+        output: Path of the upgraded file.
+        steps: The attempted upgrade, such as `from 1.1.0 to 1.2.0`.
+        err: The exception, possibly one of SQLAlchemy, which is not imported here.
     """
     raise_kept()
     cause = getattr(err, "orig", None) or err
@@ -186,7 +182,7 @@ def upgrade_error(
 
 
 def read_error(path: Path, err: Exception) -> StoreError:
-    """Say in words why `path` cannot be read."""
+    """Return the error for a `path` that cannot be read."""
     if is_locked(err):
         return StoreError(
             f"{path} is being written by another process",
@@ -213,7 +209,7 @@ def read_error(path: Path, err: Exception) -> StoreError:
 
 
 def is_locked(err: Exception) -> bool:
-    """Say whether SQLite refuses because somebody else holds the file's lock."""
+    """Return True if another process holds the lock of the file."""
     return isinstance(err, sqlite3.Error) and "locked" in str(err)
 
 
@@ -222,7 +218,7 @@ def _is_damage(text: str) -> bool:
 
 
 class Block(ABC):
-    """The end of such a block."""
+    """Base of `with` blocks that write a file: complete if the block ends, nothing if it raises."""
 
     def __exit__(
         self,
@@ -238,8 +234,8 @@ class Block(ABC):
 
     @abstractmethod
     def _finish(self) -> None:
-        """Give what was written its name."""
+        """Give the written file its final name."""
 
     @abstractmethod
     def _close(self) -> None:
-        """Let go of everything, and remove what has no name."""
+        """Close everything, and remove the file if it has no final name."""

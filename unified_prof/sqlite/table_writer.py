@@ -1,13 +1,11 @@
 """Appends batches of columns to one table: few rows by statements, many as pages.
 
-Rows that come by the thousands become pages of the table without SQLite, several times as fast
-(docs/performance.md). That takes a table of plain columns, and rows in the order of their rowids;
-what is otherwise, and what are few rows, SQLite inserts; what makes pages is not imported then.
+Thousands of rows are written as pages without SQLite, several times as fast (docs/performance.md).
+This needs a table of plain columns, and rows in the order of their row ids. Otherwise SQLite
+inserts the rows, and the writer of pages is not imported.
 
-The indexes of a table that grows by pages: pages as well, while rows come in their order.
-
-SQLite makes an index empty as the table's first pages come; what it would have to sort at the end
-stands in order already. An index whose order rows do not keep to is SQLite's to make at the end.
+Indexes are written as pages too, as long as the rows are in the order of the index. Otherwise
+SQLite creates the index at the end.
 """
 
 from __future__ import annotations
@@ -22,7 +20,15 @@ from numpy.typing import NDArray
 
 from unified_prof.errors import UsageError
 from unified_prof.schema.catalogue import ColumnSpec, TableSpec
-from unified_prof.sqlite.batches import Constant, Source, is_text, joined, kept, non_null, selected
+from unified_prof.sqlite.batches import (
+    Constant,
+    Source,
+    concatenate,
+    is_text,
+    kept,
+    non_null,
+    selected,
+)
 from unified_prof.sqlite.inserts import (
     TEXT_AT_ONCE,
     Index,
@@ -40,7 +46,7 @@ if TYPE_CHECKING:
 
 
 ROWS_WORTH_PAGES = 4_000
-"""As many rows are put together before they become pages; fewer in all are inserted."""
+"""Minimum number of rows that are written as pages."""
 _ROWS_AT_ONCE = 32_768
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 _NOT_PLAIN = re.compile(
@@ -50,7 +56,7 @@ _NOT_PLAIN = re.compile(
 
 
 class TableWriter:
-    """One table of the file being written, created when there is something to write."""
+    """One table of a new file, created with its first row."""
 
     def __init__(self, file: SharedFile, layout: Layout) -> None:
         self.layout = layout
@@ -69,7 +75,7 @@ class TableWriter:
         self._index_pages: IndexPages | None = None
 
     def create(self) -> None:
-        """Create the table if it is not there yet."""
+        """Create the table if it does not exist yet."""
         if not self.exists:
             self._file.statements().execute(self.layout.spec.create_sql)
             self.exists = True
@@ -82,7 +88,7 @@ class TableWriter:
             rows: Number of rows, at least 1.
 
         Raises:
-            UsageError: text or NULL where the table cannot have it.
+            UsageError: text or NULL in a column that cannot have it.
         """
         ordered = [sources.get(name, Constant(None)) for name in self.layout.sources]
         self._refuse_impossible(ordered, rows)
@@ -96,7 +102,7 @@ class TableWriter:
             self._put_off(ordered, rows)
 
     def finish(self) -> None:
-        """Write what was put off, and complete the table and its indexes; again: the rest."""
+        """Write pending rows, and complete the table and its indexes; may be called again."""
         if self.exists:
             if self._tree is not None:
                 self._write_pending()
@@ -113,19 +119,19 @@ class TableWriter:
                     f"{where} is {column.type}, found text (text is interned first)",
                     slug="wrong-table",
                 )
-            # SQLite would make up a number for a NULL in an INTEGER PRIMARY KEY.
+            # SQLite would choose a number for NULL in an INTEGER PRIMARY KEY.
             if column.primary_key and non_null(source, rows) < rows:
                 raise UsageError(f"{where} is the key of its table, found NULL", slug="wrong-table")
 
     def _complete(self, ordered: list[Source], rows: int) -> bool:
-        """Tell whether nothing is NULL that must not be; else SQLite is to say what is."""
+        """Return True if no NOT NULL column has NULL; otherwise SQLite reports the error."""
         return all(
             not column.not_null or non_null(source, rows) == rows
             for column, source in zip(self._columns, ordered, strict=True)
         )
 
     def _put_off(self, ordered: list[Source], rows: int) -> None:
-        """Keep rows until they are worth pages."""
+        """Keep rows until there are enough for pages."""
         self._pending.append(([kept(source) for source in ordered], rows))
         self._pending_rows += rows
         self._pending_text += text_size(ordered, 0, rows)
@@ -138,10 +144,10 @@ class TableWriter:
         if pending:
             lengths = [length for _, length in pending]
             columns = zip(*(ordered for ordered, _ in pending), strict=True)
-            self._write([joined(parts, lengths) for parts in columns], rows)
+            self._write([concatenate(parts, lengths) for parts in columns], rows)
 
     def _write(self, ordered: list[Source], rows: int) -> None:
-        """Append rows as pages, some at a time; from the first that cannot be, by statements."""
+        """Append rows as pages, some at a time; by statements from the first unsuitable rows on."""
         for start in range(0, rows, _ROWS_AT_ONCE):
             stop = min(start + _ROWS_AT_ONCE, rows)
             self._write_some([selected(s, slice(start, stop)) for s in ordered], stop - start)
@@ -155,7 +161,7 @@ class TableWriter:
             self._insert(ordered, rows)
 
     def _write_block(self, ordered: list[Source], rows: int) -> bool:
-        """Append rows as pages; return False, and write nothing, if that cannot be."""
+        """Append rows as pages; return False, without writing, if that is not possible."""
         if self._tree is None and not self._file.pages().suitable:
             return False
         last = None if self._tree is None else self._tree.last_rowid
@@ -198,12 +204,12 @@ class TableWriter:
         return TableTree(number, header.page_bytes, header.usable)
 
     def _insert(self, ordered: list[Source], rows: int) -> None:
-        """Insert rows by statements, as all that come later."""
+        """Insert rows by statements, and all later ones too."""
         self._leave_to_statements()
         self._inserts.append(ordered, rows)
 
     def _leave_to_statements(self) -> None:
-        """Complete the table as far as it has come; it grows by statements from here on."""
+        """Complete the written pages; later rows are inserted by statements."""
         self._as_pages = False
         if self._tree is not None:
             if self._index_pages is not None:
@@ -218,7 +224,7 @@ class TableWriter:
 
 
 def rowid_column(spec: TableSpec) -> int | None:
-    """Return the place of the column that is its table's rowid, None where there is none."""
+    """Return the position of the column that is the table's row id, or None."""
     keys = [number for number, column in enumerate(spec.columns) if column.primary_key]
     if len(keys) == 1 and spec.columns[keys[0]].type.upper() == "INTEGER":
         return keys[0]
@@ -226,7 +232,7 @@ def rowid_column(spec: TableSpec) -> int | None:
 
 
 def can_be_pages(spec: TableSpec) -> bool:
-    """Tell whether rows of a table are nothing but their records, in the order of their rowids."""
+    """Return True if a table has only plain columns and row ids."""
     has_key = any(column.primary_key for column in spec.columns)
     return (
         has_key == (rowid_column(spec) is not None)
@@ -248,16 +254,16 @@ def _ascends(keys: NDArray[np.int64]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Growing:
-    """One of the indexes."""
+    """One index being written."""
 
     index: Index
     columns: tuple[int, ...]
-    """Places of its columns in the table."""
+    """Positions of its columns in the table."""
     tree: IndexTree
 
 
 class IndexPages:
-    """The indexes of one table, which has no rows yet."""
+    """The indexes of a new table, written as pages."""
 
     def __init__(
         self, file: SharedFile, columns: Sequence[ColumnSpec], indexes: Sequence[Index]
@@ -282,19 +288,19 @@ class IndexPages:
         ]
 
     def _root(self, index: Index) -> int:
-        """Create an index; return its root page."""
+        """Create an empty index; return its root page."""
         db = self._file.statements()
         index.create(db)
         found = db.execute("SELECT rootpage FROM sqlite_master WHERE name = ?", (index.name,))
         return int(found.fetchone()[0])
 
     def append(self, ordered: Sequence[Source], rows: int, rowids: NDArray[np.int64]) -> None:
-        """Take note of rows that were appended to the table.
+        """Add the entries of rows that were appended to the table.
 
         Args:
             ordered: The table's columns.
-            rows: How many values each of them has.
-            rowids: Of the rows, ascending.
+            rows: Number of values in each.
+            rowids: Row ids, ascending.
         """
         for growing in list(self._growing):
             keys = [integers(ordered[place], rows) for place in growing.columns]
@@ -309,12 +315,12 @@ class IndexPages:
         self._growing = []
 
     def leave_to_sqlite(self) -> None:
-        """Remove the indexes, to be made when all rows are there."""
+        """Remove the indexes; SQLite creates them at the end."""
         for growing in list(self._growing):
             self._give_up(growing)
 
     def _give_up(self, growing: _Growing) -> None:
-        # Its pages are free ones then, of which SQLite makes the index in the end.
+        # Its pages become free, and SQLite uses them for the index at the end.
         growing.tree.finish(self._file.pages())
         growing.index.drop(self._file.statements())
         self._growing.remove(growing)

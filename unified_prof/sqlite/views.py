@@ -1,19 +1,13 @@
-"""Where a table of the newest msprof schema lies in a file of another revision, column by column.
+"""Differences between schema revisions, and TEMP views that give old tables the newest shape.
 
-Decoders and readers know the newest names only. Between revisions columns were added (always at
-the end) and four were renamed; that is all the knowledge this module holds.
+Decoders and readers use the newest names only. Between revisions, columns were added (always at the
+end), four were renamed, and two changed their meaning: until 1.0.0_20240521 the HCCL type columns
+had ids of STRING_IDS, since then ids of the ENUM_HCCL_* tables; until 1.0.0_20241008
+HOST_INFO.hostUid was a number, since then a text. `layout` and `to_old` are for writers, `over` for
+readers.
 
-Values that older revisions of the msprof schema store otherwise than the newest one.
-
-Two things changed their meaning under an unchanged column name and can be converted exactly:
-until 1.0.0_20240521 the HCCL type columns held ids of STRING_IDS, since then ids of the
-ENUM_HCCL_* tables; until 1.0.0_20241008 HOST_INFO.hostUid was a number, since then a text.
-
-Gives the tables of any report the newest shape, by TEMP views that leave the file alone.
-
-A TEMP view hides the table of the same name, so one set of models and queries serves every
-revision; the table itself stays reachable as `main.<table>`. SQLite flattens such views: the
-table's indexes are used as without them.
+A TEMP view hides the table of the same name, which is still available as `main.<table>`. SQLite
+flattens such views, so the indexes of the table are used.
 """
 
 from __future__ import annotations
@@ -46,8 +40,8 @@ class Rename:
     revision: str
 
 
-# Latest first. COMPUTE_TASK_INFO.blockDim of before 1.2.0_20260128 is today's blockNum; today's
-# blockDim (SIMT dimensions) is another column, which came with 1.2.0_20260716.
+# Latest first. COMPUTE_TASK_INFO.blockDim before 1.2.0_20260128 is today's blockNum; today's
+# blockDim (SIMT dimensions) is another column, added in 1.2.0_20260716.
 RENAMES = (
     Rename("COMPUTE_TASK_INFO", "blockNum", "blockDim", "1.2.0_20260128"),
     Rename("COMPUTE_TASK_INFO", "mixBlockNum", "mixBlockDim", "1.2.0_20260128"),
@@ -59,7 +53,7 @@ RENAMES = (
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """How one table of the newest schema is stored in a file of some revision."""
+    """Layout of one table of the newest schema in a file of an older revision."""
 
     table: str
     spec: TableSpec
@@ -67,11 +61,11 @@ class Layout:
     sources: tuple[str, ...]
     """Newest name of every column of the file, in the file's order."""
     dropped: tuple[str, ...]
-    """Columns of the newest schema that the file has no place for."""
+    """Columns of the newest schema that the file lacks."""
 
     @property
     def index_columns(self) -> dict[str, tuple[str, ...]]:
-        """Index name -> the file's columns it is made of."""
+        """Index name -> its columns in the file."""
         return {name: _columns_of(sql) for name, sql in self.spec.indexes}
 
 
@@ -82,7 +76,7 @@ def known_tables() -> dict[str, TableSpec]:
 
 @cache
 def layout(revision: str, table: str) -> Layout | None:
-    """Return where `table` lies in a file of `revision`; None: that revision lacks it.
+    """Return the layout of `table` in a file of `revision`; None: the revision lacks it.
 
     Raises:
         KeyError: no revision knows `table`.
@@ -97,13 +91,13 @@ def layout(revision: str, table: str) -> Layout | None:
     by_file_name: dict[str, str] = {}
     for column, name in stored.items():
         if name in spec.column_names:
-            by_file_name.setdefault(name, column)  # a renamed column goes before its namesake
+            by_file_name.setdefault(name, column)  # a renamed column goes first
     sources = tuple(by_file_name[name] for name in spec.column_names)
     return Layout(table, spec, sources, tuple(c for c in stored if c not in sources))
 
 
 def old_name(revision: str, table: str, column: str) -> str:
-    """Return what `revision` calls a column of the newest schema, if it has it."""
+    """Return the name in `revision` of a column of the newest schema, or None."""
     order = catalogue.REVISIONS[MSPROF]
     name = column
     for rename in RENAMES:
@@ -140,7 +134,7 @@ def enum_names(enum: str) -> dict[int, str]:
 
 
 def to_old(revision: str, table: str, column: str, source: Source, strings: Strings) -> Source:
-    """Return a column of newest values as a file of `revision` stores them."""
+    """Convert a column of the newest schema to the values of `revision`."""
     if (enum := HCCL_TYPES.get((table, column))) and _is_before(revision, _ENUM_IDS_SINCE):
         names = enum_names(enum)
         return _mapped(source, lambda value: strings.intern(names.get(value, str(value))))
@@ -155,7 +149,7 @@ def _is_before(revision: str, other: str) -> bool:
 
 
 def _number(value: Any) -> Plain:
-    """Return a host's id as the number it is; what is none cannot be stored and is NULL."""
+    """Return a host id as a number; None if it is not a number."""
     try:
         number = int(value)
     except ValueError:
@@ -164,7 +158,7 @@ def _number(value: Any) -> Plain:
 
 
 def _mapped(source: Source, convert: Callable[[Any], Plain]) -> Source:
-    """Apply `convert` to every distinct value but NULL."""
+    """Apply `convert` to every distinct value except NULL."""
     if isinstance(source, Constant):
         return Constant(None if source.value is None else convert(source.value))
     values = source.array.tolist() if isinstance(source, Numbers) else source.part(0, len(source))
@@ -183,14 +177,13 @@ def lay(db: sqlite3.Connection, statements: Iterable[str]) -> None:
 def over(file: Shape, newest: dict[str, TableSpec]) -> list[str]:
     """Return the SQL of a view for every table of `newest` that is missing or has another shape.
 
-    What has such a name and is no table, such as a view of the file's own, is hidden. Missing
-    tables read as empty and missing columns as NULL; columns that the newest schema does not know
-    come after those it knows. Views of tables without a key end with a column `rowid`, by which
-    models tell their rows apart.
+    Views of the file with such a name are hidden. Missing tables are empty, missing columns NULL;
+    columns that the newest schema does not have come last. Views of tables without a key have an
+    additional column `rowid`, which identifies rows for the models.
     """
     result: list[str] = []
     present = {name.lower(): (name, sql) for name, sql in file.statements.items()}
-    # Before the enum tables existed, the columns that refer to them held ids of texts.
+    # Before the enum tables existed, the columns that refer to them had ids of texts.
     enums = set(HCCL_TYPES.values())
     by_text = "string_ids" in present and not any(enum.lower() in present for enum in enums)
     for spec in newest.values():
@@ -225,12 +218,12 @@ def _has_key(spec: TableSpec) -> bool:
 def _selection(
     spec: TableSpec, found: dict[str, tuple[str, str]], *, by_text: bool
 ) -> list[str] | None:
-    """Return what to select from a table, or None when it has the newest shape already.
+    """Return the columns to select from a table, None if it has the newest shape.
 
     Args:
-        spec: The table at its newest.
+        spec: The table in the newest schema.
         found: Name in lower case -> (name, declared type) of the columns in the file.
-        by_text: Whether the file is older than the HCCL enums.
+        by_text: True if the file is older than the HCCL enums.
     """
     used: set[str] = set()
     selection = []
@@ -261,10 +254,10 @@ def _selection(
 
 
 def _enum_id(enum: str, string_id: str) -> str:
-    """Return SQL for the enum id of the text that `string_id` stands for.
+    """Return SQL for the enum id of the text with the id `string_id`.
 
-    What msprof had no name for it wrote as its number; any other text is invalid, as migrating
-    has it, and an id without a text NULL.
+    For types without a name, msprof wrote the number as the text; other unknown texts are invalid,
+    as in migrations, and an id without a text is NULL.
     """
     is_number = "value GLOB '[0-9]*' AND value NOT GLOB '*[^0-9]*'"
     number = f"CASE WHEN {is_number} THEN CAST(value AS INTEGER) END"

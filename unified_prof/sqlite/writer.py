@@ -1,4 +1,4 @@
-"""Writes an msprof database of any revision from columns; it appears only when complete."""
+"""Writes msprof databases of any revision from columns; they appear only when complete."""
 
 from __future__ import annotations
 
@@ -30,23 +30,22 @@ _PAGE_BYTES = 16384
 
 
 class ReportWriter(Block):
-    """A report on its way, a context manager and a `columns.Sink`.
+    """A report being written; a context manager and a `columns.Sink`.
 
-    A block that ends well leaves the complete report under its name; one that raises leaves
-    nothing. Tables without rows do not exist in the file, except those that always do.
+    If the block ends, the complete report appears under its name; if it raises, nothing does.
+    Tables without rows are not created, except those that every file has.
 
     Args:
         path: The report; an existing file is refused unless `overwrite`.
         revision: Revision or alias (`documented`, `latest`) of the msprof schema.
-        overwrite: Whether an existing file may be replaced.
-        empty_tables: Tables to create even if they have no rows; those that the revision lacks
-            are passed over.
-        enums: Whether to write the schema's lists of names, ENUM_*; their tables are there then.
+        overwrite: True if an existing file may be replaced.
+        empty_tables: Tables to create even without rows, if the revision has them.
+        enums: True to write the ENUM_ tables of the schema.
 
     Raises:
-        UsageError: no such revision; later: a table, column or value that cannot be meant.
+        UsageError: unknown revision; later: unknown table or column, or an invalid value.
         OutputError: the report exists or cannot be written.
-        StoreError: rows contradict the schema (a key twice), or the file failed its check.
+        StoreError: rows contradict the schema (duplicate key), or the file failed its check.
     """
 
     def __init__(
@@ -68,7 +67,7 @@ class ReportWriter(Block):
         self._tables: dict[str, TableWriter] = {}
         self._facts: dict[str, str | None] = {}
         self.anomalies = Ledger()
-        """What was counted; complete once the block has ended."""
+        """Counted anomalies; complete after the block."""
         self._dropped_rows: dict[str, int] = {}
         self._dropped_values: dict[str, int] = {}
         self._file: AtomicFile | None = None
@@ -78,21 +77,21 @@ class ReportWriter(Block):
 
     @property
     def strings(self) -> StringPool:
-        """The string pool of the file: ids dense from 0, in the order of first use."""
+        """The string pool of the file: ids 0, 1, 2, ... in order of first use."""
         return self._strings
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Append one batch to `table`; see `columns.Sink.write`.
 
-        What the file's revision has no place for is left out and counted as an anomaly.
+        Columns that the file's revision lacks are left out and counted as an anomaly.
 
         Returns:
-            The number of rows appended: 0 where the revision lacks the table.
+            The number of rows appended: 0 if the revision lacks the table.
 
         Raises:
-            UsageError: no such table or column, lengths differ, or a value SQLite cannot hold.
-            OutputError: the disk is full, or the like.
-            StoreError: a key is there twice.
+            UsageError: unknown table or column, lengths differ, or SQLite cannot store a value.
+            OutputError: the file cannot be written, for example because the disk is full.
+            StoreError: duplicate key.
         """
         known = views.known_tables()
         if table not in known:
@@ -129,37 +128,35 @@ class ReportWriter(Block):
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
         """Count something skipped, truncated, unmatched or unknown under `name`.
 
-        Counts of the same name add up; the first `detail` given is kept. They become the rows
-        of UPROF_ANOMALIES.
+        Counts of one name add up; the first `detail` is kept. They are written to UPROF_ANOMALIES.
         """
         self.anomalies.add(name, detail, count)
 
     def fact(self, name: str, value: object) -> None:
-        """Record where the report comes from: a row of UPROF_RUN; the last value counts.
+        """Record a fact of provenance, a row of UPROF_RUN; the last value of a name counts.
 
         Lists and mappings are stored as JSON, None as NULL, everything else as its text.
         """
         if isinstance(value, list | tuple | dict):
             text = json.dumps(value, ensure_ascii=False, default=str)
-            # What is no UTF-8 becomes an escape that JSON knows.
+            # Surrogates become JSON escapes.
             value = text.encode("utf-8", "backslashreplace").decode()
         self._facts[name] = None if value is None else storable(str(value))
 
     def rename(self, name: str) -> None:
-        """Let the report have another name in the same folder.
+        """Change the name of the report, in the same directory.
 
         Raises:
-            OutputError: it is taken, or cannot be one.
+            OutputError: the name exists or is invalid.
         """
         assert self._file is not None
         self._file.rename(name)
         self.path = self._file.target
 
     def before_name(self, action: Callable[[Path], None]) -> None:
-        """Have `action` called with the complete report, which has no name of its own yet.
+        """Register `action`, called with the path of the complete report before it gets its name.
 
-        What it writes beside the report is there when the report is. If it raises, there is no
-        report.
+        Files that it writes exist as soon as the report does. If it raises, there is no report.
         """
         self._before_name.append(action)
 
@@ -180,7 +177,7 @@ class ReportWriter(Block):
         return self
 
     def _create_schema(self) -> None:
-        """Create what is there even if nothing is written, constant rows included."""
+        """Create the tables that every file has, with their constant rows."""
         for name, table in self._spec.tables.items():
             rows = self._spec.rows.get(name, ())
             if not self._enums and name in self._spec.enum_tables:
@@ -194,7 +191,7 @@ class ReportWriter(Block):
                 self._table(name).append(*batches.read(columns, table=name))
 
     def _table(self, name: str) -> TableWriter:
-        """Return the one writer of a table that the revision has."""
+        """Return the writer of a table that the revision has."""
         writer = self._tables.get(name)
         if writer is None:
             layout = views.layout(self.revision, name)
@@ -213,7 +210,7 @@ class ReportWriter(Block):
 
     @contextmanager
     def _writing(self) -> Iterator[None]:
-        """Translate errors; after one of SQLite's the file is lost, whoever catches it."""
+        """Translate errors; after an error of SQLite the file cannot be completed."""
         try:
             with statements.writing(self.path):
                 yield
@@ -230,7 +227,7 @@ class ReportWriter(Block):
                 self._dropped_values[column] = self._dropped_values.get(column, 0) + values
 
     def _finish(self) -> None:
-        """Complete the file, check it, give it its name."""
+        """Complete and check the file, and give it its name."""
         if self._failure is not None:
             raise self._failure
         shared = self._open
@@ -256,7 +253,7 @@ class ReportWriter(Block):
             writer.finish()
 
     def _write_own_tables(self) -> None:
-        """Write anomalies and facts, sorted by name: equal input gives equal files."""
+        """Write anomalies and facts, sorted by name, so that equal input gives equal files."""
         for kind, dropped, unit in (
             ("table_not_in_schema", self._dropped_rows, "rows"),
             ("column_not_in_schema", self._dropped_values, "values"),
@@ -284,7 +281,7 @@ class ReportWriter(Block):
             writer.append(*batches.read({"id": ids, "value": texts}, table=_STRING_IDS))
 
     def _verify(self, database: sqlite3.Connection) -> None:
-        """Count the rows of every table, walking its pages, and have SQLite check the file."""
+        """Count the rows of every table, and let SQLite check the file."""
         written = [writer for writer in self._tables.values() if writer.exists]
         for writer in written:
             name = writer.layout.spec.name
@@ -296,7 +293,7 @@ class ReportWriter(Block):
                     f"{self.path}: {name} has {found} rows after writing {writer.rows}",
                     slug="damaged-after-writing",
                 )
-        # It reads every row, which would take an eighth of the time of writing a big file.
+        # The check reads every row: an eighth of the time of writing a large file.
         if sum(writer.rows for writer in written) <= _ROWS_CHECKED_SINGLY:
             verdict = database.execute("PRAGMA quick_check(1)").fetchone()[0]
             if verdict != "ok":

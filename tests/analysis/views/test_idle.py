@@ -16,7 +16,7 @@ from tests.analysis.builders import Device, training_step
 from tests.analysis.test_skyline import breakdown_of, by_name
 from unified_prof.errors import UsageError
 from unified_prof.explain.api import open_analyses, open_reports
-from unified_prof.recording.idle import REASONS, WhyIdle, is_input, is_synchronising
+from unified_prof.recording.idle import REASONS, IdleReasons, is_input, is_synchronising
 from unified_prof.recording.model import Row
 from unified_prof.report import html_page as html
 from unified_prof.report import report_formats
@@ -56,16 +56,16 @@ def _kernel(
     )
 
 
-def _reasons(found: WhyIdle) -> dict[str, int]:
-    return {reason: found.of(reason) for reason in REASONS if found.of(reason)}
+def _reasons(found: IdleReasons) -> dict[str, int]:
+    return {reason: found.reason_ns(reason) for reason in REASONS if found.reason_ns(reason)}
 
 
-def _whole(path: Path) -> WhyIdle:
+def _whole(path: Path) -> IdleReasons:
     with open_analyses(path) as (analysis,):
         whole = [one for one in analysis.why_idle() if one.step is None]
         (device,) = analysis.summary.devices
     (found,) = whole
-    assert found.idle_ns == device.told_of.idle_ns
+    assert found.idle_ns == device.share_basis.idle_ns
     assert sum(_reasons(found).values()) == found.idle_ns
     return found
 
@@ -209,7 +209,7 @@ def test_each_step_has_its_own_reasons(tmp_path: Path) -> None:
     # Before 100, from 300 to 350 and after the last work the host; in step 2 until 1400.
     assert _reasons(first) == {"host": 100 + 50 + 200, "launched": 100 + 350}
     assert _reasons(second) == {"host": 400 + 400, "launched": 100}
-    assert {reason: whole.of(reason) for reason in ("host", "launched")} == {
+    assert {reason: whole.reason_ns(reason) for reason in ("host", "launched")} == {
         "host": 1150,
         "launched": 550,
     }
@@ -285,7 +285,7 @@ def test_any_recording_adds_up(tmp_path: Path) -> None:
             rows = analysis.breakdown("idle").rows
         assert [one.idle_ns for one in steps] == by_step
         assert sum(row.total_ns or 0 for row in rows) == whole.idle_ns
-        assert all(one.of(reason) >= 0 for one in (whole, *steps) for reason in REASONS)
+        assert all(one.reason_ns(reason) >= 0 for one in (whole, *steps) for reason in REASONS)
 
 
 def test_without_device_work_there_is_nothing_to_explain(tmp_path: Path) -> None:

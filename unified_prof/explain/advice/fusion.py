@@ -42,7 +42,7 @@ def unfused_optimizer(case: Case) -> Iterator[Finding]:
         yield from _on_host(case)
         return
     pieces, work = case.pieces, case.recording.work
-    mine = (work.launches[1][pieces.row] == OTHER_PASS) & (pieces.kind == KERNEL)
+    mine = (work.launches.passes[pieces.row] == OTHER_PASS) & (pieces.kind == KERNEL)
     count = int(mine.sum())
     if count < MANY * case.step_count:
         return
@@ -230,7 +230,7 @@ class _Row:
         usable = (pieces.kind == KERNEL) & ~on_ai_cpu(case) & (self._module >= 0)
         if case.recording.framework is not None:
             # Optimizer kernels have their own rule.
-            usable &= case.recording.work.launches[1][pieces.row] != OTHER_PASS
+            usable &= case.recording.work.launches.passes[pieces.row] != OTHER_PASS
         cut = ~usable[ordered]
         cut[1:] |= np.diff(pieces.stream[ordered]) != 0
         cut[1:] |= (np.diff(self._module[ordered]) != 0) | cut[:-1]
@@ -353,7 +353,7 @@ def _modules(case: Case) -> tuple[Ints, bool]:
     nowhere = np.zeros(len(pieces), np.int64)
     if framework is None:
         return nowhere, False
-    paths, number = framework.modules(case.recording.work.launches[0][pieces.row])
+    paths, number = framework.modules(case.recording.work.launches.call[pieces.row])
     if not {*paths} - {None, NOT_ATTRIBUTED}:
         return nowhere, False
     known = np.array([path != NOT_ATTRIBUTED for path in paths])[number]

@@ -132,7 +132,7 @@ def casts_and_copies(case: Case) -> Iterator[Finding]:
     chosen = (case.pieces.kind == KERNEL) & ~case.named(case.operator, _FORMATS)
     chosen &= case.named(case.operator, _OPERATIONS) | case.named(case.kernel, _KERNELS)
     if case.recording.framework is not None:
-        chosen &= case.recording.work.launches[1][case.pieces.row] != OTHER_PASS
+        chosen &= case.recording.work.launches.passes[case.pieces.row] != OTHER_PASS
     share = _share(case, chosen)
     cost = case.gain(chosen)
     if share < COMPUTE_SHARE or case.share(cost) < LEAST_SHARE:

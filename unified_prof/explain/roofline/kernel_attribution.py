@@ -95,7 +95,7 @@ class Charged:
         self._kernel = work.kernel[piece[chief]]
         self._operator = work.operator[piece[chief]]
         self.device = work.device[piece[chief]]
-        steps = recording.of_steps.tasks if recording.steps else None
+        steps = recording.task_steps.tasks if recording.steps else None
         self.step = np.full(len(chief), NONE, np.int64)
         if steps is not None:
             self.step = steps[self._task].astype(np.int64)

@@ -22,7 +22,7 @@ from typing import Any
 from unified_prof.errors import UsageError
 from unified_prof.recording import operators
 from unified_prof.recording.model import Breakdown
-from unified_prof.recording.recording import Recording, Way
+from unified_prof.recording.recording import BreakdownSpec, Recording
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -402,4 +402,4 @@ def _rows(recording: Recording) -> Breakdown:
     return breakdown.rows(recording)
 
 
-WAYS = {"roofline": Way(offered, _rows, quick)}
+BREAKDOWNS = {"roofline": BreakdownSpec(offered, _rows, quick)}

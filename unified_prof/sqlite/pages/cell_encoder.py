@@ -1,8 +1,8 @@
 """Rows as cells of table leaf pages: a block of columns becomes one run of bytes.
 
-Rows of the same shape (the same columns NULL, serial types and lengths of equal size) have their
-bytes at the same places, so that a column is written for all of them at once. Shapes are written
-one after the other and their rows put back in order; most blocks have one.
+Rows of the same shape (the same NULL columns, serial types and lengths of equal size) have their
+bytes at the same positions, so a column is written for all of them at once. Shapes are written
+one after the other, with their rows in the order of the block; most blocks have one shape.
 """
 
 from __future__ import annotations
@@ -18,38 +18,38 @@ from unified_prof.sqlite.pages import row_encoder
 from unified_prof.sqlite.pages.row_encoder import NULL, NUMBER, TEXT, Field, Fixed, Varying
 
 _Rows = NDArray[np.int64] | None
-"""Which rows of a block; None: all of them."""
+"""Indexes of rows of a block; None: all."""
 _FEW_SHAPES = 4096
 
 
 @dataclass(frozen=True, slots=True)
 class Cells:
-    """Cells of a table leaf one after the other, each as if its page were large enough."""
+    """Concatenated cells of a table leaf, without regard to the page size."""
 
     flat: NDArray[np.uint8]
     sizes: NDArray[np.int64] | int
     """Bytes of each cell."""
     payloads: NDArray[np.int64] | int
-    """Bytes of each cell's record, with which it ends."""
+    """Bytes of the record at the end of each cell."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Sizes:
-    """What the lengths of a block's rows are made of."""
+    """Sizes of the parts of each row of a block."""
 
     payload: NDArray[np.int64] | int
     rowid_width: NDArray[np.int64] | int
     payload_width: NDArray[np.int64] | int
     header: NDArray[np.int64] | int
-    """Bytes of a record's header, those that say so included."""
+    """Bytes of a record's header, including its length."""
 
 
 def encode(fields: Sequence[Field], rowids: NDArray[np.int64]) -> Cells:
     """Return the cells of a block of rows, at least one.
 
     Args:
-        fields: A table's columns in their order; its rowid, where a column is that, as NULL.
-        rowids: One for every row.
+        fields: The table's columns in order; a column that is the row id is NULL.
+        rowids: Row id of every row.
     """
     sizes = _sizes(fields, rowids)
     flat: NDArray[np.uint8] | None = None
@@ -90,7 +90,7 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
         if field.texts is not None:
             body = body + _one_or_all(field.texts.lengths)
     header = _one_or_all(header)
-    # The header's own length counts itself: 127 bytes are the most that one byte can say.
+    # The length of the header includes itself; one byte can state up to 127.
     own = np.where(np.asarray(header) < 127, 1, np.where(np.asarray(header) < 16382, 2, 3))
     header = _one_or_all(header + own)
     payload = _one_or_all(header + body)
@@ -103,7 +103,7 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
 
 
 def _one_or_all(values: NDArray[np.int64] | int) -> NDArray[np.int64] | int:
-    """Return an array whose values are all the same as that one number."""
+    """Return the value of an array of equal values, else the array."""
     if isinstance(values, int):
         return values
     first = int(values.flat[0])
@@ -142,7 +142,7 @@ def _shapes(fields: Sequence[Field], sizes: _Sizes) -> Iterator[_Rows]:
 
 
 class _Piece:
-    """Bytes that every row of a shape has at the same places; then, perhaps, a text."""
+    """Bytes at the same positions in all rows of a shape, optionally followed by a text."""
 
     def __init__(self) -> None:
         self._same = bytearray()
@@ -150,24 +150,24 @@ class _Piece:
         self._numbers: list[tuple[int, NDArray[np.int64], int]] = []
         self._varints: list[tuple[int, NDArray[np.int64], int]] = []
         self.text: tuple[NDArray[np.uint8], NDArray[np.int64], NDArray[np.int64]] | None = None
-        """All texts, where each begins, and its length."""
+        """All texts, the start of each, and its length."""
 
     def same(self, value: bytes) -> None:
-        """Add bytes that are the same in every row."""
+        """Add bytes that are equal in all rows."""
         self._same += value
 
     def bytes(self, values: NDArray[np.uint8]) -> None:
-        """Add bytes, row by byte."""
+        """Add an array of bytes with one row per record."""
         self._bytes.append((len(self._same), values))
         self._same += bytearray(values.shape[1])
 
     def number(self, values: NDArray[np.int64], width: int) -> None:
-        """Add an integer a row."""
+        """Add one integer per row."""
         self._numbers.append((len(self._same), values, width))
         self._same += bytes(width)
 
     def varint(self, values: NDArray[np.int64] | int, width: int) -> None:
-        """Add a varint a row, all of the same width."""
+        """Add one varint per row, all of one width."""
         if isinstance(values, int):
             self.same(row_encoder.encoded(values))
         else:
@@ -187,10 +187,10 @@ class _Piece:
         return cells
 
     def put(self, flat: NDArray[np.uint8], places: NDArray[np.int64]) -> None:
-        """Write the bytes of every row where it is to begin, and move the places behind them."""
+        """Write the bytes of every row at its position, and advance the positions."""
         if size := len(self._same):
             cells = self.rendered(len(places))
-            # One item a byte, each as long as a row's bytes: NumPy copies rows as items.
+            # One item per row, as long as its bytes: NumPy copies items faster than rows.
             items = np.ndarray((len(flat) - size + 1,), f"V{size}", flat, 0, (1,))
             items[places] = cells.view(f"V{size}")[:, 0]
             places += size
@@ -208,11 +208,11 @@ class _Piece:
 def _pieces(
     fields: Sequence[Field], rowids: NDArray[np.int64], sizes: _Sizes, rows: _Rows, at: int
 ) -> list[_Piece]:
-    """Return what the rows of one shape consist of; row `at` is one of them."""
+    """Return the pieces of the rows of one shape; row `at` is one of them."""
     piece = _Piece()
-    piece.varint(_of(sizes.payload, rows), _int(_of(sizes.payload_width, at)))
-    piece.varint(rowids if rows is None else rowids[rows], _int(_of(sizes.rowid_width, at)))
-    piece.same(row_encoder.encoded(_int(_of(sizes.header, at))))
+    piece.varint(_rows_of(sizes.payload, rows), _int(_rows_of(sizes.payload_width, at)))
+    piece.varint(rowids if rows is None else rowids[rows], _int(_rows_of(sizes.rowid_width, at)))
+    piece.same(row_encoder.encoded(_int(_rows_of(sizes.header, at))))
     for field in fields:
         _add_type(piece, field, rows, at)
     pieces = [piece]
@@ -263,7 +263,7 @@ def _add_type(piece: _Piece, field: Field, rows: _Rows, at: int) -> None:
         piece.varint(layout.FIRST_TEXT + 2 * lengths, kind - TEXT)
 
 
-def _of(values: NDArray[np.int64] | int, rows: _Rows | int) -> NDArray[np.int64] | int:
+def _rows_of(values: NDArray[np.int64] | int, rows: _Rows | int) -> NDArray[np.int64] | int:
     if isinstance(values, int) or rows is None:
         return values
     found = values[rows]
@@ -276,7 +276,7 @@ def _int(value: NDArray[np.int64] | int) -> int:
 
 
 def _put_items(cells: NDArray[np.uint8], at: int, values: NDArray[np.uint8]) -> None:
-    """Write rows of bytes into the rows of `cells`, from `at` on."""
+    """Write rows of bytes into the rows of `cells`, from byte `at` on."""
     rows, width = values.shape
     if width <= 1:
         cells[:, at : at + width] = values
@@ -289,7 +289,7 @@ def _put_items(cells: NDArray[np.uint8], at: int, values: NDArray[np.uint8]) -> 
 def place_integers(
     cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int
 ) -> None:
-    """Write the last `width` bytes of each integer into its row of `cells`, from `at` on."""
+    """Write the last `width` bytes of each integer into its row of `cells`, from byte `at` on."""
     rows, size = cells.shape
     if width == 1:
         cells[:, at] = values

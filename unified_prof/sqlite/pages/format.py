@@ -1,12 +1,7 @@
-"""What SQLite's file format (sqlite.org/fileformat2.html) lays down, as numbers and a header.
+"""SQLite's file format (sqlite.org/fileformat2.html): constants, header, pages, varints.
 
-Nothing here reads or writes a file. Numbers of the format are big-endian throughout.
-
-The pages of a database, read from the file itself and not through SQLite.
-
-SQLite's integers of one to nine bytes, many at a time.
-
-A connection that keeps the file under it open, for pages to be read beside SQLite.
+Also here: a connection that keeps its file open, so that pages can be read beside SQLite. All
+numbers of the format are big-endian.
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ if TYPE_CHECKING:
 
 MAGIC = b"SQLite format 3\0"
 HEADER_BYTES = 100
-"""At the start of the first page; the page's own header follows."""
+"""Size of the file header at the start of the first page; the page header follows."""
 
 TABLE_LEAF = 13
 TABLE_INTERIOR = 5
@@ -38,28 +33,28 @@ INDEX_INTERIOR = 2
 LEAF_HEADER_BYTES = 8
 INTERIOR_HEADER_BYTES = 12
 POINTER_BYTES = 2
-"""Of an entry in a page's array of places of cells."""
+"""Size of an entry in a page's array of cell pointers."""
 CHILD_BYTES = 4
-"""Of a page number, at the start of an interior cell and of an overflow page."""
+"""Size of a page number, at the start of interior cells and overflow pages."""
 LEAST_CELL_BYTES = 4
-"""Smaller cells take as much, so that they can become free blocks."""
+"""Minimum size of a cell, so that it can become a free block."""
 
 LOCK_BYTE = 0x4000_0000
-"""The page that holds this byte of the file is never used: it is where files are locked."""
+"""The page with this byte is never used: locks are taken there."""
 
-# Serial types: what the header of a record says of a value.
+# Serial types: types of values in the header of a record.
 NULL = 0
 FLOAT = 7
 ZERO = 8
 ONE = 9
 FIRST_BLOB = 12
-"""A blob of n bytes has this and 2 n."""
+"""A blob of n bytes has this type plus 2 n."""
 FIRST_TEXT = 13
-"""A text of n bytes has this and 2 n."""
+"""A text of n bytes has this type plus 2 n."""
 INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
-"""Serial type of an integer -> its bytes, signed; ZERO and ONE have none."""
+"""Serial type of an integer -> size in bytes; 0 for ZERO and ONE."""
 WIDTHS = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
-"""Bytes of a value by its serial type, below FIRST_BLOB; 10 and 11 are SQLite's own."""
+"""Size of a value by its serial type, below FIRST_BLOB; 10 and 11 are reserved."""
 
 UTF8 = 1
 _HEADER = struct.Struct(">16sHBBBBBB12I20xII")
@@ -67,23 +62,23 @@ _HEADER = struct.Struct(">16sHBBBBBB12I20xII")
 
 @dataclass(frozen=True, slots=True)
 class Header:
-    """What the first hundred bytes of a database say of its pages."""
+    """The file header: the first hundred bytes of a database."""
 
     page_bytes: int
     wal: bool
-    """Whether newer pages may lie in a write-ahead log."""
+    """True if newer pages may be in a write-ahead log."""
     usable: int
-    """Bytes of a page that are not reserved for extensions."""
+    """Bytes per page that are not reserved for extensions."""
     change_counter: int
     pages: int
-    """As the header says it; true where `version_valid_for` equals `change_counter`."""
+    """Number of pages; valid if `version_valid_for` equals `change_counter`."""
     first_free: int
-    """First trunk page of the list of free pages, 0 where there is none."""
+    """First trunk page of the list of free pages; 0: none."""
     free_pages: int
     largest_root: int
-    """Not 0 in files that vacuum themselves, which have pages of pointers in between."""
+    """Not 0 in files with auto-vacuum, which have pointer map pages."""
     encoding: int
-    """UTF8, or one of the two of UTF-16."""
+    """UTF8, UTF16LE or UTF16BE."""
     version_valid_for: int
 
     @property
@@ -93,10 +88,10 @@ class Header:
 
 
 def read_header(start: bytes) -> Header | None:
-    """Return what the first HEADER_BYTES of a file say; None where it is no such database."""
+    """Return the header in the first HEADER_BYTES of a file; None if it is not a database."""
     if len(start) < HEADER_BYTES:
         return None
-    # The size of the largest pages does not fit and stands as 1.
+    # The largest page size does not fit and is stored as 1.
     (magic, size, write, read, reserved, *fractions, counter, pages, free, frees, _, _, _, root,
      encoding, _, _, _, valid_for, _) = _HEADER.unpack_from(start)  # fmt: skip
     page_bytes = 65536 if size == 1 else size
@@ -126,15 +121,15 @@ def read_header(start: bytes) -> Header | None:
 
 
 def most_local(usable: int) -> int:
-    """Return how long a record may be that stands in a table's leaf as a whole."""
+    """Return the maximum size of a record without overflow pages."""
     return usable - 35
 
 
 def local_payload(usable: int, payload: int) -> int:
-    """Return how many bytes of a table leaf's payload stand in its cell.
+    """Return the number of bytes of a record in its cell in a table leaf.
 
-    The rest is in overflow pages of `usable` - CHILD_BYTES bytes each; the first of them is named
-    after the local bytes.
+    The rest is in overflow pages of `usable` - CHILD_BYTES bytes each; the number of the first one
+    follows the local bytes.
     """
     most = most_local(usable)
     if payload <= most:
@@ -148,18 +143,18 @@ Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
 SLACK = 8
-"""Bytes after the last page of what `Pages.read` returns: any place in it starts eight bytes."""
+"""Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position."""
 
 
-class Irregular(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
-    """Pages are not as those of a plain, whole table: what they say, SQLite shall say."""
+class Irregular(Exception):  # noqa: N818 - internal control flow
+    """Pages are not those of a plain, intact table: SQLite must read them."""
 
 
 class Pages:
-    """The pages of a file that nobody changes; the caller holds a lock on it.
+    """The pages of a file; the caller holds a lock on it, so that it does not change.
 
     Raises:
-        Irregular: it has no pages that could be read without SQLite.
+        Irregular: the pages cannot be read without SQLite.
     """
 
     def __init__(self, file: FileIO) -> None:
@@ -184,12 +179,12 @@ class Pages:
         """Return pages, one after another, and SLACK zeros.
 
         Args:
-            numbers: Of the pages, from 1.
-            again: Whether to put them where the last pages read with this flag were, which are
-                gone then; a large array for every call would leave holes in memory.
+            numbers: Page numbers, from 1.
+            again: True to reuse the array of the last call with this flag; a new large array for
+                every call would fragment the memory.
 
         Raises:
-            Irregular: a number is none of a page of a table, or the file has changed.
+            Irregular: a page cannot be one of a table, or the file has changed.
         """
         size = self.header.page_bytes
         if not len(numbers) or int(numbers.min()) < 1 or int(numbers.max()) > self._count:
@@ -222,9 +217,9 @@ _LONGEST = 9
 
 
 def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
-    """Return the numbers that begin at `places`, and where what follows them begins.
+    """Return the numbers that begin at `places`, and the positions after them.
 
-    Nothing is read past the end of `data`: a number that would go there ends with it.
+    A number that would go beyond the end of `data` ends there.
     """
     byte = data[places]
     goes_on = byte >= _MORE
@@ -232,14 +227,14 @@ def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
     if not goes_on.any():
         return byte.astype(np.int64), after
     values = (byte & _BITS).astype(np.int64)
-    going: Int64s | slice = slice(None)  # all of them, as long as they are equally long
+    going: Int64s | slice = slice(None)  # all of them, while they have equal lengths
     for position in range(1, _LONGEST):
         if not goes_on.all():
             going = np.flatnonzero(goes_on) if isinstance(going, slice) else going[goes_on]
         at = after[going]
         byte = data[np.minimum(at, len(data) - 1)]
         after[going] = at + 1
-        if position == _LONGEST - 1:  # the last has all its eight bits
+        if position == _LONGEST - 1:  # the last byte has eight bits
             values[going] = values[going] << 8 | byte
             break
         values[going] = values[going] << 7 | byte & _BITS
@@ -250,22 +245,21 @@ def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
 
 
 class FileConnection(sqlite3.Connection):
-    """A connection with the file under it, open for as long as the connection is.
+    """A connection that keeps its file open until it is closed.
 
-    Not shorter: where a process closes a file, POSIX takes all locks on it from the process, those
-    of SQLite too.
+    Closing the file earlier would release all POSIX locks of the process on it, SQLite's included.
     """
 
     file: FileIO | None = None
-    """None where SQLite knows more than the file says, such as a log beside it."""
+    """None if the file alone is not sufficient, for example with a log beside it."""
 
     def hold(self, path: Path, before: os.stat_result) -> None:
-        """Open the file of a connection that has just been made.
+        """Open the file of a new connection.
 
         Args:
             path: Its name.
-            before: What the name stood for before the connection was made. Where it stands for
-                another file by now, or none, nothing is held.
+            before: File status before the connection was opened. If the name is another file by
+                now, or none, the file is not opened.
         """
         with suppress(OSError):
             file = path.open("rb", buffering=0)

@@ -1,14 +1,8 @@
-"""What SQLite's schema says of a table's records: which column stands where.
+"""Layout of a table's records, its leaf pages in the order of row ids, and the rows of leaves.
 
-From the root of a table to the pages that hold its rows, in the order of row ids.
-
-Pages of a damaged file may name one another in circles. Keys of a tree rise from left to right
-and lie between the keys above them, which is looked at in every page: so none comes twice.
-
-The rows of leaf pages: where each of their records begins and ends, and their row ids.
-
-All pages are looked at as SQLite does when it reads them, and a bit more closely; none is taken
-at its word where that would lead out of it.
+Pages are checked like SQLite does, and slightly stricter; nothing outside a page is read. Pages of
+a damaged file may form cycles: keys of a b-tree rise and lie between the keys above them, which is
+checked in every page, so no page is read twice.
 """
 
 from __future__ import annotations
@@ -34,7 +28,7 @@ from unified_prof.sqlite.pages.format import (
 )
 from unified_prof.sqlite.statements import quoted, row_id_name
 
-_OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns, as PRAGMA table_xinfo has it
+_OUTSIDE_RECORDS = (2, 3)  # `hidden` of generated columns in PRAGMA table_xinfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,20 +37,20 @@ class Layout:
 
     root: int
     places: dict[str, int]
-    """Column, in lower case -> its place in records, from 0."""
+    """Column, in lower case -> its position in records, from 0."""
     row_id: str | None
     """The column, in lower case, that is the row id under another name."""
     row_id_name: str
     """A name of the row id that is no column: `rowid`, `oid` or `_rowid_`."""
     nullable: frozenset[int]
-    """Places of columns that are NULL where a record ends before them."""
+    """Positions of columns that are NULL if a record ends before them."""
     affinities: tuple[str, ...]
-    """Of the columns: what SQLite makes of their values where it compares or returns them."""
+    """Affinity of each column, to which SQLite converts values."""
     is_utf8: bool
 
 
 def layout_of(db: sqlite3.Connection, table: str) -> Layout | None:
-    """Return how the records of a table are laid out, None where only SQLite can tell.
+    """Return the layout of the records of a table, None if only SQLite can read them.
 
     Raises:
         sqlite3.Error: as SQLite does.
@@ -113,24 +107,24 @@ def _affinity(kind: str) -> str:
     return "REAL" if any(part in kind for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
 
 
-_MOST_LEVELS = 20  # SQLite's own limit
+_MOST_LEVELS = 20  # SQLite's limit
 _LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class Leaves:
-    """Pages with rows, and what the pages above say of their row ids."""
+    """Leaf pages, and the bounds of their row ids from the pages above."""
 
     numbers: Int64s
     upper: Int64s
-    """The highest row id that each may have."""
+    """Maximum row id of each."""
 
 
 def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
-    """Yield all leaves of a table, about `at_a_time` of them together.
+    """Yield all leaves of a table, about `at_a_time` at a time.
 
     Raises:
-        Irregular: the pages are no whole tree of a table with rows.
+        Irregular: the pages are not an intact b-tree of a table with rows.
     """
     depth = _depth(pages, root)
     waiting: list[Leaves] = []
@@ -140,7 +134,7 @@ def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
         count += len(some.numbers)
         if count < at_a_time:
             continue
-        found = _joined(waiting)
+        found = _concatenated(waiting)
         whole = count - count % at_a_time
         for begin in range(0, whole, at_a_time):
             part = slice(begin, begin + at_a_time)
@@ -148,10 +142,10 @@ def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
         waiting = [Leaves(found.numbers[whole:], found.upper[whole:])]
         count -= whole
     if count:
-        yield _joined(waiting)
+        yield _concatenated(waiting)
 
 
-def _joined(parts: list[Leaves]) -> Leaves:
+def _concatenated(parts: list[Leaves]) -> Leaves:
     return Leaves(
         np.concatenate([part.numbers for part in parts]),
         np.concatenate([part.upper for part in parts]),
@@ -159,7 +153,7 @@ def _joined(parts: list[Leaves]) -> Leaves:
 
 
 def _depth(pages: Pages, number: int) -> int:
-    """Return how many levels of pages stand above the leaves."""
+    """Return the number of levels above the leaves."""
     for depth in range(_MOST_LEVELS):
         page = pages.read(np.array([number]))
         if page[0] == TABLE_LEAF:
@@ -189,7 +183,7 @@ def _below(pages: Pages, number: int, lower: int, upper: int, depth: int) -> Ite
 
 
 def _children(page: Bytes, pages: Pages) -> tuple[Int64s, Int64s]:
-    """Return the pages that an interior page names, and the keys between them."""
+    """Return the child pages of an interior page, and the keys between them."""
     usable = pages.header.usable
     if page[0] != TABLE_INTERIOR:
         raise Irregular
@@ -213,17 +207,17 @@ _MOST_PAYLOAD = 2**31 - 1
 
 @dataclass(frozen=True, slots=True)
 class Rows:
-    """Records, one a row, in the order of their ids."""
+    """Records of rows in the order of their ids."""
 
     data: Bytes
-    """The pages they stand in, and pages.SLACK zeros."""
+    """The pages of the records, and format.SLACK zeros."""
     ids: Int64s
     begin: Int64s
-    """Where in `data` a record begins, with the size of its header."""
+    """Start of each record in `data`: the size of its header."""
     end: Int64s
-    """Where it ends, were it in one piece."""
+    """End of each record if it had no overflow pages."""
     end_here: Int64s
-    """Where it ends or goes on in other pages."""
+    """End of each record in its page."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -233,12 +227,12 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     """Find the rows of some leaves.
 
     Args:
-        pages: The file.
-        leaves: Which of its pages.
-        after: The last row id before, None at the beginning.
+        pages: The pages of the file.
+        leaves: The leaves to read.
+        after: The last row id before these leaves; None: none.
 
     Raises:
-        Irregular: a page is no leaf, is damaged, or its rows are not in order.
+        Irregular: a page is not a leaf, is damaged, or its rows are not in order.
     """
     page_bytes, usable = pages.header.page_bytes, pages.header.usable
     data = pages.read(leaves.numbers, again=True)
@@ -279,7 +273,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
 
 
 def _local(sizes: Int64s, usable: int) -> Int64s:
-    """Return how many bytes of each record stand in its cell, as format.local_payload does."""
+    """Return `format.local_payload` of each record size."""
     most = usable - 35
     least = (usable - 12) * 32 // 255 - 23
     part = least + (sizes - least) % (usable - 4)

@@ -1,13 +1,11 @@
-"""What stands in records: the values of a column, whatever their types.
+"""Rows of a table from the pages of its file, some thousand at a time, and values of columns.
 
-A record is a header of types and the values behind it, so a column's values are found by walking
-over the columns before it, in all rows at once.
+A record is a header of types, then the values, so the values of a column are found by walking over
+the columns before it, in all rows at once.
 
-All rows of a table, some thousands at a time, from the pages of its file.
-
-SQLite's own connection holds the file's lock meanwhile, so that no writer changes it. Where it
-would see more than the file's pages say (a log beside the file, WITHOUT ROWID, generated columns),
-nothing is read here; where pages or records are odd, SQLite is to read what is left, or those rows.
+SQLite's connection holds the lock of the file meanwhile. If the pages alone are not sufficient (a
+log beside the file, WITHOUT ROWID, generated columns), nothing is read here. If pages or records
+are irregular, SQLite must read the remaining rows, or these rows.
 """
 
 from __future__ import annotations
@@ -42,19 +40,19 @@ _ONE_BYTE_TYPES = 0x80
 _OF_ONE_BYTE = np.concatenate(
     [WIDTHS, (np.arange(FIRST_BLOB, _ONE_BYTE_TYPES) - FIRST_BLOB) // 2]
 ).astype(np.int64)
-"""Bytes of a value by its type, for types that take one byte of the header."""
+"""Size of a value by its type, for types of one byte in the header."""
 
 _SHIFTS = np.array([63, 56, 48, 40, 32, 16, 0, 0, 63, 63, 63, 63], np.int64)
-"""How far eight bytes that begin with an integer are to be shifted, to be it."""
-_ALIKE = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
-"""Types that NumPy has too."""
+"""Right shift of eight bytes that begin with an integer, by its type."""
+_NUMPY_TYPES = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
+"""Types that NumPy has."""
 _LONGEST = 2**31
 
 _EIGHT = 8
 _MOST_DIGITS = 19
 _LARGEST = np.uint64(2**63 - 1)
-# Eight digits, the first in the lowest byte, become a number by adding neighbours up: bytes to
-# pairs, pairs to fours, fours to eight.
+# Convert eight digits, the first in the lowest byte, by combining neighbors: bytes to pairs, pairs
+# to fours, fours to eight.
 _ZEROS = 0x3030_3030_3030_3030
 _HIGH = np.uint64(0xF0F0_F0F0_F0F0_F0F0)
 _SIX = np.uint64(0x0606_0606_0606_0606)
@@ -69,19 +67,19 @@ _PAIRS = tuple(
 )
 
 
-class Unusual(Exception):  # noqa: N818 - a turn of the road, never seen outside the store
-    """Some values are of a kind that only SQLite knows how to give as asked."""
+class Unusual(Exception):  # noqa: N818 - internal control flow
+    """Only SQLite can convert some of the values as requested."""
 
 
 @dataclass(frozen=True, slots=True)
 class Values:
-    """A column of some rows: the types of its values, and where they stand."""
+    """A column of some rows: types and positions of its values."""
 
     data: Bytes
     types: NDArray[np.integer]
-    """Serial types; NULL where a record ends before the column."""
+    """Serial types; NULL if a record ends before the column."""
     only: int | None
-    """The type, where all have the same."""
+    """The type, if all values have the same."""
     places: Int64s
 
     def __len__(self) -> int:
@@ -89,12 +87,12 @@ class Values:
 
     @property
     def is_null(self) -> NDArray[np.bool_]:
-        """Which values are NULL."""
+        """Mask of the values that are NULL."""
         return np.asarray(self.types == NULL)
 
     @property
     def are_whole(self) -> bool:
-        """Whether all are integers or NULL."""
+        """True if all values are integers or NULL."""
         types = self.types
         if self.only is not None:
             return self.only in (ZERO, ONE) or self.only < FLOAT
@@ -102,18 +100,18 @@ class Values:
 
     @property
     def are_texts(self) -> bool:
-        """Whether all are texts or NULL."""
+        """True if all values are texts or NULL."""
         types = self.types
         return bool(((types == NULL) | ((types >= FIRST_TEXT) & (types & 1 == 1))).all())
 
     def where(self, chosen: NDArray[np.bool_]) -> Values:
-        """Return the values of some rows."""
+        """Return the values of the rows in a mask."""
         return Values(self.data, self.types[chosen], self.only, self.places[chosen])
 
     def integers(self, missing: int) -> Int64s:
-        """Return the integers, `missing` for what is none."""
+        """Return the integers, `missing` for other values."""
         if self.only is not None:
-            return self._alike(self.only, missing)
+            return self._equal_types(self.only, missing)
         types = self.types
         highest = int(types.max())
         if highest > ONE:
@@ -128,11 +126,11 @@ class Values:
         return found
 
     def in_digits(self, missing: int) -> Int64s:
-        """Return integers, some of them texts of digits, `missing` for NULL.
+        """Return integers and texts of digits as integers, `missing` for NULL.
 
         Raises:
-            Unusual: something else is among them, or a number of more than 18 digits that may be
-                too large.
+            Unusual: there are other values, or numbers of more than 18 digits, which may be too
+                large.
         """
         if self.are_whole:
             return self.integers(missing)
@@ -154,7 +152,7 @@ class Values:
         return found
 
     def _digits(self, kind: int) -> Int64s:
-        """Return texts that all are as long and have nothing but digits."""
+        """Convert texts of digits of equal length."""
         length = (kind - FIRST_TEXT) >> 1
         if not kind & 1 or not 1 <= length <= _MOST_DIGITS:
             raise Unusual
@@ -162,8 +160,8 @@ class Values:
         found = np.zeros(len(self), np.uint64)
         for at in range(0, length, _EIGHT):
             size = min(_EIGHT, length - at)
-            # Eight bytes that end with the text do not go beyond the record, as long as it has
-            # as many; those of another digit are shifted out, and zeros take their place.
+            # Read the eight bytes up to the end of the text, which are inside the page; bytes
+            # before the digits are shifted out and replaced by zeros.
             begin = at if size == _EIGHT else max(length - _EIGHT, 0)
             digits = there[self.places + begin].astype(np.uint64)
             if size < _EIGHT:
@@ -183,9 +181,9 @@ class Values:
             raise Unusual
         return found.view(np.int64)
 
-    def _alike(self, kind: int, missing: int) -> Int64s:
-        if kind in _ALIKE:
-            dtype = np.dtype(_ALIKE[kind])
+    def _equal_types(self, kind: int, missing: int) -> Int64s:
+        if kind in _NUMPY_TYPES:
+            dtype = np.dtype(_NUMPY_TYPES[kind])
             size = len(self.data) - dtype.itemsize + 1
             there = np.ndarray((size,), dtype, self.data.data, 0, (1,))
             return there[self.places].astype(np.int64)
@@ -204,7 +202,7 @@ class Values:
         """Return the numbers, NaN for NULL.
 
         Raises:
-            Unusual: some are no numbers.
+            Unusual: some values are not numbers.
         """
         if self.only == FLOAT:
             return self._eight_bytes().view(np.float64)
@@ -219,10 +217,10 @@ class Values:
         return found
 
     def texts(self, longest: int) -> list[str | None]:
-        r"""Return the texts, None for NULL, bytes that are no UTF-8 as \xNN.
+        r"""Return the texts, None for NULL; bytes that are not UTF-8 become \xNN.
 
         Raises:
-            Unusual: some are no texts, hold zeros, or take more than `longest` bytes.
+            Unusual: some values are not texts, contain NUL, or are longer than `longest` bytes.
         """
         if not self.are_texts:
             raise Unusual
@@ -245,10 +243,10 @@ class Values:
 
 
 def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return how often each type occurs.
+    """Return the number of values of each type.
 
     Raises:
-        Unusual: one is a long text.
+        Unusual: a value is a long text.
     """
     if int(types.max()) > FIRST_TEXT + 2 * _MOST_DIGITS:
         raise Unusual
@@ -256,16 +254,16 @@ def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
 
 
 def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> dict[int, Values]:
-    """Return columns by their places in the records.
+    """Return columns by their positions in the records.
 
     Args:
-        rows: At least one.
-        wanted: Places of columns.
-        absent: Those that are NULL where a record ends before them, as one written before the
-            column was added does.
+        rows: At least one row.
+        wanted: Positions of the columns to return.
+        absent: Positions of columns that are NULL if a record ends before them, as records do that
+            were written before the column was added.
 
     Raises:
-        Unusual: records are not what they seem, or go on in other pages.
+        Unusual: records are damaged, or values are in overflow pages.
     """
     found = {}
     walk = _Walk(rows)
@@ -280,7 +278,7 @@ def values_of(rows: Rows, wanted: Collection[int], absent: Collection[int]) -> d
 
 
 class _Walk:
-    """From column to column over the records."""
+    """Walks over the columns of records."""
 
     def __init__(self, rows: Rows) -> None:
         self._rows = rows
@@ -290,9 +288,9 @@ class _Walk:
         if (sizes < 1).any() or (self._header_end > rows.end_here).any():
             raise Unusual
         self._surely = int((self._header_end - self._types_at).min())
-        """How many bytes of types every record still has."""
+        """Minimum number of remaining type bytes over all records."""
         self.is_short = False
-        """Whether the last step went past the end of some records."""
+        """True if the last step went beyond the end of some records."""
 
     def step(self) -> Values:
         """Return the next column."""
@@ -306,7 +304,7 @@ class _Walk:
         lowest, highest = int(types.min()), int(types.max())
         if highest >= _ONE_BYTE_TYPES:
             types, self._types_at = read_varints(data, at)
-            self._surely = 0  # so that every record is asked from now on
+            self._surely = 0  # check every record from now on
             crossed = self._types_at > self._header_end
             if ended is not None:
                 types[ended] = NULL
@@ -331,11 +329,11 @@ class _Walk:
         return Values(data, types, None, places)
 
     def finish(self) -> None:
-        """Look at the ends of what was walked over, as SQLite does.
+        """Check the ends of the records, as SQLite does.
 
         Raises:
-            Unusual: values end after their record, or in another page; or a record's types say
-                another size than its own.
+            Unusual: values end after their record or in another page, or the sizes of the types do
+                not add up to the size of a record.
         """
         rows = self._rows
         if (self._places > rows.end_here).any():
@@ -349,18 +347,18 @@ class _Walk:
 __all__ = ["Scan", "Slice", "Unusual", "scan"]
 
 _BYTES_AT_A_TIME = 1 << 19
-"""Of pages that are read at once: more would not stay in the processor's cache."""
+"""Size of the pages read at once, so that they fit into the processor's cache."""
 _ROW_ID_NAMES = frozenset({"rowid", "oid", "_rowid_"})
 
 
 class Slice:
-    """Some rows that follow one another; gone when the next ones are asked for."""
+    """Consecutive rows; invalid after the next slice is read."""
 
     def __init__(self, layout: Layout, rows: Rows, before: int) -> None:
         self._layout = layout
         self._rows = rows
         self.before = before
-        """How many rows the table has before these."""
+        """Number of rows before these."""
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -372,14 +370,14 @@ class Slice:
 
     @property
     def bounds(self) -> tuple[int, int]:
-        """The first and the last row id: there are no other rows between them."""
+        """The first and the last row id; no other rows are between them."""
         return int(self._rows.ids[0]), int(self._rows.ids[-1])
 
     def columns(self, names: Collection[str]) -> dict[str, Values]:
-        """Return columns of the records, in any case of letters.
+        """Return columns by name, in upper or lower case.
 
         Raises:
-            Unusual: only SQLite knows how to read these rows.
+            Unusual: only SQLite can read these rows.
         """
         layout = self._layout
         places = {name: layout.places[name.lower()] for name in names}
@@ -395,31 +393,31 @@ class Scan:
         self._table = table
         self.layout = layout
         self.is_done = False
-        """Whether `slices` came to the end of the table; else SQLite has to read what is left."""
+        """True if `slices` reached the end of the table; otherwise SQLite must read the rest."""
 
     def affinity(self, name: str) -> str | None:
-        """Return the affinity of a column, None where the table has none of the name."""
+        """Return the affinity of a column, None for an unknown column."""
         place = self.layout.places.get(name.lower())
         return None if place is None else self.layout.affinities[place]
 
     def is_row_id(self, name: str) -> bool:
-        """Whether a column stands for the row id."""
+        """Return True if a name is the row id."""
         name = name.lower()
         if name in self.layout.places:
             return name == self.layout.row_id
         return name in _ROW_ID_NAMES
 
     def slices(self) -> Generator[Slice, None, None]:
-        """Yield all rows in the order of their ids, as far as pages are as they should be.
+        """Yield all rows in the order of their ids, up to the first irregular page.
 
         Raises:
-            sqlite3.Error: the lock cannot be had.
+            sqlite3.Error: the file is locked.
         """
         assert self._db.file is not None
         count = 0
         last: int | None = None
         query = f"SELECT 1 FROM main.{quoted(self._table)} NOT INDEXED"
-        # A statement that is under way holds the lock; SQLite has read one row of it.
+        # The open statement, of which SQLite has read one row, holds the lock.
         with closing(self._db.execute(query)), suppress(Irregular):
             layout = layout_of(self._db, self._table)
             if layout != self.layout:
@@ -435,7 +433,7 @@ class Scan:
 
 
 def scan(db: sqlite3.Connection, table: str) -> Scan | None:
-    """Return how to read a table from its pages, None where only SQLite can.
+    """Return a reader of a table's pages, None if only SQLite can read it.
 
     Raises:
         sqlite3.Error: as SQLite does.

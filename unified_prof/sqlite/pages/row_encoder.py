@@ -1,16 +1,10 @@
-"""What SQLite likes best to have in a column (sqlite.org/datatype3.html).
+"""Columns of a block of rows in the form of SQLite's records: serial types, varints and bytes.
 
-Whole numbers as decimal digits, all of a column at once.
+SQLite converts a value by the affinity of its column before storing it (sqlite.org/datatype3.html);
+`field_of` does the same, so that values read back as if they had been bound to a statement.
 
-SQLite's integers of variable length: seven bits a byte, the first bytes with their high bit set.
-
-Nine bytes hold 64 bits, the ninth all eight of its own; negative numbers always take nine.
-
-Columns of a block of rows as they stand in SQLite's records: serial types and bytes.
-
-SQLite converts a value by the affinity of its column before it stores it; `Affinity` and what
-follows from it do the same (sqlite.org/datatype3.html), so that a value reads back as if it had
-been bound to a statement.
+Varints have seven bits per byte; all bytes but the last have the high bit set. The ninth byte has
+eight bits; negative numbers always take nine bytes.
 """
 
 from __future__ import annotations
@@ -31,17 +25,17 @@ from unified_prof.sqlite.pages import format as layout
 
 
 class Affinity(Enum):
-    """To what SQLite converts a value before it stores it."""
+    """Type to which SQLite converts a value before storing it."""
 
     NUMERIC = auto()
-    """Whole numbers are integers; INTEGER is the same."""
+    """Integral reals become integers; the same as INTEGER here."""
     REAL = auto()
     TEXT = auto()
     NONE = auto()
 
 
 def affinity_of(declared: str) -> Affinity:
-    """Return the affinity of a column from the type it is declared with."""
+    """Return the affinity of a column from its declared type."""
     declared = declared.upper()
     if "INT" in declared:
         return Affinity.NUMERIC
@@ -58,7 +52,7 @@ _AT_ONCE = 10_000
 _FOUR_DIGITS = np.frombuffer(
     (np.indices((10, 10, 10, 10), np.uint8).reshape(4, -1).T + np.uint8(ord("0"))).tobytes(), "V4"
 )
-"""0000 to 9999."""
+"""The texts 0000 to 9999."""
 _MOST_DIGITS = 20
 _WIDTH = 1 + _MOST_DIGITS
 _POWERS = np.array([10**digits for digits in range(1, _MOST_DIGITS)], np.uint64)
@@ -66,16 +60,16 @@ _MINUS = ord("-")
 
 
 def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-    """Return the digits of numbers, one after the other, and how many bytes each of them takes.
+    """Return the concatenated digits of numbers, and the number of bytes of each.
 
     Args:
-        numbers: At least one.
+        numbers: At least one integer.
     """
     is_negative = numbers < 0
     left = np.where(is_negative, -numbers, numbers).view(np.uint64)
     lengths = np.searchsorted(_POWERS, left, side="right") + 1 + is_negative
     digits = np.empty((len(numbers), _WIDTH), np.uint8)
-    # Only as many groups of four as the longest has; what is before them is cut off below.
+    # Only as many groups of four as the longest number needs; leading zeros are cut off below.
     groups = -(-int(lengths.max()) // 4)
     for place in range(_WIDTH - 4, _WIDTH - 4 - 4 * min(groups, _MOST_DIGITS // 4), -4):
         higher = left // np.uint64(_AT_ONCE)
@@ -112,30 +106,30 @@ def encoded_in(value: int, width: int) -> bytes:
 
 
 def width_of(value: int) -> int:
-    """Return how many bytes the varint of a number takes."""
+    """Return the size of the varint of a number."""
     value &= 2**64 - 1
     return min(max((value.bit_length() + 6) // 7, 1), LONGEST)
 
 
 def widths_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return how many bytes the varint of each number takes."""
+    """Return the size of the varint of each number."""
     widths = np.searchsorted(_FIRST_OF_WIDTH, values, side="right") + 1
     return np.where(values < 0, LONGEST, widths)
 
 
 def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
-    """Write a varint of `width` bytes into each row of `cells`, from column `at` on.
+    """Write a varint of `width` bytes into each row of `cells`, from byte `at` on.
 
     Args:
-        cells: Row by byte.
-        at: Where in each row.
-        values: One number a row, each of which takes `width` bytes.
+        cells: Bytes, one row per cell.
+        at: Position in each row.
+        values: One number per row, each with a varint of `width` bytes.
         width: See `widths_of`.
     """
     rest = values
     if width == LONGEST:
         cells[:, at + LONGEST - 1] = values
-        rest = values >> 8  # its high bits are the sign's, and are cut off below
+        rest = values >> 8  # its high bits are those of the sign, and are cut off below
     low = LONGEST - 2 if width == LONGEST else width - 1
     for k in range(low, -1, -1):
         part = rest.astype(np.uint8)
@@ -151,26 +145,26 @@ def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: i
 NULL = 0
 NUMBER = 1
 TEXT = 1
-"""Kind of a text: this and the bytes of its serial type, 2 for short ones."""
+"""Kind of a text: this plus the size of its serial type, 2 for short texts."""
 
 _BEYOND = 2.0**63
 
 
 @dataclass(frozen=True, slots=True)
 class Texts:
-    """Texts in UTF-8, one after the other."""
+    """Concatenated texts in UTF-8."""
 
     flat: NDArray[np.uint8]
     lengths: NDArray[np.int64]
-    """Bytes of each, 0 where a row has none."""
+    """Bytes of each, 0 for rows without a text."""
 
 
 @dataclass(frozen=True, slots=True)
 class Fixed:
-    """One value in every row."""
+    """The same value in every row."""
 
     type: int
-    """Its serial type."""
+    """Serial type of the value."""
     body: bytes
 
 
@@ -179,17 +173,17 @@ class Varying:
     """Values that differ from row to row."""
 
     kinds: NDArray[np.uint8] | int
-    """NULL, NUMBER, or a text's: TEXT and the bytes that its serial type takes."""
+    """Kind of each row: NULL, NUMBER, or TEXT plus the size of its serial type."""
     types: NDArray[np.uint8] | int = layout.NULL
-    """Serial type of every number; one for all of them where it is the same."""
+    """Serial type of every number; a single one if all are equal."""
     width: int = 0
-    """Bytes of every number: the most that any needs."""
+    """Bytes of every number: those of the largest."""
     bits: NDArray[np.int64] | None = None
-    """Integers, and the bits of floats; None where numbers take no bytes."""
+    """Integers, and the bits of floats; None if numbers take no bytes."""
     texts: Texts | None = None
 
     def kind_at(self, row: int) -> int:
-        """Return the kind of one row's value."""
+        """Return the kind of the value of a row."""
         return self.kinds if isinstance(self.kinds, int) else int(self.kinds[row])
 
 
@@ -198,10 +192,10 @@ Field = Fixed | Varying
 
 
 def field_of(source: Source, affinity: Affinity) -> Field:
-    """Return a column as a column of that affinity holds it.
+    """Convert a column to the affinity of its table column.
 
-    Text under Affinity.NUMERIC and Affinity.REAL, which SQLite would try to read as a number, is
-    no case of ours.
+    Texts in NUMERIC and REAL columns, which SQLite would try to parse as numbers, are not
+    supported.
     """
     if isinstance(source, Constant):
         return _fixed(_converted(source.value, affinity))
@@ -241,7 +235,7 @@ def _from_numbers(
     missing = np.isnan(array)
     nulls = missing if missing.any() else None
     if affinity is Affinity.REAL:
-        return _from_floats(array + 0.0, nulls)  # minus zero loses its sign
+        return _from_floats(array + 0.0, nulls)  # -0.0 loses its sign
     if affinity is Affinity.NUMERIC:
         whole = (np.trunc(array) == array) & (np.abs(array) < _BEYOND)
         if whole.any():
@@ -259,7 +253,7 @@ def _from_floats(array: NDArray[np.float64], nulls: NDArray[np.bool_] | None) ->
 
 
 def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
-    """Return integers in as few bytes as the widest of them needs."""
+    """Return integers in the size of the largest of them."""
     least, most = int(array.min()), int(array.max())
     if least == most and nulls is None:
         return _fixed(least)
@@ -270,7 +264,7 @@ def _from_integers(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) ->
 
 
 def _from_texts(values: Sequence[Plain]) -> Field:
-    """Return texts, None among them."""
+    """Return texts, including None."""
     texts = [value for value in values if isinstance(value, str)]
     if not texts:
         return Fixed(layout.NULL, b"")
@@ -286,7 +280,7 @@ def _from_texts(values: Sequence[Plain]) -> Field:
 
 
 def _printed(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field:
-    """Return integers as texts of digits."""
+    """Return integers as decimal texts."""
     if nulls is None or not nulls.any():
         return _texts(*decimals(array), None)
     if nulls.all():
@@ -297,7 +291,7 @@ def _printed(array: NDArray[np.int64], nulls: NDArray[np.bool_] | None) -> Field
 def _texts(
     flat: NDArray[np.uint8], found: NDArray[np.int64], nulls: NDArray[np.bool_] | None
 ) -> Field:
-    """Return texts of those lengths, which stand where nothing is NULL."""
+    """Return texts of the given lengths for the rows that are not NULL."""
     kinds = (TEXT + widths_of(layout.FIRST_TEXT + 2 * found)).astype(np.uint8)
     if nulls is None:
         first = int(kinds[0])
@@ -310,7 +304,7 @@ def _texts(
 
 
 def _from_any(values: list[Plain]) -> Field:
-    """Return values of any types, converted already; numbers take eight bytes each."""
+    """Return converted values of any types; numbers take eight bytes each."""
     rows = len(values)
     kinds = np.zeros(rows, np.uint8)
     types = np.full(rows, layout.FLOAT, np.uint8)
@@ -331,7 +325,7 @@ def _from_any(values: list[Plain]) -> Field:
 
 
 def _fixed(value: Plain) -> Fixed:
-    """Return a value that has been converted."""
+    """Return a converted value that all rows have."""
     if value is None:
         return Fixed(layout.NULL, b"")
     if isinstance(value, str):
@@ -346,7 +340,7 @@ def _fixed(value: Plain) -> Fixed:
 
 
 def _converted(value: Plain, affinity: Affinity) -> Plain:
-    """Return one value as a column of that affinity holds it."""
+    """Convert one value to an affinity."""
     if is_null(value):
         return None
     if affinity is Affinity.TEXT and isinstance(value, int | float):
@@ -359,7 +353,7 @@ def _converted(value: Plain, affinity: Affinity) -> Plain:
 
 
 def _as_sqlite_prints(value: float) -> str:
-    """Return a number as SQLite of this process prints it."""
+    """Return a number as text, as this version of SQLite prints it."""
     with closing(sqlite3.connect(":memory:")) as db:
         return str(db.execute("SELECT CAST(? AS TEXT)", (value,)).fetchone()[0])
 
@@ -375,7 +369,7 @@ def _bytes(text: bytes) -> NDArray[np.uint8]:
 
 
 def integer_type(least: int, most: int) -> tuple[int, int]:
-    """Return the serial type, and its bytes, that holds all integers from `least` to `most`."""
+    """Return the serial type for all integers from `least` to `most`, and its size in bytes."""
     bits = max((value if value >= 0 else ~value).bit_length() for value in (least, most))
     for kind, width in layout.INTEGER_BYTES.items():
         if bits < 8 * width:

@@ -1,24 +1,17 @@
-"""Cells packed into full pages, in their order.
+"""Writes b-trees of tables and indexes as pages, from their leaves up, after the pages of SQLite.
 
-A page of cells is a header, the places of the cells in the page, a gap, and the cells, which end
-where the page does. Nothing in a table's leaf says where in the file it lies.
+A page has a header, the positions of its cells, a gap, and the cells up to its end. Table leaves do
+not have their own page numbers.
 
-Pages written behind those that SQLite has written, in a database that it is not using just now.
+Rows come in ascending order of their row ids, in blocks. Full leaves are written to the file; only
+their numbers and last row ids are kept, for the pages above, which are written at the end. SQLite
+has created the table or index with an empty root page, which the root of the tree replaces.
 
-What SQLite knows of such a file is its header: its number of pages, and a counter of changes by
-which it learns that what it remembers of the file is old.
+An index entry is a record of integers: the indexed columns and the row id. Unlike in a table, each
+entry is in the tree once: the one between two neighboring pages of a level is in the level above.
 
-A table's b-tree from its leaves up: rows in ascending order of their rowids, in blocks.
-
-Leaves go into the file as they fill; what is kept of them is their number and last rowid. The
-pages above are written at the end. SQLite has made the table and, with it, an empty root, whose
-place the tree's own root takes.
-
-An index's b-tree from its leaves up: entries in ascending order, in blocks.
-
-An entry is a record of whole numbers: the indexed columns and the row's id. Unlike a table's tree,
-an index has each entry once: of those between two pages of a level one stands in the level above,
-behind the page before it. SQLite has made the index, and with it an empty root.
+SQLite must not use the file meanwhile. Its header has the number of pages, and a change counter
+that invalidates SQLite's cache.
 """
 
 from __future__ import annotations
@@ -53,11 +46,11 @@ def page_of(
 
     Args:
         kind: TABLE_LEAF, TABLE_INTERIOR, or those of an index.
-        cells: The cells one after the other.
+        cells: The concatenated cells.
         sizes: Bytes of each.
         page_bytes: Bytes of a page.
-        usable: Those of them that are SQLite's own.
-        right: An interior page's last child.
+        usable: Bytes of a page that are not reserved for extensions.
+        right: The last child of an interior page.
     """
     page = np.zeros(page_bytes, np.uint8)
     header = layout.LEAF_HEADER_BYTES
@@ -73,24 +66,24 @@ def page_of(
     return page
 
 
-def breaks(sizes: NDArray[np.int64], room: int) -> Iterator[tuple[int, int]]:
-    """Yield the cells of each page, from and to; the last one may not be full.
+def breaks(sizes: NDArray[np.int64], capacity: int) -> Iterator[tuple[int, int]]:
+    """Yield the first and last cell (exclusive) of each page; the last page may not be full.
 
     Args:
         sizes: Bytes of each cell.
-        room: Bytes of a page for cells and their pointers.
+        capacity: Bytes of a page for cells and their pointers.
     """
     ends = np.cumsum(sizes + layout.POINTER_BYTES)
     start, before = 0, 0
     while start < len(ends):
-        stop = int(np.searchsorted(ends, before + room, side="right"))
+        stop = int(np.searchsorted(ends, before + capacity, side="right"))
         assert stop > start, "a cell is larger than a page"
         yield start, stop
         start, before = stop, int(ends[stop - 1])
 
 
 class LeafPacker:
-    """Turns cells as they come into full pages of a table's leaves."""
+    """Packs cells into leaf pages of a table."""
 
     def __init__(self, page_bytes: int, usable: int) -> None:
         self._page_bytes = page_bytes
@@ -98,16 +91,16 @@ class LeafPacker:
         self._room = usable - layout.LEAF_HEADER_BYTES
         self._cells = np.empty(0, np.uint8)
         self._sizes = np.empty(0, np.int64)
-        """Of the cells that are to begin the next page."""
+        """Sizes of the first cells of the next page."""
 
     def add(self, cells: Cells, rows: int) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Take cells that fit into pages; yield pages, and which row of these is the last in each.
+        """Add cells; yield full pages, and the index of the last of these cells in each.
 
-        -1: the row before these. At least one row is kept for `rest`.
+        Index -1 is the cell before these. At least one cell is kept for `rest`.
         """
         flat, sizes = cells.flat, cells.sizes
         if len(self._sizes):
-            # The page that has begun is filled first.
+            # Fill the pending page first.
             each = np.broadcast_to(np.asarray(sizes, np.int64), rows)
             used = len(self._cells) + layout.POINTER_BYTES * len(self._sizes)
             few = each[: self._room // (layout.LEAST_CELL_BYTES + layout.POINTER_BYTES)]
@@ -129,7 +122,7 @@ class LeafPacker:
             yield from self._pages_of_any(flat, sizes, fitting)
 
     def rest(self) -> NDArray[np.uint8] | None:
-        """Return the last page, None if there were no rows."""
+        """Return the last page, None without rows."""
         return self._flushed() if len(self._sizes) else None
 
     def _flushed(self) -> NDArray[np.uint8]:
@@ -140,7 +133,7 @@ class LeafPacker:
     def _pages_of_equal(
         self, flat: NDArray[np.uint8], size: int, rows: int, base: int
     ) -> Iterator[tuple[NDArray[np.uint8], NDArray[np.int64]]]:
-        """Make pages of cells of one size all at once; the last one is kept, even if full."""
+        """Pack cells of one size at once; the last page is kept, even if full."""
         each = self._room // (size + layout.POINTER_BYTES)
         count = (rows - 1) // each
         if count:
@@ -176,7 +169,7 @@ class LeafPacker:
             yield np.stack(pages), np.array(lasts)
 
     def _hold(self, cells: NDArray[np.uint8], sizes: NDArray[np.int64]) -> None:
-        """Keep the cells of a page that others may follow into; a copy, as they are few."""
+        """Copy the cells of the pending page."""
         self._cells, self._sizes = cells.copy(), sizes.copy()
 
 
@@ -188,7 +181,7 @@ _MOST_PAGES = 0xFFFF_FFFE
 
 
 class PageFile:
-    """A database whose pages are written here between `begin` and `end`, by SQLite otherwise."""
+    """A database that is written here between `begin` and `end`, and by SQLite otherwise."""
 
     def __init__(self, path: Path) -> None:
         self._file = path.open("r+b", buffering=0)
@@ -198,13 +191,13 @@ class PageFile:
 
     @property
     def header(self) -> layout.Header:
-        """The file's header, as of `begin`."""
+        """The header of the file at `begin`."""
         assert self._header is not None, "SQLite has the file"
         return self._header
 
     @property
     def suitable(self) -> bool:
-        """Whether the file is one that pages can be added to: plain, and in UTF-8."""
+        """True if pages can be added to the file: no auto-vacuum, UTF-8."""
         header = self.header
         return (
             header.encoding == layout.UTF8
@@ -214,7 +207,7 @@ class PageFile:
         )
 
     def begin(self) -> None:
-        """Learn what SQLite has made of the file, which it lets go of until `end`."""
+        """Read the header; SQLite must not use the file until `end`."""
         self._file.seek(0)
         start = self._file.read(layout.HEADER_BYTES)
         header = layout.read_header(start)
@@ -224,7 +217,7 @@ class PageFile:
         self._changed = False
 
     def next_numbers(self, count: int) -> NDArray[np.int64]:
-        """Return the numbers that the next pages get."""
+        """Return the numbers of the next pages."""
         numbers = self._pages + 1 + np.arange(count)
         return numbers + (numbers >= self.header.lock_page) * (self._pages < self.header.lock_page)
 
@@ -232,7 +225,7 @@ class PageFile:
         """Write new pages; return their numbers.
 
         Args:
-            pages: Page by byte, contiguous.
+            pages: Bytes, one row per page, contiguous.
         """
         numbers = self.next_numbers(len(pages))
         last = int(numbers[-1])
@@ -246,11 +239,11 @@ class PageFile:
         return numbers
 
     def rewrite(self, number: int, page: NDArray[np.uint8]) -> None:
-        """Write a page in the place of one that the file has."""
+        """Replace a page of the file."""
         self._write(number, page)
 
     def end(self) -> None:
-        """Say in the header what has come, and leave the file to SQLite."""
+        """Update the header; SQLite may use the file again."""
         header = self.header
         if self._changed:
             counter = (header.change_counter + 1) & 0xFFFF_FFFF
@@ -259,24 +252,24 @@ class PageFile:
         self._header = None
 
     def close(self) -> None:
-        """Let go of the file; SQLite may not be reading or writing it at that moment."""
+        """Close the file; SQLite must not be reading or writing it."""
         self._file.close()
 
     def _write(self, number: int, pages: NDArray[np.uint8]) -> None:
-        """Write pages that follow each other, the first of them as the one of that number."""
+        """Write consecutive pages from a page number on."""
         self._changed = True
         self._put((number - 1) * self.header.page_bytes, pages.reshape(-1).data)
 
     def _put(self, at: int, data: bytes | memoryview) -> None:
         self._file.seek(at)
         while len(data):
-            # Less than asked for where a limit or a full disk is near: the next attempt says which.
+            # Less is written near a limit or on a full disk; the next call raises the error.
             written = self._file.write(data)
             data = data[written:]
 
 
 class TableTree:
-    """One table that is being written."""
+    """B-tree of one table."""
 
     def __init__(self, root: int, page_bytes: int, usable: int) -> None:
         self._root = root
@@ -286,15 +279,15 @@ class TableTree:
         self._leaves = array("q")
         self._last_rowids = array("q")
         self.last_rowid: int | None = None
-        """Of the rows so far; new ones have greater ones."""
+        """Row id of the last row; later rows have greater ones."""
 
     def append(self, file: PageFile, fields: Sequence[Field], rowids: NDArray[np.int64]) -> None:
-        """Append a block of rows, whose rowids ascend and are greater than those before.
+        """Append a block of rows with ascending row ids, greater than those before.
 
         Args:
             file: The file, between `begin` and `end`.
-            fields: The columns; a column that is the table's rowid is NULL in every row.
-            rowids: One for every row.
+            fields: The columns; a column that is the table's row id is NULL in every row.
+            rowids: Row id of every row.
         """
         cells = encode(fields, rowids)
         if int(np.max(cells.payloads)) > layout.most_local(self._usable):
@@ -302,13 +295,13 @@ class TableTree:
         for pages, lasts in self._packer.add(cells, len(rowids)):
             numbers = file.append(pages)
             self._leaves.frombytes(numbers.tobytes())
-            # The page that had begun may end with a row of the last block.
+            # The pending page may end with a row of the last block.
             ends = np.where(lasts < 0, self.last_rowid or 0, rowids[lasts])
             self._last_rowids.frombytes(ends.tobytes())
         self.last_rowid = int(rowids[-1])
 
     def finish(self, file: PageFile) -> None:
-        """Write the last leaf and what is above; SQLite may go on with the table from there."""
+        """Write the last leaf and the pages above; SQLite may then insert further rows."""
         rest = self._packer.rest()
         if rest is not None:
             if not self._leaves:
@@ -329,18 +322,18 @@ class TableTree:
     def _interior(
         self, children: NDArray[np.int64], keys: NDArray[np.int64]
     ) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
-        """Return pages that lead to `children`, and which of these is the last of each page."""
+        """Return interior pages above `children`, and the index of the last child of each."""
         widths = row_encoder.widths_of(keys)
         sizes = layout.CHILD_BYTES + widths
         places = np.concatenate(([0], np.cumsum(sizes)))
         flat = _cells(children, keys, widths)
-        room = self._usable - layout.INTERIOR_HEADER_BYTES
+        capacity = self._usable - layout.INTERIOR_HEADER_BYTES
         pages = []
         lasts = []
         start = 0
         while start < len(children):
-            # A page has one child more than cells; the last page has two children at least.
-            stop = start + next(breaks(sizes[start : start + room], room))[1] + 1
+            # A page has one child more than cells; the last page has at least two children.
+            stop = start + next(breaks(sizes[start : start + capacity], capacity))[1] + 1
             if stop >= len(children):
                 stop = len(children)
             elif stop == len(children) - 1:
@@ -360,7 +353,7 @@ class TableTree:
         return np.stack(pages), np.array(lasts)
 
     def _with_overflow(self, file: PageFile, cells: Cells, rows: int) -> Cells:
-        """Write what is too long of records into pages of its own; return cells without it."""
+        """Write the overflow of long records into pages; return the cells without it."""
         sizes = np.array(np.broadcast_to(np.asarray(cells.sizes, np.int64), rows))
         payloads = np.broadcast_to(np.asarray(cells.payloads, np.int64), rows)
         ends = np.cumsum(sizes)
@@ -380,7 +373,7 @@ class TableTree:
         return Cells(np.concatenate([*pieces, cells.flat[done:]]), sizes, payloads)
 
     def _overflow(self, file: PageFile, data: NDArray[np.uint8]) -> int:
-        """Write the end of a record as a chain of pages; return the first one's number."""
+        """Write the end of a record as a chain of pages; return the number of the first."""
         each = self._usable - layout.CHILD_BYTES
         count = -(-len(data) // each)
         pages = np.zeros((count, self._page_bytes), np.uint8)
@@ -397,7 +390,7 @@ class TableTree:
 def _cells(
     children: NDArray[np.int64], keys: NDArray[np.int64], widths: NDArray[np.int64]
 ) -> NDArray[np.uint8]:
-    """Return interior cells one after the other: of each a page and its last rowid, a varint."""
+    """Return concatenated interior cells: page number and last row id (varint) of each."""
     parts = []
     changes = np.flatnonzero(np.diff(widths)) + 1
     for start, stop in pairwise([0, *changes.tolist(), len(keys)]):
@@ -415,7 +408,7 @@ Sizes = NDArray[np.int64]
 
 
 class IndexTree:
-    """One index that is being written."""
+    """B-tree of one index."""
 
     def __init__(self, root: int, page_bytes: int, usable: int) -> None:
         self._root = root
@@ -423,22 +416,22 @@ class IndexTree:
         self._usable = usable
         self._room = usable - layout.LEAF_HEADER_BYTES
         self._cells, self._sizes = np.empty(0, np.uint8), np.empty(0, np.int64)
-        """Of the entries that are in no page yet."""
+        """Entries that are in no page yet, and their sizes."""
         self._leaves = array("q")
         self._between: list[Bytes] = []
-        """The entry behind each leaf."""
+        """The entry after each leaf."""
         self._last: tuple[int, ...] | None = None
 
     def append(
         self, file: PageFile, keys: Sequence[NDArray[np.int64]], rowids: NDArray[np.int64]
     ) -> bool:
-        """Append the entries of a block of rows; return False, and do nothing, if that cannot be.
+        """Append the entries of a block of rows; return False, without change, if not possible.
 
         Args:
             file: The file, between `begin` and `end`.
-            keys: The columns of the index. Rows may be in another order than the index within a
-                block; no entry of a block is below one of the block before.
-            rowids: One for every row, ascending.
+            keys: The columns of the index. Rows in a block may be in another order than the index;
+                no entry is below one of an earlier block.
+            rowids: Row id of every row, ascending.
         """
         columns = [*keys, rowids]
         if not are_in_order(keys):
@@ -457,10 +450,10 @@ class IndexTree:
         return True
 
     def finish(self, file: PageFile) -> None:
-        """Write the last leaves and what is above; SQLite may go on with the index from there."""
+        """Write the last leaves and the pages above; SQLite may then insert further entries."""
         places, last = _places(self._sizes), len(self._sizes)
         if int(places[-1]) + layout.POINTER_BYTES * last > self._room:
-            # One more than fits: it has a page of its own, behind the entry between.
+            # One entry too many: it gets a separate page, after the entry in between.
             self._write_leaves(file, [self._leaf(places, 0, last - 2)])
             self._between.append(self._cells[places[last - 2] : places[last - 1]])
             rest = self._leaf(places, last - 1, last)
@@ -479,7 +472,7 @@ class IndexTree:
             children = file.append(pages)
 
     def _fill(self, file: PageFile, cells: Bytes, sizes: Sizes) -> None:
-        """Write the leaves that are full, and behind which two entries are known."""
+        """Write the full leaves that are followed by at least two entries."""
         self._cells, self._sizes = cells, sizes
         ends = np.cumsum(sizes + layout.POINTER_BYTES)
         places = _places(sizes)
@@ -511,17 +504,17 @@ class IndexTree:
     def _interior(
         self, children: NDArray[np.int64], between: list[Bytes]
     ) -> tuple[Bytes, list[Bytes]]:
-        """Return the pages above `children`, and the entries that go between these pages."""
-        room = self._usable - layout.INTERIOR_HEADER_BYTES
+        """Return the pages above `children`, and the entries between these pages."""
+        capacity = self._usable - layout.INTERIOR_HEADER_BYTES
         sizes = np.array([len(entry) for entry in between], np.int64) + layout.CHILD_BYTES
         ends = np.cumsum(sizes + layout.POINTER_BYTES)
         pages = []
         above: list[Bytes] = []
         start, before = 0, 0
         while True:
-            stop = int(np.searchsorted(ends, before + room, side="right"))
+            stop = int(np.searchsorted(ends, before + capacity, side="right"))
             if stop == len(between) - 1:
-                stop -= 1  # the last page has two children at least
+                stop -= 1  # the last page has at least two children
             cells = b"".join(
                 int(child).to_bytes(layout.CHILD_BYTES, "big") + entry.tobytes()
                 for child, entry in zip(
@@ -545,12 +538,12 @@ class IndexTree:
 
 
 def _places(sizes: Sizes) -> Sizes:
-    """Return where each of some entries begins, and where the last one ends."""
+    """Return the start of each entry, and the end of the last."""
     return np.concatenate((np.zeros(1, np.int64), np.cumsum(sizes)))
 
 
 def _cells_index(columns: Sequence[NDArray[np.int64]]) -> Bytes:
-    """Return the entries of a block, row by byte, all of one size."""
+    """Return the entries of a block as bytes, one row per entry, all of one size."""
     types = [integer_type(int(column.min()), int(column.max())) for column in columns]
     header = bytes([1 + len(types), *(kind for kind, _ in types)])
     payload = len(header) + sum(width for _, width in types)
