@@ -99,8 +99,8 @@ def test_a_later_version_is_named() -> None:
     ("change", "complaint"),
     [
         ({"forward_ms": (1.0,)}, "more or fewer times"),
-        ({"forward_ms": (), "iterations": ()}, "iterations that there are not"),
-        ({"iterations": (0, 7)}, "iterations that there are not"),
+        ({"forward_ms": (), "iterations": ()}, "unknown iterations"),
+        ({"iterations": (0, 7)}, "unknown iterations"),
         ({"iterations": (1, 1)}, "twice in one iteration"),
         ({"backward_ms": (1.0,)}, "more or fewer times"),
         ({"forward_ms": (1.0, float("nan"))}, "a time of nan"),
