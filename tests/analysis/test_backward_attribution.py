@@ -206,3 +206,15 @@ def test_every_table_adds_up_to_the_device_time_of_the_trace(shared: Path, tmp_p
                     if total != expected:
                         wrong.append((trace.name, by, total, expected))
     assert not wrong
+
+
+def test_collectives_are_grouped_by_their_kernel(shared: Path, tmp_path: Path) -> None:
+    trace = shared / "samples" / "kineto" / "nccl_parser_config__nccl_data.json.gz"
+    convert(trace, tmp_path / "trace.db")
+    rows = by_name(breakdown_of(tmp_path / "trace.db", "kernel"))
+    events = json.loads(gzip.decompress(trace.read_bytes()), strict=False)["traceEvents"]
+    expected = [
+        event["dur"] for event in events if event["name"].startswith("ncclKernel_AllReduce")
+    ]
+    (found,) = (row for name, row in rows.items() if name.startswith("ncclKernel_AllReduce"))
+    assert (found.count, found.total_ns) == (len(expected), round(1000 * sum(expected)))

@@ -220,7 +220,8 @@ class Nested:
     ) -> list[Row]:
         """Return one row for each key; its time is what it took in itself.
 
-        A call within one of the same key is part of it: torch's overloads call one another.
+        Host and device times with callees leave out calls inside one of the same key, whose time
+        is part of it: torch's overloads call one another.
         """
         size = len(names)
         outer = self.outermost(key)
@@ -229,7 +230,7 @@ class Nested:
             sums = np.bincount(key[chosen], values[chosen], minlength=size)
             return [int(one) for one in sums.tolist()]
 
-        count = total(self.count, outer)
+        count = total(self.count)
         host, self_host = total(self.host_ns, outer), total(self.self_host_ns)
         device, self_device = total(self.device_ns, outer), total(self.self_device_ns)
         launches = total(self.launches)

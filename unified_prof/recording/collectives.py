@@ -260,6 +260,16 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
     )
 
 
+def kernel_names(source: Source, op_ids: Ints) -> Ints | None:
+    """Return the string id of each operator's kernel on GPUs, MISSING without one; else None."""
+    if "UPROF_GPU_TASKS" not in source.tables:
+        return None
+    parts = source.integers("COMMUNICATION_TASK_INFO", {"op": "opId", "name": "name"})
+    row = Lookup(parts["op"]).rows(op_ids)
+    names: Ints = np.append(parts["name"], MISSING)[row]
+    return names
+
+
 def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
     """Return the device of each operator's tasks; without tasks, the only device of the file."""
     devices = np.unique(tasks.device)

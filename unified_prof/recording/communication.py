@@ -22,7 +22,7 @@ from unified_prof.recording import collectives
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, UNKNOWN, Labels, sort_rows
 from unified_prof.recording.collectives import PARTED, Collectives, Groups, canonical
 from unified_prof.recording.model import Row
-from unified_prof.recording.source import Strings
+from unified_prof.recording.source import Source, Strings
 from unified_prof.recording.task_rows import FOREVER
 
 
@@ -44,8 +44,9 @@ _UNNAMED = "(unnamed collective)"
 class CollectiveNames:
     """Names of collectives: `hcom_allReduce_ (tp)` if the group is known."""
 
-    def __init__(self, comms: Collectives, strings: Strings, known: Groups) -> None:
-        self._comms, self._strings, self._known = comms, strings, known
+    def __init__(self, source: Source, comms: Collectives, strings: Strings, known: Groups) -> None:
+        self._source, self._comms = source, comms
+        self._strings, self._known = strings, known
 
     def types(self, labels: Labels) -> NDArray[np.int32]:
         """Return the type and group of each collective, as numbers in `labels`."""
@@ -54,6 +55,18 @@ class CollectiveNames:
     def names(self, labels: Labels) -> NDArray[np.int32]:
         """Return the operator name of each collective, as numbers in `labels`."""
         return self._numbers(labels, self._comms.name, self._comms.op_type)
+
+    def kernels(self, labels: Labels) -> NDArray[np.int32]:
+        """Return the kernel of each collective, as numbers in `labels`; without one, `names`.
+
+        On a GPU a collective is one kernel; HCCL runs many tasks.
+        """
+        kernels = collectives.kernel_names(self._source, self._comms.identity)
+        if kernels is None:
+            return self.names(labels)
+        ids, number = codes(kernels)
+        found = labels.numbers(self._strings.texts(ids))[number]
+        return np.where(found == UNKNOWN, self.types(labels), found)
 
     def kinds(self) -> tuple[list[str | None], Ints]:
         """Return the distinct kinds of groups (`tp` or the framework's name), and their indexes.

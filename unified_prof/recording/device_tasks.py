@@ -183,7 +183,7 @@ class Work:
     def kernel_numbers(self) -> tuple[TaskNames, NDArray[np.int32]]:
         """Kernel names of tasks, and the name of each collective."""
         names = self._tasks.kernel_names(self.labels, self._is_work)
-        return names, self._collectives.names(self.labels)
+        return names, self._collectives.kernels(self.labels)
 
     @property
     def of_tasks(self) -> NDArray[np.int32]:

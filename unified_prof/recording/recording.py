@@ -103,7 +103,9 @@ class Recording:
     @cached_property
     def collective_names(self) -> CollectiveNames:
         """Names of collectives and their groups."""
-        return CollectiveNames(self.comms, self.strings, groups.load_groups(self.source))
+        return CollectiveNames(
+            self.source, self.comms, self.strings, groups.load_groups(self.source)
+        )
 
     @cached_property
     def host_calls(self) -> HostCalls:
