@@ -3,7 +3,7 @@
 Vendors and versions have different names for the same collective; `canonical` maps them to one.
 
 META_DATA.parallel_group_info has the framework's name and the global ranks of each communicator.
-torch_npu writes it, and `uprof import` does for the process groups of a trace.
+torch_npu writes it, and `uprof convert` does for the process groups of a trace.
 COMMUNICATION_OP.groupName is the communicator: a text, or at some recording levels the number that
 msprof computes from that text.
 """

@@ -23,7 +23,7 @@ from unified_prof.recording.source import (
 TORCH = "PTA"
 """Components of MEMORY_RECORD that are torch's caching allocator on an accelerator."""
 HOST = "CPU"
-"""Component of host memory, as `uprof import` writes it."""
+"""Component of host memory, as `uprof convert` writes it."""
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
