@@ -1,11 +1,10 @@
-"""Secrets in command lines, URLs and settings, masked before they are stored or shown.
+"""Masking of secrets in command lines, URLs and settings before they are stored or shown.
 
-Reports are mailed around and attached to issues. What a report says of its origin (the command,
-the URL of a store, a trace's metadata) passes through here first. A value is masked where its name
-says that it is a secret (`--password`, `HF_TOKEN`, `?sig=`) or where its shape does (keys and
-tokens of well-known services, JSON web tokens, private keys). A name that is often harmless, such
-as `key`, masks only values that look random. Names stay readable, so that one still sees what was
-given.
+Reports are shared and attached to issues, so their provenance (command, URL of a store, metadata of
+a trace) is masked first. A value is masked if its name denotes a secret (`--password`, `HF_TOKEN`,
+`?sig=`) or if its shape does (keys and tokens of well-known services, JSON web tokens, private
+keys). If the name is often harmless, such as `key`, only values that look random are masked. Names
+stay readable.
 """
 
 from __future__ import annotations
@@ -16,14 +15,14 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
 
+# Replacement of a secret.
 MASK = "***"
-"""What stands where a secret was."""
 
 _SECRET_WORDS = frozenset(
     "secret secrets credential credentials passphrase passcode authorization bearer apikey "
     "secretkey accesskey privatekey authtoken accesstoken apitoken sshpass".split()
 )
-# "key" is a secret beside one of these; elsewhere it is a column or an argument to sort by.
+# `key` is a secret after one of these words; elsewhere it is, for example, a sort key.
 _KEY_KINDS = frozenset(
     "api access secret private signing encryption deploy ssh account storage master license "
     "client auth service subscription shared app application session webhook".split()
@@ -32,7 +31,7 @@ _PASS_OWNERS = frozenset(
     "user db database smtp ftp mail email redis mysql pg postgres proxy http https admin root "
     "sudo login account registry docker".split()
 )
-# A language model's tokens are no secrets: eos_token, max_tokens, token_type, tokens_per_batch.
+# Tokens of language models are not secrets: eos_token, max_tokens, token_type, tokens_per_batch.
 _TOKENS_OF_TEXT = frozenset(
     "eos bos pad unk mask cls sep special start end stop begin image video audio vision max min "
     "num number per next new prompt first last total context decoder input output word sub mean "
@@ -40,15 +39,20 @@ _TOKENS_OF_TEXT = frozenset(
     "embedding embeddings dim dims budget merging pruning shift mixing wise idx index drop "
     "id".split()
 )
-# These say where a secret is, or how long, and not what it is.
-_ABOUT = frozenset("file path dir folder env name length size type prompt policy".split())
+# Last words of names that describe a secret without containing it.
+_DESCRIBING = frozenset("file path dir folder env name length size type prompt policy".split())
+# First words of names of counts.
+_COUNTING = frozenset("num number count n".split())
 _OFTEN_HARMLESS = frozenset(
     "key keys token tokens auth sig signature session cookie cookies pat pwd pass sas dsn".split()
 )
+# Names that denote a secret in the query of a URL, but rarely elsewhere.
 _SECRET_PARAMETERS = frozenset(
-    "key sig signature auth pwd pass pw x-amz-signature x-amz-credential x-goog-signature".split()
+    "key sig signature auth pwd pass pw code x-amz-signature x-amz-credential "
+    "x-goog-signature".split()
 )
-"""Names that mean a secret in the query of a URL, although elsewhere they seldom do."""
+# Programs whose option -p is followed by a password.
+_PASSWORD_PROGRAMS = frozenset("sshpass mysql mysqldump mysqladmin mariadb".split())
 _QUOTES = "\"'"
 _NO_SECRET = frozenset({"", "none", "null", "true", "false", MASK})
 
@@ -71,8 +75,25 @@ _SHAPES = re.compile(
     | pypi-[A-Za-z0-9_-]{30,}
     | nvapi-[A-Za-z0-9_-]{30,}
     | dop_v1_[a-f0-9]{40,}
-    | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}
-    | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*  # a JSON web token
+    | SG\.[A-Za-z0-9_-]{16,}\.[A-Za-z0-9_-]{16,}                    # SendGrid
+    | gsk_[A-Za-z0-9]{20,}                                          # Groq
+    | dapi[a-f0-9]{30,}                                             # Databricks
+    | r8_[A-Za-z0-9]{30,}                                           # Replicate
+    | hv[sbr]\.[A-Za-z0-9_-]{20,}                                   # Vault
+    | gls[ac]_[A-Za-z0-9_]{20,}                                     # Grafana
+    | tskey-[A-Za-z0-9-]{10,}                                       # Tailscale
+    | xapp-[A-Za-z0-9-]{10,}                                        # Slack
+    | GOCSPX-[A-Za-z0-9_-]{20,}                                     # Google
+    | shp(?:at|ca|pa|ss)_[A-Fa-f0-9]{30,}                           # Shopify
+    | lin_api_[A-Za-z0-9]{30,}                                      # Linear
+    | dckr_pat_[A-Za-z0-9_-]{20,}                                   # Docker
+    | pplx-[A-Za-z0-9]{30,}                                         # Perplexity
+    | tgp_v1_[A-Za-z0-9_-]{30,}                                     # Together
+    | ak-[A-Za-z0-9]{20,}                                           # Modal
+    | pat[A-Za-z0-9.]{70,}                                          # Airtable
+    | AGE-SECRET-KEY-1[A-Z0-9]{20,}                                 # age
+    | eyJ[A-Za-z0-9_-]{8,}\.[A-Za-z0-9_-]{8,}(?:\.[A-Za-z0-9_-]*)*  # JSON web token
+    | eyJ[A-Za-z0-9+/_-]{40,}={0,2}                                 # JSON in base64 (Neptune)
     )
     """,
     re.VERBOSE,
@@ -83,8 +104,31 @@ _PRIVATE_KEY = re.compile(
 _SCHEME_WITH_VALUE = re.compile(
     r"(?<![\w.-])((?i:bearer|basic|negotiate)\s+)([A-Za-z0-9+/=_.~-]{8,})"
 )
-# The password ends with the last @ of the authority; one with an unescaped / or ? with the first
-# @ after it, unless what follows the colon is a port.
+# `Authorization: SCHEME VALUE`, also of a proxy.
+_AUTHORIZATION = re.compile(
+    r"""((?i:authorization)["']?\s*[:=]\s*["']?)(?:[A-Za-z]{1,20}[ \t]+)?[^\s"',;]+"""
+)
+# A secret whose context identifies it: (prefix)(secret).
+_IN_CONTEXT = re.compile(
+    r"""
+    ((?<!\S)login\s+)([A-Za-z0-9]{40,})(?!\S)                               # wandb login KEY
+    | (machine\s+\S+\s+login\s+\S+\s+password\s+)(\S+)                      # netrc
+    | (hooks\.slack\.com/(?:services|workflows)/)([\w/-]+)
+    | (discord(?:app)?\.com/api/webhooks/\d+/)([\w-]+)
+    | (api\.telegram\.org/bot)([\w:-]+)
+    | ((?<!\S)(?:-u|--user)(?:\s+|=)["']?(?![0-9]+:[0-9]+(?:\s|$))[^\s:"']+:)([^\s"']+)  # curl
+    | ((?<!\S)(?:\S*/)?(?:sshpass|mysql\w*|mariadb)(?:\s+[^\s;|]+){0,20}?\s+-p\s?)([^\s-]\S*)
+    """,
+    re.VERBOSE,
+)
+# Secret key of AWS: 40 characters of base64 without a prefix.
+_BARE_KEY = re.compile(r"(?<![A-Za-z0-9+/=_.-])[A-Za-z0-9+/]{40}(?![A-Za-z0-9+/=_.-])")
+# The password ends with the last @ of the authority; a password with an unescaped / or ? ends with
+# the first @ after it. A number after a colon may be a port, except in URLs of databases.
+_DATABASE_PASSWORD = re.compile(
+    r"""(?<![\w+.-])((?:postgres(?:ql)?|mysql|mariadb|rediss?|mongodb|amqps?)(?:\+\w+)?"""
+    r"""://[^\s/?\#:@'"]*):[^\s'"@]{0,2000}@"""
+)
 _URL_PASSWORD = re.compile(
     r"""(?<![\w+.-])([A-Za-z][A-Za-z0-9+.-]*://[^\s/?\#:@'"]*):"""
     r"""(?:[^\s/?\#'"]{0,2000}@|(?![0-9]{1,5}[/?\#])[^\s'"@]{0,2000}@)"""
@@ -94,18 +138,18 @@ _PARAMETER = re.compile(r"([?&;])([\w.%~-]+)=([^&;#\s'\"]*)")
 _ASSIGNMENT = re.compile(r"""(?<![\w.-])-*([A-Za-z_][\w.-]*)["']?\s*[=:]\s*(?=\S)""")
 _OPTION = re.compile(r"(?<![\w.-])--?([A-Za-z][\w.-]*)\s+(?=[^\s-])")
 _BARE_VALUE = re.compile(r"""[^\s,;&"'{}\[\]()]+""")
-_LONGEST_LOOKED_AT = 256
-"""Characters of a value by which it is judged; a secret is masked to its end."""
+# Number of characters by which a value is judged; a secret is masked to its end.
+_MAX_JUDGED_LENGTH = 256
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable, option or setting of this name holds a secret.
+    """Return True if a variable, option or setting of this name holds a secret.
 
     `HF_TOKEN`, `--db-password` and `apiKey` do; `max_tokens`, `eos_token`, `token_file` and `PWD`
     do not.
     """
     words = [word.lower() for word in _WORD.findall(name)]
-    if not words or words[-1] in _ABOUT:
+    if not words or words[-1] in _DESCRIBING or words[0] in _COUNTING:
         return False
     if any(word in _SECRET_WORDS or "password" in word or "passwd" in word for word in words):
         return True
@@ -116,19 +160,22 @@ def is_secret_name(name: str) -> bool:
             return True
         if word == "pwd" or (word == "pass" and before in _PASS_OWNERS):
             return True
-    return words == ["pass"]
+    return words in (["pass"], ["pw"])
 
 
 def redact(text: str) -> str:
-    """Return `text` with what looks like a secret in it replaced by `***`.
+    """Return `text` with everything that looks like a secret replaced by `***`.
 
-    Works on URLs, command lines, `NAME=value` and JSON, alone or inside other text. What is masked
-    stays masked: `redact(redact(text)) == redact(text)`.
+    Works on URLs, command lines, `NAME=value` and JSON, alone or inside other text; idempotent.
     """
     text = _PRIVATE_KEY.sub(MASK, text)
     text = _SHAPES.sub(MASK, text)
+    text = _BARE_KEY.sub(lambda match: MASK if _is_bare_key(match[0]) else match[0], text)
+    text = _IN_CONTEXT.sub(_without_context_secret, text)
+    text = _AUTHORIZATION.sub(rf"\1{MASK}", text)
     text = _SCHEME_WITH_VALUE.sub(rf"\1{MASK}", text)
     if "@" in text:
+        text = _DATABASE_PASSWORD.sub(rf"\1:{MASK}@", text)
         text = _URL_PASSWORD.sub(rf"\1:{MASK}@", text)
         text = _URL_USER.sub(_without_random_user, text)
     text = _PARAMETER.sub(_without_parameter, text)
@@ -136,21 +183,29 @@ def redact(text: str) -> str:
 
 
 def redact_arguments(arguments: Sequence[str]) -> tuple[str, ...]:
-    """Return a command's arguments with the secrets in them masked.
+    """Return the arguments of a command with their secrets masked.
 
-    Besides what `redact` finds in each: the value of `--token VALUE` and all of `--token=VALUE`,
-    whatever characters it has.
+    Masks what `redact` finds in each argument, and the whole VALUE of `--token VALUE` and
+    `--token=VALUE`, whatever characters it has.
     """
     return tuple(_redacted_arguments(arguments))
 
 
 def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
-    option = None
+    option = program = previous = None
     for argument in arguments:
         name, equals, value = argument.partition("=")
         if option is not None and not argument.startswith("-"):
-            yield MASK if _is_secret(option, argument) else redact(argument)
+            yield _redacted_value(option, argument, program)
             option = None
+            continue
+        if argument.rpartition("/")[2] in _PASSWORD_PROGRAMS:
+            program = argument
+        if previous == "login" and re.fullmatch(r"[A-Za-z0-9]{40,}", argument):
+            argument = MASK
+        previous = argument
+        if program is not None and re.fullmatch(r"-p[^-\s=].*", argument):
+            yield f"-p{MASK}"
             continue
         if equals and re.fullmatch(r"[-+~]*[\w.-]+", name) and _is_secret(name, value):
             yield f"{name}={MASK}"
@@ -159,22 +214,45 @@ def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
         option = argument if argument.startswith("-") and not equals else None
 
 
+def _redacted_value(option: str, value: str, program: str | None) -> str:
+    """Mask the value of an option, given as an argument of its own."""
+    if _is_secret(option, value) or (option == "-p" and program is not None):
+        return MASK
+    user, colon, password = value.partition(":")
+    is_account = option in ("-u", "--user") and colon and not (user + password).isdecimal()
+    return f"{user}:{MASK}" if is_account else redact(value)
+
+
+def _without_context_secret(match: re.Match[str]) -> str:
+    prefix = next(group for group in match.groups() if group is not None)
+    return f"{prefix}{MASK}"
+
+
+def _is_bare_key(text: str) -> bool:
+    """Return True if 40 characters of base64 look random, unlike a commit id or a path."""
+    return (
+        text.count("/") <= 3
+        and all(re.search(kind, text) for kind in ("[A-Z]", "[a-z]", "[0-9]"))
+        and _entropy(text) >= 4.4
+    )
+
+
 def _without_values(pattern: re.Pattern[str], text: str) -> str:
-    """Mask the values whose names say so, inside other values too: `env="TOKEN=abc"`."""
+    """Mask values by their names, also inside other values: `env="TOKEN=abc"`."""
     parts = []
     position = 0
     while (match := pattern.search(text, position)) is not None:
         begin = match.end() + (text[match.end()] in _QUOTES)
         parts.append(text[position:begin])
         position = begin
-        if _is_secret(match[1], text[begin : _end_of_value(text, begin, _LONGEST_LOOKED_AT)]):
+        if _is_secret(match[1], text[begin : _end_of_value(text, begin, _MAX_JUDGED_LENGTH)]):
             parts.append(MASK)
             position = _end_of_value(text, begin, len(text))
     return "".join([*parts, text[position:]])
 
 
 def _end_of_value(text: str, begin: int, most: int) -> int:
-    """Return where the value that begins here ends: at its closing quote, or with its word."""
+    """Return the end of the value that begins here: its closing quote, or the end of the word."""
     quote = text[begin - 1]
     if quote in _QUOTES:
         end = begin
@@ -198,9 +276,11 @@ def _without_random_user(match: re.Match[str]) -> str:
 
 
 def _is_secret(name: str, value: str) -> bool:
-    """Return whether `value`, given under `name`, is a secret."""
+    """Return True if `value`, given under `name`, is a secret."""
     if value.lower() in _NO_SECRET:
         return False
+    if name.strip("-").lower() == "pass" and re.fullmatch(r"[0-9.]+", value):
+        return False  # a count of passes or a time
     if is_secret_name(name):
         return True
     words = {word.lower() for word in _WORD.findall(name)}
@@ -208,11 +288,15 @@ def _is_secret(name: str, value: str) -> bool:
 
 
 def _is_random(value: str) -> bool:
-    """Return whether `value` is long, without structure, and mixes letters and digits."""
+    """Return True if `value` is long, without structure, and mixes letters and digits."""
     if len(value) < 16 or not re.fullmatch(r"[A-Za-z0-9+_.~=-][A-Za-z0-9+/_.~=-]*", value):
         return False
     if not (re.search("[0-9]", value) and re.search("[A-Za-z]", value)):
         return False
-    counts = Counter(value).values()
-    bits = -sum(n / len(value) * math.log2(n / len(value)) for n in counts)
-    return bits >= 3.0
+    return _entropy(value) >= 3.0
+
+
+def _entropy(text: str) -> float:
+    """Return the entropy of the characters, in bits per character."""
+    shares = [count / len(text) for count in Counter(text).values()]
+    return -sum(share * math.log2(share) for share in shares)
