@@ -42,6 +42,16 @@ def click(window: Browser, selector: str) -> None:
     window.run("document.querySelector(arguments[0]).click()", selector)
 
 
+def queued_launches(path: Path) -> Path:
+    """Write three launches that wait behind one long kernel; return the page."""
+    with Device(path) as device:
+        for number in range(3):
+            device.runtime(number * 100, number * 100 + 50, "cudaLaunchKernel", number + 1)
+            start = 1000 + 1000 * number
+            device.task(start, start + 1000, connection=number + 1, kernel=("k", "mm"))
+    return written(path)
+
+
 def many_tasks(path: Path, count: int) -> Path:
     """Write a recording of so many tasks, with memory that peaks in its middle."""
     with Device(path) as device:

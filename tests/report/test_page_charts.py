@@ -11,7 +11,7 @@ import pytest
 
 from tests.report import browser
 from tests.report.browser import Browser
-from tests.report.on_page import VIEWS, click, many_tasks, stepping, written
+from tests.report.on_page import VIEWS, click, many_tasks, queued_launches, stepping, written
 from unified_prof.explain.api import open_analyses
 from unified_prof.recording.idle import IN_WORDS
 from unified_prof.report import names
@@ -36,10 +36,27 @@ def test_charts_and_timeline_have_one_zero_and_one_zoom(window: Browser, tmp_pat
             .map((one) => one.split(' ').map(Number));
         const highest = points.reduce((a, b) => (b[1] < a[1] ? b : a));
         const [from, to] = [Number(picture.dataset.from), Number(picture.dataset.to)];
-        return from + (to - from) * (highest[0] - 74) / (picture.clientWidth - 86);
+        return from + (to - from) * (highest[0] - picture.dataset.left)
+            / (picture.clientWidth - picture.dataset.left - 12);
         """
     )
     assert peak == pytest.approx(90_000, rel=0.01), "where it is, in the timeline's own time"
+
+
+def test_labels_of_an_axis_fit_and_counts_have_whole_ticks(window: Browser, tmp_path: Path) -> None:
+    window.open(queued_launches(tmp_path / "msprof_1.db"))
+    texts = window.run(
+        "return [...document.querySelectorAll('#counter-launches svg text[text-anchor=end]')]"
+        ".map((one) => [one.textContent, one.getBBox().x])"
+    )
+    assert [text for text, _ in texts] == [str(value) for value in range(len(texts))]
+    assert len(texts) > 1
+    assert all(x >= 0 for _, x in texts)
+    left = window.run(
+        "return [...document.querySelectorAll('svg.chart:not(.roofline) text[text-anchor=end]')]"
+        ".map((one) => one.getBBox().x)"
+    )
+    assert min(left) >= 0
 
 
 def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -> None:
@@ -54,6 +71,9 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
         ]
 
     assert labels()[0].startswith("everything: ")
+    chosen = "return document.querySelector('#icicle button[aria-pressed=true]').dataset.value"
+    assert window.run(chosen) == "line", "most operations are outside any module"
+    click(window, "#icicle button[data-value=module]")
     encoder = next(one for one in labels() if one.startswith("encoder: "))
     assert encoder.startswith("encoder: 6.75 ms, ")
     window.run("document.querySelector('.node').focus()")

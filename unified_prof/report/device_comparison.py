@@ -55,6 +55,25 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
     return lines
 
 
+def device_verdict(found: DeviceDifference) -> str:
+    """Return the change of the step and the class of kernels that changed most, in a sentence."""
+    if found.identical:
+        return IDENTICAL_SIDES
+    before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
+    text = f"The {unit(found)} takes {names.format_duration(after)}"
+    if before:
+        text += f" instead of {names.format_duration(before)} ({ratio_text(after / before)})"
+    row = max(found.classes, key=lambda row: abs(found.change_ns(row)), default=None)
+    if row is None or not found.change_ns(row):
+        return f"{text}."
+    text += f"; largest change in {row.name} kernels: {format_signed(found.change_ns(row))}"
+    if (ratio := found.ratio(row)) is not None:
+        text += f", {ratio_text(ratio)}"
+        if row.class_name in found.allowed:
+            text += f" (attainable {_attainable_ratio(found.allowed[row.class_name])})"
+    return f"{text}."
+
+
 def device_remarks(found: DeviceDifference) -> list[str]:
     """Return notes on how to read the figures."""
     lines = list(found.left_out)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict
+from pathlib import PurePath
 from typing import Any, Final
 
 from unified_prof.compare.device_diff import DeviceDifference
@@ -19,6 +20,7 @@ from unified_prof.report.device_comparison import (
     device_rows,
     device_tables,
     device_title,
+    device_verdict,
 )
 from unified_prof.report.document import Document
 from unified_prof.report.formats import DeviceRequest
@@ -197,7 +199,8 @@ _IDLE: Final = "idle "
 
 def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     """Render a comparison as an HTML page without network access; names are shown as text only."""
-    label = f"{found.base.label} -> {found.new.label}"
+    base, new = (PurePath(side.label).name or side.label for side in (found.base, found.new))
+    label = f"{base} -> {new}"
     parts = [
         {
             "name": _part_name(name),
@@ -211,6 +214,7 @@ def produce_device_page(found: DeviceDifference, shown: DeviceRequest) -> str:
     tables = _page_tables(found)
     data: dict[str, Any] = {
         "title": names.neutral(label),
+        "verdict": names.neutral(device_verdict(found)),
         "unit": "step" if found.base.steps and found.new.steps else "recording",
         "warnings": [names.neutral(one) for one in found.warnings],
         "headline": [[what, names.neutral(text)] for what, text in device_headline(found)],

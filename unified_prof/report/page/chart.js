@@ -2,7 +2,10 @@
 
 const LINE_HUES = [214, 28, 168, 286, 350, 92, 48, 246];
 const UNIT_WORDS = { B: words.size, "B/s": words.rate, "%": (value) => `${value.toFixed(0)} %`, MHz: (value) => `${words.count(Math.round(value))} MHz` };
-const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launches: "Queues of streams over time" };
+const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launches: "Queued launches per stream over time" };
+/** Text of a tick: a unit that the title names is left out. */
+const tickText = (unit, value) => (value === 0 ? "0" : unit in UNIT_TITLES && !(unit in UNIT_WORDS) ? words.count(value) : inUnit(unit)(value));
+const CHARACTER_WIDTH = 7;
 /** Units that a recording brings along are shown as they are. */
 const inUnit = (unit) => UNIT_WORDS[unit] || ((value) => `${words.count(Math.round(value * 1000) / 1000)} ${unit}`.trim());
 
@@ -52,22 +55,29 @@ function chartSection(id, title, series, view) {
     section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples a line: the smallest and the largest of neighbours are drawn.` }));
   }
 
+  let left = 74;
+
   function draw() {
     const { from, to } = view;
     const width = picture.clientWidth || 800;
     const height = 260;
-    const [left, bottom, top] = [74, 26, 10];
+    const [bottom, top] = [26, 10];
     const most = Math.max(1e-9, ...lines.filter((line) => line.shown).map((line) => line.max)) * 1.04;
+    const { unit } = lines[0];
+    const factor = unit === "B" ? SIZES.find(([one]) => most >= one || one === 1)[0] : 1;
+    // Counts have whole ticks.
+    const least = unit in UNIT_WORDS || !lines.every((line) => line.value.every(Number.isInteger)) ? 0 : 1;
+    const rise = roundStep(Math.max(least, most / factor / 5)) * factor;
+    const ticks = [];
+    for (let value = 0; value <= most; value += rise) ticks.push([value, tickText(unit, value)]);
+    left = 16 + CHARACTER_WIDTH * Math.max(...ticks.map(([, text]) => text.length));
     const x = (time) => left + ((time - from) / (to - from)) * (width - left - 12);
     const y = (value) => height - bottom - (value / most) * (height - bottom - top);
     const parts = [];
-    const inWords = inUnit(lines[0].unit);
-    const factor = lines[0].unit === "B" ? SIZES.find(([one]) => most >= one || one === 1)[0] : 1;
-    const rise = roundStep(most / factor / 5) * factor;
-    for (let value = 0; value <= most; value += rise) {
+    for (const [value, label] of ticks) {
       parts.push(makeSvg("line", { x1: left, x2: width - 12, y1: y(value), y2: y(value) }));
       const text = makeSvg("text", { x: left - 8, y: y(value) + 4, "text-anchor": "end" });
-      text.textContent = value ? inWords(value) : "0";
+      text.textContent = label;
       parts.push(text);
     }
     const stride = roundStep((to - from) / Math.max(2, width / 130));
@@ -93,11 +103,12 @@ function chartSection(id, title, series, view) {
     picture.replaceChildren(...parts);
     picture.dataset.from = String(from);
     picture.dataset.to = String(to);
+    picture.dataset.left = String(left);
   }
 
   function moment(event) {
     const box = picture.getBoundingClientRect();
-    return view.from + ((event.clientX - box.left - 74) / (box.width - 86)) * (view.to - view.from);
+    return view.from + ((event.clientX - box.left - left) / (box.width - left - 12)) * (view.to - view.from);
   }
 
   picture.addEventListener("pointermove", (event) => {

@@ -3,6 +3,16 @@
 const times = (value) => (value === null || value === undefined ? NOT_MEASURED : `${value >= 100 ? words.count(Math.round(value)) : value.toFixed(2)} x`);
 const change = (value) => (value > 0 ? `+${words.duration(value)}` : words.duration(value));
 
+/** The end of the first of several places, and the number of the others. */
+function firstOf(text) {
+  const [first, ...others] = text.split(", ");
+  const end = first.length > PATH_ROOM ? `\u2026${first.slice(first.length - PATH_ROOM + 1)}` : first;
+  return others.length ? `${end} (+${others.length})` : end;
+}
+
+/** Class of a change: better or worse. */
+const tone = (value) => (value > 0 ? "worse" : value < 0 ? "better" : null);
+
 function headlines() {
   const ratio = page.base_ns ? page.new_ns / page.base_ns : null;
   return make("div", { class: "figures" },
@@ -14,7 +24,7 @@ function headlines() {
 /** Both sides as strips of one scale: what is longer is longer. */
 function stepSection() {
   const longest = Math.max(page.base_ns, page.new_ns) || 1;
-  const section = card("step", `What a ${page.unit} consists of`);
+  const section = card("step", page.unit === "step" ? "Step" : "Recording");
   for (const side of ["base", "new"]) {
     const whole = page[`${side}_ns`];
     const drawn = strip(side, whole, page.parts.map((one) => ({ name: one.name, color: one.color, value: one[`${side}_ns`] })), words.duration);
@@ -22,7 +32,7 @@ function stepSection() {
     section.append(drawn);
   }
   const columns = [
-    { key: "name", label: "of which", kind: "text" },
+    { key: "name", label: "part", kind: "text" },
     ...["base_ns", "new_ns", "delta_ns"].map((key) => number(key)),
   ];
   const rows = page.parts.map((one) => ({ ...one, delta_ns: one.new_ns - one.base_ns }));
@@ -34,8 +44,8 @@ function stepSection() {
 }
 
 const LABELS = {
-  class: "class", side: "on", base_calls: "base calls", new_calls: "new calls", base_ns: "base", new_ns: "new", delta_ns: "change",
-  ratio: "ratio", ratio_of_peaks: "peaks allow", module: "module", line: "line",
+  class: "class", side: "recorded in", base_calls: "base calls", new_calls: "new calls", base_ns: "base", new_ns: "new", delta_ns: "change",
+  ratio: "ratio", ratio_of_peaks: "attainable", module: "module", line: "line",
 };
 
 function number(key) {
@@ -45,6 +55,7 @@ function number(key) {
     label: LABELS[key],
     kind: "number",
     show: ratio ? times : (value) => (key === "delta_ns" ? change(value) : words.of(key, value)),
+    tone: key === "delta_ns" ? tone : null,
     exact: (value) => words.exactly(key, value),
   };
 }
@@ -54,7 +65,7 @@ function columnsOf(by, rows) {
   return [
     { key: "name", label: by, kind: "text" },
     ...["base_calls", "new_calls", "base_ns", "new_ns", "delta_ns", "ratio", "ratio_of_peaks"].filter((key) => keys.has(key)).map(number),
-    ...(by === "class" ? ["side"] : ["class", "side", "module", "line"]).filter((key) => keys.has(key)).map((key) => ({ key, label: LABELS[key], kind: "text", second: true })),
+    ...(by === "class" ? ["side"] : ["class", "side", "module", "line"]).filter((key) => keys.has(key) && (key !== "side" || rows.some((row) => row.side !== "both"))).map((key) => ({ key, label: LABELS[key], kind: "text", second: true, brief: firstOf })),
   ];
 }
 
@@ -89,7 +100,7 @@ function workSection() {
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
-  const section = card("work", "Work on both sides",
+  const section = card("work", "Comparison",
     choice("Summed up by", bys.map((one) => [one, one]), by, (one) => { link.set({ by: one === page.by ? null : one, sort: null, order: null }); show(one); }),
     make("div", { class: "search" }, input));
   section.append(holder, count);
@@ -102,13 +113,14 @@ function remarksSection() {
     ...page.warnings.map((text) => make("li", {}, make("span", { class: "odd", text: "warning" }), text)),
     ...page.remarks.map((text) => make("li", { text })),
   ];
-  const section = card("remarks", "What to know of these figures");
+  const section = card("remarks", "Notes");
   section.append(make("ul", { class: "remarks" }, ...lines));
   return section;
 }
 
 startPage(null, () => [
   make("header", { class: "intro" }, make("h1", { text: page.title }),
+    make("p", { text: page.verdict }),
     make("ul", { class: "facts soft" }, ...page.headline.filter(([what]) => what !== page.unit).map(([what, text]) => make("li", { text: `${what}: ${text}` })))),
   headlines(), stepSection(), workSection(), remarksSection(),
 ].filter(Boolean));

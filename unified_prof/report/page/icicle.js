@@ -9,7 +9,8 @@ const ALLOCATED = "Allocated";
 function icicleSection(report) {
   const trees = report.trees.map(prepareTree);
   if (!trees.length) return null;
-  const state = { tree: trees[0], measure: trees[0].measures[0], root: 0, focus: 0 };
+  const first = trees.reduce((best, tree) => (unattributed(tree) < unattributed(best) - 0.05 ? tree : best));
+  const state = { tree: first, measure: first.measures[0], root: 0, focus: 0 };
   const picture = make("div", { class: "icicle", role: "tree", "aria-label": "shares of the whole" });
   // Sums of what was asked of an allocator are not the memory that was in use at any moment.
   const allocated = Object.values(report.figures.breakdowns).some((one) => one.rows.some((row) => row.allocated_bytes !== undefined));
@@ -18,7 +19,7 @@ function icicleSection(report) {
   const measures = make("span");
   const section = card(
     "icicle",
-    "Where it went",
+    "Breakdown",
     trees.length > 1
       ? choice("Divided by", trees.map((tree) => [tree.kind, TREE_NAMES[tree.kind]]), state.tree.kind, (kind) => {
         state.tree = trees.find((tree) => tree.kind === kind);
@@ -179,6 +180,13 @@ function icicleSection(report) {
     draw(picture.contains(document.activeElement));
   }).observe(picture);
   return section;
+}
+
+/** Share of a tree whose module, line or operation is unknown: its name is in parentheses. */
+function unattributed(tree) {
+  const amount = tree.values[tree.measures[0]];
+  const unknown = tree.children[0].filter((child) => /^\(.*\)$/.test(tree.names[child]));
+  return unknown.reduce((sum, child) => sum + amount[child], 0) / (amount[0] || 1);
 }
 
 function prepareTree(raw) {

@@ -17,7 +17,7 @@ function figures(report) {
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
   add("Optimizer and other", "other_ns", part(totals.other_ns));
-  if (totals.iteration_ns !== null) add("Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median of ${words.count(totals.iterations)}`);
+  if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
@@ -27,9 +27,9 @@ function figures(report) {
     const rate = `${words.flops((use.flops / use.time_ns) * 1e9)}/s`;
     const within = use.steps === null ? "of the window" : "of the steps";
     const known = use.share === null ? rate : words.percent(100 * use.share);
-    found.push(figure(use.share === null ? "Matrix work" : "MFU", known, `${words.flops(use.flops)}, ${rate} ${within}${use.peak ? `, peak ${use.peak} TFLOP/s` : ""}`, `${use.flops} FLOP`, "model_use"));
+    found.push(figure(use.share === null ? "Compute rate" : "MFU", known, `${words.flops(use.flops)}, ${rate} ${within}${use.peak ? `, peak ${use.peak} TFLOP/s` : ""}`, `${use.flops} FLOP`, "model_use"));
   }
-  if (delay) found.push(figure("Launch delay", words.duration(delay.median_ns), `median; 90 % below ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
+  if (delay) found.push(figure("Launch latency", words.duration(delay.median_ns), `median; p90 ${words.duration(delay.p90_ns)}`, `${delay.median_ns} ns`, "launch_delay"));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
 }
 
@@ -38,13 +38,13 @@ function splitSection(report) {
   const strips = devices.map((device) => {
     const one = device.steps ?? device;
     const overlap = one.overlap_ns ?? 0;
-    // The parts of the strip do not overlap: communication alone, then what hides behind compute.
+    // The parts of the strip do not overlap: exposed communication, then the overlapped one.
     const communication = one.communication_ns === null ? null : one.communication_ns - overlap;
     const copies = one.busy_ns - one.compute_ns - (communication ?? 0);
     return strip(`${device.device}, ${device.steps ? "in its steps" : "window"}`, one.window_ns, [
       { name: one.communication_ns === null ? "compute" : "compute (with overlap)", value: one.compute_ns, color: "compute" },
-      { name: "communication alone", value: communication, color: "communication" },
-      { name: "copies alone", value: copies, color: "copy" },
+      { name: "exposed communication", value: communication, color: "communication" },
+      { name: "exposed copies", value: copies, color: "copy" },
       ...idleParts(report, device.device, one.idle_ns),
       { name: "overlapped communication", value: one.overlap_ns, color: "", within: true },
     ], words.duration);
@@ -62,22 +62,70 @@ function splitSection(report) {
     strips.push(strip(rest !== null && rest >= 0 ? "peak memory" : "memory", rest !== null && rest >= 0 ? totals.peak_bytes : sum, parts, words.size));
   }
   if (!strips.length) return null;
-  const section = card("split", devices.length ? "How the device spent its time" : "What the memory is for");
+  const section = card("split", devices.length ? "Device time" : "Memory");
   section.append(...strips);
   return section;
 }
 
-/** What to do first: the costliest findings, each with what to try. */
+/** Findings by cost: what, what to try, and the evidence, whose names search the timeline. */
 function adviceSection(report) {
   const { advice } = report.figures;
-  if (!advice || !advice.findings.length) return null;
-  const section = card("advice", "What to do first");
-  section.append(make("ol", { class: "remarks" },
-    ...advice.findings.map((one) => make("li", {},
-      make("span", { class: one.sure === "certain" ? "odd" : "missing", text: one.sure }),
-      `${one.text}${one.advice ? `. Try: ${one.advice}` : ""}`))),
-  make("p", { class: "small soft", text: "Costs overlap: never add them. uprof advise shows the evidence." }));
+  if (!advice || !(advice.findings.length || advice.judged.length)) return null;
+  const section = card("advice", "Findings");
+  if (!advice.findings.length) {
+    section.append(make("p", { text: `No findings: none of ${words.count(advice.judged.length)} rules applies.` }));
+    return section;
+  }
+  const most = Math.max(1e-9, ...advice.findings.map((one) => one.cost_ms_per_step));
+  section.append(
+    make("ol", { class: "findings" }, ...advice.findings.map((one) => findingRow(report, one, most))),
+    make("p", { class: "small soft", text: "Costs can overlap, so their sum can exceed the possible gain." }));
   return section;
+}
+
+function findingRow(report, finding, most) {
+  const { step_ms: step, steps } = report.figures.advice;
+  const cost = finding.cost_ms_per_step;
+  // The cost has a place of its own, and the beginning of a text may name the finding.
+  const text = finding.text.split("; ").filter((one) => !one.startsWith("saves ")).join("; ");
+  const [, title, rest] = /^([a-z][\w -]{2,30}): (.*)$/.exec(text) ?? [null, finding.kind.replaceAll("_", " "), text];
+  const share = step ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the time"}` : "";
+  return make("li", {},
+    make("div", { class: "cost" },
+      make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : "cost unknown" }),
+      make("div", { class: "meter" }, make("span", { style: { width: `${(100 * cost) / most}%` } })),
+      make("div", { class: "small soft", text: [share, finding.sure].filter(Boolean).join(", ") })),
+    make("div", {},
+      make("strong", { text: title }),
+      make("div", {}, ...prose(rest)),
+      finding.advice ? make("div", { class: "soft" }, "Try: ", ...prose(finding.advice)) : null,
+      finding.evidence.length ? make("details", {}, make("summary", { class: "small", text: `Evidence (${words.count(finding.evidence.length)})` }),
+        evidenceTable(report, finding.evidence)) : null));
+}
+
+function evidenceTable(report, rows) {
+  const columns = [["count", "count"], ["total_ns", "total"], ["operation", "operation"], ["line", "line"]]
+    .filter(([key]) => rows.some((row) => row[key] !== undefined));
+  return make("table", { class: "evidence" },
+    make("thead", {}, make("tr", {}, make("th", { class: "text", text: "name" }), ...columns.map(([, title]) => make("th", { text: title })))),
+    make("tbody", {}, ...rows.map((row) => make("tr", {},
+      make("td", { class: "text" }, report.timeline || report.host
+        ? make("button", { type: "button", class: "plain mono", title: "Search the timeline", text: row.name, on: { click: () => searchTimeline(row.name.replace(/^before /, "")) } })
+        : row.name),
+      ...columns.map(([key]) => make("td", { text: typeof row[key] === "string" ? row[key] : words.of(key, row[key]) }))))));
+}
+
+function searchTimeline(text) {
+  const input = document.getElementById("find");
+  input.value = text;
+  input.dispatchEvent(new Event("input"));
+  document.getElementById("timeline").scrollIntoView();
+  input.focus({ preventScroll: true });
+}
+
+/** Text with parts in backticks as code. */
+function prose(text) {
+  return text.split("`").map((part, number) => (number % 2 ? make("code", { text: part }) : part));
 }
 
 function remarksSection(report) {
@@ -120,12 +168,18 @@ function contents(report) {
 
 function provenanceSection(report) {
   const facts = Object.entries(report.figures.facts);
-  const section = card("provenance", "How it was made");
+  const section = card("provenance", "Provenance");
   section.append(make("dl", { class: "provenance" },
     ...[["file", report.figures.path], ["format", `${FAMILIES[report.figures.family] ?? report.figures.family}, revision ${report.figures.revision}`], ...facts]
-      .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono", text: value })])),
+      .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono" }, longText(value))])),
   make("p", { class: "small soft", id: "contents", text: `Whoever has this page can read: the figures above; ${contents(report)}` }));
   return section;
+}
+
+/** A long value is folded. */
+function longText(text) {
+  if (text.length <= 300) return text;
+  return make("details", {}, make("summary", { text: `${text.slice(0, 120)}\u2026` }), text);
 }
 
 function factText(name, value) {
@@ -146,7 +200,7 @@ function reportView(report) {
   document.title = report.title;
   const facts = ["device", "device 0", "backend", "torch", "host", "started"].filter((name) => figuresShown.facts[name]);
   const intro = make("header", { class: "intro" },
-    make("h1", { text: figuresShown.path.split(", ").map((path) => path.split(/[\\/]/).pop()).join(", ") }),
+    make("h1", { text: report.title.replace(/ - uprof$/, "") }),
     make("ul", { class: "facts soft" }, make("li", { text: FAMILIES[figuresShown.family] ?? figuresShown.family }),
       ...facts.map((name) => make("li", { text: factText(name, figuresShown.facts[name]) }))));
   const sections = [splitSection(report), stepsSection(report), icicleSection(report), tableSection(report, announce), rooflineSection(report), timelineSection(report, announce),

@@ -1,5 +1,7 @@
 // Operations by what they do for each byte, against what the device could: both axes logarithmic.
 
+/** Number of dots with a name beside them, those with the most time. */
+const LABELED = 4;
 const ROOM = { left: 92, right: 26, top: 14, bottom: 40, height: 340 };
 
 /** The limits that the rows name, each once: FLOP/s are flat lines, bytes/s are slopes. */
@@ -67,6 +69,11 @@ function rooflineSection(report) {
       dot.append(title);
       parts.push(dot);
     });
+    rows.slice(0, LABELED).forEach((row) => {
+      const at = x(row.intensity_flops_per_byte);
+      const inside = at < width * 0.7;
+      write((row.short ?? row.name).slice(0, 40), { x: at + (inside ? 14 : -14), y: y(row.compute_tflop_per_s * 1e12) - 8, "text-anchor": inside ? "start" : "end" });
+    });
     picture.setAttribute("viewBox", `0 0 ${width} ${height}`);
     picture.replaceChildren(...parts);
   }
@@ -97,7 +104,7 @@ function rooflineSection(report) {
     make("ul", { class: "legend" }, ...limits.map((limit, number) => make("li", {}, make("span", { class: "swatch", style: { background: `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% 50%)` } }), limit.name))),
     chosen,
     make("p", { class: "small soft", id: "roofline-keys", text: "A dot is an operation of one shape, its size the time it takes; arrow keys go from one to the next, the most time first." +
-      (limits.length ? "" : " No peak of this device is known.") + (all.length > rows.length ? ` ${words.count(all.length - rows.length)} rows that calculate nothing, or of which it is not known what, have no dot.` : "") }),
+      (limits.length ? "" : " The peaks of this device are unknown: add them to [tool.uprof.devices] in pyproject.toml.") + (all.length > rows.length ? ` ${words.count(all.length - rows.length)} rows that calculate nothing, or of which it is not known what, have no dot.` : "") }),
     make("details", {}, make("summary", { text: "As a table" }), table.element));
   new ResizeObserver(draw).observe(picture);
   return section;

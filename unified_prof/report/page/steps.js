@@ -65,8 +65,8 @@ function stepParts(report, row, why) {
   const compute = row.compute_ns ?? 0;
   return [
     { name: "compute", value: compute, color: "compute" },
-    { name: "communication alone", value: communication, color: "communication" },
-    { name: "copies alone", value: row.total_ns - row.idle_ns - compute - communication, color: "copy" },
+    { name: "exposed communication", value: communication, color: "communication" },
+    { name: "exposed copies", value: row.total_ns - row.idle_ns - compute - communication, color: "copy" },
     ...(why && why.step === row.name && why.idle_ns === row.idle_ns ? idleReasons(report, why) : [{ name: "idle", value: row.idle_ns, color: "idle" }]),
   ].filter((one) => one.value > 0);
 }

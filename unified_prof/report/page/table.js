@@ -68,7 +68,7 @@ function sortableTable(label, columns, rows, state, announce) {
       const whole = String(value ?? "");
       const short = column.key === "name" ? row.short : undefined;
       // A long symbol is shown by what tells it apart, unless the search found another part of it.
-      const brief = short ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
+      const brief = short ?? column.brief?.(whole) ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
       const text = !wanted || brief.toLowerCase().includes(wanted) ? brief : whole;
       const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
       if (column.extra) cell.append(...column.extra(row));
@@ -76,7 +76,7 @@ function sortableTable(label, columns, rows, state, announce) {
     }
     const none = value === null || value === undefined;
     return make("td", {
-      class: none ? "none" : column.kind === "share" ? "share" : null,
+      class: none ? "none" : column.kind === "share" ? "share" : column.tone?.(value) ?? null,
       text: column.show(value),
       title: column.exact(value),
       style: column.kind === "share" && !none ? { "--part": Math.min(1, value / 100) } : {},
@@ -200,7 +200,7 @@ function tableSection(report, announce) {
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
-  const section = card("table", "In figures",
+  const section = card("table", "Tables",
     choice("Broken down by", bys.map((one) => [one, report.words[one].title]), by, (one) => { link.set({ by: one === bys[0] ? null : one, sort: null, order: null }); show(one); }),
     make("div", { class: "search" }, input));
   section.append(holder, count);

@@ -5,8 +5,8 @@ const AXIS = 26;
 const LANE = 28;
 const STEP_BAND = 18;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
-/** How much of its colour a block has that was hardly ever busy. */
-const FAINTEST = 0.45;
+/** Smallest height of a merged block that was hardly ever busy, as a share of the lane. */
+const LOWEST = 0.12;
 const LEFT_OUT = "(name left out)";
 const NO_WORK = { lanes: [], labels: [], tasks: 0, merged_below_ns: 0, lanes_left_out: 0, whole_ns: null };
 
@@ -58,7 +58,7 @@ function timelineSection(report, announce) {
   const steps = report.steps;
   const crown = AXIS + (steps.length ? STEP_BAND : 0);
   const merged = data.merged_below_ns > 0;
-  const what = !host.length ? "Device timeline" : work.length ? "Timeline of host and device" : "Host timeline";
+  const what = !host.length ? "Device timeline" : work.length ? "Timeline" : "Host timeline";
   const canvas = make("canvas", {
     tabindex: 0, role: "application", "aria-roledescription": "timeline", "aria-describedby": "timeline-keys",
     "aria-label": `${what}, ${host.length + work.length} lanes, ${words.duration(whole[1])}`,
@@ -374,10 +374,12 @@ function timelineSection(report, announce) {
       covered = Math.floor(x + wide - 0.5);
       const fill = fills.get(lane.colors[lane.kind[index]]);
       pen.fillStyle = fill;
-      const faint = lane.tasks[index] > 1 ? FAINTEST + (1 - FAINTEST) * Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index])) : 1;
-      pen.globalAlpha = state.wanted && !matches ? 0.15 : faint;
+      // The height of a merged block is the share of its time in which tasks ran.
+      const density = lane.tasks[index] > 1 ? Math.max(LOWEST, Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index]))) : 1;
+      const tall = Math.max(1, Math.round(wall * density));
+      pen.globalAlpha = state.wanted && !matches ? 0.15 : 1;
       // A gap tells neighbours apart where there is room for it.
-      pen.fillRect(x, top + above, wide > 3 && flat ? wide - 1 : wide, wall);
+      pen.fillRect(x, top + above + wall - tall, wide > 3 && flat ? wide - 1 : wide, tall);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
         pen.strokeStyle = color("ink");
@@ -386,8 +388,10 @@ function timelineSection(report, announce) {
         pen.lineWidth = 1;
       }
       if (wide > 46 && (!state.wanted || matches)) {
-        pen.fillStyle = inkOn(fill, faint, color("card"));
-        label(pen, labelOf(lane, index), x + 5, top + height / 2, wide - 9, flat ? 11 : 12);
+        // The name of a low block is above it.
+        const low = tall < wall / 2;
+        pen.fillStyle = low ? color("ink") : inkOn(fill, 1, color("card"));
+        label(pen, labelOf(lane, index), x + 5, top + above + (low ? (wall - tall) / 2 : wall - tall / 2), wide - 9, flat || low ? 11 : 12);
       }
     }
   }

@@ -1,0 +1,39 @@
+"""Findings on the page, in a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.analysis.advice.plants import US
+from tests.report import browser
+from tests.report.browser import Browser
+from tests.report.on_page import click, written
+from tests.report.test_first_to_do import recording
+
+pytestmark = [pytest.mark.slow, browser.needed]
+
+
+def test_a_finding_has_cost_what_to_try_and_evidence_that_searches_the_timeline(
+    window: Browser, tmp_path: Path
+) -> None:
+    window.open(written(recording(tmp_path / "run.db", every=50 * US)))
+    row = window.run("return document.querySelector('.findings li').innerText")
+    cost, share, title, text = row.split("\n")[:4]
+    assert cost == "3.96 ms"
+    assert share == "79.8 % of the time, certain"
+    assert title == "host-bound"
+    assert text.startswith("the device is idle 80 % of the time")
+    assert "saves" not in text
+    assert "Try: " in row
+    click(window, ".findings summary")
+    click(window, ".findings button.plain")
+    assert window.run("return document.getElementById('find').value")
+    assert window.console() == []
+
+
+def test_a_page_without_findings_says_so(window: Browser, tmp_path: Path) -> None:
+    window.open(written(recording(tmp_path / "run.db", every=11 * US)))
+    text = window.run("return document.querySelector('#advice p').textContent")
+    assert text.startswith("No findings: none of ")
