@@ -32,6 +32,7 @@ from tests.decoders.rocm.made import write as write_rocpd
 from tests.prof_generator import Recipe, generate
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError, UprofError, UsageError
+from unified_prof.migrate.check import check
 from unified_prof.pipeline import discovery, output_paths, sources, temporary_inputs
 from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.discovery import FoundRecording
@@ -120,6 +121,7 @@ def test_the_report_of_every_source_is_known_by_its_facts(source: Source, tmp_pa
     assert facts["command"] == source.command
     assert facts.items() >= source.identity(recording).items()
     assert made.kind == source.kind
+    assert check(made.database).sound
     assert made.database.stat().st_mtime_ns >= source.modified_ns(recording)
 
 

@@ -90,7 +90,7 @@ def test_what_was_read_of_a_cut_trace_is_joined(tmp_path: Path) -> None:
     sink = decode(path)
     assert sink.rows("COMPUTE_TASK_INFO", "opType", texts=["opType"]) == [('aten::"odd", {',)]
     assert sink.anomalies == {"cut_off": 1}
-    assert sink.details["cut_off"] == "the file ends in the middle, after 5 events"
+    assert sink.details["cut_off"] == "the file ends after 5 events"
 
 
 def test_zero_bytes_that_a_system_left_at_the_end_are_no_content(tmp_path: Path) -> None:

@@ -41,14 +41,14 @@ def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
         (b"", "an empty file"),
         (b"SQLite format 3\0", "expected a torch.profiler trace"),
         (b"\x00\x01\x02", "expected a torch.profiler trace"),
-        (b'{"schemaVersion": 1, "nodes": []}', "no key traceEvents among its keys"),
-        (b'{"traceEvents": {"a": 1}}', "no key traceEvents|no readable traceEvents"),
+        (b'{"schemaVersion": 1, "nodes": []}', "it has no key traceEvents"),
+        (b'{"traceEvents": {"a": 1}}', "it has no key traceEvents|no readable traceEvents"),
         (b'{"a": ', "damaged, cut off or"),
-        (b'[{"a": 1}, 2]', "cut off before the first whole event"),
-        (b"[]", "holds no event"),
-        (b'{"traceEvents": []}', "holds no event"),
-        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "args": {}}]}', "holds no event"),
-        (b'[{"name": "x", "b": 1}]', "holds no event"),
+        (b'[{"a": 1}, 2]', "cut off before the end of the first event"),
+        (b"[]", "has no event"),
+        (b'{"traceEvents": []}', "has no event"),
+        (b'{"traceEvents": [{"ph": "M", "name": "process_name", "args": {}}]}', "has no event"),
+        (b'[{"name": "x", "b": 1}]', "has no event"),
     ],
 )
 def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
@@ -349,3 +349,13 @@ def test_numbers_without_end_cost_no_time(tmp_path: Path) -> None:
     assert sink.anomalies["event_without_time"] == 1
     assert len(sink.tables["PYTORCH_API"]) == 1
     assert "STEP_TIME" not in sink.tables
+
+
+def test_a_trace_of_another_program_is_said_to_have_no_torch_events(tmp_path: Path) -> None:
+    requests = [
+        {"ph": phase, "cat": "request", "name": "infer", "id": 1, "pid": 1, "tid": 1, "ts": ts}
+        for phase, ts in (("b", 1), ("e", 5))
+    ]
+    sink = decode(write(tmp_path / "triton.json", requests))
+    assert sink.anomalies == {"no_torch_events": 1}
+    assert len(sink.tables["UPROF_TRACE_EVENTS"]) == 1

@@ -149,9 +149,9 @@ def test_rows_without_a_thread_are_left_out_and_counted(tmp_path: Path) -> None:
 
 
 def test_an_export_without_events_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RawFormatError, match="no event, its tables are empty"):
+    with pytest.raises(RawFormatError, match="no events, its tables are empty"):
         decoded(tmp_path, {KERNELS: [], "StringIds": []})
-    with pytest.raises(RawFormatError, match="holds no events of Nsight Systems"):
+    with pytest.raises(RawFormatError, match="has no CUDA or NVTX events"):
         decoded(tmp_path, {"META_DATA_EXPORT": [{"name": "a", "value": "b"}]})
 
 

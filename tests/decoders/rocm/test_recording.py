@@ -173,9 +173,9 @@ def test_it_becomes_a_report_and_is_never_replaced_by_it(recording: Path, tmp_pa
 
 
 def test_an_empty_recording_says_so(tmp_path: Path) -> None:
-    with pytest.raises(RawFormatError, match="holds no event"):
+    with pytest.raises(RawFormatError, match="has no event"):
         decode(write(tmp_path / "a.db", {"metadata": [], "region": []}))
-    with pytest.raises(RawFormatError, match="holds no event"):
+    with pytest.raises(RawFormatError, match="has no event"):
         decode(write_json(tmp_path / "a.json", {"rocprofiler-sdk-tool": [{}]}))
     with pytest.raises(RawFormatError, match="not a recording of rocprofv3"):
         decode(write_json(tmp_path / "b.json", [1]))

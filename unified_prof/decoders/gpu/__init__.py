@@ -1,5 +1,5 @@
-"""What recordings of GPUs become, whichever profiler made them: rows put away, joined, written.
+"""Common part of GPU recordings of all profilers: rows by kind, their joining, and the tables.
 
-A decoder fills the spools of `parts.Parts`; `tables.write` joins host and device and writes the
-tables. What is in a file, and in which words, is known to the decoder alone.
+A decoder fills the spools of `rows.Parts`; `task_tables.write` joins host and device and writes the
+tables. Only the decoder knows the format of a file.
 """

@@ -1,8 +1,7 @@
-"""Python call chains: each is one frame and the chain that called it.
+"""Python call chains, the chain of the forward operation of a backward node, emit_nvtx operations.
 
-Remembers which call chain each forward operation had, for the backward one to ask.
-
-Operations that `torch.autograd.profiler.emit_nvtx` marked, on NVIDIA (NVTX) and AMD (roctx).
+A chain is one frame and the chain that called it. `torch.autograd.profiler.emit_nvtx` marks
+operations as ranges, in NVTX on NVIDIA and in roctx on AMD devices.
 """
 
 from __future__ import annotations
@@ -18,19 +17,19 @@ from unified_prof.arrays.nesting import NONE
 from unified_prof.base.columns import Sink
 from unified_prof.decoders.gpu.memory import MISSING, Int64s
 
-# Built-in methods are named with the address of the object they are bound to, which says
-# nothing and would make every call a frame of its own.
+# Names of built-in methods contain the address of their object, which would make every call a new
+# frame.
 _ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _BATCH_ROWS = 100_000
 
 
 class Frames(dict[Any, int]):
-    """Names of Python functions -> dense numbers."""
+    """Names of Python functions -> consecutive numbers."""
 
     def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.texts: list[str] = []
         self.outside: set[int] = set()
-        """Frames of whoever ran the program: what called them is none of its business."""
+        """Frames of the tool that ran the program; they and their callers are omitted."""
         self._is_outside = is_outside
         self._numbers: dict[str, int] = {}
 
@@ -43,12 +42,12 @@ class Frames(dict[Any, int]):
             if self._is_outside(text):
                 self.outside.add(number)
         if len(text) == len(str(name)):
-            self[name] = number  # names with addresses come once; they would pile up here
+            self[name] = number  # a name with an address occurs once
         return number
 
 
 class CallChains:
-    """All distinct call chains of a trace, as a tree of frames."""
+    """All distinct call chains of a recording, as a tree of frames."""
 
     def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.frames = Frames(is_outside)
@@ -61,12 +60,12 @@ class CallChains:
         return len(self._parents)
 
     def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
-        """Return the chain of each of many frames.
+        """Return the chain of each frame.
 
         Args:
-            parents: Index, in these lists, of the frame around each one, or `NONE`; a frame
-                comes after the one around it.
-            known: The chain of a frame that was seen before, else `NONE`.
+            parents: Index, in these lists, of the calling frame, or `NONE`; a caller precedes its
+                callees.
+            known: Chain of a frame that was added before, else `NONE`.
             frames: Numbers of `Frames`.
         """
         chains: list[int] = []
@@ -85,8 +84,8 @@ class CallChains:
             chains.append(chain)
         return chains
 
-    def of_stack(self, text: Any) -> int:
-        """Return the chain that an event's own `Call stack` names, innermost frame first."""
+    def from_text(self, text: Any) -> int:
+        """Return the chain of `inner;outer`, the form of `Call stack`; NONE for anything else."""
         if not isinstance(text, str) or not text:
             return NONE
         chain = self._stacks.get(text)
@@ -99,7 +98,7 @@ class CallChains:
         return chain
 
     def write(self, sink: Sink, used: Int64s) -> None:
-        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost 0."""
+        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, depth 0 innermost."""
         strings = [NONE] * len(self.frames.texts)
         ids: list[int] = []
         stacks: list[int] = []
@@ -125,8 +124,8 @@ def _write_rows(sink: Sink, ids: list[int], stacks: list[int], depths: list[int]
         sink.write("PYTORCH_CALLCHAINS", {"id": ids, "stack": stacks, "stackDepth": depths})
 
 
-REMEMBERED = 1 << 18
-"""Forward operations kept: more than any iteration has, whatever the trace's length."""
+# Maximum forward operations that are kept: more than any iteration has.
+MAX_FORWARDS = 1 << 18
 
 _AMBIGUOUS = -2
 
@@ -138,13 +137,13 @@ class Forwards:
     same one; the node belongs to the last of them to start.
     """
 
-    def __init__(self, remembered: int = REMEMBERED) -> None:
-        self._remembered = remembered
+    def __init__(self, max_forwards: int = MAX_FORWARDS) -> None:
+        self._max_forwards = max_forwards
         empty = np.empty(0, dtype=np.int64)
         self._sequence, self._chain, self._thread = empty, empty, empty
 
     def add(self, sequence: Int64s, chain: Int64s, thread: Int64s) -> None:
-        """Remember forward operations, given in the order of their start."""
+        """Add forward operations, in the order of their start."""
         if not len(sequence):
             return
         sequence = np.concatenate((self._sequence, sequence))
@@ -158,12 +157,12 @@ class Forwards:
         clashing = np.unique(sequence[clash])
         sequence, chain, thread = sequence[last], chain[last], thread[last]
         chain[np.isin(sequence, clashing)] = _AMBIGUOUS
-        # Numbers only grow, so the smallest ones are the oldest.
-        keep = slice(max(0, len(sequence) - self._remembered), None)
+        # Numbers only grow, so that the smallest are the oldest.
+        keep = slice(max(0, len(sequence) - self._max_forwards), None)
         self._sequence, self._chain, self._thread = sequence[keep], chain[keep], thread[keep]
 
     def find(self, sequence: Int64s) -> tuple[Int64s, int]:
-        """Return the call chains of forward operations, and how many were ambiguous."""
+        """Return the call chains of forward operations, and the number of ambiguous ones."""
         if not len(self._sequence):
             return np.full(len(sequence), NONE), 0
         at = find(self._sequence, sequence)
@@ -173,7 +172,7 @@ class Forwards:
         return chain, int(np.count_nonzero(ambiguous))
 
 
-# What emit_nvtx adds to the name of an operation, in this order.
+# Text that emit_nvtx adds to the name of an operation, in this order.
 _ADDED = re.compile(
     r"(?:, seq = (?P<sequence>\d{1,18}))?"
     r"(?:, op_id = (?P<number>\d{1,18}))?"
@@ -184,15 +183,14 @@ _ADDED = re.compile(
 _FIRST_ADDED = (", seq = ", ", op_id = ", ", sizes = ")
 _OPERATION = re.compile(r"aten::|autograd::engine::")
 _BACKWARD = re.compile(r"(?:autograd::engine::evaluate_function: )?\w*Backward\d*$")
+# `forward_thread` of a backward operation whose forward thread is not recorded.
 SOME_FORWARD_THREAD = 1
-"""Above 0 marks a backward operation; the range does not say which thread went forward."""
 
 
 def as_operation(text: str) -> tuple[str, int, int, str] | None:
-    """Return name, autograd sequence number, number and sizes of an operation, as far as told.
+    """Return name, sequence number, number and sizes in the text of an emit_nvtx range.
 
-    Returns:
-        None where the range was not made by `emit_nvtx`.
+    Missing numbers are MISSING, missing sizes empty. Returns None for any other range.
     """
     first = min((at for at in map(text.find, _FIRST_ADDED) if at > 0), default=-1)
     if first < 0:
@@ -210,5 +208,5 @@ def as_operation(text: str) -> tuple[str, int, int, str] | None:
 
 
 def is_backward(name: str) -> bool:
-    """Tell whether an operation of this name is a node of autograd."""
+    """Return True if an operation of this name is a backward node of autograd."""
     return _BACKWARD.match(name) is not None

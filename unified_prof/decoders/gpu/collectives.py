@@ -1,4 +1,4 @@
-"""Collectives: which kernels are some, and what one call of one is."""
+"""Recognizes the kernels of collectives, and describes the calls of collectives."""
 
 from __future__ import annotations
 
@@ -13,8 +13,8 @@ from unified_prof.decoders.gpu.memory import MISSING
 # same or with its own prefix, MSCCL mscclKernel...; C++ templates may put `void` before it.
 _COMMUNICATION_KERNEL = re.compile(r"(?:void\s+)?(?:nccl|rccl|msccl)\w*Kernel", re.IGNORECASE)
 
-# What servers and torch's symmetric memory do without such a library, by the names of functions:
-# what stands behind `<` and `(` are types.
+# Collectives of servers and of torch's symmetric memory without such a library, by function name:
+# types follow `<` and `(`.
 _DIRECT = {
     collective: re.compile(words, re.IGNORECASE)
     for collective, words in {
@@ -25,8 +25,8 @@ _DIRECT = {
         "AllToAll": r"deep_ep::\w+::(?:dispatch|combine)$",
     }.items()
 }
+# Prefix of kernels that torch.compile generated, whose names contain preceding operations.
 _GENERATED = "triton_"
-"""Begins the names of kernels that torch.compile made, which name operations that they follow."""
 
 _KERNEL_COLLECTIVE = re.compile(
     r"(AllReduce|AllGather|ReduceScatter|Broadcast|SendRecv|AllToAll|Reduce|Send|Recv|Gather|Scatter)"
@@ -82,45 +82,45 @@ _DATA_TYPES: dict[str, tuple[str, int]] = {
 
 
 def is_communication(kernel: str) -> bool:
-    """Tell from its name whether a kernel moves data between devices."""
+    """Return True if a kernel of this name moves data between devices."""
     return _COMMUNICATION_KERNEL.match(kernel) is not None or _direct(kernel) is not None
 
 
 def _direct(kernel: str) -> str | None:
-    """Return the collective that a kernel of no library is, None where it is none."""
+    """Return the collective of a kernel without a library, None if it is not a collective."""
     function = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     if function.startswith(_GENERATED):
         return None
-    return next((one for one, words in _DIRECT.items() if words.search(function)), None)
+    return next((name for name, words in _DIRECT.items() if words.search(function)), None)
 
 
 def algorithm(kernel: str) -> str:
-    """Return algorithm and protocol that a kernel's name says, such as `RING-LL`."""
+    """Return algorithm and protocol in a kernel's name, for example `RING-LL`, or N/A."""
     match = _ALGORITHM.search(kernel)
     return f"{match[1]}-{match[2]}" if match else NOT_AVAILABLE
 
 
 def collective_of_kernel(kernel: str) -> str:
-    """Return the collective that a kernel's name says, such as `AllReduce`."""
+    """Return the collective in a kernel's name, for example `AllReduce`, or N/A."""
     if (direct := _direct(kernel)) is not None:
         return direct
     match = _KERNEL_COLLECTIVE.search(kernel)
     return match[1] if match else NOT_AVAILABLE
 
 
-def called(collective: str) -> str:
-    """Return how names of calls begin: as HCCL has it where readers go by that word."""
+def call_prefix(collective: str) -> str:
+    """Return the beginning of call names: `receive` as in HCCL, by which readers find calls."""
     return _RECEIVE.sub("receive", collective)
 
 
 def data_type(name: str) -> tuple[str, int]:
-    """Return (name in ENUM_HCCL_DATA_TYPE or '', bytes of an element or 0)."""
+    """Return (name in ENUM_HCCL_DATA_TYPE or '', bytes per element or 0)."""
     return _DATA_TYPES.get(name, ("", 0))
 
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One call of a collective, as its parameters say."""
+    """The parameters of a call of a collective."""
 
     name: str = NOT_AVAILABLE
     group: str = NOT_AVAILABLE
@@ -136,20 +136,20 @@ class Collective:
     target_rank: int = MISSING
     sequence: int = MISSING
     peer: int = MISSING
-    """The other rank of a send or receive inside the group, where no global number is said."""
+    """Index in the group of the peer of a send or receive, if its global rank is unknown."""
     strided_ranks: tuple[int, ...] = ()
-    """Global ranks of the group where they are said as a start and a stride."""
+    """Global ranks of a group that is recorded as a start and a stride."""
     message_bytes: int = MISSING
-    """Bytes of the larger of the two messages, where they are known without elements."""
+    """Bytes of the larger message, if known without elements."""
 
     @property
     def element_bytes(self) -> int:
-        """Bytes of one element, 0 where the type is not known."""
+        """Bytes per element, 0 if the type is unknown."""
         return data_type(self.dtype)[1]
 
     @property
     def size_bytes(self) -> int:
-        """Bytes of the larger of the two messages, or `MISSING`."""
+        """Bytes of the larger message, or `MISSING`."""
         if self.message_bytes != MISSING:
             return self.message_bytes
         elements = max(self.in_elements, self.out_elements)
@@ -157,7 +157,7 @@ class Collective:
 
 
 class Collectives(dict[Any, int]):
-    """Distinct collective calls -> dense numbers. Most calls repeat in every iteration."""
+    """Distinct calls of collectives -> consecutive numbers."""
 
     def __init__(self) -> None:
         self.all: list[Collective] = []

@@ -1,7 +1,4 @@
-"""Joins the device's tasks to the runtime calls that launched them, by correlation id.
-
-OVERLAP_ANALYSIS: when the devices of a recording computed, communicated, and did neither.
-"""
+"""Joins device tasks to their launches by correlation id, and writes OVERLAP_ANALYSIS."""
 
 from __future__ import annotations
 
@@ -19,18 +16,18 @@ from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.overlap import DeviceOverlap, OverlapWriter, Spans
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
+# ENUM_API_TYPE `runtime`.
 API_TYPE_RUNTIME = 5000
-"""ENUM_API_TYPE `runtime`."""
 
 _FROM_CALL = ("thread", "operation_name", "signature")
 _WINDOW_ROWS = 1 << 15
 
 
 class Correlator:
-    """Writes CANN_API and CONNECTION_IDS, and completes the device's tasks.
+    """Writes CANN_API and CONNECTION_IDS, and completes the device tasks.
 
-    CANN_API.connectionId is a primary key, so each call needs an id of its own: its correlation
-    id, or where an earlier call has that already, a fresh one beyond all correlation ids.
+    CANN_API.connectionId is a primary key: it is the correlation id of a call, or a new id beyond
+    all correlation ids if an earlier call has the same one.
     """
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
@@ -39,30 +36,30 @@ class Correlator:
         self._base_ns = base_ns
         self._next_id = parts.max_correlation + 1
         self.joined = 0
-        """Tasks whose launch was found."""
+        """Number of tasks matched to their launch."""
 
     def join(self, calls: Spool) -> Spool:
-        """Return the device's tasks by time, each with its launch and operation."""
+        """Return the device tasks by time, with launch and operation."""
         tasks = self._parts.new_spool(r.GPU_TASK, "start")
         orphans = self._parts.new_spool(r.GPU_TASK, "external")
-        for made, ran in windows(calls, self._parts.gpu, window_rows=_WINDOW_ROWS):
-            connections = self._write_calls(made)
-            if len(ran):
-                done = self._complete(ran, made, connections)
-                orphan = (done["operation_name"] == NONE) & (done["external"] != MISSING)
+        for window, rows in windows(calls, self._parts.gpu, window_rows=_WINDOW_ROWS):
+            connections = self._write_calls(window)
+            if len(rows):
+                joined = self._join_launches(rows, window, connections)
+                orphan = (joined["operation_name"] == NONE) & (joined["external"] != MISSING)
                 if self._parts.links_to_operations and orphan.any():
-                    orphans.append(done[orphan])
-                    done = done[~orphan]
-                tasks.append(done)
+                    orphans.append(joined[orphan])
+                    joined = joined[~orphan]
+                tasks.append(joined)
         if orphans.rows:
-            self._adopt(orphans, tasks)
+            self._join_external_ids(orphans, tasks)
         missing = self._parts.gpu.rows - self.joined
         if missing:
             self._sink.anomaly("task_without_launch", missing, "no runtime call has its id")
         return tasks
 
     def _write_calls(self, calls: Rows) -> Int64s:
-        """Write one window of calls; return their connection ids."""
+        """Write a window of calls and return their connection ids."""
         if not len(calls):
             return np.empty(0, dtype=np.int64)
         connections = calls["correlation"].copy()
@@ -70,10 +67,10 @@ class Correlator:
         needs_id = repeated | (connections < 0)
         count = int(np.count_nonzero(needs_id))
         if count:
-            connections[needs_id] = self._fresh_ids(count)
+            connections[needs_id] = self._new_ids(count)
             duplicates = int(np.count_nonzero(repeated & (calls["correlation"] >= 0)))
             if duplicates:
-                self._sink.anomaly("duplicate_correlation", duplicates, "given an id of its own")
+                self._sink.anomaly("duplicate_correlation", duplicates, "given a new id")
         threads = self._parts.threads
         self._sink.write(
             "CANN_API",
@@ -94,65 +91,65 @@ class Correlator:
             )
         return connections
 
-    def _complete(self, tasks: Rows, calls: Rows, connections: Int64s) -> Rows:
-        """Fill in what the launching call knows of each task."""
-        tasks = tasks.copy()  # what is read from a file cannot be written
+    def _join_launches(self, tasks: Rows, calls: Rows, connections: Int64s) -> Rows:
+        """Return the tasks with the fields of their launching calls."""
+        tasks = tasks.copy()  # rows of a file are read-only
         launch = _launches(tasks, calls)
         found = launch != NONE
         self.joined += int(np.count_nonzero(found))
         tasks["connection"] = tasks["correlation"]
         without_id = ~found & (tasks["correlation"] <= 0)
         if without_id.any():
-            tasks["connection"][without_id] = self._fresh_ids(int(np.count_nonzero(without_id)))
+            tasks["connection"][without_id] = self._new_ids(int(np.count_nonzero(without_id)))
         if found.any():
             if found.all():
                 found = slice(None)
-            by = selected(calls, launch[found])
+            launching = selected(calls, launch[found])
             tasks["connection"][found] = connections[launch[found]]
             for field in _FROM_CALL:
-                tasks[field][found] = by[field]
+                tasks[field][found] = launching[field]
             for field in ("collective", "size", "geometry", "shared_memory"):
                 tasks[field][found] = np.where(
-                    tasks[field][found] == MISSING, by[field], tasks[field][found]
+                    tasks[field][found] == MISSING, launching[field], tasks[field][found]
                 )
-            ambiguous = _shared(calls["correlation"])[launch[found]]
+            ambiguous = _repeated(calls["correlation"])[launch[found]]
             if ambiguous.any():
                 count = int(np.count_nonzero(ambiguous))
                 self._sink.anomaly("ambiguous_launch", count, "matched by operation and time")
         return tasks
 
-    def _adopt(self, orphans: Spool, tasks: Spool) -> None:
-        """Give tasks without a launch inside an operation the one their `External id` names."""
+    def _join_external_ids(self, orphans: Spool, tasks: Spool) -> None:
+        """Add tasks without operation to `tasks`, with the operation of their `External id`."""
         by_id = self._parts.new_spool(r.HOST, "external")
         for (host,) in windows(self._parts.host):
             by_id.append(host[(host["is_operation"] != 0) & (host["external"] != MISSING)])
         with by_id:
-            for host, ran in windows(by_id, orphans):
-                if not len(ran):
+            for host, rows in windows(by_id, orphans):
+                if not len(rows):
                     continue
-                ran = ran.copy()
-                at = find(host["external"], ran["external"])
+                rows = rows.copy()
+                at = find(host["external"], rows["external"])
                 found = at != NOWHERE
-                by = host[at[found]]
-                ran["operation_name"][found] = by["name"]
-                ran["signature"][found] = by["signature"]
+                operations = host[at[found]]
+                rows["operation_name"][found] = operations["name"]
+                rows["signature"][found] = operations["signature"]
                 for field in ("thread", "collective"):
-                    ran[field][found] = np.where(
-                        ran[field][found] == MISSING, by[field], ran[field][found]
+                    rows[field][found] = np.where(
+                        rows[field][found] == MISSING, operations[field], rows[field][found]
                     )
-                tasks.append(ran)
+                tasks.append(rows)
 
-    def _fresh_ids(self, count: int) -> Int64s:
+    def _new_ids(self, count: int) -> Int64s:
         ids = np.arange(self._next_id, self._next_id + count)
         self._next_id += count
         return ids
 
 
-def _shared(keys: Int64s) -> Bools:
-    """Tell which of sorted keys occur more than once."""
+def _repeated(keys: Int64s) -> Bools:
+    """Return a mask of the sorted keys that occur more than once."""
     same: Bools = keys[1:] == keys[:-1]
-    shared: Bools = np.append(False, same) | np.append(same, False)
-    return shared
+    repeated: Bools = np.append(False, same) | np.append(same, False)
+    return repeated
 
 
 def _launches(tasks: Rows, calls: Rows) -> Int64s:
@@ -162,16 +159,16 @@ def _launches(tasks: Rows, calls: Rows) -> Int64s:
         tasks: Sorted by correlation id.
         calls: Sorted by correlation id, then by start.
 
-    Where several calls have the id (several processes in one trace), the one of the same
-    external id is taken, else the last to start before the task.
+    If several calls have the id (several processes in one trace), the one with the same external id
+    is used, else the last one to start before the task.
     """
     correlation, wanted = calls["correlation"], tasks["correlation"]
     first = np.searchsorted(correlation, wanted, side="left")
-    behind = np.searchsorted(correlation, wanted, side="right")
-    launch = np.where((behind > first) & (wanted > 0), first, NONE)
-    several = np.flatnonzero((behind - first > 1) & (wanted > 0))
+    end = np.searchsorted(correlation, wanted, side="right")
+    launch = np.where((end > first) & (wanted > 0), first, NONE)
+    several = np.flatnonzero((end - first > 1) & (wanted > 0))
     for index in several.tolist():
-        choices = np.arange(first[index], behind[index])
+        choices = np.arange(first[index], end[index])
         same = choices[calls["external"][choices] == tasks["external"][index]]
         if len(same) == 1:
             launch[index] = same[0]
@@ -187,10 +184,10 @@ _COMPUTING = (r.KERNEL, r.GRAPH)
 
 
 class Overlap:
-    """Takes the tasks of all devices, by start. A context manager.
+    """Writes OVERLAP_ANALYSIS from the tasks of all devices. A context manager.
 
-    Copies and memory sets are no work here, as for the exporter of msprof databases: they bound
-    what can be free.
+    As in the exporter of msprof databases, copies and memory sets count neither as computing nor as
+    free time.
     """
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
@@ -212,16 +209,17 @@ class Overlap:
         self._stack.__exit__(kind, error, traceback)
 
     def add(self, rows: Rows) -> None:
-        """Take one window of tasks."""
+        """Add a window of tasks, in order of their start."""
         computes = np.isin(rows["kind"], _COMPUTING)
         communicates = rows["kind"] == r.COMMUNICATION
         for device in np.unique(rows["device"]).tolist():
             if device not in self._devices:
                 opened = self._stack.enter_context(self._writer.device(device))
                 self._devices[device], self._communication[device] = opened, []
-            mine = rows["device"] == device
-            self._devices[device].add(self._spans(rows[mine]), self._spans(rows[mine & computes]))
-            self._communication[device].append(self._spans(rows[mine & communicates]))
+            on_device = rows["device"] == device
+            tasks, computing = self._spans(rows[on_device]), self._spans(rows[on_device & computes])
+            self._devices[device].add(tasks, computing)
+            self._communication[device].append(self._spans(rows[on_device & communicates]))
 
     def finish(self) -> None:
         """Write the intervals of all devices, by number."""

@@ -1,8 +1,7 @@
-"""Writes what ran on the host: operations, annotations, steps.
+"""Writes the tables of the host side, those that describe a recording, and those of uprof.
 
-Writes the tables that describe a recording: its span, host, devices and rank.
-
-Writes what msprof has no place for: the device's annotations and waits, and the rest.
+Operations, annotations and steps come from the host; span, host, devices and rank describe the
+recording; annotations, waits and other events without a place in msprof have tables of uprof.
 """
 
 from __future__ import annotations
@@ -29,55 +28,54 @@ from unified_prof.decoders.gpu.pools import plain_id
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, windows
 
+# ENUM_MSTX_EVENT_TYPE `start/end`, the type for which msprof-analyze computes statistics.
 RANGE_EVENT = 2
-"""ENUM_MSTX_EVENT_TYPE `start/end`: the type whose statistics msprof-analyze computes."""
 
 _PENDING = np.dtype([("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("called", "i1")])
 
 
-def _mark(pending: NDArray[Any], called: Int64s) -> None:
+def _mark_called(pending: NDArray[Any], called: Int64s) -> None:
     """Set `called` for the operations of these numbers."""
     called = called[called != NONE]
     operations = np.flatnonzero(pending["number"] != NONE)
     if len(called) and len(operations):
-        # Numbers ascend, so the place of each is found by bisection.
+        # Numbers ascend.
         at = np.searchsorted(pending["number"][operations], called)
         pending["called"][operations[at]] = 1
 
 
 class HostTables:
-    """Writes operations once nothing more can happen inside of them."""
+    """Writes operations and annotations once nothing more can start inside of them."""
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
         self._parts = parts
         self._sink = parts.sink
         self._base_ns = base_ns
         self._no_text = parts.sink.strings.intern(NOT_AVAILABLE)
-        self._domain = parts.names["default"]
         self._pending = np.empty(0, dtype=_PENDING)
         self._used_chains: list[Int64s] = []
         self._wrote_operations = False
 
-    def take(self, rows: Rows, numbers: Int64s, chains: Int64s, called: Int64s, bound: int) -> None:
-        """Take operations and annotations of one window.
+    def add(self, rows: Rows, numbers: Int64s, chains: Int64s, called: Int64s, bound: int) -> None:
+        """Add the operations and annotations of one window.
 
         Args:
             rows: Of dtype HOST.
             numbers: Number of each operation, `NONE` for annotations.
-            chains: Number of each one's call chain, or `NONE`.
-            called: Numbers of operations that made runtime calls in this window.
-            bound: Whatever comes later starts later than this, ns.
+            chains: Call chain of each, or `NONE`.
+            called: Numbers of operations with runtime calls in this window.
+            bound: Time in ns after which everything in later windows starts.
         """
         new = np.empty(len(rows), dtype=_PENDING)
         new["row"], new["number"], new["chain"], new["called"] = rows, numbers, chains, 0
         pending = np.concatenate((self._pending, new)) if len(self._pending) else new
-        _mark(pending, called)
+        _mark_called(pending, called)
         closed = pending["row"]["end"] <= bound
         self._write(pending, closed)
         self._pending = pending[~closed]
 
     def finish(self) -> None:
-        """Write what was still open, and the call chains that operations refer to."""
+        """Write the remaining rows, and the call chains of all operations."""
         self._write(self._pending, np.ones(len(self._pending), dtype=bool))
         self._pending = self._pending[:0]
         if self._used_chains:
@@ -131,7 +129,7 @@ class HostTables:
         return result
 
     def _write_inputs(self, rows: Rows, global_tids: Int64s) -> None:
-        """Write the details of inputs that PYTORCH_API has no column for."""
+        """Write the details of inputs for which PYTORCH_API has no column."""
         detailed = (rows["inputs"] != MISSING) | (rows["module"] != MISSING)
         if not detailed.any():
             return
@@ -153,7 +151,9 @@ class HostTables:
         write_annotations(self._parts, rows, rows["name"], rows["thread"], self._base_ns)
 
     def _of_signature(self, texts: list[int], rows: Rows) -> Int64s:
-        ids: Int64s = np.array([*texts, self._no_text])[rows["signature"]]  # MISSING: the last
+        ids: Int64s = np.array([*texts, self._no_text])[
+            rows["signature"]
+        ]  # the last one for MISSING
         return ids
 
     def _or_no_text(self, ids: Int64s) -> Int64s:
@@ -232,12 +232,12 @@ def write(
     """Write SESSION_TIME_INFO, HOST_INFO, NPU_INFO and RANK_DEVICE_MAP.
 
     Args:
-        sink: Takes the rows.
-        start_ns: Unix time of the first event, or of the session's start.
-        end_ns: Unix time of the last event, or of the session's end.
-        host_name: None: not recorded.
-        device_names: By device; those that something ran on.
-        rank: The process of a distributed run, where it is known.
+        sink: Receives the rows.
+        start_ns: Unix time of the first event, or of the start of the session.
+        end_ns: Unix time of the last event, or of the end of the session.
+        host_name: None if it was not recorded.
+        device_names: Names of the devices with events, None if unknown.
+        rank: Rank of the process, None if unknown.
     """
     devices = sorted(device_names) or [NO_DEVICE]
     sink.write("SESSION_TIME_INFO", {"startTimeNs": start_ns, "endTimeNs": end_ns})
@@ -249,7 +249,7 @@ def write(
 
 
 def write_device_properties(sink: Sink, properties: Mapping[int, Mapping[str, Any]]) -> None:
-    """Write UPROF_GPU_DEVICES: what is known of each device, by name."""
+    """Write UPROF_GPU_DEVICES: the properties of each device, by name."""
     rows = [
         (device, name, value if isinstance(value, str) else json.dumps(value))
         for device, values in sorted(properties.items())
@@ -327,7 +327,7 @@ def _write_other_events(parts: Parts, base_ns: int) -> None:
 def _write_threads(parts: Parts) -> None:
     threads = parts.threads
     if threads:
-        # Labels may write a thread in another way than its events do.
+        # Labels can spell a thread differently from its events.
         processes = {plain_id(pid): name for pid, name in threads.process_names.items()}
         names = {
             (plain_id(pid), plain_id(tid)): name

@@ -1,9 +1,7 @@
-"""Walks the host's events in time order and finds what each of them ran inside of.
+"""Writes the host side of a GPU recording in windows of time, and joins calls to operations.
 
-The trace says only when things ran on which thread. Which operation made a runtime call, which
-Python functions an operation was called from, which operation allocated: all follow from
-intervals lying inside one another. The walk goes window by window; intervals that are still open
-at a window's end are carried into the next.
+Nesting on a thread determines the operation, the call chain and the collective of each runtime call
+and allocation.
 """
 
 from __future__ import annotations
@@ -18,8 +16,8 @@ from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, stacked, windows
 
+# Rows of all kinds that are joined at a time.
 WINDOW_ROWS = 1 << 16
-"""Rows of all kinds that are joined at a time."""
 
 # Anything with a beginning and an end on a thread, and its attributes. Of two equal intervals the
 # one with the smaller `rank` is outside; `frame` is NONE if it is not a Python function.
@@ -31,18 +29,18 @@ INTERVAL = r.record_type(
 _HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
 
 
-def walk(parts: Parts, tables: HostTables, allocations: Allocations) -> Spool:
-    """Write the host's tables; return the runtime calls, by correlation, with their operations."""
+def write_host(parts: Parts, tables: HostTables, allocations: Allocations) -> Spool:
+    """Write the host tables; return the runtime calls, by correlation, with their operations."""
     calls = parts.new_spool(r.CALL, "correlation")
-    walker = _Walker(parts, tables, allocations, calls)
+    joiner = _HostJoiner(parts, tables, allocations, calls)
     spools = (parts.host, parts.frames, parts.calls, parts.allocations)
-    for host, frames, made, allocated in windows(*spools, window_rows=WINDOW_ROWS):
-        walker.step(host, frames, made, allocated)
-    walker.finish()
+    for host, frames, window_calls, allocated in windows(*spools, window_rows=WINDOW_ROWS):
+        joiner.add(host, frames, window_calls, allocated)
+    joiner.finish()
     return calls
 
 
-class _Walker:
+class _HostJoiner:
     def __init__(
         self, parts: Parts, tables: HostTables, allocations: Allocations, calls: Spool
     ) -> None:
@@ -54,18 +52,18 @@ class _Walker:
         self._open = np.empty(0, dtype=INTERVAL)
         self._operations = 0
 
-    def step(self, host: Rows, frames: Rows, calls: Rows, allocated: Rows) -> None:
-        """Take one window of each kind, all covering the same time."""
+    def add(self, host: Rows, frames: Rows, calls: Rows, allocated: Rows) -> None:
+        """Join one window of each kind, which cover the same time."""
         bound = max(int(p["start"][-1]) for p in (host, frames, calls, allocated) if len(p))
         new_frames = self._frame_intervals(frames)
         new_host, numbers = self._host_intervals(host)
         if not len(self._open) + len(new_frames) + len(new_host):
-            # Nothing that anything could be inside of, as in recordings of kernels alone.
-            self._put_calls(calls, _points(calls, _CALL_RANK))
+            # Nothing can be nested, as in recordings of kernels only.
+            self._add_calls(calls, _points(calls, _CALL_RANK))
             around = _points(allocated, _POINT_RANK)
-            self._allocations.take(allocated, around["operation_name"])
+            self._allocations.add(allocated, around["operation_name"])
             called = np.full(len(calls), MISSING, np.int64)
-            self._tables.take(host, numbers, new_host["chain"], called, bound)
+            self._tables.add(host, numbers, new_host["chain"], called, bound)
             return
         every = stacked(
             (
@@ -90,16 +88,16 @@ class _Walker:
         every["collective"] = inherit(every["collective"], parent)
 
         every_call = place[len(every) - len(calls) - len(allocated) :]
-        self._put_calls(calls, selected(every, every_call[: len(calls)]))
-        self._allocations.take(allocated, every[every_call[len(calls) :]]["operation_name"])
-        mine = selected(every, place[self._host_slice(new_frames, host)])
+        self._add_calls(calls, selected(every, every_call[: len(calls)]))
+        self._allocations.add(allocated, every[every_call[len(calls) :]]["operation_name"])
+        host_intervals = selected(every, place[self._host_slice(new_frames, host)])
         called = every["operation"][every_call[: len(calls)]]
-        self._tables.take(host, numbers, mine["chain"], called, bound)
+        self._tables.add(host, numbers, host_intervals["chain"], called, bound)
         intervals = every[(place < 0) | (every["rank"] < _CALL_RANK)]
         self._open = intervals[intervals["end"] > bound]
 
     def finish(self) -> None:
-        """Write what was still open."""
+        """Write the remaining rows."""
         self._tables.finish()
         self._allocations.finish()
 
@@ -108,7 +106,7 @@ class _Walker:
         return slice(first, first + len(host))
 
     def _frame_intervals(self, frames: Rows) -> Rows:
-        """Make intervals of Python functions and give each its call chain."""
+        """Return intervals of Python functions with their call chains."""
         if not len(frames):
             return np.empty(0, dtype=INTERVAL)
         new = _intervals(frames, np.arange(len(frames)))
@@ -126,7 +124,7 @@ class _Walker:
         return both[len(around) :]
 
     def _host_intervals(self, host: Rows) -> tuple[Rows, Int64s]:
-        """Make intervals of operations and annotations, and number the operations."""
+        """Return intervals of operations and annotations, and the numbers of operations."""
         external = np.clip(host["external"], 0, _HOST_RANK - 1)
         new = _intervals(host, _HOST_RANK + external)
         is_operation = host["is_operation"] != 0
@@ -141,13 +139,13 @@ class _Walker:
         return new, numbers
 
     def _inherit_chains(self, every: Rows, parent: Int64s, host: Rows, at: Int64s) -> None:
-        """Give everything the chain of the Python function around it.
+        """Set the chain of each interval to that of the Python function around it.
 
-        A backward operation, and what runs inside of it, gets its forward operation's chain: the
-        Python functions around it, if any, only called `backward()`.
+        A backward operation, and everything inside of it, gets the chain of its forward operation:
+        the Python functions around it only called `backward()`.
         """
-        own = every["chain"].astype(np.int64)
-        chain = inherit(own, parent)
+        recorded = every["chain"].astype(np.int64)
+        chain = inherit(recorded, parent)
         numbered = (host["sequence"] >= 0) & (host["is_operation"] != 0)
         forward = numbered & (host["forward_thread"] <= 0)
         self._forwards.add(
@@ -162,17 +160,17 @@ class _Walker:
             if missing:
                 self._parts.sink.anomaly("backward_without_forward", missing)
             where = at[backward]
-            own[where] = np.where(found != NONE, found, own[where])
-            chain = inherit(own, parent)
+            recorded[where] = np.where(found != NONE, found, recorded[where])
+            chain = inherit(recorded, parent)
         every["chain"] = chain
 
-    def _put_calls(self, calls: Rows, around: Rows) -> None:
+    def _add_calls(self, calls: Rows, around: Rows) -> None:
         if len(calls):
             calls = calls.copy()
             for field in ("operation", "operation_name", "signature"):
                 calls[field] = around[field]
-            own = calls["collective"]  # known where the recording tells it of calls
-            calls["collective"] = np.where(own != MISSING, own, around["collective"])
+            recorded = calls["collective"]
+            calls["collective"] = np.where(recorded != MISSING, recorded, around["collective"])
             self._calls.append(calls)
 
 
@@ -187,7 +185,7 @@ def _intervals(rows: Rows, rank: Int64s) -> Rows:
 
 
 def _points(rows: Rows, rank: int) -> Rows:
-    """Make intervals of rows that stand for nothing themselves."""
+    """Return intervals of rows that contain nothing themselves."""
     new = np.full(len(rows), MISSING, dtype=INTERVAL)
     new["start"] = rows["start"]
     new["end"] = rows["end"] if "end" in (rows.dtype.names or ()) else rows["start"]

@@ -1,6 +1,6 @@
-"""Columns of ids and counts in which -1 means that there is none.
+"""Columns in which MISSING (-1) stands for NULL, and the tables of allocator events.
 
-Allocator events: the state after each one, and allocations paired with their release.
+MEMORY_RECORD has the state after each event, OP_MEMORY allocations paired with their free.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from unified_prof.decoders.spool import Rows
 
 Int64s = NDArray[np.int64]
 
+# Stands for an id that an event does not have.
 MISSING = -1
-"""Stands for an id that an event does not have."""
 
 
 def ints(values: Iterable[int]) -> Int64s:
-    """Return Python integers as a column, faster than NumPy finds out that they are some.
+    """Return Python integers as a column, faster than `numpy.array`.
 
     Raises:
         TypeError: not all are integers.
@@ -32,19 +32,19 @@ def ints(values: Iterable[int]) -> Int64s:
 
 
 def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
-    """Return a column that is stored as NULL where `missing`."""
+    """Return a column that is NULL where `missing` is true."""
     if not missing.any():
         return values
     return None if missing.all() else np.ma.masked_array(values, missing)
 
 
 def known(values: Int64s) -> Column:
-    """Return a column in which `MISSING` is stored as NULL."""
+    """Return a column that is NULL where values are `MISSING`."""
     return null_where(values == MISSING, values)
 
 
+# MEMORY_RECORD.component that readers expect for PyTorch's caching allocator on an accelerator.
 DEVICE_COMPONENT = "PTA"
-"""What readers of the format look for: PyTorch's caching allocator on an accelerator."""
 HOST_COMPONENT = "CPU"
 
 HOST_DEVICE = MISSING
@@ -68,14 +68,14 @@ class Allocations:
         component: str = DEVICE_COMPONENT,
         adds_up: bool = False,
     ) -> None:
-        """Make the writer.
+        """Create the writer.
 
         Args:
-            sink: Takes the rows.
-            base_ns: What makes times Unix times.
-            no_name: String id of what stands for no operation.
-            component: Who gave out the device's memory.
-            adds_up: Whether the memory in use is worked out, as no event says it.
+            sink: Receives the rows.
+            base_ns: Added to times to get Unix times.
+            no_name: String id of allocations outside operations.
+            component: Allocator of the device's memory.
+            adds_up: If True, memory in use is computed, because events do not contain it.
         """
         self._sink = sink
         self._component = component
@@ -83,14 +83,14 @@ class Allocations:
         self._base_ns = base_ns
         self._no_name = no_name
         self._live: dict[tuple[int, int, int], _Row] = {}
-        self._done: list[_Row] = []
+        self._complete: list[_Row] = []
 
-    def take(self, rows: Rows, operation_names: Int64s) -> None:
-        """Take allocator events and the names of the operations around them."""
+    def add(self, rows: Rows, operation_names: Int64s) -> None:
+        """Add allocator events, and the names of the operations around them."""
         if not len(rows):
             return
         if self._in_use is not None:
-            rows = self._added_up(rows, self._in_use)
+            rows = self._with_totals(rows, self._in_use)
         times = rows["start"] + self._base_ns
         on_host = rows["device"] == HOST_DEVICE
         names = np.where(operation_names != MISSING, operation_names, self._no_name)
@@ -109,27 +109,27 @@ class Allocations:
                 "deviceId": rows["device"],
             },
         )
-        known_place = rows["address"] != MISSING
-        if not known_place.all():
-            lost = int(np.count_nonzero(~known_place))
-            self._sink.anomaly("allocation_without_address", lost, "not paired with its release")
-        self._pair(rows[known_place], times[known_place], names[known_place])
-        self._write_done()
+        addressed = rows["address"] != MISSING
+        if not addressed.all():
+            lost = int(np.count_nonzero(~addressed))
+            self._sink.anomaly("allocation_without_address", lost, "not paired with its free")
+        self._pair(rows[addressed], times[addressed], names[addressed])
+        self._write_complete()
 
     def finish(self) -> None:
-        """Write the allocations that were never released."""
-        self._done += self._live.values()
+        """Write the allocations that were never freed."""
+        self._complete += self._live.values()
         self._live = {}
-        self._write_done()
+        self._write_complete()
 
     @staticmethod
-    def _added_up(rows: Rows, in_use: dict[int, int]) -> Rows:
-        """Fill in how much is in use on each device after each event."""
+    def _with_totals(rows: Rows, in_use: dict[int, int]) -> Rows:
+        """Return rows with the memory in use on each device after each event."""
         rows = rows.copy()
         for device in np.unique(rows["device"]).tolist():
-            mine = rows["device"] == device
-            totals = in_use.get(device, 0) + np.cumsum(rows["size"][mine])
-            rows["total_allocated"][mine] = np.maximum(totals, 0)
+            on_device = rows["device"] == device
+            totals = in_use.get(device, 0) + np.cumsum(rows["size"][on_device])
+            rows["total_allocated"][on_device] = np.maximum(totals, 0)
             in_use[device] = int(totals[-1])
         return rows
 
@@ -152,29 +152,29 @@ class Allocations:
             if size > 0:
                 if key in live:
                     lost += 1
-                    self._done.append(live[key])
+                    self._complete.append(live[key])
                 live[key] = (name, size, time, None, None, *totals, None, None, device)
-            elif begun := live.pop(key, None):
-                name_then, size_then, time_then, _, _, allocated_then, reserved_then = begun[:7]
-                assert time_then is not None
-                self._done.append(
+            elif allocation := live.pop(key, None):
+                name, allocated_bytes, begin, _, _, *begin_totals = allocation[:7]
+                assert begin is not None
+                self._complete.append(
                     (
-                        *(name_then, size_then, time_then, time, time - time_then),
-                        *(allocated_then, reserved_then, *totals, device),
+                        *(name, allocated_bytes, begin, time, time - begin),
+                        *(*begin_totals, *totals, device),
                     )
                 )
             else:
                 unknown += 1
         if lost:
-            self._sink.anomaly("allocation_without_release", lost, "allocated again before")
+            self._sink.anomaly("allocation_without_release", lost, "allocated again without a free")
         if unknown:
             self._sink.anomaly("release_without_allocation", unknown, "allocated before the trace")
 
-    def _write_done(self) -> None:
-        if self._done:
-            columns = zip(*self._done, strict=True)
+    def _write_complete(self) -> None:
+        if self._complete:
+            columns = zip(*self._complete, strict=True)
             self._sink.write("OP_MEMORY", dict(zip(_OPERATION_COLUMNS, columns, strict=True)))
-            self._done = []
+            self._complete = []
 
 
 def _or_none(value: int) -> int | None:

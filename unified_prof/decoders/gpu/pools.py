@@ -1,6 +1,6 @@
-"""Turns what repeats in a trace into small numbers: names, shapes, launch sizes, threads.
+"""Numbers the values that repeat in a recording: names, shapes, launch sizes, threads.
 
-Each pool holds distinct values only, so it grows with the program, not with the trace's length.
+Each pool holds distinct values, so it grows with the program and not with the recording.
 """
 
 from __future__ import annotations
@@ -15,22 +15,22 @@ from unified_prof.base.columns import Strings
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.gpu.memory import MISSING
 
+# Operation that holds the parameters of a collective.
 PARAMETERS_OPERATION = "record_param_comms"
-"""Operation that carries the parameters of a collective."""
+# Prefix of annotations of torch.distributed around the launch of a collective.
 ANNOTATION_PREFIX = "nccl:"
-"""Of annotations that torch.distributed puts around the launch of a collective."""
 
 _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})$")
 
 
 class Names(dict[Any, int]):
-    """Event names -> string ids; remembers which of them mean something."""
+    """Event names -> string ids; records the names of steps and collectives."""
 
     def __init__(self, strings: Strings) -> None:
         self.steps: dict[int, int] = {}
         """String id -> number of the step."""
         self.collectives: set[int] = set()
-        """String ids of host events that tell of a collective."""
+        """String ids of host events that describe a collective."""
         self._strings = strings
 
     def __missing__(self, name: Any) -> int:
@@ -44,12 +44,11 @@ class Names(dict[Any, int]):
 
 
 class Threads(dict[tuple[Any, Any], int]):
-    """(pid, tid) as the trace has them -> dense numbers, and their packed ids.
+    """(pid, tid) of the recording -> consecutive numbers and packed ids.
 
-    The format packs a process id and a thread id into 64 bits. What does not fit (older traces
-    have pthread handles; merged ones have text) gets a number that no system uses, and counts
-    as an anomaly. Traces write one thread in several ways, as 5786 and as "5786": it has one
-    number.
+    The format packs process and thread id into 64 bits. An id that does not fit (a pthread handle
+    of older traces, a text of merged ones) is replaced by one that no system uses, and counted as
+    an anomaly. Different spellings of a thread, 5786 and "5786", have one number.
     """
 
     _FIRST_SURROGATE_PID = 0x7F00_0000
@@ -93,7 +92,7 @@ class Threads(dict[tuple[Any, Any], int]):
 
 
 def plain_id(given: Any) -> Any:
-    """Return a process or thread id as a number, where it is one in other writing."""
+    """Return a process or thread id as an integer if it is one in another spelling."""
     if isinstance(given, str) and given.isdecimal() and len(given) < 20:
         return int(given)
     if isinstance(given, float) and given.is_integer():
@@ -102,7 +101,7 @@ def plain_id(given: Any) -> Any:
 
 
 class Geometries(dict[tuple[bytes, bytes], int]):
-    """(grid, block) as JSON text -> dense numbers and what they say."""
+    """(grid, block) as JSON text -> consecutive numbers and their values."""
 
     def __init__(self) -> None:
         self.grids: list[str] = []
@@ -131,10 +130,10 @@ def _dimensions(text: bytes) -> list[int]:
 
 
 class Signatures(dict[tuple[bytes, bytes, bytes], int]):
-    """(types, dims, strides) of an operation's inputs as JSON text -> dense numbers.
+    """(types, dims, strides) of an operation's inputs as JSON text -> consecutive numbers.
 
     The lists hold string ids: `types` and `shapes` as torch_npu writes them for operations,
-    `kernel_*` as msprof writes them for the device's tasks.
+    `kernel_*` as msprof writes them for device tasks.
     """
 
     def __init__(self, strings: Strings) -> None:
@@ -171,7 +170,7 @@ class Signatures(dict[tuple[bytes, bytes, bytes], int]):
         return self._intern(text if source else NOT_AVAILABLE)
 
 
-# torch's C++ type names -> the names msprof uses in inputDataTypes; others stay as they are.
+# torch's C++ type names -> the names msprof uses in inputDataTypes; others are unchanged.
 KERNEL_DATA_TYPES: Mapping[str, str] = {
     "float": "FLOAT",
     "double": "DOUBLE",
@@ -194,7 +193,7 @@ KERNEL_DATA_TYPES: Mapping[str, str] = {
 
 
 def _shape(dims: Any) -> str:
-    """Write one input's dimensions: `2,3`; those of a list of tensors stand between bars."""
+    """Return the dimensions of an input as `2,3`, those of a list of tensors as `2,3|4`."""
     if isinstance(dims, list):
         if any(isinstance(item, list) for item in dims):
             return "|".join(_shape(item) for item in dims)
@@ -203,7 +202,7 @@ def _shape(dims: Any) -> str:
 
 
 def _format(dims: Any, strides: Any) -> str:
-    """Name the memory layout that the strides of a tensor say, ND where it has no name."""
+    """Return the memory layout of a tensor by its strides, ND if it has no name."""
     names = {4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
     if not (isinstance(dims, list) and isinstance(strides, list) and len(dims) in names):
         return "ND"
@@ -238,7 +237,7 @@ def _as_list(value: Any) -> list[Any]:
 
 
 def parse_json(text: bytes) -> Any:
-    """Decode a JSON value, or return None where there is none."""
+    """Return a JSON value, None if the text is empty or invalid."""
     try:
         return msgspec.json.decode(text) if text else None
     except (msgspec.MsgspecError, UnicodeDecodeError):

@@ -1,7 +1,4 @@
-"""Writes what ran on devices: tasks, and what is known of kernels, copies and collectives.
-
-Joins the parts of a recording and writes all tables of what ran on host and devices.
-"""
+"""Joins the rows of a GPU recording and writes the tables of host and devices."""
 
 from __future__ import annotations
 
@@ -29,7 +26,7 @@ from unified_prof.decoders.gpu import rows as r
 from unified_prof.decoders.gpu.collectives import (
     Collective,
     algorithm,
-    called,
+    call_prefix,
     collective_of_kernel,
     data_type,
 )
@@ -39,6 +36,7 @@ from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s, known
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
+# TASK.taskType by kind of GPU task; readers of the format find copies by this name.
 TASK_TYPES = {
     r.KERNEL: "KERNEL",
     r.COMMUNICATION: "KERNEL",
@@ -46,7 +44,6 @@ TASK_TYPES = {
     r.SET: "MEMSET",
     r.GRAPH: "CUDA_GRAPH",
 }
-"""TASK.taskType by kind of GPU task; readers of the format find copies by this name."""
 
 # Direction in the name of a copy -> id in ENUM_MEMCPY_OPERATION.
 COPY_DIRECTIONS = {
@@ -95,7 +92,7 @@ class TaskTables:
         self._calls_of_group: Counter[tuple[int, str]] = Counter()
 
     def _types_of(self, kinds: Int64s) -> Int64s:
-        """Return the ids of task types; the text of graphs is there only where there are some."""
+        """Return the ids of task types; that of graphs is interned only if there are graphs."""
         if len(self._task_types) == r.GRAPH and np.any(kinds == r.GRAPH):
             graph = self._sink.strings.intern(TASK_TYPES[r.GRAPH])
             self._task_types = np.append(self._task_types, graph)
@@ -118,7 +115,7 @@ class TaskTables:
     def _write(self, rows: Rows) -> None:
         ids = np.arange(self._task_id, self._task_id + len(rows))
         self._task_id += len(rows)
-        own = np.where(rows["process"] != MISSING, rows["process"], self._main_process)
+        process = np.where(rows["process"] != MISSING, rows["process"], self._main_process)
         processes = np.array([*self._parts.threads.process_ids, MISSING])[rows["thread"]]
         self._sink.write(
             "TASK",
@@ -128,7 +125,7 @@ class TaskTables:
                 "deviceId": rows["device"],
                 "connectionId": rows["connection"],
                 "globalTaskId": ids,
-                "globalPid": np.where(rows["thread"] != MISSING, processes, own),
+                "globalPid": np.where(rows["thread"] != MISSING, processes, process),
                 "taskType": self._types_of(rows["kind"]),
                 "contextId": NO_CONTEXT,
                 "streamId": rows["stream"],
@@ -141,11 +138,11 @@ class TaskTables:
             ((r.COPY,), self._write_copies),
             ((r.COMMUNICATION,), self._write_collectives),
         ):
-            mine = np.isin(rows["kind"], kinds)
-            if mine.all():
+            chosen = np.isin(rows["kind"], kinds)
+            if chosen.all():
                 write(rows, ids)
-            elif mine.any():
-                write(selected(rows, mine), ids[mine])
+            elif chosen.any():
+                write(selected(rows, chosen), ids[chosen])
         self._write_details(rows, ids)
         tasks, names, values = self._parts.counters.lookup(rows["counted"], ids)
         if len(tasks):
@@ -214,7 +211,7 @@ class TaskTables:
     ) -> None:
         intern = self._sink.strings.intern
         kernels = [self._names[number] for number in rows["name"].tolist()]
-        self._write_known(
+        self._write_existing(
             "COMMUNICATION_OP",
             {
                 **shared,
@@ -229,7 +226,7 @@ class TaskTables:
                 "deviceId": rows["device"],
                 "rankSize": _list_or_null([collective.group_size for collective in collectives]),
             },
-            since_later=("deviceId", "rankSize"),
+            newer_columns=("deviceId", "rankSize"),
         )
 
     def _write_collective_tasks(
@@ -237,7 +234,7 @@ class TaskTables:
     ) -> None:
         sizes = [collective.size_bytes for collective in collectives]
         duration = rows["end"] - rows["start"]
-        self._write_known(
+        self._write_existing(
             "COMMUNICATION_TASK_INFO",
             {
                 **shared,
@@ -257,14 +254,14 @@ class TaskTables:
                     for size, time in zip(sizes, duration.tolist(), strict=True)
                 ],
             },
-            since_later=("isMaster", "bandwidth"),
+            newer_columns=("isMaster", "bandwidth"),
         )
 
-    def _write_known(
-        self, table: str, columns: dict[str, Column], since_later: Sequence[str]
+    def _write_existing(
+        self, table: str, columns: dict[str, Column], newer_columns: Sequence[str]
     ) -> None:
-        """Write rows without those later columns that the table does not have yet."""
-        for name in since_later:
+        """Write rows without the newer columns that the revision does not have."""
+        for name in newer_columns:
             if not self._has_column(table, name):
                 del columns[name]
         self._sink.write(table, columns)
@@ -321,17 +318,17 @@ class TaskTables:
         return Collective(name=collective_of_kernel(self._names[int(row["name"])]))
 
     def _op_name(self, device: int, collective: Collective) -> int:
-        """Name one call so that the ranks of a group give the same call the same name.
+        """Return the name of a call, equal on all ranks of its group.
 
-        What one rank receives and another one sends are two calls: readers leave both out where
-        they compare ranks, by the words `send` and `receive`.
+        A send and its receive are two calls: readers exclude both when they compare ranks, by the
+        words `send` and `receive`.
         """
         key = (device, collective.group)
         number = collective.sequence
         if number == MISSING:
             number = self._calls_of_group[key]
         self._calls_of_group[key] += 1
-        name = f"{called(collective.name)}__{collective.group}_{number}_1"
+        name = f"{call_prefix(collective.name)}__{collective.group}_{number}_1"
         return self._sink.strings.intern(name)
 
     def _data_type(self, name: str) -> int:
@@ -377,15 +374,14 @@ def write(
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> int:
-    """Write everything but what describes the recording; return how many tasks were joined.
+    """Write all tables except those that describe the recording; return the number of joined tasks.
 
     Args:
-        parts: All that was read.
-        base_ns: What makes its times Unix times.
-        has_column: Whether the revision being written has (table, column); what it lacks and
-            uprof keeps in tables of its own is not written twice.
-        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        progress: Told in a few words what is going on.
+        parts: The rows of the recording.
+        base_ns: Added to all times to get Unix times.
+        has_column: Returns True if the revision being written has (table, column).
+        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
+        progress: Receives a short text about the current work.
     """
     no_name = parts.sink.strings.intern(NOT_AVAILABLE)
     progress("joining host events")
@@ -396,7 +392,7 @@ def write(
         component=parts.memory_component,
         adds_up=parts.adds_up_allocations,
     )
-    with hosts.walk(parts, HostTables(parts, base_ns), allocations) as calls:
+    with hosts.write_host(parts, HostTables(parts, base_ns), allocations) as calls:
         progress("joining launches and kernels")
         correlator = Correlator(parts, base_ns)
         with correlator.join(calls) as tasks:

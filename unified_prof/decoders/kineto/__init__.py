@@ -1,4 +1,4 @@
-"""Decodes the Chrome traces that torch.profiler (Kineto) writes, of NVIDIA and AMD devices."""
+"""Decodes Chrome traces of torch.profiler (Kineto), of NVIDIA and AMD devices and the CPU."""
 
 from unified_prof.decoders.kineto.session import NAME, decode
 

@@ -1,12 +1,8 @@
-"""Groups of ranks: who is in each, and who sends to whom, also where events name only the peer.
+"""Collects the events of a trace into columns by kind, and completes its collectives.
 
-torch writes ranks of a group with `...` in their middle where they are many, the peer of a send or
-receive by its global number (by its number inside the group in older versions), and never the own
-rank, which the trace says as a whole. Tables count ranks inside the group, as vendors do.
-
-What a trace says of collectives: the parameters of each call.
-
-Takes events as they come and puts their columns away, kind by kind.
+torch shortens long lists of ranks with `...`, gives the peer of a send or receive by its global
+rank (by its index in the group in older versions), and records the own rank only once per trace.
+Tables count ranks within the group, as vendors do.
 """
 
 from __future__ import annotations
@@ -35,25 +31,26 @@ from unified_prof.decoders.kineto.merged import Labels
 from unified_prof.decoders.spool import Rows, windows
 
 _GAP = "..."
-_MOST_RANKS = 1 << 20
+# Maximum size of a group whose ranks are computed from start and stride.
+_MAX_RANKS = 1 << 20
 
 Ranks = tuple[int, ...]
 
 
 def listed_ranks(text: str) -> Ranks | None:
-    """Return the ranks of `[0, 1, 2]`, None where that is no whole list."""
+    """Return the ranks in `[0, 1, 2]`, None if it is not a complete list."""
     return _numbers(parse_json(text.encode("utf-8", "replace")))
 
 
 def strided_ranks(start: int, stride: int, size: int) -> Ranks | None:
-    """Return the ranks of a group that is evenly spaced, None where these are not such numbers."""
-    if start < 0 or not 0 < size <= _MOST_RANKS or (stride <= 0 and size > 1):
+    """Return the ranks of an evenly spaced group, None if the numbers are invalid."""
+    if start < 0 or not 0 < size <= _MAX_RANKS or (stride <= 0 and size > 1):
         return None
     return tuple(start + number * max(stride, 1) for number in range(size))
 
 
-def of_session(distributed: Mapping[str, Any]) -> dict[str, tuple[str, Ranks]]:
-    """Return description and global ranks of the groups that a trace lists, by name."""
+def listed_groups(distributed: Mapping[str, Any]) -> dict[str, tuple[str, Ranks]]:
+    """Return description and global ranks of each group in `distributedInfo`, by name."""
     groups = {}
     listed = distributed.get("pg_config")
     for group in listed if isinstance(listed, list) else ():
@@ -66,90 +63,81 @@ def of_session(distributed: Mapping[str, Any]) -> dict[str, tuple[str, Ranks]]:
     return groups
 
 
-def complete(
+def complete_collectives(
     collectives: list[Collective],
     session: Mapping[str, tuple[str, Ranks]],
     rank: int,
     count: Callable[[str, int, str], None],
 ) -> dict[str, tuple[str, Ranks]]:
-    """Complete calls in place: ranks of groups, source and target; return all groups there are.
+    """Complete ranks, source and target of calls in place; return all groups by name.
 
     Args:
         collectives: Distinct calls.
-        session: Groups that the trace lists.
-        rank: Whose trace it is, `MISSING` where it does not say.
-        count: Told of peers that are not in their group.
+        session: Groups in `distributedInfo`.
+        rank: Rank of the trace, `MISSING` if unknown.
+        count: Receives the anomaly of peers outside their group.
     """
     groups = dict(session)
-    strangers = 0
-    for number, one in enumerate(collectives):
-        ranks = _ranks_of(one, session)
+    outside = 0
+    for number, call in enumerate(collectives):
+        ranks = _group_ranks(call, session)
         if ranks is not None:
-            described = one.group_description
-            if one.group != NOT_AVAILABLE:
-                title = one.group if described == NOT_AVAILABLE else described
-                groups.setdefault(one.group, (title, ranks))
-            one = replace(
-                one,
+            if call.group != NOT_AVAILABLE:
+                known = call.group_description != NOT_AVAILABLE
+                title = call.group_description if known else call.group
+                groups.setdefault(call.group, (title, ranks))
+            call = replace(
+                call,
                 group_ranks=json.dumps(list(ranks)),
-                group_size=one.group_size if one.group_size != MISSING else len(ranks),
+                group_size=call.group_size if call.group_size != MISSING else len(ranks),
             )
-        source, target = _ends(one, ranks, rank)
+        ends = _endpoints(call, ranks, rank)
         if ranks is not None:
-            inside = [MISSING if end not in ranks else ranks.index(end) for end in (source, target)]
-            strangers += sum(
-                end != MISSING and at == MISSING
-                for end, at in zip((source, target), inside, strict=True)
-            )
-            source, target = inside
-        collectives[number] = replace(one, source_rank=source, target_rank=target)
-    if strangers:
-        count("peer_outside_group", strangers, "a rank that its group does not have: left out")
+            outside += sum(end != MISSING and end not in ranks for end in ends)
+            source, target = (ranks.index(end) if end in ranks else MISSING for end in ends)
+        else:
+            source, target = ends
+        collectives[number] = replace(call, source_rank=source, target_rank=target)
+    if outside:
+        count("peer_outside_group", outside, "skipped: the rank is not in its group")
     return groups
 
 
-def _ranks_of(one: Collective, session: Mapping[str, tuple[str, Ranks]]) -> Ranks | None:
-    """Return the global ranks of a call's group, from whatever says all of them."""
-    told = listed_ranks(one.group_ranks)
-    if told is not None:
-        return told
-    begins = _begins(one.group_ranks)
-    known = session.get(one.group, ("", None))[1]
-    for ranks in (known, one.strided_ranks):
-        if ranks and ranks[: len(begins)] == begins:
-            return ranks
+def _group_ranks(call: Collective, session: Mapping[str, tuple[str, Ranks]]) -> Ranks | None:
+    """Return the global ranks of a call's group: its list, else its group, else its stride."""
+    ranks = listed_ranks(call.group_ranks)
+    if ranks is not None:
+        return ranks
+    before, gap, _ = call.group_ranks.partition(_GAP)  # a shortened list
+    first_ranks = (listed_ranks(before.rstrip(", ") + "]") if gap else None) or ()
+    for candidate in (session.get(call.group, ("", None))[1], call.strided_ranks):
+        if candidate and candidate[: len(first_ranks)] == first_ranks:
+            return candidate
     return None
 
 
-def _begins(text: str) -> Ranks:
-    """Return the ranks before the `...` of a list that torch cut."""
-    before, gap, _ = text.partition(_GAP)
-    numbers = listed_ranks(before.rstrip(", ") + "]") if gap else None
-    return numbers or ()
-
-
-def _ends(one: Collective, ranks: Ranks | None, own: int) -> tuple[int, int]:
-    """Return the global numbers of source and target; `MISSING` where nobody says them."""
-    kind = one.name.lower()
+def _endpoints(call: Collective, ranks: Ranks | None, rank: int) -> tuple[int, int]:
+    """Return the global ranks of source and target, `MISSING` if unknown."""
+    kind = call.name.lower()
     if kind not in ("send", "recv"):
-        return one.source_rank, one.target_rank
-    peer = one.target_rank if kind == "send" else one.source_rank
-    if peer == MISSING and ranks is not None and 0 <= one.peer < len(ranks):
-        peer = ranks[one.peer]
-    return (own, peer) if kind == "send" else (peer, own)
+        return call.source_rank, call.target_rank
+    peer = call.target_rank if kind == "send" else call.source_rank
+    if peer == MISSING and ranks is not None and 0 <= call.peer < len(ranks):
+        peer = ranks[call.peer]
+    return (rank, peer) if kind == "send" else (peer, rank)
 
 
 def _numbers(value: Any) -> Ranks | None:
     if not isinstance(value, Sequence) or isinstance(value, str) or not value:
         return None
-    return tuple(value) if all(type(one) is int and one >= 0 for one in value) else None
+    return tuple(value) if all(type(rank) is int and rank >= 0 for rank in value) else None
 
 
 class TraceCollectives(Collectives):
-    """The same, by the JSON text of the arguments that describe them."""
+    """Collectives by the JSON text of the arguments that describe them."""
 
     def __missing__(self, key: bytes) -> int:
-        """Return the number of the collective that `args`, as JSON text, describe."""
+        """Return the number of the collective that the JSON text describes."""
         args = parse_collective(key)
         return MISSING if args is None else self.number(args)
 
@@ -162,7 +150,7 @@ _COLLECTIVE_TEXTS = ("group_description", "group_ranks", "dtype", "in_split", "o
 
 
 def parse_collective(text: bytes) -> Collective | None:
-    """Read a collective's parameters from an event's arguments; None if there are none."""
+    """Return the collective in the arguments of an event, None if there is none."""
     try:
         args = msgspec.json.decode(text, type=CollectiveArgs)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -185,7 +173,7 @@ def parse_collective(text: bytes) -> Collective | None:
 
 
 def from_annotation(name: str, elements: int, dtype: str) -> Collective:
-    """Return what an `nccl:all_reduce` annotation and its first input say of a collective."""
+    """Return the collective of an annotation such as `nccl:all_reduce` and its first input."""
     return Collective(
         name=name.removeprefix(ANNOTATION_PREFIX),
         dtype=dtype or NOT_AVAILABLE,
@@ -207,12 +195,12 @@ _MEMORY_EVENT = "[memory]"
 _OUT_OF_MEMORY_EVENT = "[OutOfMemory]"
 # Flows that are kept of each forward thread.
 _MAX_FLOWS = 10_000
+# c10::DeviceType::CPU in allocator events.
 _CPU_DEVICE_TYPE = 0
-"""c10::DeviceType::CPU, of allocator events."""
 
 
 class Collector(Fields):
-    """The parts of one trace, decoded but not yet joined. A context manager."""
+    """Rows of one trace that are decoded but not yet joined. A context manager."""
 
     def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
         super().__init__(sink, is_outside)
@@ -220,15 +208,15 @@ class Collector(Fields):
         self.labels = Labels()
         self._phases = Phases(sink.anomaly)
         self.calling: set[int] = set()
-        """Numbers of the threads that made runtime calls."""
-        self.says_memory_in_use = False
-        """Whether allocator events say how much was in use after them."""
+        """Numbers of threads with runtime calls."""
+        self.has_memory_in_use = False
+        """True if allocator events contain the memory in use."""
         self.forward_of: dict[tuple[int, int], int] = {}
         """(thread, start) of ranges of backward nodes -> thread of the forward operation."""
         self._open_flows: dict[bytes, int] = {}
         self._flows_from: Counter[int] = Counter()
         self._kinds = Kinds()
-        self._take = {
+        self._collect = {
             Kind.OPERATION: self._operations,
             Kind.ANNOTATION: self._operations,
             Kind.FRAME: self._frames,
@@ -236,8 +224,8 @@ class Collector(Fields):
             Kind.KERNEL: self._gpu_tasks,
             Kind.COPY: self._gpu_tasks,
             Kind.SET: self._gpu_tasks,
-            Kind.GPU_ANNOTATION: self._gpu_annotations_of,
-            Kind.SYNC: self._syncs_of,
+            Kind.GPU_ANNOTATION: self._gpu_annotations,
+            Kind.SYNC: self._syncs,
             Kind.GARBAGE_COLLECTION: self._garbage_collections,
             Kind.INSTANT: self._instants,
             Kind.FLOW: self._flows,
@@ -246,11 +234,11 @@ class Collector(Fields):
             Kind.LABEL: self._labels,
         }
 
-    def take(self, events: Sequence[ev.Event]) -> None:
-        """Put away a slice of events."""
+    def add(self, events: Sequence[ev.Event]) -> None:
+        """Add a slice of events."""
         groups: dict[tuple[ev.Scalar, ev.Scalar], list[ev.Event]] = {}
         append: dict[tuple[ev.Scalar, ev.Scalar], Callable[[ev.Event], None]] = {}
-        for event in events:  # the hot loop: one lookup and one call an event
+        for event in events:  # hot loop: one lookup and one call per event
             key = (event.ph, event.cat)
             try:
                 append[key](event)
@@ -264,14 +252,14 @@ class Collector(Fields):
                 continue
             kind = self._kinds[key]
             self.counts[kind.value] += len(members)
-            if take := self._take.get(kind):
-                take(kind, members)
+            if collect := self._collect.get(kind):
+                collect(kind, members)
         if phased:
-            self._take_whole(self._phases.complete([e for e in events if e.ph in PHASES]))
+            self._add_complete(self._phases.complete([e for e in events if e.ph in PHASES]))
 
     def finish(self) -> None:
-        """Put away what began and never ended."""
-        self._take_whole(self._phases.rest(self.span[1] if self.span else 0))
+        """Add the events that began and never ended."""
+        self._add_complete(self._phases.rest(self.span[1] if self.span else 0))
         if self.forward_of:
             self._find_forward_threads()
 
@@ -286,10 +274,10 @@ class Collector(Fields):
                 if (forward := self.forward_of.get(place)) is not None:
                     self.forward_threads[processes[place[0]], number] = forward
 
-    def _take_whole(self, events: tuple[list[ev.Event], list[ev.Event]]) -> None:
+    def _add_complete(self, events: tuple[list[ev.Event], list[ev.Event]]) -> None:
         nested, asynchronous = events
         if nested:
-            self.take(nested)
+            self.add(nested)
         if asynchronous:
             self.counts[Kind.OTHER.value] += len(asynchronous)
             self._others(Kind.OTHER, asynchronous)
@@ -313,16 +301,16 @@ class Collector(Fields):
         rows["signature"] = self.signature_numbers(args)
         rows["inputs"] = self.raw_texts([a.concrete_inputs for a in args])
         rows["module"] = self.optional_texts([a.module_hierarchy for a in args])
-        of_stack = self.chains.of_stack
-        rows["stack"] = ints([of_stack(a.call_stack) if a.call_stack else MISSING for a in args])
+        chain_of = self.chains.from_text
+        rows["stack"] = ints([chain_of(a.call_stack) if a.call_stack else MISSING for a in args])
         rows["collective"] = self._host_collectives(events, names, rows["signature"])
-        self.count_odd("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
+        self.count_invalid("unfinished_event", valid & (rows["finished"] == 0), events, "kept")
         self.host.append(_valid(rows, valid))
 
     def _host_collectives(
         self, events: list[ev.Event], names: Int64s, signatures: Int64s
     ) -> Int64s:
-        """Return the collective that each event tells of; few events do."""
+        """Return the collective of each event, MISSING for most."""
         numbers = np.full(len(events), MISSING)
         for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
             name = events[index].name
@@ -398,7 +386,7 @@ class Collector(Fields):
         self.links_to_operations = self.links_to_operations or bool(linked.any())
         self.gpu.append(rows)
 
-    def _gpu_annotations_of(self, _: Kind, events: list[ev.Event]) -> None:
+    def _gpu_annotations(self, _: Kind, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.ExternalIdArgs)
         rows, valid = self.timed(events, r.GPU_ANNOTATION)
         rows["name"] = self.name_ids(events)
@@ -406,7 +394,7 @@ class Collector(Fields):
         rows["external"] = self.ids([a.external_id for a in args])
         self.gpu_annotations.append(_valid(rows, valid))
 
-    def _syncs_of(self, _: Kind, events: list[ev.Event]) -> None:
+    def _syncs(self, _: Kind, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.SyncArgs)
         rows, valid = self.timed(events, r.SYNC)
         rows["kind"] = self.name_ids(events)
@@ -444,15 +432,15 @@ class Collector(Fields):
     def _instants(self, _: Kind, events: list[ev.Event]) -> None:
         memory = [event for event in events if event.name == _MEMORY_EVENT]
         if memory:
-            self._allocations_of(memory)
+            self._allocations(memory)
         rest = [event for event in events if event.name != _MEMORY_EVENT]
         if rest:
             self._others(Kind.INSTANT, rest)
-            short = [event for event in rest if event.name == _OUT_OF_MEMORY_EVENT]
-            if short:
-                self.sink.anomaly("out_of_memory", len(short), "see UPROF_TRACE_EVENTS")
+            failed = sum(event.name == _OUT_OF_MEMORY_EVENT for event in rest)
+            if failed:
+                self.sink.anomaly("out_of_memory", failed, "see UPROF_TRACE_EVENTS")
 
-    def _allocations_of(self, events: list[ev.Event]) -> None:
+    def _allocations(self, events: list[ev.Event]) -> None:
         args = self.arguments(events, ev.MemoryArgs)
         rows, valid = self.timed(events, r.ALLOCATION, instant=True)
         rows["thread"] = self.thread_numbers(events)
@@ -465,8 +453,8 @@ class Collector(Fields):
         rows["size"] = size
         rows["total_allocated"] = self.ids([a.total_allocated for a in args])
         rows["total_reserved"] = self.ids([a.total_reserved for a in args])
-        self.says_memory_in_use |= bool((rows["total_allocated"] != MISSING).any())
-        self.count_odd("memory_event_without_size", size == 0, events)
+        self.has_memory_in_use |= bool((rows["total_allocated"] != MISSING).any())
+        self.count_invalid("memory_event_without_size", size == 0, events)
         self.devices.update(np.unique(rows["device"][rows["device"] >= 0]).tolist())
         self.allocations.append(rows[valid & (size != 0)])
 

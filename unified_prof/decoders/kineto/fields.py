@@ -1,9 +1,7 @@
-"""Exact conversion of the numbers in a trace, whole columns at a time.
+"""Converts events of one kind to columns: times, numbers, names, threads, shapes.
 
-Times are decimal microseconds of any number of digits. They never pass through a float: a
-float64 of microseconds since 1970 is wrong by up to 256 ns.
-
-Turns events of one kind into columns: times, ids, names, threads, shapes.
+Numbers are converted exactly, a column at a time. Times are decimal microseconds with any number of
+digits and never become floats: a float64 of microseconds since 1970 is wrong by up to 256 ns.
 """
 
 from __future__ import annotations
@@ -36,14 +34,14 @@ _NS_DIGITS = 3  # decimals of a microsecond that are whole nanoseconds
 
 
 def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Convert JSON numbers of microseconds to nanoseconds, cutting off digits beyond them.
+    """Convert JSON numbers of microseconds to nanoseconds, without further digits.
 
     Args:
-        raw: The numbers as they stand in the file; numbers inside quotes are understood.
+        raw: The numbers as text, with or without quotes.
 
     Returns:
-        The times in ns, and which of them are valid. An absent, null or unreadable number is
-        invalid, and so is one that int64 nanoseconds cannot hold.
+        The times in ns and a mask of the valid ones. Missing, null and unreadable numbers, and
+        those beyond 64 bits of nanoseconds, are invalid.
     """
     count = len(raw)
     if not count:
@@ -60,7 +58,7 @@ def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
 
 
 def _convert_plain(text: bytes, count: int) -> Int64s | None:
-    """Convert comma-joined plain decimals; None where any of them needs a closer look."""
+    """Convert decimals joined by commas; None if any of them is not plain."""
     chars = np.frombuffer(text, dtype=np.uint8)
     same_length = _convert_same_length(chars, count)
     if same_length is not None:
@@ -93,7 +91,7 @@ def _convert_plain(text: bytes, count: int) -> Int64s | None:
 
 
 def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
-    """Convert positive decimals that all have the same length and three decimals: most have."""
+    """Convert positive decimals of one length with three decimals, as most are."""
     width, rest = divmod(len(chars) + 1, count)
     if rest or not _NS_DIGITS + 3 <= width <= _MAX_DIGITS + 2:
         return None
@@ -102,16 +100,16 @@ def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
     if (table[:, -1] != _COMMA).any() or (table[:, dot] != _DOT).any():
         return None
     digits = np.delete(table, (dot, width - 1), axis=1) - _ZERO
-    if digits.max() > 9:  # an unsigned difference: anything but a digit is beyond 9
+    if digits.max() > 9:  # unsigned, so that any other character is above 9
         return None
-    # Two products of floats, exact because neither exceeds 2**53, are faster than one of int64.
+    # Two float products, exact because they are below 2**53, are faster than one of int64.
     low = digits[:, -_LOW_DIGITS:].astype(np.float64) @ _FLOAT_POWERS[-digits.shape[1] :]
     if digits.shape[1] <= _LOW_DIGITS:
         return low.astype(np.int64)
     high_digits = digits[:, :-_LOW_DIGITS].astype(np.float64)
     high = high_digits @ _FLOAT_POWERS[-high_digits.shape[1] :]
-    whole: Int64s = high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64)
-    return whole
+    combined: Int64s = high.astype(np.int64) * 10**_LOW_DIGITS + low.astype(np.int64)
+    return combined
 
 
 def _us_token_to_ns(token: bytes) -> int | None:
@@ -123,24 +121,25 @@ def _us_token_to_ns(token: bytes) -> int | None:
 
 
 def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int]:
-    """Convert ids and counts to int64, understanding numbers inside quotes and hexadecimals.
+    """Convert ids and counts to int64; numbers may be quoted or hexadecimal.
 
     Unsigned 64-bit values wrap to signed ones, so that they stay distinct.
 
     Returns:
-        The column, with `missing` for null and unreadable values, and how many were unreadable.
+        The column, with `missing` for null and unreadable values, and the number of unreadable
+        ones.
     """
     try:
         return ints(values), 0
     except (OverflowError, TypeError):
-        pass  # one at least is not a plain number
+        pass  # at least one is not a plain number
     parsed = [_wrapped(value) for value in values]
     bad = sum(p is None and v is not None for p, v in zip(parsed, values, strict=True))
     return np.array([missing if p is None else p for p in parsed], dtype=np.int64), bad
 
 
 def to_int(value: Any) -> int | None:
-    """Return a number of JSON, or a text of one, if it is whole; None if not."""
+    """Return an integer given as a JSON number or text, None for anything else."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):
@@ -163,7 +162,7 @@ def _wrapped(value: Any) -> int | None:
 
 
 def to_float64(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Convert measurements to float64; what is absent or unreadable becomes NaN."""
+    """Convert measurements to float64; missing and unreadable ones become NaN."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -179,30 +178,31 @@ def _to_float(value: Any) -> float:
 
 Args = TypeVar("Args", bound=msgspec.Struct)
 
-_SANE_NS = 2**62
+# Times beyond this are damaged.
+_MAX_NS = 2**62
 
 
 class Fields(Parts):
-    """The parts of one trace, and what turns its events into columns of them."""
+    """The rows of one trace, and the conversion of its events to columns."""
 
     labels: Labels
 
     def timed(
         self, events: list[ev.Event], dtype: np.dtype[Any], *, instant: bool = False
     ) -> tuple[Rows, Bools]:
-        """Return new rows with their times, and which of them are valid."""
+        """Return new rows with start and end, and a mask of the valid ones."""
         rows = np.empty(len(events), dtype=dtype)
         start, valid = us_to_ns([event.ts for event in events])
-        valid &= np.abs(start) < _SANE_NS
-        self.count_odd("event_without_time", ~valid, events)
+        valid &= np.abs(start) < _MAX_NS
+        self.count_invalid("event_without_time", ~valid, events)
         if instant:
             end = start
         else:
             duration, has_duration = us_to_ns([event.dur for event in events])
-            has_duration &= np.abs(duration) < _SANE_NS
-            self.count_odd("event_without_duration", valid & ~has_duration, events)
+            has_duration &= np.abs(duration) < _MAX_NS
+            self.count_invalid("event_without_duration", valid & ~has_duration, events)
             negative = has_duration & (duration < 0)
-            self.count_odd("negative_duration", valid & negative, events)
+            self.count_invalid("negative_duration", valid & negative, events)
             valid &= has_duration & ~negative
             end = start + np.where(valid, duration, 0)
             rows["end"] = end
@@ -211,19 +211,19 @@ class Fields(Parts):
             self.see(int(start[valid].min()), int(end[valid].max()))
         return rows, valid
 
-    def count_odd(
-        self, name: str, odd: Bools, events: list[ev.Event], fate: str = "left out"
+    def count_invalid(
+        self, name: str, invalid: Bools, events: list[ev.Event], action: str = "skipped"
     ) -> None:
-        """Count odd events, with the first of them and their fate as detail."""
-        if odd.any():
-            event = events[int(np.argmax(odd))]
-            detail = f"{event.cat} {event.name!r}, {fate}"
-            self.sink.anomaly(name, int(np.count_nonzero(odd)), detail)
+        """Count invalid events, with the first of them and the action taken as detail."""
+        if invalid.any():
+            event = events[int(np.argmax(invalid))]
+            detail = f"{event.cat} {event.name!r}, {action}"
+            self.sink.anomaly(name, int(np.count_nonzero(invalid)), detail)
 
     def arguments(self, events: list[ev.Event], kind: type[Args]) -> list[Args]:
-        """Return the arguments of all events; what cannot be read counts and is as if absent."""
+        """Return the arguments of all events; unreadable ones are counted and become empty."""
         known: Any = [event.args for event in events]
-        if known and isinstance(known[0], kind):  # of one slice and kind all are or none is
+        if known and isinstance(known[0], kind):  # all events of a slice and kind, or none
             return known  # type: ignore[no-any-return]
         text = b"[" + b",".join(known) + b"]"
         try:
@@ -246,16 +246,16 @@ class Fields(Parts):
             return kind()
 
     def ids(self, values: list[Any], missing: int = MISSING) -> Int64s:
-        """Return ids or counts; unreadable ones count as an anomaly."""
+        """Return ids or counts; unreadable ones are counted as an anomaly."""
         column, bad = to_int64(values, missing)
         if bad:
             self.sink.anomaly("unreadable_number", bad, "an id or count of an event's arguments")
         return column
 
     def external_ids(self, args: Sequence[Any]) -> Int64s:
-        """Return the ids by which events refer to operations."""
+        """Return the ids that refer to operations."""
         column = self.ids([a.external_id for a in args])
-        if (column == MISSING).any():  # before torch 1.11 the key began in lower case
+        if (column == MISSING).any():  # in lower case before torch 1.11
             old = self.ids([a.old_external_id for a in args])
             column = np.where(column == MISSING, old, column)
         return column
@@ -266,14 +266,14 @@ class Fields(Parts):
         return ints([names[event.name] for event in events])
 
     def thread_numbers(self, events: list[ev.Event]) -> Int64s:
-        """Return the numbers of the threads, and count what each one does."""
+        """Return the numbers of the threads, and count the events of each."""
         threads = self.threads
         numbers = ints([threads[event.pid, event.tid] for event in events])
         self.activity.update(dict(enumerate(np.bincount(numbers).tolist())))
         return numbers
 
     def place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Int64s, Int64s]:
-        """Return device and stream; where the arguments lack them they are the pid and tid."""
+        """Return device and stream: from the arguments, else pid and tid."""
         device, stream = [], []
         for event, a in zip(events, args, strict=True):
             device.append(event.pid if a.device is None else a.device)
@@ -281,7 +281,7 @@ class Fields(Parts):
         return self.relabelled(events, self.ids(device)), self.ids(stream)
 
     def relabelled(self, events: list[ev.Event], devices: Int64s) -> Int64s:
-        """Return the devices' numbers, other ones where merged ranks call theirs the same."""
+        """Return device numbers, made unique if merged ranks use equal ones."""
         pids = {event.pid for event in events}
         if not any(isinstance(pid, str) and not pid.isdecimal() for pid in pids):
             return devices
@@ -290,12 +290,12 @@ class Fields(Parts):
         return ints([number(event.pid, device) for event, device in pairs])
 
     def device_labels(self, events: list[ev.Event]) -> Int64s:
-        """Return what the devices' pids say of their processes, `MISSING` for most."""
+        """Return the codes of labels in device pids (see `merged.Labels`), `MISSING` for most."""
         codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
         return ints([codes[event.pid] for event in events])
 
     def signature_numbers(self, args: list[ev.OperationArgs]) -> Int64s:
-        """Return what is known of the inputs of operations."""
+        """Return the signature numbers of operations."""
         signatures, absent = self.signatures, ev.ABSENT
         return ints(
             [
@@ -311,7 +311,7 @@ class Fields(Parts):
         )
 
     def geometry_numbers(self, args: Sequence[Any]) -> Int64s:
-        """Return the sizes of launches."""
+        """Return the geometry numbers of launches."""
         geometries, absent = self.geometries, ev.ABSENT
         return ints(
             [
@@ -321,7 +321,7 @@ class Fields(Parts):
         )
 
     def raw_texts(self, raw: list[msgspec.Raw]) -> Int64s:
-        """Return string ids of JSON texts, `MISSING` where there is none."""
+        """Return string ids of JSON texts, `MISSING` for a missing one."""
         intern, absent = self.sink.strings.intern, ev.ABSENT
         return ints(
             [
@@ -331,6 +331,6 @@ class Fields(Parts):
         )
 
     def optional_texts(self, texts: list[Any]) -> Int64s:
-        """Return string ids of texts, `MISSING` where there is none."""
+        """Return string ids of texts, `MISSING` for a missing one."""
         names = self.names
         return ints([names[text] if text else MISSING for text in texts])

@@ -1,10 +1,9 @@
-"""Traces of several processes: whose each task of a device is, and ids that are one's own.
+"""Separates traces that were merged from several processes.
 
-Correlation ids count in every process from its start, so a trace merged of several ranks has each
-of them many times. There tasks are given to processes first: by what the merger wrote into the
-device's pid; else by whose calls can have made the tasks of a device, all of them together. Ids
-of calls, tasks and operations are then made one process's own, and all else joins by them as it
-does in other traces.
+Every process counts correlation ids from its start, so a trace merged from several ranks has each
+id many times. Each device task is assigned to a process first: by the label that the merger wrote
+into the device's pid, else by the calls that can have launched all tasks of the device. Then ids of
+calls, tasks and operations are made unique, so that everything joins as in other traces.
 """
 
 from __future__ import annotations
@@ -21,18 +20,19 @@ from unified_prof.decoders.gpu.memory import MISSING, Int64s
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, windows
 
-_NOBODY = -1
+# Process of tasks that belong to no single process.
+_NO_PROCESS = -1
 _LATEST = np.iinfo(np.int64).max
-_OWN_ID_BITS = 40
+_ID_BITS = 40
 _FIRST_CODE = 2
 _RENUMBERED_FROM = 100
 _PREFIX = re.compile(r"(.*[^0-9A-Za-z])\d+", re.DOTALL)
 _SUFFIX = re.compile(r"\d+([^0-9A-Za-z].*)", re.DOTALL)
 
-_RIVALS = 20
-"""One part of this many of the tasks of two devices with equal ids: two processes made them."""
-_SHARED = 4
-"""One part of this many made by others: a device is not one process's alone."""
+# If more than 1 of this many tasks of two devices have equal ids, two processes launched them.
+_RIVAL_FRACTION = 20
+# If others launched more than 1 of this many tasks of a device, several processes share it.
+_SHARED_FRACTION = 4
 
 _ANY, _COPY, _SET, _KERNEL = range(4)
 _MAKES = (("graph", _ANY), ("memcpy", _COPY), ("memset", _SET), ("launch", _KERNEL))
@@ -44,13 +44,13 @@ _MADE = r.record_type("correlation i8, start i8, external i8, process i4, makes 
 
 
 def label_of(pid: str) -> str:
-    """Return what a merger added to a pid: `[TP01] ` of `[TP01] 4242` and of `[TP01] 0`."""
+    """Return the label that a merger added to a pid: `[TP01] ` of `[TP01] 4242`."""
     match = _PREFIX.fullmatch(pid) or _SUFFIX.fullmatch(pid)
     return match[1] if match else pid
 
 
 class Labels:
-    """What mergers wrote into the pids of devices and processes."""
+    """Labels that mergers wrote into the pids of devices and processes."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
@@ -60,7 +60,7 @@ class Labels:
         self._taken: set[int] = set()
 
     def code(self, pid: object) -> int:
-        """Return what stands for a device's pid in GPU_TASK `process` until `settle`."""
+        """Return the code of a pid's label for GPU_TASK `process`; `separate` replaces it."""
         if not isinstance(pid, str) or pid.isdecimal():
             return MISSING
         label = label_of(pid)
@@ -71,7 +71,7 @@ class Labels:
         return -_FIRST_CODE - number
 
     def device(self, pid: object, device: int) -> int:
-        """Return the number of a device, another one where two ranks call theirs the same."""
+        """Return the number of a device, made unique if two ranks use the same one."""
         if not isinstance(pid, str) or pid.isdecimal() or device < 0:
             return device
         label = label_of(pid)
@@ -85,29 +85,31 @@ class Labels:
         return number
 
 
-def settle(parts: Parts, calling: Iterable[int], labels: Labels) -> None:
-    """Give each task its process, and where ids repeat in several, each process its own ids.
+def separate(parts: Parts, calling: Iterable[int], labels: Labels) -> None:
+    """Assign each task to its process, and make ids unique if several processes use the same.
 
     Args:
-        parts: All that was read, not yet joined.
-        calling: Threads that made runtime calls.
-        labels: Of the devices' pids.
+        parts: The rows of the trace, not yet joined.
+        calling: Threads with runtime calls.
+        labels: Labels of the devices' pids.
     """
     ids = parts.threads.process_ids
-    callers = sorted({ids[thread] for thread in calling}, key=lambda one: one != parts.main_process)
+    callers = sorted(
+        {ids[thread] for thread in calling}, key=lambda process: process != parts.main_process
+    )
     if len(callers) > 1 or labels.texts:
-        _Settling(parts, callers, labels).run()
+        _Separation(parts, callers, labels).run()
 
 
-class _Settling:
-    """Processes by index: those with calls first, the busiest of all before them."""
+class _Separation:
+    """Separates one trace; processes have an index: the busiest first, then those with calls."""
 
     def __init__(self, parts: Parts, callers: list[int], labels: Labels) -> None:
         self._parts = parts
         self._callers = len(callers)
         self._processes = list(dict.fromkeys((*callers, *parts.threads.process_ids)))
         index = {process: number for number, process in enumerate(self._processes)}
-        self._index = np.array([index[one] for one in parts.threads.process_ids], dtype=np.int64)
+        self._index = np.array([index[p] for p in parts.threads.process_ids], dtype=np.int64)
         self._by_label: dict[str, set[int]] = {}
         for number, spellings in zip(self._index.tolist(), parts.threads.spellings, strict=True):
             if number < self._callers:
@@ -124,28 +126,28 @@ class _Settling:
         self._shared = 0
 
     def run(self) -> None:
-        """Vote, decide, rewrite."""
-        with self._made() as made:
-            for calls, tasks in self._windows(made):
-                self._vote(calls, tasks)
+        """Count the possible processes of each device, choose one, and rewrite the ids."""
+        with self._call_spool() as call_spool:
+            for calls, tasks in self._windows(call_spool):
+                self._count_possible(calls, tasks)
             owners = self._owners()
             if not self._shared:
                 if self._labels:
-                    self._replace("gpu", self._named_tasks(made, owners))
+                    self._replace("gpu", self._labelled_tasks(call_spool, owners))
                 return
             self._parts.sink.anomaly(
                 "shared_correlations",
                 self._shared,
-                f"calls of several processes, {len(self._processes)} in all: ids made their own",
+                f"calls of {len(self._processes)} processes: ids made unique",
             )
-            self._replace("gpu", self._own_tasks(made, owners))
-        self._replace("calls", self._own_calls())
-        self._replace("host", self._own_host())
-        self._parts.max_correlation = len(self._processes) << _OWN_ID_BITS
+            self._replace("gpu", self._unique_tasks(call_spool, owners))
+        self._replace("calls", self._unique_calls())
+        self._replace("host", self._unique_host())
+        self._parts.max_correlation = len(self._processes) << _ID_BITS
 
-    def _made(self) -> Spool:
-        """Return what the calls say, by correlation and start."""
-        made = self._parts.new_spool(_MADE, "correlation")
+    def _call_spool(self) -> Spool:
+        """Return the calls, by correlation and start."""
+        spool = self._parts.new_spool(_MADE, "correlation")
         makes = {
             number: next((kind for word, kind in _MAKES if word in str(name).lower()), _ANY)
             for name, number in self._parts.names.items()
@@ -157,17 +159,17 @@ class _Settling:
                 rows[field] = calls[field]
             rows["process"] = self._index[calls["thread"]]
             rows["makes"] = [makes.get(name, _ANY) for name in calls["name"].tolist()]
-            made.append(rows)
-        return made
+            spool.append(rows)
+        return spool
 
-    def _windows(self, made: Spool) -> Iterator[tuple[Rows, Rows]]:
-        for calls, tasks in windows(made, self._parts.gpu):  # noqa: UP028 - what is what
+    def _windows(self, call_spool: Spool) -> Iterator[tuple[Rows, Rows]]:
+        for calls, tasks in windows(call_spool, self._parts.gpu):  # noqa: UP028 (names the parts)
             yield calls, tasks
 
-    # ---- whose a device is
+    # ---- process of each device
 
-    def _vote(self, calls: Rows, tasks: Rows) -> None:
-        """Count, of each place, the tasks that each process cannot have made."""
+    def _count_possible(self, calls: Rows, tasks: Rows) -> None:
+        """Count, for each device and process, the tasks that the process cannot have launched."""
         same = calls["correlation"][1:] == calls["correlation"][:-1]
         self._shared += int(np.count_nonzero(same & (np.diff(calls["process"]) != 0)))
         tasks = tasks[tasks["correlation"] > 0]
@@ -178,29 +180,30 @@ class _Settling:
         impossible = np.ones((self._callers, len(tasks)), dtype=bool)
         for process in range(self._callers):
             mine = calls[calls["process"] == process]
-            _keep_least(self._first_call, process, mine["start"])
+            _keep_minimum(self._first_call, process, mine["start"])
             impossible[process] = ~_possible(mine, tasks)
         for place in np.unique(places).tolist():
             chosen = places == place
-            _keep_least(self._first_task, place, tasks["start"][chosen])
+            _keep_minimum(self._first_task, place, tasks["start"][chosen])
             here = impossible[:, chosen]
             self._costs[place] += np.count_nonzero(here, axis=1)
             self._lost[place] += int(np.count_nonzero(here.all(axis=0)))
-        self._see_rivals(tasks["correlation"], places)
+        self._count_rivals(tasks["correlation"], places)
 
-    def _see_rivals(self, ids: Int64s, places: Int64s) -> None:
-        """Count the ids that two places have in common: no process counts one of them twice."""
-        apart = 1
-        while apart < len(ids):
-            same = ids[apart:] == ids[:-apart]
+    def _count_rivals(self, ids: Int64s, places: Int64s) -> None:
+        """Count the ids that two devices have in common: one process uses an id once."""
+        distance = 1
+        while distance < len(ids):
+            same = ids[distance:] == ids[:-distance]
             if not same.any():
                 break
-            pairs = zip(places[apart:][same].tolist(), places[:-apart][same].tolist(), strict=True)
+            later, earlier = places[distance:][same], places[:-distance][same]
+            pairs = zip(later.tolist(), earlier.tolist(), strict=True)
             self._rivals.update((min(pair), max(pair)) for pair in pairs)
-            apart += 1
+            distance += 1
 
     def _place_numbers(self, tasks: Rows) -> Int64s:
-        """Number the devices; those that the merger told apart are several."""
+        """Return the number of each task's device; equal devices with different labels differ."""
         numbers = np.empty(len(tasks), dtype=np.int64)
         fields = ("process", "device")
         for at, key in enumerate(zip(*(tasks[field].tolist() for field in fields), strict=True)):
@@ -213,17 +216,17 @@ class _Settling:
         return numbers
 
     def _owners(self) -> Int64s:
-        """Return the process whose each place is, `_NOBODY` where several share it."""
-        owners = np.full(len(self._costs), _NOBODY)
+        """Return the process of each device, `_NO_PROCESS` if several share it."""
+        owners = np.full(len(self._costs), _NO_PROCESS)
         open_: dict[int, set[int]] = {}
         for (code, _), place in self._places.items():
-            open_[place] = self._named(code) or set(range(self._callers))
+            open_[place] = self._labelled_processes(code) or set(range(self._callers))
         while open_:
             best = {place: self._best(place, choices) for place, choices in open_.items()}
-            place = max(best, key=lambda one: best[one][1])
+            place = max(best, key=lambda place: best[place][1])
             owner, margin = best[place]
             if not margin:
-                place, owner = self._by_order(open_)
+                place, owner = self._owner_by_start(open_)
             owners[place] = owner
             del open_[place]
             for other, choices in open_.items():
@@ -232,45 +235,46 @@ class _Settling:
         return owners
 
     def _best(self, place: int, choices: set[int]) -> tuple[int, float]:
-        """Return who made the tasks of a place, and how much better than anybody else."""
+        """Return the process that fits a device best, and its margin over the next one."""
         if len(choices) == 1:
             return next(iter(choices)), np.inf
         order = sorted(choices, key=lambda process: int(self._costs[place][process]))
         if not order:
-            return _NOBODY, 0
+            return _NO_PROCESS, 0
         best, second = (int(self._costs[place][process]) for process in order[:2])
-        return (order[0], second - best) if not self._is_shared(place, best) else (_NOBODY, 0)
+        return (order[0], second - best) if not self._is_shared(place, best) else (_NO_PROCESS, 0)
 
     def _is_shared(self, place: int, best: int) -> bool:
-        """Tell whether too many tasks were made by others than the best of all processes."""
-        made = self._tasks[place] - self._lost[place]
-        return _SHARED * (best - self._lost[place]) > made
+        """Return True if other processes launched too many tasks of a device."""
+        launched = self._tasks[place] - self._lost[place]
+        return _SHARED_FRACTION * (best - self._lost[place]) > launched
 
-    def _by_order(self, open_: dict[int, set[int]]) -> tuple[int, int]:
-        """Return a place and its owner where nothing else tells: both began first."""
-        for place in sorted(open_, key=lambda one: self._first_task[one]):
+    def _owner_by_start(self, open_: dict[int, set[int]]) -> tuple[int, int]:
+        """Return the first device and process to begin, if nothing else assigns them."""
+        for place in sorted(open_, key=lambda place: self._first_task[place]):
             choices = open_[place]
-            best = min((int(self._costs[place][one]) for one in choices), default=0)
-            equal = [one for one in choices if self._costs[place][one] == best]
+            costs = {process: int(self._costs[place][process]) for process in choices}
+            best = min(costs.values(), default=0)
+            equal = [process for process, cost in costs.items() if cost == best]
             rivals = any(self._are_rivals(place, other) for other in open_ if other != place)
             if rivals and len(equal) > 1 and not self._is_shared(place, best):
                 self._parts.sink.anomaly(
-                    "unsure_process", 1, "whose a device is: by the order in which they began"
+                    "unsure_process", 1, "the process of a device: assigned by order of start"
                 )
-                return place, min(equal, key=lambda one: (self._first_call.get(one, _LATEST), one))
-        return next(iter(open_)), _NOBODY
+                return place, min(equal, key=lambda p: (self._first_call.get(p, _LATEST), p))
+        return next(iter(open_)), _NO_PROCESS
 
     def _are_rivals(self, one: int, other: int) -> bool:
         common = self._rivals[min(one, other), max(one, other)]
-        return _RIVALS * common > min(self._tasks[one], self._tasks[other])
+        return _RIVAL_FRACTION * common > min(self._tasks[one], self._tasks[other])
 
-    def _named(self, code: int) -> set[int]:
-        """Return the processes that bear the label of a device's pid."""
+    def _labelled_processes(self, code: int) -> set[int]:
+        """Return the processes with the label of a device's pid."""
         if code > -_FIRST_CODE:
             return set()
         return self._by_label.get(self._labels[-_FIRST_CODE - code], set())
 
-    # ---- rows with ids of one process's own
+    # ---- rows with unique ids
 
     def _replace(self, name: str, batches: Iterable[Rows]) -> None:
         """Replace the rows of one kind."""
@@ -281,59 +285,61 @@ class _Settling:
         setattr(self._parts, name, new)
         old.__exit__(None, None, None)
 
-    def _named_tasks(self, made: Spool, owners: Int64s) -> Iterator[Rows]:
-        for _, tasks in self._windows(made):
+    def _labelled_tasks(self, call_spool: Spool, owners: Int64s) -> Iterator[Rows]:
+        for _, tasks in self._windows(call_spool):
             rows = tasks.copy()
             self._put_process(rows, owners[self._place_numbers(tasks)])
             yield rows
 
-    def _own_tasks(self, made: Spool, owners: Int64s) -> Iterator[Rows]:
+    def _unique_tasks(self, call_spool: Spool, owners: Int64s) -> Iterator[Rows]:
         ambiguous = 0
-        for calls, tasks in self._windows(made):
+        for calls, tasks in self._windows(call_spool):
             rows = tasks.copy()
             process = owners[self._place_numbers(tasks)] if len(tasks) else np.empty(0, np.int64)
-            for at in np.flatnonzero((process == _NOBODY) & (tasks["correlation"] > 0)).tolist():
-                process[at], sure = _maker(calls, tasks[at])
-                ambiguous += not sure
+            for at in np.flatnonzero(
+                (process == _NO_PROCESS) & (tasks["correlation"] > 0)
+            ).tolist():
+                process[at], is_certain = _launching_process(calls, tasks[at])
+                ambiguous += not is_certain
             self._put_process(rows, process)
             for field in ("correlation", "external"):
-                rows[field] = _own(tasks[field], np.maximum(process, 0))
+                rows[field] = _unique_ids(tasks[field], np.maximum(process, 0))
             yield rows
         if ambiguous:
             detail = "matched by kind, operation and time"
             self._parts.sink.anomaly("ambiguous_launch", ambiguous, detail)
 
     def _put_process(self, rows: Rows, process: Int64s) -> None:
-        ids = np.array([*self._processes, MISSING])  # _NOBODY: the last
+        ids = np.array([*self._processes, MISSING])  # _NO_PROCESS: the last
         rows["process"] = ids[process]
 
-    def _own_calls(self) -> Iterator[Rows]:
+    def _unique_calls(self) -> Iterator[Rows]:
         for (calls,) in windows(self._parts.calls):
             rows = calls.copy()
             for field in ("correlation", "external"):
-                rows[field] = _own(calls[field], self._index[calls["thread"]])
+                rows[field] = _unique_ids(calls[field], self._index[calls["thread"]])
             yield rows
 
-    def _own_host(self) -> Iterator[Rows]:
+    def _unique_host(self) -> Iterator[Rows]:
         for (host,) in windows(self._parts.host):
             rows = host.copy()
-            rows["external"] = _own(host["external"], self._index[host["thread"]])
+            rows["external"] = _unique_ids(host["external"], self._index[host["thread"]])
             yield rows
 
 
-def _keep_least(least: dict[int, int], key: int, values: Int64s) -> None:
+def _keep_minimum(minima: dict[int, int], key: int, values: Int64s) -> None:
     if len(values):
-        least[key] = min(int(values.min()), least.get(key, _LATEST))
+        minima[key] = min(int(values.min()), minima.get(key, _LATEST))
 
 
-def _own(ids: Int64s, process: Int64s) -> Int64s:
-    """Return ids that no other process has; those of the first one stay as they are."""
-    fits = (ids > 0) & (ids < 1 << _OWN_ID_BITS)
-    return np.where(fits, process << _OWN_ID_BITS | ids, ids)
+def _unique_ids(ids: Int64s, process: Int64s) -> Int64s:
+    """Return ids that are unique among processes; those of the first one do not change."""
+    fits = (ids > 0) & (ids < 1 << _ID_BITS)
+    return np.where(fits, process << _ID_BITS | ids, ids)
 
 
 def _possible(calls: Rows, tasks: Rows) -> Bools:
-    """Tell which tasks one of these calls can have made, by id, kind and time."""
+    """Return a mask of the tasks that one of the calls can have launched, by id, kind and time."""
     if not len(calls):
         return np.zeros(len(tasks), dtype=bool)
     first = np.searchsorted(calls["correlation"], tasks["correlation"])
@@ -348,15 +354,15 @@ def _possible(calls: Rows, tasks: Rows) -> Bools:
     return possible
 
 
-def _maker(calls: Rows, task: Rows) -> tuple[int, bool]:
-    """Return the process whose call made a task of a shared device, and whether that is sure."""
+def _launching_process(calls: Rows, task: Rows) -> tuple[int, bool]:
+    """Return the process that launched a task of a shared device, and True if it is certain."""
     wanted = task["correlation"]
     first, behind = (
         np.searchsorted(calls["correlation"], wanted, side=s) for s in ("left", "right")
     )
     choices = calls[first:behind]
     if len(choices) < 2:
-        return (int(choices["process"][0]) if len(choices) else _NOBODY), True
+        return (int(choices["process"][0]) if len(choices) else _NO_PROCESS), True
     tasks = np.array([task])
     possible = np.array(
         [bool(_possible(choices[i : i + 1], tasks)[0]) for i in range(len(choices))]

@@ -1,6 +1,6 @@
-"""Writes what a trace says of itself: host, devices, ranks, span, provenance.
+"""Decodes one torch.profiler trace: collects events, joins them, writes all tables.
 
-Decodes one trace into a sink: collects events, joins them, writes the tables.
+Also writes the tables that describe the recording: host, devices, ranks, span, facts.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from unified_prof.decoders.kineto.fields import to_int, to_int64
 from unified_prof.decoders.kineto.slices import SLICE_BYTES, TraceReader
 from unified_prof.errors import RawFormatError
 
-_TOLD_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
-# What torch and Kineto themselves say of a recording, besides the versions of what made it.
+_WRITTEN_ELSEWHERE = frozenset({"deviceProperties", "baseTimeNanoseconds"})
+# Keys of torch and Kineto, besides their versions.
 _KNOWN_KEYS = frozenset(
     "schemaVersion traceName trace_id displayTimeUnit distributedInfo host_name record_shapes "
     "profile_memory with_stack with_flops with_modules INFO WARNING ERROR VERBOSE STAGE".split()
 )
+# Times before September 2001 are not times since 1970: torch.profiler did not exist.
 _UNIX_TIMES_FROM_NS = 10**18
-"""September 2001: what torch.profiler recorded before is not meant as time since 1970."""
 _VERSION = re.compile(r"[A-Za-z0-9_]{1,60}_version")
 
 Count = Callable[[str, int, str], None]
@@ -42,24 +42,22 @@ Count = Callable[[str, int, str], None]
 def base_time_ns(
     metadata: dict[str, Any], span: tuple[int, int], count: Count, *, cut_off: bool
 ) -> int:
-    """Return what must be added to the trace's times to make them Unix times, in ns.
+    """Return the nanoseconds to add to the trace's times to get Unix times.
 
     Args:
         metadata: The trace's top-level keys.
         span: First and last of its times, ns.
-        count: Told of a base that cannot be one, and of one that is lost.
-        cut_off: Whether the end of the trace is missing, where Kineto before 2.7 wrote the base.
+        count: Receives the anomaly of an invalid or lost base time.
+        cut_off: True if the end of the trace is missing, where Kineto before 2.7 wrote the base.
     """
     given = metadata.get("baseTimeNanoseconds")
     if given is None:
         if cut_off and span[0] < _UNIX_TIMES_FROM_NS:
-            count("base_time_lost", 1, "it stood behind the events: the day is not known")
+            count("base_time_lost", 1, "the base time was after the events: the date is unknown")
         return 0
     base = to_int(given)
     if base is None or base < 0 or span[0] + base < 0 or span[1] + base >= 2**63:
-        count(
-            "unusable_base_time", 1, f"{str(given)[:60]!r}: times are as in the trace, without it"
-        )
+        count("unusable_base_time", 1, f"{str(given)[:60]!r}: times are those of the trace")
         return 0
     return base
 
@@ -70,19 +68,19 @@ def write(
     base_ns: int,
     listed: Mapping[str, tuple[str, Ranks]],
 ) -> dict[str, Any]:
-    """Write the tables that describe the recording; return provenance facts.
+    """Write the tables that describe the recording; return facts of UPROF_RUN.
 
     Args:
-        parts: What was read.
+        parts: The rows of the trace.
         metadata: The trace's top-level keys.
-        base_ns: What makes its times Unix times.
+        base_ns: Added to its times to get Unix times.
         listed: Title and ranks of each process group.
     """
     sink = parts.sink
     assert parts.span is not None
     properties = _device_properties(metadata)
     names = {device: str(p.get("name", UNKNOWN_NAME)) for device, p in properties.items()}
-    rank = own_rank(parts, metadata)
+    rank = trace_rank(parts, metadata)
     host = metadata.get("host_name")
     start, end = parts.span
     host_tables.write(
@@ -115,17 +113,17 @@ def write(
 
 
 def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what the recording says of itself, without what may be anybody's secret.
+    """Return the metadata of the trace without secrets.
 
-    `torch.profiler.add_metadata` puts whatever a program likes among the keys of a trace, its
-    environment with access tokens too; a report is sent to colleagues. So of keys that are not
-    the profiler's only the names are kept, and values that look secret are masked everywhere.
+    With `torch.profiler.add_metadata` a program can add any key, also its environment with access
+    tokens. Of keys that are not the profiler's only the names are kept, and values that look like
+    secrets are masked.
     """
     known, others = {}, []
     for key, value in metadata.items():
         if key in _KNOWN_KEYS or _VERSION.fullmatch(key):
             known[key] = _redacted(value)
-        elif key not in _TOLD_ELSEWHERE:
+        elif key not in _WRITTEN_ELSEWHERE:
             others.append(key)
     facts: dict[str, Any] = {"trace_metadata": known}
     if others:
@@ -134,27 +132,27 @@ def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def _redacted(value: Any) -> Any:
-    """Return a value of JSON with what looks like a secret in it masked."""
+    """Return a JSON value with masked secrets."""
     if isinstance(value, str):
         return redact(value)
     if isinstance(value, list):
-        return [_redacted(one) for one in value]
+        return [_redacted(item) for item in value]
     if isinstance(value, dict):
         return {
-            name: MASK if is_secret_name(name) and one else _redacted(one)
-            for name, one in value.items()
+            name: MASK if is_secret_name(name) and item else _redacted(item)
+            for name, item in value.items()
         }
     return value
 
 
 def distributed_info(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return what a trace says of its job of several processes."""
+    """Return `distributedInfo` of a trace, {} if it is missing."""
     distributed = metadata.get("distributedInfo")
     return distributed if isinstance(distributed, dict) else {}
 
 
-def own_rank(parts: Collector, metadata: dict[str, Any]) -> int:
-    """Return the rank whose trace it is; one merged of several has that of its first part."""
+def trace_rank(parts: Collector, metadata: dict[str, Any]) -> int:
+    """Return the rank of the trace, NO_RANK if it is unknown or several ranks were merged."""
     if len(parts.labels.texts) > 1:
         return NO_RANK
     rank = rank_of(metadata)
@@ -162,7 +160,7 @@ def own_rank(parts: Collector, metadata: dict[str, Any]) -> int:
 
 
 def rank_of(metadata: dict[str, Any]) -> int | None:
-    """Return the rank that a trace says it was recorded on, or None."""
+    """Return the rank in `distributedInfo`, or None."""
     distributed = distributed_info(metadata)
     rank = int(to_int64([distributed.get("rank")], missing=NO_RANK)[0][0])
     return rank if rank >= 0 else None
@@ -178,7 +176,7 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def _parallel_groups(listed: Mapping[str, tuple[str, Ranks]], rank: int) -> dict[str, Any]:
-    """Write process groups the way torch_npu does, so that readers name them."""
+    """Return process groups in the form of torch_npu, by which readers name them."""
     return {
         name: {
             "group_name": title,
@@ -213,18 +211,17 @@ def decode(
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
-    """Decode a torch.profiler trace, compressed or not, in memory that its length does not change.
+    """Decode a torch.profiler trace, compressed or not, in memory independent of its length.
 
     Args:
         path: The trace.
-        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
-        has_column: Whether the revision being written has (table, column); what it lacks and
-            uprof keeps in tables of its own is not written twice.
+        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Returns True if the revision being written has (table, column).
         data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        is_outside: Whether a Python frame, `file.py(line): function`, belongs to what ran the
-            program: it and what called it are left out of call chains.
-        slice_bytes: How much JSON is decoded at a time.
-        progress: Told in a few words what is going on.
+        is_outside: Returns True for a Python frame, `file.py(line): function`, of the program that
+            ran the workload: it and its callers are left out of call chains.
+        slice_bytes: Size of the JSON that is decoded at a time.
+        progress: Receives a short text about the current work.
 
     Raises:
         RawFormatError: not a trace, cut off before its first event, or damaged beyond reading.
@@ -233,20 +230,25 @@ def decode(
     with _no_garbage_collection(), Collector(sink, is_outside) as parts:
         progress("reading events")
         for events in reader.slices():
-            parts.take(events)
+            parts.add(events)
         parts.finish()
         span = _require_events(path, parts, cut_off=reader.cut_off)
+        torch_events = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations)
+        if not any(spool.rows for spool in torch_events):
+            sink.anomaly(
+                "no_torch_events", 1, "the trace has no operations, calls or kernels of torch"
+            )
         base_ns = base_time_ns(reader.metadata, span, sink.anomaly, cut_off=reader.cut_off)
-        merged.settle(parts, parts.calling, parts.labels)
-        listed = collector.complete(
+        merged.separate(parts, parts.calling, parts.labels)
+        listed = collector.complete_collectives(
             parts.collectives.all,
-            collector.of_session(distributed_info(reader.metadata)),
-            own_rank(parts, reader.metadata),
+            collector.listed_groups(distributed_info(reader.metadata)),
+            trace_rank(parts, reader.metadata),
             sink.anomaly,
         )
-        if parts.allocations.rows and not parts.says_memory_in_use:  # torch before 1.10
+        if parts.allocations.rows and not parts.has_memory_in_use:  # torch before 1.10
             parts.adds_up_allocations = True
-            sink.anomaly("memory_added_up", 1, "no event says what was in use: 0 at the beginning")
+            sink.anomaly("memory_added_up", 1, "memory in use is not recorded: computed from 0")
         joined = task_tables.write(
             parts, base_ns, has_column=has_column, data_types=data_types, progress=progress
         )
@@ -264,7 +266,7 @@ def decode(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Hold off the collector of cycles: millions of events pass by and none is part of one."""
+    """Disable garbage collection: none of the millions of events is part of a cycle."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -275,14 +277,14 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:
-    """Return the span of all events, if there are some that mean anything."""
-    meaningful = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
-    if parts.span is None or not any(spool.rows for spool in meaningful):
+    """Return the span of all events; raise RawFormatError if there are none."""
+    spools = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
+    if parts.span is None or not any(spool.rows for spool in spools):
         raise RawFormatError(
-            f"{path}: is cut off before the first whole event"
+            f"{path}: is cut off before the end of the first event"
             if cut_off
-            else f"{path}: holds no event that torch.profiler records",
-            hint="copy the file again, or record again and wait until the profiler has written it"
+            else f"{path}: has no event that torch.profiler records",
+            hint="copy the file again, or record again and wait until the trace is written"
             if cut_off
             else "expected operations, runtime calls or kernels with ph, cat, ts and dur",
             slug="damaged-recording" if cut_off else "empty-recording",

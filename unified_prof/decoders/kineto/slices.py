@@ -1,13 +1,13 @@
-"""Cuts a trace into slices of whole events without ever holding all of it.
+"""Reads a trace in slices of complete events, in bounded memory.
 
-A trace is one JSON object whose `traceEvents` array fills nearly the whole file. The array is
-cut where one event seems to end and the next to begin; the cut is proved by decoding everything
-before it as a list of events, which fails if it lies inside a string or a nested value.
+A trace is one JSON object whose `traceEvents` array takes nearly the whole file. The array is cut
+where one event seems to end and the next to begin. A cut is proved by decoding everything before it
+as a list of events, which fails if the cut is inside a string or a nested value.
 
-Known defects of such files are repaired, slice by slice and only where decoding fails, and
-counted: raw control characters and bad escapes inside strings, NaN and Infinity, bytes that are
-not UTF-8. An event that stays unreadable is left out and counted. Of a file that was cut off, as
-by the death of its writer, everything that is whole is read.
+Known defects are repaired and counted, slice by slice and only if decoding fails: raw control
+characters and bad escapes in strings, NaN and Infinity, bytes that are not UTF-8. An event that
+stays unreadable is skipped and counted. If a file was cut off, as when its writer was killed, every
+complete event is read.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ from unified_prof.decoders.kineto.events import Event, KnownSlices
 from unified_prof.errors import RawFormatError
 
 SLICE_BYTES = 2 << 20
+# Maximum size of what precedes or follows the events, and of one event.
 MAX_OUTSIDE_BYTES = 64 << 20
-"""Most that may precede or follow the events, and most that one event may take."""
 
 _ARRAY_START = re.compile(rb'"traceEvents"\s*:\s*\[')
 _NEXT_EVENT = re.compile(rb",\s*\{")
@@ -36,42 +36,43 @@ _STRING_OR_NOT_A_NUMBER = re.compile(
     rb'"(?:[^"\\]|\\.)*"|[-+]?\b(?:nan|inf|infinity)\b(?:\([^)]*\))?', re.IGNORECASE | re.DOTALL
 )
 _BAD_ESCAPE = re.compile(rb'\\(?:(["\\/bfnrt]|u[0-9a-fA-F]{4})|)', re.DOTALL)
-_KEY_BEHIND_ARRAY = re.compile(rb',\s*(?:"|$)')
+_KEY_AFTER_ARRAY = re.compile(rb',\s*(?:"|$)')
 _CONTROL_TO_SPACE = bytes(32 if c < 32 else c for c in range(256))
-_CUTS_TRIED = 4
-_PIECES_JOINED = 8
+# Maximum cuts that are tried in a slice, and pieces that are joined to decode an event.
+_MAX_CUTS = 4
+_MAX_JOINED_PIECES = 8
 _OPEN, _CLOSE, _COMMA = b"[],"
 
+# Receives (name, count, first case) of each kind of defect.
 Count = Callable[[str, int, str], None]
-"""Told (name, how many, the first case in words) of each kind of defect."""
 
 _decode_events = msgspec.json.Decoder(list[Event]).decode
 _FAILED = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 class TraceReader:
-    """The events of one trace file, in slices, and what the file says besides them."""
+    """The events of one trace file, in slices, and its other keys."""
 
     def __init__(self, path: Path, count: Count, slice_bytes: int = SLICE_BYTES) -> None:
         self.metadata: dict[str, Any] = {}
-        """Top-level keys other than `traceEvents`; complete once the slices are exhausted."""
+        """Top-level keys other than `traceEvents`; complete after the last slice."""
         self.events_read = 0
         self.cut_off = False
-        """Whether the file ends before its end; known once the slices are exhausted."""
+        """True if the file is incomplete; set after the last slice."""
         self._path = path
         self._count = count
         self._slice_bytes = slice_bytes
         self.known = KnownSlices()
         self._file = Content(path)
         self._blocks = self._file.blocks()
-        self._buffer = bytearray()  # among the events it begins with the `[` or `,` before one
+        self._buffer = bytearray()  # within the events it begins with the `[` or `,` before one
         self._exhausted = False
-        self._offset = 0  # of the buffer's first byte in the decompressed file
+        self._offset = 0  # position of the buffer in the decompressed file
 
     def slices(self) -> Iterator[list[Event]]:
         """Yield all events in file order, some thousands at a time.
 
-        A file that was cut off gives what is whole of it and counts as `cut_off`.
+        A file that was cut off yields its complete events and is counted as `cut_off`.
 
         Raises:
             RawFormatError: not a trace.
@@ -89,16 +90,14 @@ class TraceReader:
             elif self._exhausted:
                 break
             elif len(self._buffer) > MAX_OUTSIDE_BYTES:
-                raise self._error("one event is longer than any event can be")
+                raise self._error("one event is longer than events can be")
             else:
                 wanted = 2 * len(self._buffer)
         events = self._leave_array(is_object)
         self.events_read += len(events)
         self.cut_off = self.cut_off or self._file.cut_off
         if self.cut_off:
-            self._count(
-                "cut_off", 1, f"the file ends in the middle, after {self.events_read} events"
-            )
+            self._count("cut_off", 1, f"the file ends after {self.events_read} events")
         yield events
 
     # ---- the file around the events
@@ -136,18 +135,18 @@ class TraceReader:
         document = _decode_object(bytes(self._buffer))
         if document is not None:
             keys = ", ".join(sorted(map(str, document))[:5]) or "none"
-            return self._error(f"is JSON but no trace: no key traceEvents among its keys ({keys})")
+            return self._error(f"is JSON but not a trace: it has no key traceEvents, only {keys}")
         return self._error(
             "starts like JSON but has no readable traceEvents: it is damaged, cut off or"
-            " something else"
+            " not a trace"
         )
 
     def _leave_array(self, is_object: bool) -> list[Event]:
-        """Decode the last events and the keys behind them from the rest of the file."""
+        """Decode the last events and the keys after them from the rest of the file."""
         if len(self._buffer) > MAX_OUTSIDE_BYTES + self._slice_bytes:
-            raise self._error("what follows the events is longer than it can be")
+            raise self._error("the part after the events is longer than it can be")
         text = bytes(self._buffer[1:])
-        unpadded = text.rstrip(b"\0")  # left by a system that went down while it wrote
+        unpadded = text.rstrip(b"\0")  # left by a system crash during writing
         if len(unpadded) < len(text):
             self.cut_off, text = True, unpadded
         for rest in (text, _repair(text)):
@@ -156,7 +155,7 @@ class TraceReader:
                     events = _decode_list(rest[:close])
                 except _FAILED:
                     continue
-                after = _behind_array(rest[close + 1 :], is_object)
+                after = _keys_after_array(rest[close + 1 :], is_object)
                 if after is not None:
                     self.metadata.update(after)
                     if rest is not text:
@@ -165,29 +164,29 @@ class TraceReader:
         return self._leave_damaged_array(_repair(text), is_object)
 
     def _leave_damaged_array(self, rest: bytes, is_object: bool) -> list[Event]:
-        """Look for the array's end behind events that cannot all be decoded."""
+        """Find the end of the array after events that cannot all be decoded."""
         if _ends_within_event(rest):
             return self._leave_cut_array(rest, is_object)
         for close in _closing_brackets(rest):
-            after = _behind_array(rest[close + 1 :], is_object)
+            after = _keys_after_array(rest[close + 1 :], is_object)
             if after is not None:
                 self.metadata.update(after)
                 return self._decode_pieces(rest[:close])
         return self._leave_cut_array(rest, is_object)
 
     def _leave_cut_array(self, rest: bytes, is_object: bool) -> list[Event]:
-        """Decode the whole events of what has no end, and the whole keys behind the array."""
+        """Decode the complete events and keys of a file without end."""
         if is_object:
             for close in _closing_brackets(rest):
                 tail = rest[close + 1 :].strip()
-                if tail and not _KEY_BEHIND_ARRAY.match(tail):
+                if tail and not _KEY_AFTER_ARRAY.match(tail):
                     continue
                 try:
                     events = _decode_list(rest[:close])
                 except _FAILED:
                     continue
                 self.cut_off = True
-                self.metadata.update(_whole_keys(tail))
+                self.metadata.update(_complete_keys(tail))
                 return events
         text = rest.strip()
         try:
@@ -196,16 +195,16 @@ class TraceReader:
             self.cut_off = True
             last = _last_match_start(_BETWEEN_EVENTS, text)
             return [] if last is None else self._decode_pieces(text[:last])
-        # A list of events needs no closing bracket: programs add to it until they are killed.
+        # A list of events needs no closing bracket: programs append to it until they are killed.
         self.cut_off = self.cut_off or is_object
         return events
 
     # ---- the events
 
     def _take_slice(self) -> tuple[list[Event], int]:
-        """Decode whole events from the buffer's start; return them and where they end.
+        """Decode complete events at the start of the buffer; return them and the position after.
 
-        The comma there becomes the closing bracket of a list, so nothing has to be copied.
+        The comma after them is replaced by a closing bracket, so that nothing is copied.
         """
         buffer = self._buffer
         buffer[0] = _OPEN
@@ -225,19 +224,19 @@ class TraceReader:
                 continue
             self._count("repaired_slice", 1, f"bytes {self._offset} to {self._offset + cut}")
             return events, cut
-        # Behind the last event follow other keys; those are `_leave_array`'s.
+        # The keys after the last event are decoded by `_leave_array`.
         last = _last_match_start(_BETWEEN_EVENTS, buffer)
         if last is None or len(buffer) < self._slice_bytes:
             return [], 0
         return self._decode_pieces(bytes(buffer[1:last])), buffer.index(b",", last)
 
     def _decode_pieces(self, text: bytes) -> list[Event]:
-        """Decode event by event, leaving out and counting those that cannot be repaired."""
+        """Decode event by event; skip and count those that cannot be repaired."""
         events: list[Event] = []
         pieces = _BETWEEN_EVENTS.split(text)
         index = 0
         while index < len(pieces):
-            for joined in range(1, _PIECES_JOINED + 1):
+            for joined in range(1, _MAX_JOINED_PIECES + 1):
                 piece = b",".join(pieces[index : index + joined])
                 decoded = _decode_piece(piece)
                 if decoded is not None:
@@ -283,7 +282,7 @@ def _decode_list(text: bytes) -> list[Event]:
 def _cuts(buffer: bytearray) -> Iterator[int]:
     """Yield offsets of commas that seem to separate two events, from the last one back."""
     end = len(buffer)
-    for _ in range(_CUTS_TRIED):
+    for _ in range(_MAX_CUTS):
         while True:
             brace = buffer.rfind(b"}", 0, end)
             if brace < 0:
@@ -298,7 +297,7 @@ def _cuts(buffer: bytearray) -> Iterator[int]:
 
 
 def _closing_brackets(text: bytes) -> Iterator[int]:
-    """Yield offsets of `]` that may end the array: behind `}` or at the very start."""
+    """Yield offsets of `]` that may end the array: after `}` or at the start."""
     if text.lstrip()[:1] == b"]":
         yield text.index(b"]")
     for match in re.finditer(rb"\}\s*\]", text):
@@ -306,7 +305,7 @@ def _closing_brackets(text: bytes) -> Iterator[int]:
 
 
 def _ends_within_event(text: bytes) -> bool:
-    """Tell whether what follows the last whole event is the beginning of another one."""
+    """Return True if the text after the last complete event is the beginning of another one."""
     last = _last_match_start(_BETWEEN_EVENTS, text)
     begun = text if last is None else text[last:].lstrip(b", \t\r\n")
     try:
@@ -318,8 +317,8 @@ def _ends_within_event(text: bytes) -> bool:
     return False
 
 
-def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
-    """Decode what follows the array (`, "key": ... }`); None if that cannot follow it."""
+def _keys_after_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
+    """Decode the text after the array (`, "key": ... }`); None if it is not such text."""
     text = tail.strip()
     if not is_object:
         return None if text else {}
@@ -328,8 +327,8 @@ def _behind_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
     return {} if text == b"}" else None
 
 
-def _whole_keys(tail: bytes) -> dict[str, Any]:
-    """Decode of `, "key": value, "key": val` the keys that are whole."""
+def _complete_keys(tail: bytes) -> dict[str, Any]:
+    """Decode the complete keys of `, "key": value, "key": val`."""
     end = len(tail)
     while end > 0:
         found = _decode_object(b"{" + tail[1:end] + b"}")
@@ -345,7 +344,7 @@ def _decode_object(text: bytes) -> dict[str, Any] | None:
             document = msgspec.json.decode(candidate)
         except _FAILED:
             try:
-                document = json.loads(candidate, strict=False)  # takes numbers of any size
+                document = json.loads(candidate, strict=False)  # accepts numbers of any size
             except (ValueError, RecursionError):
                 continue
         return document if isinstance(document, dict) else None
@@ -353,7 +352,7 @@ def _decode_object(text: bytes) -> dict[str, Any] | None:
 
 
 def _decode_piece(piece: bytes) -> tuple[list[Event], bool] | None:
-    """Decode one event's text; return it and whether it had to be repaired."""
+    """Decode the text of an event; return the events and True if it was repaired."""
     for text, repaired in ((piece, False), (_repair(piece), True)):
         try:
             return _decode_list(text), repaired
@@ -363,7 +362,7 @@ def _decode_piece(piece: bytes) -> tuple[list[Event], bool] | None:
 
 
 def _repair(text: bytes) -> bytes:
-    """Mend the known defects; text without them stays as it is but for whitespace."""
+    """Repair the known defects; other text changes in whitespace only."""
     text = text.translate(_CONTROL_TO_SPACE)
     try:
         text.decode("utf-8")

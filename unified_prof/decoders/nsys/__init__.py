@@ -1,7 +1,7 @@
-"""Decodes what `nsys export` makes of Nsight Systems recordings, as SQLite or Parquet tables.
+"""Decodes exports of Nsight Systems recordings, SQLite or Parquet tables.
 
-Versions of nsys differ in tables and columns, and tables without rows are mostly left out. So
-columns are asked for, never versions: what is not there is not known.
+Versions of nsys differ in tables and columns, and mostly omit empty tables. So the decoder checks
+for columns and not for versions: a missing column means unknown values.
 """
 
 from unified_prof.decoders.nsys.recording import NAME, decode

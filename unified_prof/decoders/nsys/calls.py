@@ -1,6 +1,6 @@
-"""What programs called of CUDA's runtime and driver, and what the device waited for.
+"""Reads runtime calls, device-side synchronizations and device tasks of an export.
 
-What ran on devices: kernels, copies, memory sets, replays of graphs traced as a whole.
+Tasks are kernels, copies, memory sets, and replays of graphs that were traced as one task.
 """
 
 from __future__ import annotations
@@ -26,9 +26,10 @@ EVENTS = "CUPTI_ACTIVITY_KIND_CUDA_EVENT"
 
 _VERSION = re.compile(r"_v[0-9]+$")
 _SUCCESS = 0
-_NAMED_FAILURES = 5
+# Failures that are listed in the detail of an anomaly.
+_MAX_NAMED_FAILURES = 5
 
-# As Kineto names them.
+# Names as in Kineto.
 _WAIT_NAMES = {
     1: "Event Synchronize",
     2: "Stream Wait Event",
@@ -36,12 +37,12 @@ _WAIT_NAMES = {
     4: "Context Synchronize",
 }
 _RECORD = "Event Record"
+# CUPTI's number for an event or a stream that does not apply.
 _NONE_32 = 2**32 - 1
-"""What CUPTI writes for an event or a stream that does not apply."""
 
 
 def read_calls(fields: Fields, nccl: NcclCalls) -> None:
-    """Put runtime and driver calls into `Parts.calls`, each with the collective around it."""
+    """Read runtime and driver calls into `Parts.calls`, with the collective around each."""
     parts = fields.parts
     wanted = {
         "start": NO_TIME,
@@ -59,7 +60,7 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
         rows["thread"], valid = fields.on_threads(packed, valid, "runtime_call")
         rows["name"] = _without_versions(fields, fields.names(cells["nameId"]), plain_names)
         rows["correlation"] = fields.correlations(fields.processes(packed), cells["correlationId"])
-        rows["collective"] = nccl.of(packed, rows["start"])
+        rows["collective"] = nccl.collectives_at(packed, rows["start"])
         failed = cells["returnValue"] != _SUCCESS
         if failed.any():
             failures.update(
@@ -73,11 +74,11 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
         parts.see_correlations(rows)
         parts.calls.append(rows)
     if failures:
-        _tell_failures(fields, failures)
+        _report_failures(fields, failures)
 
 
 def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> Int64s:
-    """Cut what says since when a function is as it is: cudaLaunchKernel_v7000."""
+    """Return names without the version of the function, as in cudaLaunchKernel_v7000."""
     found, inverse = distinct(names)
     new = [number for number in found.tolist() if number not in plain]
     if new:
@@ -87,19 +88,19 @@ def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> I
     return np.array([plain[number] for number in found.tolist()], np.int64)[inverse]
 
 
-def _tell_failures(fields: Fields, failures: Counter[tuple[int, int]]) -> None:
+def _report_failures(fields: Fields, failures: Counter[tuple[int, int]]) -> None:
     texts = {number: str(text) for text, number in fields.parts.names.items()}
     most = [
         f"{texts[name]} returned {value} ({count} times)"
-        for (name, value), count in failures.most_common(_NAMED_FAILURES)
+        for (name, value), count in failures.most_common(_MAX_NAMED_FAILURES)
     ]
     fields.parts.sink.anomaly("failed_call", failures.total(), ", ".join(most))
 
 
 def read_waits(fields: Fields) -> None:
-    """Put synchronisations and records of events into `Parts.syncs`."""
+    """Read synchronizations and records of events into `Parts.syncs`."""
     parts = fields.parts
-    records = _Records(fields)
+    records = _EventRecords(fields)
     records.read()
     wanted = {
         "start": NO_TIME,
@@ -117,24 +118,24 @@ def read_waits(fields: Fields) -> None:
             name = _WAIT_NAMES.get(kind, "Synchronize")
             rows["kind"][kinds == kind] = parts.names[name]
         rows["device"] = fields.devices(packed, cells["deviceId"])
-        rows["stream"] = _applying(cells["streamId"])
+        rows["stream"] = _or_missing(cells["streamId"])
         rows["context"] = cells["contextId"]
         rows["correlation"] = fields.correlations(processes, cells["correlationId"])
-        rows["wait_event"] = _applying(cells["eventId"])
-        stream, record = records.of(processes, _applying(cells["eventSyncId"]))
+        rows["wait_event"] = _or_missing(cells["eventId"])
+        stream, record = records.lookup(processes, _or_missing(cells["eventSyncId"]))
         rows["wait_stream"], rows["wait_record"] = stream, record
         parts.syncs.append(rows[valid])
 
 
-class _Records:
-    """CUDA_EVENT: where events were recorded, by the id that waits refer to."""
+class _EventRecords:
+    """CUDA_EVENT: the stream and call that recorded an event, by the id in synchronizations."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._keys = self._streams = self._calls = np.empty(0, np.int64)
 
     def read(self) -> None:
-        """Read all of them; those with a time are rows of their own."""
+        """Read all records; those with a time are also added to `Parts.syncs`."""
         fields = self._fields
         wanted = {
             "timestamp": NO_TIME,
@@ -147,7 +148,7 @@ class _Records:
             packed = cells["globalPid"]
             processes = fields.processes(packed)
             correlations = fields.correlations(processes, cells["correlationId"])
-            streams = _applying(cells["streamId"])
+            streams = _or_missing(cells["streamId"])
             found.append((_key(processes, cells["eventSyncId"]), streams, correlations))
             if "timestamp" not in fields.tables.columns(EVENTS):
                 continue
@@ -158,7 +159,7 @@ class _Records:
             rows["stream"] = streams
             rows["context"] = cells["contextId"]
             rows["correlation"] = correlations
-            rows["wait_event"] = _applying(cells["eventId"])
+            rows["wait_event"] = _or_missing(cells["eventId"])
             rows["wait_stream"] = rows["wait_record"] = MISSING
             fields.parts.syncs.append(rows[valid])
         if found:
@@ -166,21 +167,21 @@ class _Records:
             order = np.argsort(keys, kind="stable")
             self._keys, self._streams, self._calls = keys[order], streams[order], calls[order]
 
-    def of(self, processes: Int64s, syncs: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the stream that waits wait for, and the call that recorded the event."""
+    def lookup(self, processes: Int64s, syncs: Int64s) -> tuple[Int64s, Int64s]:
+        """Return the stream that is waited for, and the call that recorded the event."""
         place = find(self._keys, _key(processes, syncs))
-        there = (place != NOWHERE) & (syncs != MISSING)
-        if not there.any():
+        known = (place != NOWHERE) & (syncs != MISSING)
+        if not known.any():
             return np.full(len(syncs), MISSING), np.full(len(syncs), MISSING)
-        streams = np.where(there, self._streams[place], MISSING)
-        return streams, np.where(there, self._calls[place], MISSING)
+        streams = np.where(known, self._streams[place], MISSING)
+        return streams, np.where(known, self._calls[place], MISSING)
 
 
 def _key(processes: Int64s, syncs: Int64s) -> Int64s:
     return processes << 32 | syncs & _NONE_32
 
 
-def _applying(ids: Int64s) -> Int64s:
+def _or_missing(ids: Int64s) -> Int64s:
     return np.where(ids == _NONE_32, MISSING, ids)
 
 
@@ -210,7 +211,7 @@ _MEMORIES = dict(
 
 
 class Tasks:
-    """Puts the device's tasks into `Parts.gpu`."""
+    """Reads the device tasks into `Parts.gpu`."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -219,20 +220,20 @@ class Tasks:
         self._geometries: dict[tuple[int, ...], int] = {}
 
     def read(self) -> None:
-        """Read all tables of tasks; calls have to be read before."""
+        """Read all tables of tasks, after the calls."""
         self._kernels()
         self._copies()
         self._sets()
         self._graphs()
 
     def _kernels(self) -> None:
-        there = self._fields.tables.columns(KERNELS)
-        name = next((name for name in _NAMES if name in there), _NAMES[0])
+        existing = self._fields.tables.columns(KERNELS)
+        name = next((name for name in _NAMES if name in existing), _NAMES[0])
         more = {
             name: MISSING,
             "registersPerThread": MISSING,
             "staticSharedMemory": 0,
-            "dynamicSharedMemory": MISSING if "dynamicSharedMemory" not in there else 0,
+            "dynamicSharedMemory": MISSING if "dynamicSharedMemory" not in existing else 0,
             "graphId": MISSING,
             **dict.fromkeys(_GEOMETRY, MISSING),
         }
@@ -298,7 +299,7 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
 
     def _graphs(self) -> None:
-        """Read replays of graphs of which only the whole was traced."""
+        """Read replays of graphs that were traced as one task."""
         replays = 0
         for cells in self._slices(GRAPHS, {"graphId": MISSING, "graphExecId": MISSING}):
             rows, valid = self._task(cells, "graph_replay")
@@ -314,11 +315,11 @@ class Tasks:
             self._parts.sink.anomaly(
                 "graph_without_kernels",
                 replays,
-                "replays that were traced as a whole: the kernels inside are not in the "
-                "recording; record with --cuda-graph-trace=node to have them",
+                "graph replays were traced as one task, without their kernels; "
+                "record with --cuda-graph-trace=node",
             )
 
-    # ---- what all have in common
+    # ---- common to all kinds
 
     def _slices(self, table: str, more: dict[str, int]) -> Any:
         return self._fields.tables.slices(table, _PLACE | more)

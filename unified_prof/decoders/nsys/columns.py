@@ -1,6 +1,6 @@
-"""Columns of an export to columns of rows: times, names, processes, threads, devices.
+"""Converts the columns of an export to columns of rows: times, names, processes, threads, devices.
 
-`nsys export --type parquetdir`: the same tables, a Parquet file each.
+Also reads `nsys export --type parquetdir`: the same tables as one Parquet file each.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ NO_ID = NO_TIME
 
 _THREAD_BITS = 24
 _LOW_BITS = (1 << _THREAD_BITS) - 1
-_MOST_CORRELATION = 2**32
+_MAX_CORRELATION = 2**32
 _TEXTS_IN_MEMORY_BYTES = 32 << 20
 _INT32 = np.iinfo(np.int32)
 
@@ -35,7 +35,7 @@ __all__ = ["NO_ID", "NO_TIME", "Fields", "ParquetTables", "Texts"]
 
 
 class Texts:
-    """StringIds: ids -> texts, which lie outside memory where they are many."""
+    """StringIds: ids -> texts, kept in a temporary file if they are large."""
 
     def __init__(self, tables: Tables) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
@@ -43,12 +43,12 @@ class Texts:
         sizes: list[Int64s] = []
         try:
             for cells in tables.slices("StringIds", {"id": NO_ID}, texts=["value"]):
-                coded = [
+                encoded = [
                     (text or "").encode("utf-8", "backslashreplace") for text in cells["value"]
                 ]
-                self._file.write(b"".join(coded))
+                self._file.write(b"".join(encoded))
                 ids.append(cells["id"])
-                sizes.append(np.fromiter(map(len, coded), np.int64, len(coded)))
+                sizes.append(np.fromiter(map(len, encoded), np.int64, len(encoded)))
         except BaseException:
             self.close()
             raise
@@ -60,7 +60,7 @@ class Texts:
         self._places = (np.cumsum(all_sizes) - all_sizes)[order]
 
     def __getitem__(self, number: int) -> str | None:
-        """Return the text of an id, None where there is none."""
+        """Return the text of an id, None if there is none."""
         (at,) = find(self._ids, np.array([number]))
         if at == NOWHERE:
             return None
@@ -68,12 +68,12 @@ class Texts:
         return self._file.read(int(self._sizes[at])).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Forget all texts."""
+        """Remove the texts."""
         self._file.close()
 
 
 class Fields:
-    """What turns the columns of one export into columns of `Parts`."""
+    """Converts the columns of one export to those of `Parts`."""
 
     def __init__(self, parts: Parts, tables: Tables, texts: Texts) -> None:
         self.parts = parts
@@ -94,7 +94,7 @@ class Fields:
     # ---- names
 
     def names(self, ids: Int64s) -> Int64s:
-        """Return the string ids of texts that are given by their ids in the export."""
+        """Return string ids, given text ids of the export."""
         return _mapped(ids, self._names, self._intern)
 
     def _intern(self, number: int) -> int:
@@ -108,9 +108,9 @@ class Fields:
     # ---- processes, threads, devices
 
     def process_id(self, packed: int) -> int | str:
-        """Return the system's id of the process of a packed id.
+        """Return the process id in a packed id.
 
-        Two virtual machines may have processes of the same id; the later one gets a text.
+        Processes of two virtual machines can have the same id; the later one gets a text.
         """
         upper = packed >> _THREAD_BITS
         if upper not in self._pids:
@@ -120,7 +120,7 @@ class Fields:
         return self._pids[upper]
 
     def threads(self, packed: Int64s, *, active: bool = True) -> Int64s:
-        """Return the numbers of threads; `active` ones count for what is the main process."""
+        """Return the numbers of threads; `active` ones count when the main process is chosen."""
         numbers = _mapped(packed, self._threads, self._thread)
         if active:
             known = numbers[numbers != MISSING]
@@ -128,11 +128,11 @@ class Fields:
         return numbers
 
     def on_threads(self, packed: Int64s, valid: Bools, what: str) -> tuple[Int64s, Bools]:
-        """Return the numbers of threads, and which of the valid rows have one; others count."""
+        """Return thread numbers and a mask of the valid rows with one; others are counted."""
         numbers = self.threads(packed)
-        on_one = numbers != MISSING
-        self.parts.count_skipped("event_without_thread", valid & ~on_one, what)
-        return numbers, valid & on_one
+        has_thread = numbers != MISSING
+        self.parts.count_skipped("event_without_thread", valid & ~has_thread, what)
+        return numbers, valid & has_thread
 
     def _thread(self, packed: int) -> int:
         if packed == NO_ID:
@@ -140,29 +140,29 @@ class Fields:
         return self.parts.threads[self.process_id(packed), packed & _LOW_BITS]
 
     def has_thread(self, packed: int) -> bool:
-        """Tell whether the thread of a packed id did something."""
+        """Return True if the thread of a packed id has events."""
         return packed in self._threads
 
     def has_process(self, packed: int) -> bool:
-        """Tell whether the process of a packed id did something."""
+        """Return True if the process of a packed id has events."""
         return packed >> _THREAD_BITS in self._pids
 
     def name_thread(self, packed: int, name: str) -> None:
-        """Take note of what a thread is called."""
+        """Set the name of a thread."""
         key = (self.process_id(packed), packed & _LOW_BITS)
         self.parts.threads.thread_names[key] = name
 
     def processes(self, packed: Int64s) -> Int64s:
-        """Return dense numbers of the processes of packed ids.
+        """Return consecutive numbers of the processes of packed ids.
 
-        Where an export does not say it, it is the only process that is known; MISSING where
-        several are.
+        If an export does not contain the process, it is the only known one, or MISSING if there are
+        several.
         """
         upper = packed >> _THREAD_BITS
         numbers = _mapped(upper, self._processes, self._process)
-        unsaid = packed == NO_ID
-        if unsaid.any():
-            numbers[unsaid] = 0 if self._known_processes() <= 1 else MISSING
+        unknown = packed == NO_ID
+        if unknown.any():
+            numbers[unknown] = 0 if self._known_processes() <= 1 else MISSING
         return numbers
 
     def _process(self, upper: int) -> int:
@@ -172,7 +172,7 @@ class Fields:
         return sum(number != MISSING for number in self._processes.values())
 
     def process_ids(self, packed: Int64s) -> Int64s:
-        """Return the ids of processes as they are written, MISSING where there is none."""
+        """Return process ids as numbers, MISSING for a text or none."""
         return _mapped(packed >> _THREAD_BITS << _THREAD_BITS, {}, self._process_id)
 
     def _process_id(self, packed: int) -> int:
@@ -182,15 +182,15 @@ class Fields:
         return pid if isinstance(pid, int) else MISSING
 
     def correlations(self, processes: Int64s, correlations: Int64s) -> Int64s:
-        """Return what ties calls and tasks together: the id, made unique by its process.
+        """Return correlation ids, made unique by the process.
 
-        CUPTI numbers the calls of each process on its own, so ids of two processes are equal.
+        CUPTI numbers the calls of each process separately.
         """
-        fits = (correlations > 0) & (correlations < _MOST_CORRELATION) & (processes != MISSING)
-        return np.where(fits, processes * _MOST_CORRELATION + correlations, MISSING)
+        fits = (correlations > 0) & (correlations < _MAX_CORRELATION) & (processes != MISSING)
+        return np.where(fits, processes * _MAX_CORRELATION + correlations, MISSING)
 
     def devices(self, packed: Int64s, ordinals: Int64s) -> Int64s:
-        """Return the numbers of GPUs that processes know by ordinals of their own."""
+        """Return the numbers of GPUs, given the ordinals that processes use."""
         ordinals = self.small(ordinals, "device")
         if not self._devices:
             return ordinals
@@ -201,7 +201,7 @@ class Fields:
         return devices
 
     def small(self, values: Int64s, what: str) -> Int64s:
-        """Return ids of 32 bits; others count, and are as if not recorded."""
+        """Return ids of 32 bits; others are counted and become MISSING."""
         fits = (values >= _INT32.min) & (values <= _INT32.max)
         if fits.all():
             return values
@@ -210,7 +210,7 @@ class Fields:
 
 
 def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
-    """Return GPUs by (process id, CUDA ordinal), where an export says it."""
+    """Return GPU numbers by (process id, CUDA ordinal), if an export has them."""
     wanted = {"pid": NO_ID, "cudaId": NO_ID, "gpuId": NO_ID}
     found: dict[tuple[int, int], int] = {}
     for cells in tables.slices("TARGET_INFO_CUDA_DEVICE", wanted):
@@ -222,7 +222,7 @@ def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
 
 
 def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
-    """Look every value up in `known`; `make` what is not there yet."""
+    """Return the entry of `known` for every value; `make` adds missing entries."""
     found_values, inverse = distinct(values)
     result = np.empty(len(found_values), np.int64)
     for at, value in enumerate(found_values.tolist()):
@@ -238,19 +238,19 @@ _ROWS = 1 << 14
 
 
 class ParquetTables:
-    """`columns.Tables` of a folder of Parquet files."""
+    """`columns.Tables` of a directory of Parquet files."""
 
-    def __init__(self, folder: Path) -> None:
-        """Look what there is.
+    def __init__(self, directory: Path) -> None:
+        """List the tables.
 
         Raises:
-            RawFormatError: the folder cannot be listed, or pyarrow is not installed.
+            RawFormatError: the directory cannot be listed, or pyarrow is not installed.
         """
         try:
             import pyarrow.parquet as parquet
         except ImportError:
             raise RawFormatError(
-                f"{folder}: reading Parquet files needs pyarrow",
+                f"{directory}: reading Parquet files needs pyarrow",
                 hint="pip install 'unified-prof[parquet]', or export with nsys export "
                 "--type sqlite",
                 slug="missing-package",
@@ -258,22 +258,22 @@ class ParquetTables:
         self._parquet: Any = parquet
         self._unreadable: Counter[str] = Counter()
         try:
-            files = sorted(folder.glob(f"*{_ENDING}"))
+            files = sorted(directory.glob(f"*{_ENDING}"))
         except OSError as err:
             raise RawFormatError(
-                f"cannot list {folder}: {err.strerror}", slug="cannot-read"
+                f"cannot list {directory}: {err.strerror}", slug="cannot-read"
             ) from err
         self._files = {file.name.removesuffix(_ENDING): file for file in files}
         self._columns: dict[str, tuple[str, ...]] = {}
 
     @property
     def names(self) -> Sequence[str]:
-        """What tables there are."""
+        """The names of all tables."""
         return tuple(self._files)
 
     @property
     def unreadable(self) -> Mapping[str, int]:
-        """How many values so far were not what was asked for."""
+        """Number of values with an unexpected type so far, by `TABLE.column`."""
         return self._unreadable
 
     def columns(self, table: str) -> Collection[str]:
@@ -294,14 +294,14 @@ class ParquetTables:
         texts: Sequence[str] = (),
         only: tuple[str, Collection[int] | None] | None = None,
     ) -> Iterator[Cells]:
-        """Yield the rows of `table`, see `columns.Tables`."""
-        there = self.columns(table)
-        if not there or (only is not None and only[0] not in there):
+        """Yield the rows of `table`; see `columns.Tables`."""
+        existing = self.columns(table)
+        if not existing or (only is not None and only[0] not in existing):
             return
-        wanted = [name for name in (*numbers, *reals, *texts) if name in there]
+        wanted = [name for name in (*numbers, *reals, *texts) if name in existing]
         read = [*dict.fromkeys([*wanted, *([] if only is None else [only[0]])])]
         with self._open(table) as file:
-            batches = file.iter_batches(batch_size=_ROWS, columns=read or [*there][:1])
+            batches = file.iter_batches(batch_size=_ROWS, columns=read or [*existing][:1])
             while (batch := self._next(table, batches)) is not None:
                 if only is not None:
                     batch = batch.filter(_mask(batch.column(only[0]), only[1]))
@@ -321,13 +321,13 @@ class ParquetTables:
         cells: dict[str, Any] = {}
         for name, default in numbers.items():
             cells[name] = (
-                self._whole(f"{table}.{name}", batch.column(name), default)
+                self._integers(f"{table}.{name}", batch.column(name), default)
                 if name in wanted
                 else np.full(rows, default, np.int64)
             )
         for name in reals:
             cells[name] = (
-                self._real(f"{table}.{name}", batch.column(name))
+                self._floats(f"{table}.{name}", batch.column(name))
                 if name in wanted
                 else np.full(rows, np.nan)
             )
@@ -336,11 +336,11 @@ class ParquetTables:
             cells[name] = [value if value is None else _text(value) for value in values]
         return cells
 
-    def _whole(self, place: str, column: Any, default: int) -> Any:
+    def _integers(self, place: str, column: Any, default: int) -> Any:
         import pyarrow
 
         try:
-            if pyarrow.types.is_uint64(column.type):  # what does not fit wraps, as in SQLite
+            if pyarrow.types.is_uint64(column.type):  # large values wrap, as in SQLite
                 values = column.fill_null(0).to_numpy(zero_copy_only=False).view(np.int64)
                 return np.where(column.is_null().to_numpy(zero_copy_only=False), default, values)
             column = column.cast(pyarrow.int64()).fill_null(default)
@@ -349,7 +349,7 @@ class ParquetTables:
             self._unreadable[place] += len(column)
             return np.full(len(column), default, np.int64)
 
-    def _real(self, place: str, column: Any) -> Any:
+    def _floats(self, place: str, column: Any) -> Any:
         import pyarrow
 
         try:
@@ -363,7 +363,7 @@ class ParquetTables:
         path = self._files[table]
         try:
             return self._parquet.ParquetFile(path)
-        except (OSError, ValueError) as err:  # pyarrow's own errors are ValueErrors
+        except (OSError, ValueError) as err:  # errors of pyarrow are ValueErrors
             raise _damaged(path, err) from err
 
     def _next(self, table: str, batches: Iterator[Any]) -> Any:
@@ -378,8 +378,8 @@ def _text(value: Any) -> str:
 
 
 def _damaged(path: Path, err: Exception) -> RawFormatError:
-    words = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
-    return RawFormatError(f"{path} cannot be read: {words}", slug="cannot-read")
+    reason = str(err).splitlines()[0][:200] if str(err) else type(err).__name__
+    return RawFormatError(f"{path} cannot be read: {reason}", slug="cannot-read")
 
 
 def _mask(column: Any, values: Collection[int] | None) -> Any:

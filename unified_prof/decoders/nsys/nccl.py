@@ -1,12 +1,10 @@
-"""Binary payloads of NVTX events: what programs attach beside the text, by a schema of theirs.
+"""Reads binary payloads of NVTX events, and the calls of NCCL from its own NVTX ranges.
 
-A payload is a header of 32 bytes (domain, schema, length, length with the header) and a C struct,
-whose fields NVTX_PAYLOAD_SCHEMA_ENTRIES lists. `nsys export --include-blobs=true` has them.
-
-Calls of NCCL: bytes, peers and communicators, from the NVTX ranges that NCCL itself marks.
-
-A kernel of NCCL is launched inside the range of its call, or where calls are grouped, as PyTorch
-does with each, inside the range of the `ncclGroupEnd` that closes the group.
+A payload is a header of 32 bytes (domain, schema, length, length with the header) and a C struct
+whose fields are in NVTX_PAYLOAD_SCHEMA_ENTRIES; `nsys export --include-blobs=true` exports them.
+NCCL attaches bytes, peers and communicators to its ranges. A kernel of NCCL is launched inside the
+range of its call or, if calls are grouped as PyTorch groups each call, inside the range of the
+closing `ncclGroupEnd`.
 """
 
 from __future__ import annotations
@@ -29,10 +27,12 @@ SCHEMAS = "NVTX_PAYLOAD_SCHEMA_ENTRIES"
 ENUMS = "NVTX_PAYLOAD_ENUM_ENTRIES"
 
 _HEADER = struct.Struct("<IIIIQQ")
-_LONGEST_HEX = 1 << 16
+# Maximum characters of a payload.
+_MAX_HEX = 1 << 16
 _ESCAPED = re.compile(rb"\\x([0-9a-f]{2})")
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2}){32,}")
-_MOST_FIELDS = 100_000
+# Maximum fields of all schemas.
+_MAX_FIELDS = 100_000
 
 # Struct formats of nvtxPayloadEntryType from 1 on: C types on a 64-bit machine, then those of known
 # width; x has no format.
@@ -40,8 +40,8 @@ _FORMATS = dict(
     enumerate("c <B <h <H <i <I <q <Q <q <Q <b <B <h <H <i <I <q <Q <f <d x <Q <Q".split(), 1)
 )
 del _FORMATS[21]
-_FIRST_OF_PROGRAM = 1 << 24
-"""Types from here on are schemas and enumerations of the program."""
+# Types from here on are schemas and enumerations of the program.
+_FIRST_PROGRAM_TYPE = 1 << 24
 _ENUM_FORMAT = "<i"
 
 
@@ -62,43 +62,45 @@ class Payloads:
         count = 0
         for cells in tables.slices(SCHEMAS, {**wanted, "offset": 0}, texts=["name"]):
             for domain, schema, place, kind, offset, name in zip(
-                *(cells[one].tolist() for one in (*wanted, "offset")), cells["name"], strict=True
+                *(cells[column].tolist() for column in (*wanted, "offset")),
+                cells["name"],
+                strict=True,
             ):
                 count += 1
-                if count <= _MOST_FIELDS:
+                if count <= _MAX_FIELDS:
                     fields = self._schemas.setdefault((domain, schema), {})
                     fields[place] = _Field(name or f"field {place}", kind, offset)
         for cells in tables.slices(
             ENUMS, {"domainId": NO_ID, "schemaId": NO_ID, "value": NO_ID}, texts=["name"]
         ):
             for domain, schema, value, name in zip(
-                *(cells[one].tolist() for one in ("domainId", "schemaId", "value")),
+                *(cells[column].tolist() for column in ("domainId", "schemaId", "value")),
                 cells["name"],
                 strict=True,
             ):
-                if name is not None and len(self._enums) <= _MOST_FIELDS:
+                if name is not None and len(self._enums) <= _MAX_FIELDS:
                     self._enums.setdefault((domain, schema), {})[value] = name
 
     def domains_with(self, field: str) -> set[int]:
-        """Return the domains of which a schema has a field of this name."""
+        """Return the domains with a schema that has this field."""
         return {
             domain
             for (domain, _), fields in self._schemas.items()
-            if any(one.name == field for one in fields.values())
+            if any(entry.name == field for entry in fields.values())
         }
 
-    def decoded(self, text: str | None) -> dict[str, Any] | None:
-        """Return the fields of a payload; None where it does not fit any schema.
+    def decode(self, text: str | None) -> dict[str, Any] | None:
+        """Return the fields of a payload, None if it does not fit a schema.
 
         Args:
-            text: The payload as `columns.Tables` gives blobs, invalid UTF-8 escaped, or as hex.
+            text: The payload as hexadecimal digits, or as in `columns.Tables` with escaped bytes.
         """
         data = _bytes(text)
         if data is None or len(data) < _HEADER.size:
             return None
-        domain, _, schema, _, length, whole = _HEADER.unpack_from(data)
+        domain, _, schema, _, length, total = _HEADER.unpack_from(data)
         fields = self._schemas.get((domain, schema))
-        if fields is None or whole != len(data) or _HEADER.size + length != whole:
+        if fields is None or total != len(data) or _HEADER.size + length != total:
             return None
         found: dict[str, Any] = {}
         for place in sorted(fields):
@@ -109,7 +111,7 @@ class Payloads:
 
     def _value(self, domain: int, field: _Field, data: bytes) -> Any:
         enum = self._enums.get((domain, field.kind))
-        is_enum = enum is not None or field.kind >= _FIRST_OF_PROGRAM
+        is_enum = enum is not None or field.kind >= _FIRST_PROGRAM_TYPE
         form = _ENUM_FORMAT if is_enum else _FORMATS.get(field.kind)
         if form is None or not 0 <= field.offset <= len(data) - struct.calcsize(form):
             return None
@@ -120,12 +122,11 @@ class Payloads:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    r"""Return the bytes that `text` stands for.
+    r"""Return the bytes of a blob, in which bytes that are not UTF-8 are written as `\xNN`.
 
-    What is no UTF-8 stands there as `\xNN`. A blob may hold such characters itself; its lengths
-    do not fit then, and it is not decoded.
+    If a blob itself contains such characters, its lengths do not fit and it is not decoded.
     """
-    if text is None or len(text) > _LONGEST_HEX:
+    if text is None or len(text) > _MAX_HEX:
         return None
     if _HEX.fullmatch(text):
         return bytes.fromhex(text)
@@ -134,26 +135,27 @@ def _bytes(text: str | None) -> bytes | None:
 
 
 RANGES = "NVTX_EVENTS"
+# ENUM_NSYS_EVENT_TYPE of ranges that a thread pushes and pops, from two sources.
 PUSHED = (59, 70)
-"""ENUM_NSYS_EVENT_TYPE: ranges that a thread pushes and pops; two sources."""
 
 # Names of fields, as NCCL declares them in its schemas.
 _COMMUNICATOR = "NCCL communicator ID"
 _BYTES, _PEER = "Message size [bytes]", "Peer rank"
 _RANKS, _RANK = "No. of ranks", "Rank"
 
+# Name of NCCL's domain, and ENUM_NSYS_EVENT_TYPE of the event that names a domain.
 _NAME, _DOMAIN = "NCCL", 75
-"""The name of its domain, and ENUM_NSYS_EVENT_TYPE of what says it."""
 _GROUP_START, _GROUP_END = "ncclGroupStart", "ncclGroupEnd"
 _PREFIX = "nccl"
 _ONE_WAY = frozenset({"Send", "Recv"})
 _SEND_AND_RECEIVE = "SendRecv"
-_SHARED_BY_RANKS = frozenset({"AllGather", "ReduceScatter"})
-"""Collectives whose payload says what one rank gives or gets: the larger message is of all."""
-_SANE_BYTES = 1 << 60
+# Collectives whose payload has the bytes of one rank: the larger message is that of all ranks.
+_PER_RANK = frozenset({"AllGather", "ReduceScatter"})
+_MAX_BYTES = 1 << 60
 _THREAD_BITS = 24
 _OPENS, _CLOSES = -2, -3
-_MOST_IN_GROUP = 10_000
+# Maximum calls of one group.
+_MAX_GROUP_CALLS = 10_000
 
 
 class _Call(NamedTuple):
@@ -165,9 +167,9 @@ class _Call(NamedTuple):
 
 
 class NcclCalls:
-    """Finds the collective that a runtime call was made for, by thread and time.
+    """Finds the collective of a runtime call by thread and time.
 
-    Reads all ranges of NCCL at once and keeps four numbers of each.
+    Keeps four numbers of each NCCL range.
     """
 
     def __init__(self, fields: Fields, payloads: Payloads) -> None:
@@ -179,23 +181,23 @@ class NcclCalls:
         self._threads = self._starts = self._ends = self._numbers = np.empty(0, np.int64)
         self._read()
 
-    def of(self, threads: Int64s, starts: Int64s) -> Int64s:
-        """Return the collective around each point of time on a thread, MISSING where none is."""
+    def collectives_at(self, threads: Int64s, starts: Int64s) -> Int64s:
+        """Return the collective around each time on a thread, MISSING if there is none."""
         found = np.full(len(threads), MISSING)
         for thread in np.unique(threads).tolist() if len(self._threads) else ():
-            first, behind = np.searchsorted(self._threads, [thread, thread + 1])
-            if first == behind:
+            first, end = np.searchsorted(self._threads, [thread, thread + 1])
+            if first == end:
                 continue
-            mine = np.flatnonzero(threads == thread)
-            at = np.searchsorted(self._starts[first:behind], starts[mine], "right") - 1 + first
-            inside = (at >= first) & (starts[mine] <= self._ends[np.maximum(at, first)])
-            found[mine[inside]] = self._numbers[at[inside]]
+            rows = np.flatnonzero(threads == thread)
+            at = np.searchsorted(self._starts[first:end], starts[rows], "right") - 1 + first
+            inside = (at >= first) & (starts[rows] <= self._ends[np.maximum(at, first)])
+            found[rows[inside]] = self._numbers[at[inside]]
         return found
 
     def _read(self) -> None:
-        there = self._fields.tables.columns(RANGES)
-        held = [name for name in ("binaryData", "jsonText", "jsonTextId") if name in there]
-        if not held or "domainId" not in there:
+        existing = self._fields.tables.columns(RANGES)
+        payloads = [n for n in ("binaryData", "jsonText", "jsonTextId") if n in existing]
+        if not payloads or "domainId" not in existing:
             return
         domains = self._payloads.domains_with(_COMMUNICATOR) or self._named_domains()
         if not domains:
@@ -203,21 +205,21 @@ class NcclCalls:
         parts: list[tuple[Int64s, ...]] = []
         wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
         wanted |= {"eventType": MISSING, "jsonTextId": MISSING}
-        texts = ["text", *(name for name in held if name != "jsonTextId")]
+        texts = ["text", *(name for name in payloads if name != "jsonTextId")]
         only = ("domainId", tuple(domains))
         for cells in self._fields.tables.slices(RANGES, wanted, texts=texts, only=only):
-            nothing = [None] * len(cells["text"])
-            what = [
-                self._event(thread, text, payload, said)
-                for thread, text, payload, said in zip(
+            missing = [None] * len(cells["text"])
+            events = [
+                self._event(thread, text, payload, json_text)
+                for thread, text, payload, json_text in zip(
                     cells["globalTid"].tolist(),
                     self._texts(cells["text"], cells["textId"]),
-                    cells.get("binaryData", nothing),
-                    self._texts(cells.get("jsonText", nothing), cells["jsonTextId"]),
+                    cells.get("binaryData", missing),
+                    self._texts(cells.get("jsonText", missing), cells["jsonTextId"]),
                     strict=True,
                 )
             ]
-            kinds = np.array(what, np.int64)
+            kinds = np.array(events, np.int64)
             use = (kinds != MISSING) & np.isin(cells["eventType"], PUSHED)
             use &= (cells["start"] != NO_TIME) & (cells["globalTid"] != NO_ID)
             columns = (cells["globalTid"], cells["start"], cells["end"], kinds)
@@ -228,7 +230,7 @@ class NcclCalls:
             self._resolve(threads[order], starts[order], ends[order], kinds[order])
 
     def _named_domains(self) -> set[int]:
-        """Return the domains called as NCCL's is: payloads in JSON need no schemas."""
+        """Return the domains with NCCL's name: payloads in JSON need no schemas."""
         wanted = {"domainId": NO_ID, "textId": MISSING}
         return {
             domain
@@ -249,73 +251,75 @@ class NcclCalls:
             for text, number in zip(texts, ids.tolist(), strict=True)
         ]
 
-    def _event(self, thread: int, text: str | None, payload: str | None, said: str | None) -> int:
-        """Return the number of a call, what a group does, or MISSING."""
+    def _event(
+        self, thread: int, text: str | None, payload: str | None, json_text: str | None
+    ) -> int:
+        """Return the number of a call, _OPENS or _CLOSES for a group, or MISSING."""
         if text == _GROUP_START:
             return _OPENS
         if text == _GROUP_END:
             return _CLOSES
-        found = self._payloads.decoded(payload) if payload is not None else _of_json(said)
+        found = self._payloads.decode(payload) if payload is not None else _parse_json(json_text)
         if text is None or not text.startswith(_PREFIX) or found is None:
             return MISSING
         process = thread >> _THREAD_BITS
-        communicator = _whole(found, _COMMUNICATOR)
-        if (ranks := _whole(found, _RANKS)) > 0:
-            self._communicators[process, communicator] = (_whole(found, _RANK), ranks)
+        communicator = _integer(found, _COMMUNICATOR)
+        if (ranks := _integer(found, _RANKS)) > 0:
+            self._communicators[process, communicator] = (_integer(found, _RANK), ranks)
         if _BYTES not in found:
             return MISSING
         call = _Call(
             process,
             text.removeprefix(_PREFIX),
             communicator,
-            _whole(found, _BYTES),
-            _whole(found, _PEER),
+            _integer(found, _BYTES),
+            _integer(found, _PEER),
         )
         return self._calls.setdefault(call, len(self._calls))
 
     def _resolve(self, threads: Int64s, starts: Int64s, ends: Int64s, kinds: Int64s) -> None:
-        """Give each range in which kernels are launched its collective."""
+        """Assign a collective to each range in which kernels are launched."""
         collectives = self._fields.parts.collectives
         calls = [*self._calls]
         single = [collectives.number(self._collective([call])) for call in calls]
-        together: dict[tuple[int, ...], int] = {}
+        grouped: dict[tuple[int, ...], int] = {}
         numbers = np.full(len(kinds), MISSING)
         group: list[int] = []
-        depth = unclear = 0
+        depth = ambiguous = 0
         thread = NO_ID
-        for at, (of, kind) in enumerate(zip(threads.tolist(), kinds.tolist(), strict=True)):
-            if of != thread:
-                thread, depth, group = of, 0, []
+        for at, (row_thread, kind) in enumerate(zip(threads.tolist(), kinds.tolist(), strict=True)):
+            if row_thread != thread:
+                thread, depth, group = row_thread, 0, []
             if kind == _OPENS:
                 depth += 1
             elif kind == _CLOSES:
                 depth = max(0, depth - 1)
                 if depth == 0 and group:
                     key = tuple(group)
-                    if key not in together:
-                        together[key] = self._together([calls[one] for one in key], collectives)
-                    numbers[at] = together[key]
-                    unclear += together[key] == MISSING
+                    if key not in grouped:
+                        grouped[key] = self._group([calls[number] for number in key], collectives)
+                    numbers[at] = grouped[key]
+                    ambiguous += grouped[key] == MISSING
                     group = []
-            elif depth and len(group) < _MOST_IN_GROUP:
+            elif depth and len(group) < _MAX_GROUP_CALLS:
                 group.append(kind)
             elif not depth:
                 numbers[at] = single[kind]
-        if unclear:
+        if ambiguous:
             self._fields.parts.sink.anomaly(
                 "grouped_collectives",
-                unclear,
-                "groups of calls on several communicators: which kernel is whose is not known",
+                ambiguous,
+                "groups of calls on several communicators: their kernels are not assigned",
             )
         use = numbers != MISSING
         self._threads, self._starts = threads[use], starts[use]
         self._ends, self._numbers = ends[use], numbers[use]
 
-    def _together(self, calls: Sequence[_Call], collectives: Collectives) -> int:
-        """Return the one collective that NCCL makes of a group; MISSING where it makes several."""
-        of_one = len({call.communicator for call in calls}) == 1
+    def _group(self, calls: Sequence[_Call], collectives: Collectives) -> int:
+        """Return the collective that NCCL makes of a group, MISSING if it makes several."""
+        communicators = {call.communicator for call in calls}
         names = {call.name for call in calls}
-        if not of_one or not (len(names) == 1 or names <= _ONE_WAY):
+        if len(communicators) > 1 or not (len(names) == 1 or names <= _ONE_WAY):
             return MISSING
         return collectives.number(self._collective(calls))
 
@@ -328,7 +332,7 @@ class NcclCalls:
         size = sum(call.size_bytes for call in calls if call.size_bytes != MISSING)
         if any(call.size_bytes == MISSING for call in calls):
             size = MISSING
-        elif names <= _SHARED_BY_RANKS and ranks > 0:
+        elif names <= _PER_RANK and ranks > 0:
             size *= ranks
         peers = {call.peer for call in calls}
         peer = peers.pop() if len(peers) == 1 else MISSING
@@ -341,12 +345,12 @@ class NcclCalls:
             group_size=ranks,
             source_rank=source if is_between_two else MISSING,
             target_rank=target if is_between_two else MISSING,
-            message_bytes=size if size < _SANE_BYTES else MISSING,
+            message_bytes=size if size < _MAX_BYTES else MISSING,
         )
 
 
-def _of_json(text: str | None) -> dict[str, Any] | None:
-    """Return the payload that newer exports write as JSON."""
+def _parse_json(text: str | None) -> dict[str, Any] | None:
+    """Return a payload that newer exports write as JSON, None for anything else."""
     if text is None:
         return None
     try:
@@ -356,9 +360,11 @@ def _of_json(text: str | None) -> dict[str, Any] | None:
     return found if isinstance(found, dict) else None
 
 
-def _whole(fields: dict[str, Any], name: str) -> int:
+def _integer(fields: dict[str, Any], name: str) -> int:
     value = fields.get(name)
-    if isinstance(value, str):  # communicators may be texts in JSON: too long for doubles
+    if isinstance(
+        value, str
+    ):  # communicators can be texts in JSON, because they are too long for doubles
         try:
             value = int(value, 0)
         except ValueError:

@@ -1,4 +1,4 @@
-"""The rest: overhead, calls of other libraries, allocations, metrics, what the profiler says."""
+"""Reads events that need no joining: overhead, library calls, allocations, metrics, diagnostics."""
 
 from __future__ import annotations
 
@@ -22,6 +22,7 @@ MEMORY = "CUDA_GPU_MEMORY_USAGE_EVENTS"
 METRICS = "GPU_METRICS"
 METRIC_NAMES = "TARGET_INFO_GPU_METRICS"
 OVERHEADS = ("CUPTI_ACTIVITY_KIND_OVERHEAD", "PROFILER_OVERHEAD")
+# Tables of calls without a table of their own -> category of UPROF_TRACE_EVENTS.
 LIBRARIES = {
     "OSRT_API": "osrt",
     "CUDNN_EVENTS": "cudnn",
@@ -32,8 +33,6 @@ LIBRARIES = {
     "MPI_START_WAIT_EVENTS": "mpi",
     "UCP_EVENTS": "ucx",
 }
-"""Tables of calls that have no place of their own -> category of UPROF_TRACE_EVENTS."""
-
 _OVERHEAD_TYPES = {
     2: "JIT compilation",
     3: "buffer flush",
@@ -45,15 +44,16 @@ _OVERHEAD_TYPES = {
 }
 _QUEUE_FULL = 8
 _SEVERITIES = {2: "diagnostic_warning", 3: "diagnostic_error"}
-_SHOWN_DIAGNOSTICS = 5
+# Messages that are listed in the detail of an anomaly.
+_MAX_SHOWN_DIAGNOSTICS = 5
 _PAGEABLE, _PINNED = 0, 1
 _DEALLOCATION = 1
 _GPU_OF_TYPE = 0xFF
 _COMPONENT = "CUDA"
 
 
-class Others:
-    """Reads what needs no joining."""
+class OtherEvents:
+    """Reads events that need no joining."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -80,8 +80,7 @@ class Others:
             self._parts.sink.anomaly(
                 "launch_queue_full",
                 count,
-                f"calls waited {duration / NS_PER_MS:.0f} ms in all because the queue of launches "
-                "was full",
+                f"calls waited {duration / NS_PER_MS:.0f} ms in total for a full launch queue",
             )
 
     def _calls(self, table: str, category: str) -> None:
@@ -91,7 +90,7 @@ class Others:
             self._events({**cells, "nameId": cells[name]}, category, None)
 
     def _events(self, cells: Cells, category: str, types: list[int] | None) -> Rows:
-        """Put events into `Parts.other`; return all rows, valid or not."""
+        """Add events to `Parts.other`; return all rows, also invalid ones."""
         fields, parts = self._fields, self._parts
         rows, valid = fields.timed(cells, r.OTHER, category)
         rows["category"] = parts.names[category]
@@ -120,7 +119,7 @@ class Others:
         return np.array(numbers, np.int64)[inverse]
 
     def write_payloads(self, cells: Cells, names: list[str], values: list[Any]) -> None:
-        """Keep the payloads of NVTX events as events of their own."""
+        """Add the payloads of NVTX events as separate events."""
         parts = self._parts
         start = cells["start"]
         end = np.where(cells["end"] == NO_TIME, start, cells["end"])
@@ -134,16 +133,13 @@ class Others:
         parts.other.append(rows[valid])
 
     def _allocations(self) -> None:
-        """Read what CUDA allocated; how much is in use follows by adding up."""
+        """Read allocations of CUDA; memory in use is computed from them."""
         parts, fields = self._parts, self._fields
         wanted = {
             "start": NO_TIME,
             "globalPid": NO_ID,
-            "deviceId": MISSING,
-            "address": MISSING,
             "bytes": 0,
-            "memKind": MISSING,
-            "memoryOperationType": MISSING,
+            **dict.fromkeys(("deviceId", "address", "memKind", "memoryOperationType"), MISSING),
         }
         for cells in fields.tables.slices(MEMORY, wanted):
             timed = {"start": cells["start"], "end": cells["start"]}
@@ -165,7 +161,7 @@ class Others:
             parts.allocations.append(rows[valid & (size > 0)])
 
     def _diagnostics(self) -> None:
-        """Tell what the profiler warned of: events lost are told nowhere else."""
+        """Count warnings and errors of the profiler, the only record of lost events."""
         found: Counter[tuple[int, str]] = Counter()
         wanted = {"severity": MISSING}
         for cells in self._fields.tables.slices(DIAGNOSTICS, wanted, texts=["text"]):
@@ -173,10 +169,10 @@ class Others:
                 if severity in _SEVERITIES and len(found) < 10_000:
                     found[severity, redact(text or "")] += 1
         for severity, name in _SEVERITIES.items():
-            mine = [(text, count) for (kind, text), count in found.items() if kind == severity]
-            if mine:
-                detail = "; ".join(text for text, _ in mine[:_SHOWN_DIAGNOSTICS])
-                self._parts.sink.anomaly(name, sum(count for _, count in mine), detail[:2000])
+            messages = [(text, count) for (kind, text), count in found.items() if kind == severity]
+            if messages:
+                detail = "; ".join(text for text, _ in messages[:_MAX_SHOWN_DIAGNOSTICS])
+                self._parts.sink.anomaly(name, sum(n for _, n in messages), detail[:2000])
 
     def write_metrics(self, base_ns: int) -> None:
         """Write UPROF_GPU_METRICS: counters of devices, sampled at regular intervals."""

@@ -1,8 +1,9 @@
-"""NVTX: operations that torch.autograd.profiler.emit_nvtx marked, other ranges, and marks."""
+"""Reads NVTX events: operations of emit_nvtx, other ranges, marks, and their payloads."""
 
 from __future__ import annotations
 
 import json
+from itertools import compress
 from typing import Any
 
 import numpy as np
@@ -15,28 +16,28 @@ from unified_prof.decoders.gpu.host_tables import RANGE_EVENT, write_annotations
 from unified_prof.decoders.gpu.memory import MISSING, ints
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields
 from unified_prof.decoders.nsys.nccl import Payloads
-from unified_prof.decoders.nsys.other_events import Others
+from unified_prof.decoders.nsys.other_events import OtherEvents
 
 RANGES = "NVTX_EVENTS"
 
-# ENUM_NSYS_EVENT_TYPE; each has a twin of a second source.
+# ENUM_NSYS_EVENT_TYPE; each has two numbers, by the source of the events.
 _MARKS, _PUSHED, _STARTED = (34, 65), (59, 70), (60, 71)
 _CATEGORY, _THREAD_NAME, _DOMAIN = 33, 39, 75
 
+# ENUM_MSTX_EVENT_TYPE `marker`.
 _MARK_EVENT = 0
-"""ENUM_MSTX_EVENT_TYPE `marker`."""
 _DEFAULT_DOMAIN = 0
 _DEFAULT_DOMAIN_NAME = "default"
 
-_WHOLE_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
+_INTEGER_PAYLOADS = ("uint64Value", "int64Value", "uint32Value", "int32Value")
 _REAL_PAYLOADS = ("doubleValue", "floatValue")
 
 
 class Ranges:
-    """Puts operations into `Parts.host`, and writes the rest as MSTX_EVENTS."""
+    """Reads operations into `Parts.host`, and writes other events as MSTX_EVENTS."""
 
     def __init__(
-        self, fields: Fields, others: Others, payloads: Payloads, end_ns: int, base_ns: int
+        self, fields: Fields, others: OtherEvents, payloads: Payloads, end_ns: int, base_ns: int
     ) -> None:
         self._fields = fields
         self._binary = payloads
@@ -51,7 +52,7 @@ class Ranges:
         self.operations = 0
 
     def read(self) -> None:
-        """Read all events; calls and tasks have to be read before."""
+        """Read all events, after calls and tasks."""
         if not self._fields.tables.columns(RANGES):
             return
         self._labels()
@@ -103,12 +104,12 @@ class Ranges:
                     self._fields.name_thread(packed, text)
 
     def _messages(self, cells: Cells) -> list[str]:
-        """Return the texts of events, which stand in the row or in StringIds."""
+        """Return the texts of events, which are in the row or in StringIds."""
         texts, known = [], self._texts
         for text, number in zip(cells["text"], cells["textId"].tolist(), strict=True):
             if text is None and number != MISSING:
                 if number not in known:
-                    if len(known) > 100_000:  # each operation may have a text of its own
+                    if len(known) > 100_000:  # each operation can have another text
                         known.clear()
                     known[number] = self._fields.texts[number]
                 text = known[number]
@@ -124,11 +125,10 @@ class Ranges:
         ]
         chosen = np.array([operation is not None for operation in operations], bool)
         if chosen.any():
-            named = [operation for operation in operations if operation is not None]
-            self._operations(_taken(cells, chosen), named)
+            self._operations(_selected(cells, chosen), list(filter(None, operations)))
         if not chosen.all():
-            rest = [text for text, one in zip(messages, chosen.tolist(), strict=True) if not one]
-            self._annotations(_taken(cells, ~chosen), rest, RANGE_EVENT)
+            rest = [text for text, op in zip(messages, operations, strict=True) if op is None]
+            self._annotations(_selected(cells, ~chosen), rest, RANGE_EVENT)
 
     def _operations(self, cells: Cells, operations: list[tuple[str, int, int, str]]) -> None:
         rows, valid = self._fields.timed(self._ended(cells), r.HOST, "operation")
@@ -166,7 +166,7 @@ class Ranges:
         return self._domains[number]
 
     def _ended(self, cells: Cells) -> Cells:
-        """End ranges that were open when the recording ended with the session."""
+        """Return cells in which open ranges end with the session."""
         start, end = cells["start"], cells["end"]
         is_open = (end == NO_TIME) & (start != NO_TIME)
         if not is_open.any():
@@ -176,16 +176,16 @@ class Ranges:
         return {**cells, "end": np.where(is_open, np.maximum(start, self._end_ns), end)}
 
     def _payloads(self) -> None:
-        """Keep what programs attached to ranges and marks beside their text."""
-        there = self._fields.tables.columns(RANGES)
+        """Write the payloads of ranges and marks."""
+        existing = self._fields.tables.columns(RANGES)
         wanted = {"start": NO_TIME, "end": NO_TIME, "globalTid": NO_ID, "textId": MISSING}
         wanted["domainId"] = _DEFAULT_DOMAIN
-        for name in (*_WHOLE_PAYLOADS, *_REAL_PAYLOADS, "jsonText", "jsonTextId"):
-            if name not in there:
+        for name in (*_INTEGER_PAYLOADS, *_REAL_PAYLOADS, "jsonText", "jsonTextId"):
+            if name not in existing:
                 continue
             numbers = dict(wanted)
             texts = ["text"]
-            if name in _WHOLE_PAYLOADS or name == "jsonTextId":
+            if name in _INTEGER_PAYLOADS or name == "jsonTextId":
                 numbers[name] = NO_ID
             elif name == "jsonText":
                 texts.append(name)
@@ -194,9 +194,9 @@ class Ranges:
                 RANGES, numbers, reals=reals, texts=texts, only=(name, None)
             )
             for cells in slices:
-                values = [self._payload(name, value) for value in _listed(cells[name])]
+                values = [self._payload(name, value) for value in _as_list(cells[name])]
                 self._others.write_payloads(cells, self._messages(cells), values)
-        if "binaryData" in there:
+        if "binaryData" in existing:
             self._binary_payloads(wanted)
 
     def _binary_payloads(self, wanted: dict[str, int]) -> None:
@@ -204,16 +204,16 @@ class Ranges:
         for cells in self._fields.tables.slices(
             RANGES, wanted, texts=["text", "binaryData"], only=("binaryData", None)
         ):
-            values = [self._binary.decoded(text) for text in cells["binaryData"]]
+            values = [self._binary.decode(text) for text in cells["binaryData"]]
             known = np.array([value is not None for value in values], bool)
             unknown += int(np.count_nonzero(~known))
             if known.any():
-                cells = _taken(cells, known)
-                named = [value for value in values if value is not None]
-                self._others.write_payloads(cells, self._messages(cells), named)
+                cells = _selected(cells, known)
+                decoded = [value for value in values if value is not None]
+                self._others.write_payloads(cells, self._messages(cells), decoded)
         if unknown:
             self._parts.sink.anomaly(
-                "binary_payload", unknown, "payloads of NVTX ranges that fit none of their schemas"
+                "binary_payload", unknown, "payloads of NVTX ranges do not fit any schema"
             )
 
     def _payload(self, name: str, value: Any) -> Any:
@@ -227,16 +227,14 @@ class Ranges:
         return value
 
 
-def _taken(cells: Cells, chosen: Any) -> Cells:
+def _selected(cells: Cells, chosen: Any) -> Cells:
     """Return the chosen rows of a slice."""
-    wanted = chosen.tolist()
+    mask = chosen.tolist()
     return {
-        name: column[chosen]
-        if isinstance(column, np.ndarray)
-        else [value for value, one in zip(column, wanted, strict=True) if one]
+        name: column[chosen] if isinstance(column, np.ndarray) else list(compress(column, mask))
         for name, column in cells.items()
     }
 
 
-def _listed(column: Any) -> list[Any]:
+def _as_list(column: Any) -> list[Any]:
     return list(column.tolist()) if isinstance(column, np.ndarray) else list(column)

@@ -1,6 +1,7 @@
-"""What an export says of itself: times, devices, processes, versions, and what is not read.
+"""Decodes one Nsight Systems export: reads its tables, joins them, writes those of the report.
 
-Decodes one export into a sink: reads its tables, joins them, writes those of the report.
+Also writes the tables and facts that describe the recording: times, devices, processes, versions,
+and which tables were not read.
 """
 
 from __future__ import annotations
@@ -21,15 +22,17 @@ from unified_prof.decoders.nsys import calls, other_events, ranges
 from unified_prof.decoders.nsys import calls as tasks
 from unified_prof.decoders.nsys.columns import NO_ID, NO_TIME, Fields, Texts
 from unified_prof.decoders.nsys.nccl import NcclCalls, Payloads
-from unified_prof.decoders.nsys.other_events import Others
+from unified_prof.decoders.nsys.other_events import OtherEvents
 from unified_prof.errors import RawFormatError
 
-_SANE_NS = 2**62
-_MOST_ROWS_OF_FACTS = 100_000
+# Times beyond this are damaged.
+_MAX_NS = 2**62
+# Maximum rows that are read of a table of facts.
+_MAX_FACT_ROWS = 100_000
 _WINDOW = re.compile(r"(\d{1,18})-(\d{1,18})")
 
-# Facts about a recording that are nobody's secret. The environment of the program is exported
-# whole, tokens, hosts and users with it: of that, only what says which rank it was.
+# Facts without secrets. The export has the complete environment of the program with tokens, hosts
+# and users; only the rank is taken from it.
 _SYSTEM_FACTS = frozenset(
     "NvDriverVersion CudaDriverVersion OsDescription SoftwareReleaseVersion CpuArchitecture "
     "CpuDescription CpuCores".split()
@@ -59,27 +62,27 @@ _READ = frozenset(
         *("NVTX_PAYLOAD_ENUM_ENTRIES", "NVTX_PAYLOAD_TYPES", "NVTX_SCOPES"),
     }
 )
-_DESCRIBING = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
+_DESCRIPTIVE_PREFIXES = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
 
 
 @dataclass(frozen=True, slots=True)
-class Times:
-    """When a session was, in its own time and in the world's."""
+class SessionTimes:
+    """The times of a session."""
 
     base_ns: int
-    """What makes times of the session Unix times; 0 where nothing says it."""
+    """Added to times of the session to get Unix times; 0 if unknown."""
     is_absolute: bool
     duration_ns: int | None
     window: tuple[int, int] | None
-    """The part of it that a tool cut out."""
+    """Start and end of the part that a tool selected."""
 
 
-def times(tables: Tables) -> Times:
-    """Return when the session was."""
+def times(tables: Tables) -> SessionTimes:
+    """Return the times of the session."""
     base = _first(tables, "TARGET_INFO_SESSION_START_TIME", "utcEpochNs")
     duration = _first(tables, "ANALYSIS_DETAILS", "duration")
     match = _WINDOW.fullmatch(dict(_pairs(tables, "META_DATA_EXPORT")).get("DERIVED_WINDOW_NS", ""))
-    return Times(
+    return SessionTimes(
         base_ns=base or 0,
         is_absolute=base is not None,
         duration_ns=duration if duration is not None and duration > 0 else None,
@@ -90,7 +93,7 @@ def times(tables: Tables) -> Times:
 def _first(tables: Tables, table: str, column: str) -> int | None:
     for cells in tables.slices(table, {column: NO_TIME}):
         for value in cells[column].tolist():
-            if abs(value) < _SANE_NS:
+            if abs(value) < _MAX_NS:
                 return int(value)
     return None
 
@@ -102,21 +105,21 @@ def _pairs(tables: Tables, table: str) -> Iterable[tuple[str, str]]:
             if name is not None and value is not None:
                 yield name, value
         count += len(cells["name"])
-        if count > _MOST_ROWS_OF_FACTS:
+        if count > _MAX_FACT_ROWS:
             return
 
 
-def write(fields: Fields, when: Times, categories: Mapping[str, str]) -> dict[str, Any]:
-    """Write the tables that describe the recording; return provenance facts."""
+def write(fields: Fields, session: SessionTimes, categories: Mapping[str, str]) -> dict[str, Any]:
+    """Write the tables that describe the recording; return facts of UPROF_RUN."""
     parts, tables = fields.parts, fields.tables
     assert parts.span is not None
     start, end = parts.span
-    if when.window is not None:
-        start, end = min(start, when.window[0]), max(end, when.window[1])
-    elif when.duration_ns is not None:
-        start, end = min(start, 0), max(end, when.duration_ns)
-    if not when.is_absolute:
-        parts.sink.anomaly("relative_times", 1, "the export does not say when its session began")
+    if session.window is not None:
+        start, end = min(start, session.window[0]), max(end, session.window[1])
+    elif session.duration_ns is not None:
+        start, end = min(start, 0), max(end, session.duration_ns)
+    if not session.is_absolute:
+        parts.sink.anomaly("relative_times", 1, "the export has no start time of the session")
     properties = _gpus(tables)
     capture = list(_pairs(tables, "META_DATA_CAPTURE"))
     ranks = {
@@ -128,20 +131,20 @@ def write(fields: Fields, when: Times, categories: Mapping[str, str]) -> dict[st
     rank = int(ranks["RANK"]) if one_process and "RANK" in ranks else None
     host_tables.write(
         parts.sink,
-        start_ns=start + when.base_ns,
-        end_ns=end + when.base_ns,
+        start_ns=start + session.base_ns,
+        end_ns=end + session.base_ns,
         host_name=None,
         device_names={device: properties.get(device, {}).get("name") for device in parts.devices},
         rank=rank,
     )
     host_tables.write_device_properties(parts.sink, properties)
-    _tell_unread(tables, parts)
+    _report_unread(tables, parts)
     exported = dict(_pairs(tables, "META_DATA_EXPORT"))
     return {
         "decoder": "nsys",
         "device_kind": "gpu" if parts.devices or properties else "cpu",
         "device_vendor": "NVIDIA",
-        "base_time_ns": when.base_ns,
+        "base_time_ns": session.base_ns,
         "nsys_version": exported.get("EXPORT_PRODUCT_VERSION"),
         "nsys_schema": exported.get("EXPORT_SCHEMA_VERSION"),
         "nsys_window_ns": exported.get("DERIVED_WINDOW_NS"),
@@ -162,7 +165,7 @@ def _facts(pairs: Iterable[tuple[str, str]], allowed: frozenset[str]) -> dict[st
 
 
 def _gpus(tables: Tables) -> dict[int, dict[str, Any]]:
-    """Return what is known of each GPU, by its number."""
+    """Return the properties of each GPU by number."""
     found: dict[int, dict[str, Any]] = {}
     wanted = {"id": NO_ID, **dict.fromkeys(_GPU_COLUMNS, NO_ID)}
     for cells in tables.slices("TARGET_INFO_GPU", wanted, texts=["name", "chipName"]):
@@ -194,7 +197,7 @@ def _gpus_of_text(text: str) -> dict[int, dict[str, Any]]:
 
 
 def name_threads(fields: Fields) -> None:
-    """Give processes and threads that have events the names that the export has for them."""
+    """Set the names of processes and threads that have events."""
     threads = fields.parts.threads
     for cells in fields.tables.slices("PROCESSES", {"globalPid": NO_ID}, texts=["name"]):
         for packed, name in zip(cells["globalPid"].tolist(), cells["name"], strict=True):
@@ -209,12 +212,12 @@ def name_threads(fields: Fields) -> None:
                 fields.name_thread(packed, text)
 
 
-def _tell_unread(tables: Tables, parts: Parts) -> None:
+def _report_unread(tables: Tables, parts: Parts) -> None:
     unread = sorted(
         table
         for table in tables.names
         if table not in _READ
-        and not table.startswith(_DESCRIBING)
+        and not table.startswith(_DESCRIPTIVE_PREFIXES)
         and next(iter(tables.slices(table, {})), None) is not None
     )
     if unread:
@@ -237,27 +240,28 @@ def decode(
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
-    """Decode the tables of an export, in memory that their length does not change.
+    """Decode the tables of an export, in memory independent of their length.
 
     Args:
-        path: What messages call the export.
+        path: Name of the export in messages.
         tables: Its tables.
-        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
-        has_column: Whether the revision being written has (table, column).
-        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        progress: Told in a few words what is going on.
+        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Returns True if the revision being written has (table, column).
+        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
+        progress: Receives a short text about the current work.
 
     Raises:
-        RawFormatError: it holds nothing that can be shown.
+        RawFormatError: it has no events.
         UprofError: the file is damaged.
     """
     if not any(tables.columns(table) for table in _ONE_OF):
         raise RawFormatError(
-            f"{path}: holds no events of Nsight Systems",
-            hint=f"expected one of the tables {', '.join(_ONE_OF)}",
-            slug="not-a-recording",
+            f"{path}: the Nsight Systems export has no CUDA or NVTX events",
+            hint="record them: nsys profile --trace=cuda,nvtx (expected one of the tables "
+            f"{', '.join(_ONE_OF)})",
+            slug="empty-recording",
         )
-    when = times(tables)
+    session = times(tables)
     texts = Texts(tables)
     try:
         with Parts(sink) as parts:
@@ -267,33 +271,33 @@ def decode(
             calls.read_calls(fields, NcclCalls(fields, payloads))
             tasks.Tasks(fields).read()
             calls.read_waits(fields)
-            others = Others(fields)
+            others = OtherEvents(fields)
             others.read()
-            last = when.window[1] if when.window is not None else when.duration_ns
+            last = session.window[1] if session.window is not None else session.duration_ns
             if last is None:
                 last = parts.span[1] if parts.span is not None else 0
-            marked = ranges.Ranges(fields, others, payloads, last, when.base_ns)
-            marked.read()
-            others.write_metrics(when.base_ns)
+            nvtx = ranges.Ranges(fields, others, payloads, last, session.base_ns)
+            nvtx.read()
+            others.write_metrics(session.base_ns)
             if parts.span is None:
                 raise RawFormatError(
-                    f"{path}: holds no event, its tables are empty", slug="empty-recording"
+                    f"{path}: has no events, its tables are empty", slug="empty-recording"
                 )
             name_threads(fields)
             joined = gpu_tables.write(
                 parts,
-                when.base_ns,
+                session.base_ns,
                 has_column=has_column,
                 data_types=data_types,
                 progress=progress,
             )
-            facts = write(fields, when, marked.categories)
+            facts = write(fields, session, nvtx.categories)
             return GpuRecording(
                 events=sum(parts.counts.values()),
                 counts=dict(parts.counts),
                 tasks=parts.gpu.rows,
                 tasks_joined=joined,
-                operations=marked.operations,
+                operations=nvtx.operations,
                 rank=facts["rank"],
                 facts=facts,
             )

@@ -1,4 +1,4 @@
-"""Decodes what rocprofv3 records of AMD devices: rocpd databases and its JSON."""
+"""Decodes rocprofv3 recordings of AMD devices: rocpd databases and JSON."""
 
 from unified_prof.decoders.rocm.recording import NAME, decode
 

@@ -1,7 +1,4 @@
-"""What the devices of a session did: kernels and copies.
-
-Decodes one recording of rocprofv3 into a sink, session by session.
-"""
+"""Decodes one rocprofv3 recording, session by session, and reads its kernels and copies."""
 
 from __future__ import annotations
 
@@ -40,7 +37,7 @@ _PLACE = {
 
 
 class Tasks:
-    """Reads the tasks of a session."""
+    """Reads the device tasks of a session."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._parts = session, session.parts
@@ -49,11 +46,11 @@ class Tasks:
 
     @property
     def events(self) -> Int64s:
-        """The events of all dispatches."""
+        """Event ids of all dispatches."""
         return np.concatenate(self._events)
 
     def read(self) -> None:
-        """Put all tasks into the parts."""
+        """Read all tasks into `Parts.gpu`."""
         self._kernels()
         self._copies()
 
@@ -98,7 +95,7 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
 
     def _geometry_numbers(self, cells: Cells) -> Int64s:
-        """Return launch sizes. AMD counts work items where others count blocks."""
+        """Return the numbers of launch sizes; AMD records work items instead of blocks."""
         first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
         numbers = []
         for at in first.tolist():
@@ -162,24 +159,24 @@ def decode(
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
-    """Decode the tables of a recording.
+    """Decode the tables of a recording with one or more sessions.
 
     Args:
-        path: What messages call it.
-        tables: Its tables, of as many sessions as there are.
-        sink: Takes the rows of the msprof tables and of those of torch_npu and uprof.
-        has_column: Whether the revision being written has (table, column).
-        data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        progress: Told in a few words what is going on.
+        path: Name of the recording in messages.
+        tables: Its tables.
+        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        has_column: Returns True if the revision being written has (table, column).
+        data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
+        progress: Receives a short text about the current work.
 
     Raises:
-        RawFormatError: it holds nothing that can be shown.
+        RawFormatError: it has no events.
         UprofError: the file is damaged.
     """
     sessions = sessions_of(tables)
     if not sessions:
         raise RawFormatError(
-            f"{path}: holds no table rocpd_metadata, as every rocpd database does",
+            f"{path}: has no table rocpd_metadata, which every rocpd database has",
             slug="not-a-recording",
         )
     progress("reading events")
@@ -201,12 +198,12 @@ def decode(
             schema = schema if session.schema is None else session.schema
         if parts.span is None:
             raise RawFormatError(
-                f"{path}: holds no event, its tables are empty", slug="empty-recording"
+                f"{path}: has no events, its tables are empty", slug="empty-recording"
             )
         joined = gpu_tables.write(
             parts, 0, has_column=has_column, data_types=data_types, progress=progress
         )
-        sink.anomaly("relative_times", 1, "rocprofv3 does not record when its clock began")
+        sink.anomaly("relative_times", 1, "rocprofv3 does not record the start of its clock")
         report_unread(tables, sessions, sink)
         first, last = parts.span
         names = {number: properties.get("name") for number, properties in devices.items()}

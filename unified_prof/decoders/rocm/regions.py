@@ -1,14 +1,10 @@
-"""The host side of a session: calls, marks and ranges of the program, other regions.
-
-Allocations of device memory in a session.
-
-Hardware counters of a session: of dispatches, and samples over time.
-"""
+"""Reads calls, marks, ranges, allocations and hardware counters of a session."""
 
 from __future__ import annotations
 
 import json
 import re
+from itertools import compress
 
 import numpy as np
 
@@ -32,11 +28,11 @@ class Regions:
 
     def __init__(self, session: Session) -> None:
         self.operations = 0
-        """Operations of torch that were marked."""
+        """Number of operations that emit_nvtx marked."""
         self._session, self._parts = session, session.parts
 
     def read(self) -> None:
-        """Put all regions into the parts."""
+        """Read all regions into `Parts`."""
         wanted = dict.fromkeys(("start", "end"), NO_TIME)
         wanted |= dict.fromkeys(("pid", "tid", "name_id", "event_id"), MISSING)
         for cells in self._session.tables.slices("region", wanted):
@@ -46,10 +42,10 @@ class Regions:
                 text = self._session.strings.get(number, "")
                 kind = 1 if _MARKS.match(text) else 2 if not _CALLS.match(text) and text else 0
                 kinds[categories == number] = kind
-            for kind, take in ((0, self._api_calls), (1, self._marks), (2, self._other_regions)):
+            for kind, read in ((0, self._api_calls), (1, self._marks), (2, self._other_regions)):
                 chosen = kinds == kind
                 if chosen.any():
-                    take({name: column[chosen] for name, column in cells.items()})
+                    read({name: column[chosen] for name, column in cells.items()})
 
     def _api_calls(self, cells: Cells) -> None:
         rows, valid = self._session.timed(cells, r.CALL, "runtime_call")
@@ -61,28 +57,28 @@ class Regions:
         self._parts.calls.append(rows)
 
     def _marks(self, cells: Cells) -> None:
-        """Take ranges and marks of roctx; those of torch's emit_nvtx are operations."""
+        """Read ranges and marks of roctx; those of emit_nvtx are operations."""
         texts = self._messages(cells)
-        told = [as_operation(text) for text in texts]
-        chosen = np.array([one is not None for one in told], bool)
+        parsed = [as_operation(text) for text in texts]
+        chosen = np.array([operation is not None for operation in parsed], bool)
         threads = self._session.thread_numbers(cells)
-        operations = [one for one in told if one is not None]
+        operations = list(filter(None, parsed))
         if operations:
-            some = {name: column[chosen] for name, column in cells.items()}
-            rows, valid = self._session.timed(some, r.HOST, "operation")
+            marked = {name: column[chosen] for name, column in cells.items()}
+            rows, valid = self._session.timed(marked, r.HOST, "operation")
             rows["thread"] = threads[chosen]
             self._parts.add_marked_operations(rows, valid, operations)
             self.operations += int(np.count_nonzero(valid))
         rest = ~chosen
         if rest.any():
-            some = {name: column[rest] for name, column in cells.items()}
-            messages = [text for text, one in zip(texts, rest.tolist(), strict=True) if one]
-            self._annotations(some, threads[rest], messages)
+            others = {name: column[rest] for name, column in cells.items()}
+            messages = list(compress(texts, rest.tolist()))
+            self._annotations(others, threads[rest], messages)
 
     def _messages(self, cells: Cells) -> list[str]:
-        """Return what programs wrote on their marks: in the event, else the region's name."""
+        """Return the texts of marks: the message of the event, else the name of the region."""
         wanted = set(cells["event_id"].tolist())
-        said: dict[int, str] = {}
+        messages: dict[int, str] = {}
         markers = {number for number, text in self._session.strings.items() if _MARKS.match(text)}
         slices = self._session.tables.slices(
             "event", {"id": MISSING}, ["extdata"], only=("category_id", markers)
@@ -90,9 +86,9 @@ class Regions:
         for events in slices:
             for number, text in zip(events["id"].tolist(), events["extdata"], strict=True):
                 if number in wanted and text and "message" in text:
-                    said[number] = _message(text)
+                    messages[number] = _message(text)
         return [
-            said.get(event) or self._session.strings.get(name, NOT_AVAILABLE)
+            messages.get(event) or self._session.strings.get(name, NOT_AVAILABLE)
             for event, name in zip(
                 cells["event_id"].tolist(), cells["name_id"].tolist(), strict=True
             )
@@ -129,17 +125,17 @@ class Regions:
 
 def _message(text: str) -> str:
     try:
-        said = json.loads(text).get("message")
+        message = json.loads(text).get("message")
     except (ValueError, AttributeError, RecursionError):
         return ""
-    return said if isinstance(said, str) else ""
+    return message if isinstance(message, str) else ""
 
 
 _COMPONENT = "ROCm"
 
 
 def read_allocations(session: Session) -> None:
-    """Read allocations of device memory; a release does not say its size."""
+    """Read allocations of device memory; a free has no size."""
     live: dict[tuple[int, int], int] = {}
     wanted = {**dict.fromkeys(("start", "end"), NO_TIME), "size": 0}
     wanted |= dict.fromkeys(("pid", "tid", "agent_id", "address"), MISSING)
@@ -166,7 +162,7 @@ def read_allocations(session: Session) -> None:
             if level in (None, "REAL") and kind == "ALLOC" and 0 < size < 2**53:
                 live[device, address] = signed = size
             elif kind == "FREE":
-                # The release of a block may not say whose memory it was.
+                # A free may lack the agent.
                 signed = -live.pop((device, address), 0)
                 unsized += not signed
             sizes.append(signed)
@@ -180,29 +176,26 @@ def read_allocations(session: Session) -> None:
         )
 
 
-_ENTRIES = "pmc_event"
-
-
 class SessionCounters:
-    """Reads the counters of a session; its tasks have to be read before."""
+    """Reads the hardware counters of a session, after its tasks."""
 
     def __init__(self, session: Session) -> None:
         self._session, self._parts = session, session.parts
         self._names: dict[int, str] = {}
         self._agents: dict[int, int] = {}
 
-    def read(self, counted: Int64s) -> None:
-        """Put the values of tasks into `Parts.counters`, and write those of samples.
+    def read(self, task_events: Int64s) -> None:
+        """Add the values of tasks to `Parts.counters`, and write those of samples.
 
         Args:
-            counted: The events of the session's tasks.
+            task_events: Event ids of the session's tasks.
         """
         self._counters()
         samples = self._samples()
         without = 0
-        tasks = np.unique(counted)
+        tasks = np.unique(task_events)
         for cells in self._session.tables.slices(
-            _ENTRIES, {"event_id": MISSING, "pmc_id": MISSING}, reals=["value"]
+            "pmc_event", {"event_id": MISSING, "pmc_id": MISSING}, reals=["value"]
         ):
             events, values = cells["event_id"], cells["value"]
             names = self._session.names(cells["pmc_id"], self._names)
@@ -215,11 +208,11 @@ class SessionCounters:
             sampled = np.zeros(len(events), bool)
             if samples is not None and rest.any():
                 at = find(samples[0], events)
-                agents = [self._agents.get(one, MISSING) for one in cells["pmc_id"].tolist()]
+                agents = [self._agents.get(number, MISSING) for number in cells["pmc_id"].tolist()]
                 devices = self._session.agents.numbers_of_devices(np.array(agents, np.int64))
                 sampled = rest & (at != NOWHERE) & (devices != MISSING)
-                moments = samples[1][at]
-                timed = {"start": moments[sampled], "end": moments[sampled]}
+                sample_times = samples[1][at][sampled]
+                timed = {"start": sample_times, "end": sample_times}
                 times, valid = self._session.timed(timed, INTERVAL, "gpu_metric")
                 self._parts.sink.write(
                     "UPROF_GPU_METRICS",
@@ -233,7 +226,9 @@ class SessionCounters:
             without += int(np.count_nonzero(~of_task & ~sampled))
         if without:
             self._parts.sink.anomaly(
-                "counter_without_task", without, "values of no dispatch and no sample of a GPU"
+                "counter_without_task",
+                without,
+                "values of neither a dispatch nor a sample of a GPU",
             )
 
     def _counters(self) -> None:
@@ -245,7 +240,7 @@ class SessionCounters:
                 self._agents[row] = int(cells["agent_id"][at])
 
     def _samples(self) -> tuple[Int64s, Int64s] | None:
-        """Return events of samples, in order, and when each was taken."""
+        """Return the event ids of samples, sorted, and their times."""
         parts = [
             (cells["event_id"], cells["timestamp"])
             for cells in self._session.tables.slices(

@@ -1,10 +1,6 @@
-"""The agents of a session: CPUs and GPUs.
+"""Resolves the ids of one session: texts, processes, threads, agents (CPUs and GPUs) and events.
 
-The events of a session, which regions and tasks refer to.
-
-What the rows of one session of a recording refer to: texts, processes, threads, agents, events.
-
-Ids of processes, threads, agents, queues and streams are row numbers, a session's own.
+Ids of processes, threads, agents, queues and streams are row numbers within the session.
 """
 
 from __future__ import annotations
@@ -27,13 +23,13 @@ _INT32 = range(-(2**31), 2**31)
 
 
 class Agents:
-    """Rows of info_agent, by their numbers."""
+    """The agents of a session, by row number."""
 
     def __init__(self, tables: SessionTables) -> None:
         self.devices: dict[int, dict[str, Any]] = {}
-        """GPUs by their number, with what the file says of each."""
+        """Properties of GPUs by device number."""
         self._agents: dict[int, tuple[str, int]] = {}
-        """Row -> (CPU or GPU, number among those of its type)."""
+        """Row -> (CPU or GPU, index among agents of that type)."""
         self._read(tables)
 
     def _read(self, tables: SessionTables) -> None:
@@ -47,12 +43,12 @@ class Agents:
                     index = MISSING
                 self._agents[row] = (kind, index)
                 if kind == "GPU" and index != MISSING:
-                    told = {name: cells[name][at] for name in names[1:] if cells[name][at]}
-                    told["name"] = told.get("product_name") or told.get("name") or NOT_AVAILABLE
-                    self.devices.setdefault(index, told)
+                    known = {name: cells[name][at] for name in names[1:] if cells[name][at]}
+                    known["name"] = known.get("product_name") or known.get("name") or NOT_AVAILABLE
+                    self.devices.setdefault(index, known)
 
     def numbers_of_devices(self, agents: Int64s) -> Int64s:
-        """Return the device that each agent is, MISSING where it is none."""
+        """Return the device number of each agent, MISSING if it is not a GPU."""
         distinct, inverse = np.unique(agents, return_inverse=True)
         found = []
         for agent in distinct.tolist():
@@ -61,9 +57,9 @@ class Agents:
         return np.array(found, np.int64)[inverse]
 
     def direction(self, source: int, target: int) -> tuple[str, int]:
-        """Return what a copy from agent to agent is called, and the device that it belongs to."""
-        nothing = ("", MISSING)
-        kinds = (self._agents.get(source, nothing), self._agents.get(target, nothing))
+        """Return the name of a copy from one agent to another, and its device."""
+        unknown = ("", MISSING)
+        kinds = (self._agents.get(source, unknown), self._agents.get(target, unknown))
         device = next((index for kind, index in reversed(kinds) if kind == "GPU"), MISSING)
         letters = [{"CPU": "H", "GPU": "D"}.get(kind) for kind, _ in kinds]
         if None in letters:
@@ -73,19 +69,20 @@ class Agents:
         return f"Memcpy {letters[0]}to{letters[1]}", device
 
 
-_MOST_ID = 2**40
+# Ids of a session must be below this, so that ids of several sessions are distinct.
+_MAX_ID = 2**40
 
 
 class Events:
-    """What ties calls and tasks together, and which kind of call a region is.
+    """The events of a session, which join calls to tasks and give the category of regions.
 
     Args:
-        tables: Of the session.
-        session: Its number; keys of different sessions are different.
+        tables: Tables of the session.
+        session: Number of the session; keys of different sessions differ.
     """
 
     def __init__(self, tables: SessionTables, session: int) -> None:
-        self._first_key = session * _MOST_ID
+        self._first_key = session * _MAX_ID
         wanted = {"id": MISSING, "stack_id": 0, "correlation_id": 0, "category_id": MISSING}
         parts: list[tuple[Int64s, ...]] = [
             tuple(cells[name] for name in wanted) for cells in tables.slices("event", wanted)
@@ -98,38 +95,38 @@ class Events:
         order = np.argsort(columns[0], kind="stable")
         self._ids, stacks, correlations, categories = (column[order] for column in columns)
         keys = np.where(stacks > 0, stacks, correlations)
-        self._keys = np.where((keys > 0) & (keys < _MOST_ID), keys, MISSING)
+        self._keys = np.where((keys > 0) & (keys < _MAX_ID), keys, MISSING)
         self._categories = categories
 
     def categories(self, events: Int64s) -> Int64s:
-        """Return string ids of what kind of call each is, MISSING where that is not known."""
-        return self._of(events, self._categories)
+        """Return the string ids of categories, MISSING if unknown."""
+        return self._lookup(events, self._categories)
 
     def correlations(self, events: Int64s) -> Int64s:
-        """Return what a call and the tasks it launched have in common, MISSING where nothing is."""
-        keys = self._of(events, self._keys)
+        """Return the key that a call and its tasks have in common, MISSING if unknown."""
+        keys = self._lookup(events, self._keys)
         return np.where(keys == MISSING, MISSING, self._first_key + keys)
 
     def key(self, events: Int64s) -> Int64s:
-        """Return numbers of events that are different in all sessions, MISSING of what is none."""
-        known = (events > 0) & (events < _MOST_ID)
+        """Return event numbers that are unique among sessions, MISSING for invalid ids."""
+        known = (events > 0) & (events < _MAX_ID)
         return np.where(known, self._first_key + events, MISSING)
 
-    def _of(self, events: Int64s, values: Int64s) -> Int64s:
+    def _lookup(self, events: Int64s, values: Int64s) -> Int64s:
         place = find(self._ids, events)
-        found = np.full(len(events), MISSING)
-        there = place != NOWHERE
-        found[there] = values[place[there]]
-        return found
+        result = np.full(len(events), MISSING)
+        known = place != NOWHERE
+        result[known] = values[place[known]]
+        return result
 
 
 class Session:
-    """One session of a file, as all who read its rows need it.
+    """One session of a recording.
 
     Args:
-        parts: Where rows go.
-        tables: Its tables.
-        number: Its place among the sessions of the file.
+        parts: Receives the rows.
+        tables: Tables of the session.
+        number: Index of the session.
     """
 
     def __init__(self, parts: Parts, tables: SessionTables, number: int) -> None:
@@ -143,7 +140,7 @@ class Session:
         self.agents = Agents(tables)
         self.events = Events(tables, number)
         self._threads: dict[tuple[int, int], int] = {}
-        self._read_names_of_threads()
+        self._read_thread_names()
 
     def _read_schema(self) -> str | None:
         schema = None
@@ -153,7 +150,7 @@ class Session:
                     schema = value
         return schema
 
-    def _read_names_of_threads(self) -> None:
+    def _read_thread_names(self) -> None:
         threads = self.parts.threads
         for cells in self.tables.slices("info_thread", {"id": MISSING, "pid": MISSING}, ["name"]):
             for row, pid, name in zip(
@@ -163,7 +160,7 @@ class Session:
                     threads.thread_names[self.pids[pid], self.tids[row]] = name
 
     def thread_numbers(self, cells: Cells) -> Int64s:
-        """Return the thread of each row, which counts as having done something."""
+        """Return the thread number of each row, and count its events."""
         first, inverse = distinct_rows(cells["pid"], cells["tid"])
         numbers = []
         for at in first.tolist():
@@ -181,7 +178,7 @@ class Session:
         return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
 
     def names(self, ids: Int64s, texts: Mapping[int, str]) -> Int64s:
-        """Return string ids of the texts that `ids` mean."""
+        """Return string ids, given ids of `texts`."""
         names = self.parts.names
         distinct, inverse = np.unique(ids, return_inverse=True)
         found = [names[texts.get(number, NOT_AVAILABLE)] for number in distinct.tolist()]
