@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from tests.analysis.builders import run_time_report
 from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app
 from unified_prof.cli.examples import EXAMPLES
@@ -218,6 +219,56 @@ def test_a_wrong_command_line_names_the_right_one(
         app_module.main(words.split())
     assert end.value.code == 2
     assert hint in capsys.readouterr().err.splitlines()[1]
+
+
+@pytest.fixture
+def place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Return the current directory, with a run of the CPU and a script."""
+    (tmp_path / "RUN").mkdir()
+    for name in ("run_time", "memory"):
+        run_time_report(tmp_path / "RUN" / f"{name}.sqlite")
+    (tmp_path / "train.py").write_text("raise AssertionError\n")
+    (tmp_path / "trace.json").write_text('{"traceEvents": []}')
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.usefixtures("place")
+@pytest.mark.parametrize(
+    ("words", "code", "message"),
+    [
+        (["run", "--backend", "gpu", "train.py"], 2, "did you mean cuda?"),
+        (["run", "python", "train.py"], 2, "leave out `python`: uprof run train.py"),
+        (["run", "python3 train.py"], 2, "leave out `python3`: uprof run train.py"),
+        (["run", "trian.py"], 2, "did you mean train.py?"),
+        (["run", "--report", "timeline,tim", "train.py"], 2, "unknown report 'tim'"),
+        (["report", "RUN", "--with", "RUN"], 2, "RUN is not a device report; --with needs one"),
+        (["report", "Run"], 7, "did you mean RUN?"),
+        (["report", r"C:\Users\me\RUN"], 7, "did you mean RUN?"),
+        (["convert", "nosuch.json"], 6, "[uprof:no-such-recording]"),
+        (["convert", "trace.json", "-o", "t.txt"], 2, "use -o t.db"),
+        (["export", "RUN", "-o", "x.csv"], 2, "use `uprof report RUN -o x.csv`"),
+    ],
+)
+def test_mistakes_get_a_hint(
+    words: list[str], code: int, message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as end:
+        app_module.main(words)
+    printed = capsys.readouterr().err
+    assert message in printed
+    assert end.value.code == code
+    assert not Path("t.txt").exists()
+
+
+@pytest.mark.usefixtures("place")
+def test_a_missing_script_is_found_before_torch_is_imported() -> None:
+    program = "import sys; from unified_prof.cli.app import main\n" + (
+        "try: main(['run', 'nosuch.py'])\nfinally: print('torch' in sys.modules)"
+    )
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
+    assert done.stdout == "False\n"
+    assert "backend" not in done.stderr
 
 
 def test_the_files_of_a_run_are_named_as_its_directory(

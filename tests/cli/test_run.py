@@ -159,7 +159,7 @@ def test_a_partial_measurement_is_told(
     ("arguments", "code", "words"),
     [
         (["-q"], 2, "no workload given"),
-        (["--backend", "tpu", "work.py"], 4, "unknown backend 'tpu'"),
+        (["--backend", "tpu", "work.py"], 2, "unknown backend 'tpu'"),
         (["--backend", "shy", "work.py"], 4, "is not available: it would rather not"),
         (["--backend", "toy", "--report", "disk", "work.py"], 2, "unknown report 'disk'"),
         (["--backend", "toy", "--report", ",", "work.py"], 2, "--report is empty"),

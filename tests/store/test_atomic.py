@@ -105,8 +105,8 @@ def test_left_overs_of_another_database_are_not_taken_over(tmp_path: Path) -> No
     ("target", "message"),
     [
         ("", "is a directory"),
-        ("no/such/folder/out", "is not an existing folder"),
-        ("file/out", "file is not an existing folder"),
+        ("no/such/folder/out", "is not an existing directory"),
+        ("file/out", "file is not an existing directory"),
         ("x" * 300, "File name too long"),
         ("fifo", "is not a regular file"),
         ("a\0b", "no file can have such a name"),
@@ -159,7 +159,7 @@ def test_a_small_file_appears_whole_or_not_at_all(
     atomic.write_small(target, b"first")
     atomic.write_small(link, b"second")
     assert (target.read_bytes(), link.is_symlink()) == (b"second", True)
-    with pytest.raises(OutputError, match="not an existing folder"):
+    with pytest.raises(OutputError, match="not an existing directory"):
         atomic.write_small(tmp_path / "no" / "it", b"")
 
     def full(*_: object) -> None:

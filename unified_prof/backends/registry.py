@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from difflib import get_close_matches
 from importlib import import_module
 from importlib.metadata import EntryPoint, entry_points
 from typing import Protocol
@@ -149,7 +150,8 @@ def make(name: str) -> Backend:
     """Return the backend called `name`, also if it cannot run here.
 
     Raises:
-        DeviceUnavailableError: There is none of that name, or a package that it needs is missing.
+        UsageError: There is no backend of that name.
+        DeviceUnavailableError: It needs a package that is missing.
     """
     if name in _BUILTIN:
         target, install = _BUILTIN[name]
@@ -157,9 +159,12 @@ def make(name: str) -> Backend:
         package = entry.dist.name if entry.dist else entry.module
         target, install = entry.value, f"see the installation instructions of {package}"
     else:
-        raise DeviceUnavailableError(
+        similar = {"gpu": "cuda", "nvidia": "cuda", "ascend": "npu", "host": "cpu"}.get(name)
+        near = [similar] if similar else get_close_matches(name, names(), n=1)
+        meant = f"did you mean {near[0]}? " if near else ""
+        raise UsageError(
             f"unknown backend {name!r}",
-            hint=f"known: {AUTO}, {', '.join(names())}",
+            hint=f"{meant}known: {AUTO}, {', '.join(names())}",
             slug="unknown-backend",
         )
     module, _, attribute = target.partition(":")

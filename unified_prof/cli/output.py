@@ -7,6 +7,7 @@ import shutil
 import sys
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TextIO
 
@@ -259,6 +260,13 @@ def _hint(path: Path, message: str) -> str | None:
     from unified_prof.cluster import rank_partial
     from unified_prof.pipeline import sources
 
+    if not path.exists():
+        # Backslashes of a Windows path do not separate names elsewhere.
+        folder, _, name = str(path).replace("\\", "/").rpartition("/")
+        where = Path(folder) if Path(folder).is_dir() else Path()
+        names = {one.name.casefold(): one for one in where.iterdir()}
+        near = get_close_matches(name.casefold(), names, n=1)
+        return f"did you mean {names[near[0]]}?" if near else None
     if rank_partial.is_run_directory(path):
         return (
             f"this is a cluster run: use `uprof cluster report {path}` for its tables, "

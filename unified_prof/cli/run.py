@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import click
 
 from unified_prof.base import signals, streams
-from unified_prof.base.run_spec import MEMORY, RUN_TIME
+from unified_prof.base.run_spec import MEMORY, RUN_TIME, TIMELINE
 from unified_prof.base.text import printable
 from unified_prof.cli import output as printing
 from unified_prof.cli.command import Force, Group, Quiet, argument, option
@@ -25,6 +25,7 @@ from unified_prof.cli.run_options import (
     OutputOptions,
     WorkloadCommand,
     WorkloadOptions,
+    check_script,
     exec_unprofiled,
     is_measured,
     npu_options,
@@ -37,6 +38,10 @@ from unified_prof.pipeline.outputs import default_directory
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend, RunSpec
     from unified_prof.pipeline.run import RunResult
+
+
+# Backends whose start takes seconds; backends of other packages check their targets themselves.
+_LOADING_TORCH = ("auto", "cpu", "cuda", "npu")
 
 
 class RunEnd:
@@ -93,6 +98,15 @@ class RunEnd:
             width, color = terminal(sys.stderr) if streams.is_terminal() else (None, False)
             text = run_footer(result.files, top=self._top, width=width, color=color)
             self._say(text.rstrip("\n"))
+            where = printable(str(result.directory))
+            self._say(f"\nnext  {_next_command(result.files)} {where}\npage  uprof view {where}")
+
+
+def _next_command(files: Mapping[str, tuple[Path, ...]]) -> str:
+    """Return the command that shows most about a run with these reports."""
+    if TIMELINE in files:
+        return "uprof advise"
+    return "uprof report --by line" if RUN_TIME in files else "uprof report"
 
 
 def as_json(result: RunResult) -> dict[str, Any]:
@@ -211,6 +225,8 @@ def run(
     if not dry_run and not is_measured(rank_of(), chosen_ranks):
         exec_unprofiled(workload)
     say = _suppress_messages if said.quiet else streams.tell
+    if not dry_run and "pid" not in npu_options and backend in _LOADING_TORCH:
+        check_script(workload)
     chosen = _backend(backend, say, dry_run=dry_run)
     folder = output or default_directory(workload.target, workload.is_module, rank_of())
     spec = measured.spec(workload, chosen, folder, npu_options)

@@ -8,11 +8,13 @@ profiled replace their process with the workload.
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from difflib import get_close_matches
 from enum import Enum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, NoReturn
@@ -251,6 +253,21 @@ class WorkloadOptions:
         return Workload(command[0], False, tuple(command[1:]))
 
 
+def check_script(workload: Workload) -> None:
+    """Raise UsageError if the script does not exist, before torch is imported."""
+    path = Path(workload.target)
+    if workload.is_module or path.exists():
+        return
+    words = [*workload.target.split(), *workload.arguments]
+    if re.fullmatch(r"python[0-9.]*", Path(words[0]).name):
+        hint = f"leave out `{words[0]}`: uprof run {' '.join(words[1:])}".rstrip()
+    else:
+        folder = [one.name for one in path.parent.iterdir()] if path.parent.is_dir() else []
+        near = get_close_matches(path.name, folder, n=1)
+        hint = f"did you mean {path.with_name(near[0])}?" if near else "give the path of a .py file"
+    raise UsageError(f"no such script: {workload.target}", hint=hint, slug="no-script")
+
+
 @dataclass(frozen=True, slots=True)
 class MeasurementOptions:
     """Reports and iterations to measure, and which operations to keep."""
@@ -363,6 +380,7 @@ def _reports(text: str | None, backend: Backend) -> tuple[str, ...]:
         return default_reports(backend)
     known = (asked.RUN_TIME, asked.MEMORY, asked.TIMELINE)
     names = [name.strip() for name in text.split(",") if name.strip()]
+    names = [asked.RUN_TIME if name == "time" else name for name in names]
     if unknown := [name for name in names if name not in known]:
         raise UsageError(
             f"unknown report {unknown[0]!r}",

@@ -153,8 +153,12 @@ def _capture(path: Path) -> Iterator[Report]:
     """Open the report of the recording of a capture: one timeline with operations."""
     files = run_directory.databases(path).files if path.is_dir() else [path]
     if len(files) != 1:
+        names = {file.name for file in files}
         raise UsageError(
-            f"{path} holds {len(files)} databases: name the one of the capture",
+            f"{path} is not a device report; --with needs one"
+            if names <= {"run_time.sqlite", "memory.sqlite"}
+            else f"{path} has {len(files)} databases; --with needs one",
+            hint="record one with `uprof run --report timeline`, or name its file",
             slug="not-a-capture",
         )
     with open_report(files[0], any_revision=True) as report:

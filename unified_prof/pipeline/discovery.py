@@ -85,7 +85,7 @@ def refusal(path: Path) -> UprofError:
     except OSError as err:
         text = "no such file" if isinstance(err, FileNotFoundError) else err.strerror
         hint = "the pattern matches nothing" if glob.has_magic(str(path)) else None
-        return RawFormatError(f"{path}: {text}", hint=hint, slug="no-such-file")
+        return RawFormatError(f"{path}: {text}", hint=hint, slug="no-such-recording")
     if stat.S_ISDIR(mode):
         if reports := analysis_db.databases_in(path):
             return UsageError(

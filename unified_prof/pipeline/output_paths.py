@@ -88,6 +88,11 @@ def _numbered(given: Sequence[str]) -> list[str]:
     return list(taken.values())
 
 
+# Endings of files that are not databases; a directory of such a name is probably a mistake.
+_FILE_ENDINGS = frozenset(
+    {".csv", ".gz", ".html", ".json", ".md", ".parquet", ".sqlite", ".txt", ".xml", ".zip"}
+)
+
 # Layouts: names and directories are those of the source, or those of torch_npu.
 PLAIN = "plain"
 ASCEND_PT = "ascend-pt"
@@ -121,6 +126,12 @@ def choose(
         UsageError: one file cannot hold several reports or a layout of directories; a source does
             not support the layout.
     """
+    if output is not None and output.suffix.lower() in _FILE_ENDINGS and not output.is_dir():
+        raise UsageError(
+            f"-o {output}: the file of a database ends in .db",
+            hint=f"use -o {output.with_suffix('.db')}, or the name of a directory",
+            slug="wrong-output-place",
+        )
     if output is not None and is_file(output):
         refuse_sharing(output, len(recordings), layout)
         return [ReportPlace(output) for _ in recordings]

@@ -171,7 +171,9 @@ def find(url: str) -> list[Remote]:
             matches = sorted(system.glob(path))
             if not matches:
                 raise RawFormatError(
-                    f"{url}: no such file", hint="the pattern matches nothing", slug="no-such-file"
+                    f"{url}: no such file",
+                    hint="the pattern matches nothing",
+                    slug="no-such-recording",
                 )
         else:
             matches = [path]

@@ -320,7 +320,9 @@ def output_error(target: str | os.PathLike[str], err: OSError | sqlite3.Error) -
     elif code in _READ_ONLY or "readonly" in text:
         text = f"{place} is read-only for this user"
     elif code in {errno.ENOENT, errno.ENOTDIR}:
-        text, hint = f"{place} is not an existing folder", "create it first"
+        text, hint = f"{place} is not an existing directory", "create it first"
+        if place.is_dir():  # /proc and similar file systems
+            text, hint = f"{place} is not writable", "choose another directory"
     return OutputError(f"cannot write {os.fspath(target)}: {text}", hint=hint, slug="cannot-write")
 
 
