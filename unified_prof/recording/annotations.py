@@ -53,11 +53,11 @@ _KINDS = {
     "communication_ns": (COMMUNICATION,),
     "copy_ns": (COPY,),
 }
+# Tables with annotations and their columns; the first table that has rows is used.
 _TABLES = {
     "UPROF_GPU_ANNOTATIONS": {"name": "name", "device": "deviceId"},
     "MSTX_EVENTS": {"name": "message", "device": str(_ANY_DEVICE)},
 }
-"""Tables with annotations and their columns; the first table that has rows is used."""
 NOTE_OF_LAUNCHES = "work launched meanwhile"
 
 
@@ -141,8 +141,8 @@ def breakdown(
     return Breakdown("annotation", tuple(sort_rows(rows)), whole or None, None)
 
 
+# Returns the time of a device in a window, or of the tasks launched in it.
 Under = Callable[[int, IntervalSet], dict[str, int]]
-"""Returns the time of a device in a window, or of the tasks launched in it."""
 
 
 def _ran_in(devices: Mapping[int | None, DeviceWork]) -> Under:
@@ -183,8 +183,8 @@ def _launched_in(tasks: Tasks, launched_ns: Ints) -> Under:
     return under
 
 
+# mstx domains of torch_npu's own marks.
 _OF_OTHERS = frozenset({"Module", "communication"})
-"""mstx domains of torch_npu's own marks."""
 
 
 class Regions:

@@ -10,8 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
+# The name of a breakdown, one of `KINDS`.
 By = str
-"""The name of a breakdown, one of `KINDS`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -153,12 +153,12 @@ KINDS: dict[By, Kind] = {
     )
 }
 
+# The breakdowns with a distribution of times (`report --stats`).
 STATISTICS_OF: tuple[By, ...] = ("operation", "kernel")
-"""The breakdowns with a distribution of times (`report --stats`)."""
 
 
+# Frames above operations in a call stack: modules or source lines.
 Place = Literal["module", "line"]
-"""Frames above operations in a call stack: modules or source lines."""
 
 PLACES: tuple[Place, ...] = ("module", "line")
 
@@ -172,6 +172,7 @@ class Measure:
     title: str
 
 
+# In the order of files: timelines have device, host and memory, tracked workloads the others.
 MEASURES: dict[str, Measure] = {
     one.name: one
     for one in (
@@ -183,4 +184,3 @@ MEASURES: dict[str, Measure] = {
         Measure("memory", "bytes", "memory"),
     )
 }
-"""In the order of files: timelines have device, host and memory, tracked workloads the others."""

@@ -170,8 +170,8 @@ class _MainLabels:
         return details
 
 
+# Keys that span more than so many times their number are summed through their distinct values.
 _SPARSE = 8
-"""Keys that span more than so many times their number are summed through their distinct values."""
 
 
 class Added:

@@ -18,16 +18,16 @@ from unified_prof.arrays.packed import BLOCK, Packed, Packing
 from unified_prof.arrays.types import AnyInts
 from unified_prof.recording.model import Row
 
+# Value that was not measured or is not known; all other values are at least 0.
 UNKNOWN = -1
-"""Value that was not measured or is not known; all other values are at least 0."""
 
 
 KINDS = ("operation", "kernel", "communication", "copy", "weight", "other")
 OPERATION, KERNEL, COMMUNICATION, COPY, WEIGHT, OTHER = range(len(KINDS))
 
 SIZES = ("weight_bytes", "gradient_bytes", "activation_bytes", "allocated_bytes")
+# The columns of `Calls` that are summed; they are fields of `Row` too.
 SUMMED = ("total_ns", "forward_ns", "backward_ns", "recomputed_ns", *SIZES)
-"""The columns of `Calls` that are summed; they are fields of `Row` too."""
 
 
 class Labels:
@@ -339,8 +339,8 @@ def sort_rows(rows: Iterable[Row]) -> list[Row]:
 
 Columns = dict[str, Packed]
 
+# Calls per window.
 WINDOW = 2 * BLOCK
-"""Calls per window."""
 
 _DTYPES = {"kind": np.int8, "name": np.int32, "module": np.int32, "line": np.int32}
 _DTYPES["stack"] = np.int32

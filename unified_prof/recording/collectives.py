@@ -33,8 +33,8 @@ from unified_prof.sqlite.integer_columns import MISSING
 SEND = "send"
 RECEIVE = "receive"
 POINT_TO_POINT = frozenset({SEND, RECEIVE})
+# Kinds for which HCCL records the size of one rank's part.
 PARTED = ("all_gather", "reduce_scatter")
-"""Kinds for which HCCL records the size of one rank's part."""
 
 _PREFIX = re.compile(r"^(?:hcom_?|c10d::|nccl:|_+)+|(?:nccl|rccl|hccl)(?:dev)?(?:kernel)?_?")
 _SUFFIX = re.compile(r"(?:_base|_single|_coalesced|_into_tensor|_tensor|_vc|vc|_v|v|_oop|_)+$")
@@ -286,8 +286,8 @@ def _device_of_tasks(source: Source, tasks: Tasks, op_ids: Ints) -> Ints:
 GroupKind = Literal["tp", "dp", "pp", "ep", "cp", "world", "other"]
 
 _KEY = "parallel_group_info"
+# Maximum nesting of JSON texts: `add_metadata` turns its value into a text.
 _DEPTH = 3
-"""Maximum nesting of JSON texts: `add_metadata` turns its value into a text."""
 
 _UNTOLD: Final = frozenset({"", "undefined", "none", "null"})
 _WORLD: Final = frozenset(
@@ -303,8 +303,8 @@ _WORDS: Final[Mapping[str, GroupKind]] = {
     **dict.fromkeys(("cp", "context"), "cp"),
 }
 _EXPERTS: Final = ("expert", "moe")
+# Text after this names further ranks, not the kind: `data_parallel_group_with_cp`.
 _MODULO: Final = ("with", "modulo")
-"""Text after this names further ranks, not the kind: `data_parallel_group_with_cp`."""
 
 
 @dataclass(frozen=True, slots=True)

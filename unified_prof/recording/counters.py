@@ -20,15 +20,15 @@ from unified_prof.recording.source import (
     recorded_facts,
 )
 
+# Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
 TORCH = "PTA"
-"""Components of MEMORY_RECORD that are torch's caching allocator on an accelerator."""
+# Component of host memory, as `uprof convert` writes it.
 HOST = "CPU"
-"""Component of host memory, as `uprof convert` writes it."""
 _TORCH_IN_WORDS = "(torch's allocator)"
 _ASCEND_DECODERS = frozenset({"prof", "ascend_pt", "ascend_text"})
 
+# Sizes above 8 PiB are impossible.
 MAX_BYTES = 1 << 53
-"""Sizes above 8 PiB are impossible."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,8 +80,8 @@ _COUNTERS = (
 )
 
 
+# Times and the values of each column.
 _Sample = tuple[int, tuple[Any, ...]]
-"""Times and the values of each column."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -684,8 +684,8 @@ class _Nested:
     """Threads of the autograd engine."""
 
 
+# Module path of work of which the recording does not show the module.
 NOT_ATTRIBUTED = "(not attributed to a module)"
-"""Module path of work of which the recording does not show the module."""
 
 
 def module_class(path: str) -> str:

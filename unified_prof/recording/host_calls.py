@@ -28,8 +28,8 @@ from unified_prof.base.vocabulary import (
 from unified_prof.recording.source import Findings, Source, Strings, possible
 from unified_prof.sqlite.integer_columns import MISSING
 
+# Connection ids that mean none, in old and new files.
 UNCONNECTED = (NO_CONNECTION, OLD_NO_CONNECTION, HOST_ONLY_CONNECTION)
-"""Connection ids that mean none, in old and new files."""
 
 _COLUMNS = {
     "connection": "connectionId",
@@ -91,10 +91,10 @@ class HostCalls:
         return PackedLookup(self.connection)
 
 
+# Type of ranges of the mstx domain `Module`; not a value of the database.
 MODULE_RANGE: Final = -50
-"""Type of ranges of the mstx domain `Module`; not a value of the database."""
+# Type of other mstx ranges; not a value of the database.
 ANNOTATION: Final = -51
-"""Type of other mstx ranges; not a value of the database."""
 
 _COLUMNS_HOST_RANGES = {
     # The times are text.

@@ -29,13 +29,13 @@ KINDS = ("host operation", "annotation", "runtime call")
 OPERATION, ANNOTATION, CALL = range(len(KINDS))
 
 _WINDOW = 131_072
-_DEEPEST = 15
-_MOST_ROWS = 64
-"""Maximum number of rows of all threads."""
+_MAX_DEPTH = 15
+# Maximum number of rows of all threads.
+_MAX_ROWS = 64
+# Ranges further from the work than this share of its time are left out.
 _NEAR = 10
-"""Ranges further from the work than this share of its time are left out."""
-_LEAST_NS = 1_000_000
-"""Minimum time of the work for this share."""
+# Minimum time of the work for this share.
+_MIN_WORK_NS = 1_000_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -277,7 +277,7 @@ class _Rows:
             return np.ones(len(start), bool)
         first, last = self._time
         # Ranges that reach far outside would stretch the time; those far away say little.
-        far = max(last - first, _LEAST_NS)
+        far = max(last - first, _MIN_WORK_NS)
         near = far // _NEAR
         result: Flags = (start >= first - far) & (end <= last + far)
         result &= (end >= first - near) & (start <= last + near)
@@ -322,8 +322,8 @@ def _threads(
     names, kinds = np.concatenate(label)[order], np.concatenate(kind).astype(np.int8)[order]
     depth = _depths(nesting.parents(thread, start, end))
     # Too deep for a row: only calls that may have launched work are included.
-    drawn = (depth <= _DEEPEST) | (call != NOWHERE)
-    depth = np.minimum(depth, _DEEPEST)
+    drawn = (depth <= _MAX_DEPTH) | (call != NOWHERE)
+    depth = np.minimum(depth, _MAX_DEPTH)
     launched = np.zeros(0, np.int64)
     if work is not None:
         launched = _launching(calls, np.concatenate([lane.connection for lane in work.lanes]))
@@ -337,7 +337,7 @@ def _threads(
     weighed.sort(key=lambda one: one[:3])
     processes = {int(one[2]) >> 32 for one in weighed}
     shown: list[HostThread] = []
-    room = _MOST_ROWS
+    room = _MAX_ROWS
     for *_, number_of_thread, of_thread in weighed:
         parts = [of_thread[at] for _, at in by_key(depth[of_thread])]
         if shown and len(parts) > room:

@@ -39,11 +39,11 @@ from unified_prof.recording.task_order import Following, awaiting
 from unified_prof.recording.task_rows import WAIT
 from unified_prof.recording.tasks import Tasks
 
+# Gaps, or tasks, per window.
 WINDOW = BLOCK
-"""Gaps, or tasks, per window."""
 
+# Gaps longer than this share of the analyzed time are kept.
 LONG = 0.01
-"""Gaps longer than this share of the analyzed time are kept."""
 
 _STREAM_WAIT = "stream wait"
 _NOWHERE = -1

@@ -16,12 +16,12 @@ from numpy.typing import NDArray
 from unified_prof.base.display import Displayed
 from unified_prof.recording.breakdown_kinds import By
 
+# Source of `total_ns`: device tasks, host ranges, tracked operations, or none.
 Clock = Literal["device", "host", "operation", "none"]
-"""Source of `total_ns`: device tasks, host ranges, tracked operations, or none."""
 
 
+# Separator of the names in a sequence.
 THEN = " → "
-"""Separator of the names in a sequence."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -307,12 +307,12 @@ class Summary:
     """The breakdowns that this report has."""
 
 
+# Confidence of a finding: certain: measured; likely: measured, cause inferred; possible: one of
+# several explanations.
 Sureness: TypeAlias = Literal["certain", "likely", "possible"]
-"""Confidence of a finding: certain: measured; likely: measured, cause inferred; possible: one of
-several explanations."""
 
+# One row of evidence: `name`, and `line`, `count`, `total_ns` if known.
 Evidence: TypeAlias = Mapping[str, Any]
-"""One row of evidence: `name`, and `line`, `count`, `total_ns` if known."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,8 +19,8 @@ from unified_prof.recording.source import Source, Strings
 from unified_prof.sqlite.integer_columns import MISSING
 
 _PLACE = ("start", "thread", "name")
+# Rows per batch.
 _AT_A_TIME = 1 << 17
-"""Rows per batch."""
 _MANY = 8
 
 

@@ -37,8 +37,8 @@ _FOREIGN = re.compile(
 )
 
 
+# Numbers of module paths for a chain without modules, and for no chain.
 NO_MODULE, NO_CHAIN = -1, -2
-"""Numbers of module paths for a chain without modules, and for no chain."""
 
 
 class Frames:

@@ -276,11 +276,11 @@ def breakdown_spec(kind: Kind) -> BreakdownSpec:
     return cast(dict[By, BreakdownSpec], module.BREAKDOWNS)[kind.by]
 
 
+# Value for NULL and for columns that an older file does not have.
 MISSING_WHOLE_TABLES = in_store.MISSING
-"""Value for NULL and for columns that an older file does not have."""
 
+# Some rows of a table: integer columns, and columns of reals.
 Window = tuple[dict[str, NDArray[np.int64]], dict[str, NDArray[np.float64]]]
-"""Some rows of a table: integer columns, and columns of reals."""
 
 
 class Texts:

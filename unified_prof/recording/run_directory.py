@@ -15,10 +15,10 @@ from unified_prof.sqlite import run_folder
 from unified_prof.sqlite.detect import detect
 
 SUFFIXES = (".db", ".sqlite", ".sqlite3")
+# File that `uprof run` writes beside the reports of several ranks.
 RUN_DOCUMENT = run_folder.FILE_NAME
-"""File that `uprof run` writes beside the reports of several ranks."""
-_DEEPEST = 4
-"""Maximum depth of the search: the layouts of the known tools need three levels."""
+# Maximum depth of the search: the layouts of the known tools need three levels.
+_MAX_DEPTH = 4
 
 _REPORT_NAME = re.compile(
     r"(run_time|memory)(_.*)?\.sqlite|(msprof|msmonitor)_.*\.db"
@@ -28,10 +28,10 @@ _RANKS = (
     re.compile(r"(?:^|[_.-])rank[_-]?(\d+)(?=[_.-]|$)"),
     re.compile(r"^ascend_(?:pytorch|mindspore)_profiler_(\d+)\.db$"),
 )
+# Parts of a path that may name the rank: database, torch_npu's output, recording, rank.
 _NEAR = 4
-"""Parts of a path that may name the rank: database, torch_npu's output, recording, rank."""
 _SQLITE = b"SQLite format 3\0"
-_MOST_RANKS = 1 << 20
+_MAX_RANKS = 1 << 20
 
 
 @dataclass(slots=True)
@@ -51,7 +51,7 @@ def databases(folder: Path) -> Found:
     found = Found()
     for place, folders, files in os.walk(folder, onerror=found.closed.append):
         depth = len(Path(place).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < _DEEPEST else []
+        folders[:] = sorted(folders) if depth < _MAX_DEPTH else []
         found.files += [Path(place) / name for name in sorted(files) if name.endswith(SUFFIXES)]
         if RUN_DOCUMENT in files:
             found.documents.append(Path(place) / RUN_DOCUMENT)
@@ -167,6 +167,6 @@ def _expected_ranks(document: Path) -> list[int]:
     if isinstance(expected, list):
         return sorted({rank for rank in expected if isinstance(rank, int) and rank >= 0})
     size = content.get("world_size")
-    if isinstance(size, int) and 1 < size <= _MOST_RANKS:
+    if isinstance(size, int) and 1 < size <= _MAX_RANKS:
         return list(range(size))
     return []

@@ -188,8 +188,8 @@ class Coverage:
         return "; ".join([self.headline, *self.reasons]) if self.missing else ""
 
 
+# Texts that mean unknown in msprof.
 NOTHING_KNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNKNOWN", None})
-"""Texts that mean unknown in msprof."""
 
 
 class Strings:
@@ -296,6 +296,7 @@ def possible(start_ns: Ints, duration_ns: Ints) -> NDArray[np.bool_]:
 
 
 _TYPES = re.compile(r"[A-Za-z]")
+# Types of arguments without a shape; capitalized in old releases of torch.
 _NO_TENSORS = frozenset(
     {
         "",
@@ -310,7 +311,6 @@ _NO_TENSORS = frozenset(
         "GenericList",
     }
 )
-"""Types of arguments without a shape; capitalized in old releases of torch."""
 
 
 def input_text(shapes: str | None, types: str | None) -> str:

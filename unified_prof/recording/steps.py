@@ -23,8 +23,8 @@ from unified_prof.recording.host_calls import HostCalls
 from unified_prof.recording.source import Source
 from unified_prof.sqlite.integer_columns import MISSING
 
+# Name, start and end in nanoseconds, in order of time.
 Steps = Sequence[tuple[str, int, int]]
-"""Name, start and end in nanoseconds, in order of time."""
 
 
 def step_of(start_ns: Ints, steps: Steps) -> Ints:
@@ -36,10 +36,10 @@ def step_of(start_ns: Ints, steps: Steps) -> Ints:
     return result
 
 
+# ENUM_API_TYPE `node`, the level that launches.
 _NODE = 10_000
-"""ENUM_API_TYPE `node`, the level that launches."""
+# End of ranges without an end.
 FOREVER = 2**63 - 1
-"""End of ranges without an end."""
 _RECEIVE = "hcom_receive"
 _OF_GPUS = "UPROF_GPU_TASKS"
 

@@ -21,8 +21,8 @@ if TYPE_CHECKING:
     from unified_prof.recording.tasks import Tasks
 
 
+# Kind of waits, event records and notifications, which are no work (after `calls.KINDS`).
 WAIT = 6
-"""Kind of waits, event records and notifications, which are no work (after `calls.KINDS`)."""
 
 # Kinds by the text of the task type, for tasks that no other table describes.
 _WAITS = re.compile(

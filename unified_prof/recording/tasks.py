@@ -27,10 +27,10 @@ _OF_THE_PROFILER = re.compile(r"profiling[ _](?:en|dis)able$", re.IGNORECASE)
 
 _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 _NO_DEVICE = -(2**31)
+# Up to so many rows, an unpacked column is kept; longer ones are unpacked on each access.
 _KEPT_ROWS = 1 << 20
-"""Up to so many rows, an unpacked column is kept; longer ones are unpacked on each access."""
+# Rows per window, for temporary columns of some megabytes.
 WINDOW = 2 * BLOCK
-"""Rows per window, for temporary columns of some megabytes."""
 _COLUMNS = {
     "start": "startNs",
     "duration": "endNs - startNs",

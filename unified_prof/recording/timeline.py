@@ -21,8 +21,8 @@ from unified_prof.recording.source import Source
 from unified_prof.recording.task_rows import TaskRows
 from unified_prof.recording.tasks import Tasks
 
+# Share of the blocks for the busiest time, in which tasks are not merged.
 _PART = 5
-"""Share of the blocks for the busiest time, in which tasks are not merged."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -327,10 +327,10 @@ def _busiest(rows: _Rows, tasks: int) -> tuple[int, int] | None:
     return (begin, end) if inside <= 2 * tasks else None
 
 
+# Longer lines keep the lowest and highest point in each of so many slots.
 _SLOTS = 10_000
-"""Longer lines keep the lowest and highest point in each of so many slots."""
+# Tables and columns with the sizes of copies and memory sets.
 _SIZES = {"MEMCPY_INFO": "size", "UPROF_GPU_TASKS": "sizeBytes"}
-"""Tables and columns with the sizes of copies and memory sets."""
 
 
 def stacked(start_ns: Ints, end_ns: Ints, height: NDArray[Any]) -> tuple[Ints, NDArray[np.float64]]:

@@ -31,8 +31,8 @@ from pathlib import Path
 
 from unified_prof.errors import OutputError
 
+# A writer's tag: process namespace, process id, start time.
 TAG = re.compile(r"([0-9a-f]{8})-([0-9a-f]+)-([0-9a-f]+)")
-"""A writer's tag: process namespace, process id, start time."""
 
 TEMPORARY = "uprof-"
 _ENDED = ("Z", "X")  # a zombie does not write

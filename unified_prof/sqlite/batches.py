@@ -20,8 +20,8 @@ from unified_prof.base.columns import Column
 from unified_prof.base.text import storable
 from unified_prof.errors import UsageError
 
+# Types that the driver binds correctly.
 Plain = int | float | str | None
-"""Types that the driver binds correctly."""
 
 _INT64 = range(-(2**63), 2**63)
 _UINT64 = range(2**64)
@@ -71,8 +71,8 @@ class Objects:
         return values.tolist() if isinstance(values, np.ma.MaskedArray) else list(values)
 
 
+# Values of one column.
 Source = Constant | Numbers | Objects
-"""Values of one column."""
 
 
 def read(columns: Mapping[str, Column], *, table: str) -> tuple[dict[str, Source], int]:

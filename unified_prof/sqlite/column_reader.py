@@ -144,8 +144,8 @@ def _objects(part: _Part) -> NDArray[Any]:
     return values
 
 
+# Value for NULL and for values that are not integers; no column has this number.
 MISSING = np.iinfo(np.int64).min
-"""Value for NULL and for values that are not integers; no column has this number."""
 
 _CHUNK_ROWS = 16_384
 _INT32 = 1 << 31

@@ -21,8 +21,8 @@ from unified_prof.sqlite.fingerprint import Facts
 from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.statements import reading
 
+# UPROF_RUN fact: the revision a migrated file had before its first migration.
 MIGRATED_FROM = "migrated_from"
-"""UPROF_RUN fact: the revision a migrated file had before its first migration."""
 
 VERSION_ROWS = (
     "SCHEMA_VERSION",

@@ -28,10 +28,10 @@ from unified_prof.errors import StoreError
 from unified_prof.sqlite.atomic import watch
 from unified_prof.sqlite.opening import open_read_only
 from unified_prof.sqlite.pages.record_reader import Scan, Slice, Unusual, Values, scan
-from unified_prof.sqlite.statements import MOST_TABLES, TABLES, declared, quoted, reading
+from unified_prof.sqlite.statements import MAX_TABLES, TABLES, declared, quoted, reading
 
+# Maximum characters of a text: names of C++ templates have some ten thousand.
 MAX_TEXT = 1 << 16
-"""Maximum characters of a text: names of C++ templates have some ten thousand."""
 
 _INT64 = range(-(2**63), 2**63)
 
@@ -256,7 +256,7 @@ class _DatabaseTables:
         self._db = db
         self._most_rows = path.stat().st_size  # a row takes more than a byte
         self._unreadable: Counter[str] = Counter()
-        rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MOST_TABLES}").fetchall()
+        rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MAX_TABLES}").fetchall()
         self._columns = {
             str(name): tuple(column.name for column in declared(db, str(name))) for (name,) in rows
         }

@@ -21,7 +21,7 @@ from pathlib import Path
 from unified_prof.schema import catalogue
 from unified_prof.sqlite.atomic import watch
 from unified_prof.sqlite.statements import (
-    MOST_TABLES,
+    MAX_TABLES,
     READ_ERRORS,
     TABLES,
     Declared,
@@ -29,8 +29,8 @@ from unified_prof.sqlite.statements import (
     quoted,
 )
 
+# First bytes of every SQLite database.
 MAGIC = b"SQLite format 3\0"
-"""First bytes of every SQLite database."""
 
 
 def is_database(path: Path) -> bool:
@@ -57,7 +57,7 @@ def table_names(path: Path) -> frozenset[str]:
         try:
             db.execute("PRAGMA trusted_schema = OFF")
             watch(db, steps=10_000_000)
-            rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MOST_TABLES}").fetchall()
+            rows = db.execute(f"SELECT name FROM {TABLES} LIMIT {MAX_TABLES}").fetchall()
         finally:
             db.close()
     except (*READ_ERRORS, OSError):
@@ -66,14 +66,14 @@ def table_names(path: Path) -> frozenset[str]:
 
 
 _KEPT = 16
-_LONGEST = 1 << 18
-"""Maximum length of a cached schema; those of reports have some ten thousand characters."""
+# Maximum length of a cached schema; those of reports have some ten thousand characters.
+_MAX_CACHED_LENGTH = 1 << 18
 
+# Excludes views and virtual tables, which may have endless rows.
 _MASTER = (
     "SELECT name, sql, type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%',"
     " type IN ('table', 'view') FROM main.sqlite_master ORDER BY rowid"
 )
-"""Excludes views and virtual tables, which may have endless rows."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,7 +114,7 @@ def shape(db: sqlite3.Connection) -> Shape:
             _shapes.move_to_end(rows)
             return found
     found = _read(db, rows)
-    if sum(len(str(sql)) for _, sql, _, _ in rows) <= _LONGEST:
+    if sum(len(str(sql)) for _, sql, _, _ in rows) <= _MAX_CACHED_LENGTH:
         with _alone:
             _shapes[rows] = found
             while len(_shapes) > _KEPT:
@@ -148,15 +148,15 @@ def _read(db: sqlite3.Connection, rows: tuple[tuple[object, ...], ...]) -> Shape
     )
 
 
+# Tables of exporters before the first revision.
 PREHISTORY_TABLES = frozenset(
     {"API", "TARGET_INFO_NPU", "TARGET_INFO_SESSION_TIME", "ENUM_API_LEVEL", "ENUM_NPU_MODULE"}
 )
-"""Tables of exporters before the first revision."""
 
 
 _ENUMS_AT_ONCE = 50
 _KEPT_FINGERPRINT = 8
-_MOST_ROWS = 4096
+_MAX_ROWS = 4096
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,7 +244,7 @@ def _schema_facts(db: sqlite3.Connection, schema: Shape) -> _SchemaFacts:
             if isinstance(number, int) and isinstance(at, int):
                 enums[names[at]][number] = str(name)
         found = _SchemaFacts(enums)
-        if len(schema.contents) < _KEPT_FINGERPRINT and len(rows) < _MOST_ROWS:
+        if len(schema.contents) < _KEPT_FINGERPRINT and len(rows) < _MAX_ROWS:
             schema.contents[key] = found
     return found
 

@@ -84,8 +84,8 @@ class SharedFile:
 _ROWS_PER_STATEMENT = (400, 20)  # other rows are inserted one by one
 _PLAIN_INDEX = re.compile(r'CREATE INDEX "?\w+"? ON "?\w+"? ?\("?\w+"?(?:, ?"?\w+"?)*\)')
 _ROWS_WORTH_COMPARING = 4_000  # minimum rows for another statement
+# Maximum characters per statement; rows with more are inserted one by one, to save memory.
 TEXT_AT_ONCE = 1_000_000
-"""Maximum characters per statement; rows with more are inserted one by one, to save memory."""
 # Python 3.12.0 to 3.12.3 warn of every numbered parameter (python/cpython issue 117995).
 _NUMBERED_PARAMETERS = not (3, 12) <= sys.version_info[:3] < (3, 12, 4)
 

@@ -40,8 +40,8 @@ _SMALL_BYTES = 2 << 20
 _NOTHING = np.empty(0, np.int64)
 
 Int64s = NDArray[np.int64]
+# Values of the expressions, and the first and last row id.
 _Part = tuple[list[NDArray[Any]], tuple[int, int]]
-"""Values of the expressions, and the first and last row id."""
 
 
 def of_table(

@@ -38,8 +38,8 @@ _COPY_ATTEMPTS = 3
 _COPY_BYTES = 1 << 20
 _BLOCK_BYTES = 512  # the unit of `st_blocks` on all file systems
 # A generated column may create values of SQLite's limit, a gigabyte, in every row.
-_LONGEST_VALUE_BYTES = 1 << 27
-_STEPS_OF_RECOGNISING = 50_000_000  # one second; a report needs some thousand
+_MAX_VALUE_BYTES = 1 << 27
+_DETECTION_STEPS = 50_000_000  # one second; a report needs some thousand
 
 
 def open_read_only(path: Path, resources: ExitStack) -> sqlite3.Connection:
@@ -178,8 +178,8 @@ def _connect(
     try:
         db.execute("PRAGMA trusted_schema = OFF")  # the file is not trusted
         if hasattr(db, "setlimit"):  # since Python 3.11
-            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _LONGEST_VALUE_BYTES)
-        watch(db, steps=_STEPS_OF_RECOGNISING)
+            db.setlimit(sqlite3.SQLITE_LIMIT_LENGTH, _MAX_VALUE_BYTES)
+        watch(db, steps=_DETECTION_STEPS)
         db.execute("SELECT count(*) FROM sqlite_master").fetchone()
         if before is not None:
             db.hold(path, before)

@@ -22,10 +22,10 @@ from unified_prof.sqlite.atomic import replacing
 FILE_NAME = "run.json"
 _PIECES = "run.json.d"
 _FORMAT, _VERSION = "uprof-run", 1
-_LARGEST_BYTES = 64 << 20  # maximum size of a file that is read: a million ranks need less
+_MAX_BYTES = 64 << 20  # maximum size of a file that is read: a million ranks need less
 _ROUNDS = 100
-_MOST_EDITORS = 64
-"""Number of ranks that merge the entries; each reads all of them."""
+# Number of ranks that merge the entries; each reads all of them.
+_MAX_MERGING_RANKS = 64
 
 STARTED, MEASURED, ENDED = "started", "measured", "ended"
 
@@ -99,7 +99,7 @@ def note(folder: Path, entry: RankEntry) -> None:
         ) from err
     _write(_piece(folder, entry.rank), asdict(entry))
     position = entry.expected_ranks.index(entry.rank) if entry.rank in entry.expected_ranks else 0
-    if position % max(1, len(entry.expected_ranks) // _MOST_EDITORS):
+    if position % max(1, len(entry.expected_ranks) // _MAX_MERGING_RANKS):
         return
     seen: dict[int, RankEntry] | None = None
     for _ in range(_ROUNDS):
@@ -124,7 +124,7 @@ def read(folder: str | os.PathLike[str]) -> RunFolder | None:
     try:
         if not path.is_file():
             return None
-        if path.stat().st_size > _LARGEST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise StoreError(
                 f"{path}: too large to be what `uprof run` writes", slug="damaged-file"
             )

@@ -25,8 +25,8 @@ from unified_prof.schema.skyline import ACTIVATION, WEIGHT
 from unified_prof.sqlite.atomic import replacing
 from unified_prof.sqlite.statements import declared, open_unfinished, quoted, transaction, writing
 
+# Table of the counts of a `ledger.Ledger`.
 ANOMALIES = "UPROF_ANOMALIES"
-"""Table of the counts of a `ledger.Ledger`."""
 
 
 def fill(db: sqlite3.Connection, table: str, rows: Iterable[tuple[object, ...]]) -> None:

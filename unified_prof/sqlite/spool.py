@@ -1,7 +1,7 @@
-"""Measurements of a running workload, saved for `uprof recover`.
+"""Measurements of a running workload, saved for `uprof db recover`.
 
 A killed process writes no report. So `uprof run` regularly saves the records of complete iterations
-in a hidden file beside the reports, and `uprof recover` writes reports from it. The name has the
+in a hidden file beside the reports, and `uprof db recover` writes reports from it. The name has the
 tag of the writing process, whose file is left alone while it runs. The file is replaced atomically
 but not flushed to disk: it survives the process, not a power failure, and costs very little.
 """
@@ -31,10 +31,10 @@ from unified_prof.sqlite.atomic import remove_abandoned
 _MAGIC = b"uprof spool\n"
 _VERSION = 1
 _HEADER = struct.Struct("<12sIQI")  # magic, version, bytes of the payload, their CRC-32
-_LARGEST_BYTES = 1 << 30
+_MAX_BYTES = 1 << 30
 _NAME = re.compile(rf"\.uprof(?:_rank\d+)?\.(?P<owner>{atomic.TAG.pattern})\.spool")
-_DEEPEST = 2
-"""Maximum depth of the search: directories of restarts."""
+# Maximum depth of the search: directories of restarts.
+_MAX_DEPTH = 2
 _INT64 = 1 << 63
 
 
@@ -103,13 +103,13 @@ class Spool:
         return f"{self._head}.spool"
 
 
+# States of the process that wrote a spool.
 RUNS, ENDED, UNKNOWN = "runs", "ended", "unknown"
-"""States of the process that wrote a spool."""
 
 
 def find(folder: Path) -> list[Path]:
     """Return the spools in `folder` and its directories of restarts, by name."""
-    return [path for place in _places(folder, _DEEPEST) for path in _in(place)]
+    return [path for place in _places(folder, _MAX_DEPTH) for path in _in(place)]
 
 
 def state_of(path: Path) -> str:
@@ -166,7 +166,7 @@ def read(path: Path) -> Spooled:
                 f"{path} is not a regular file, expected a spool of uprof's",
                 slug="not-a-regular-file",
             )
-        if path.stat().st_size > _LARGEST_BYTES:
+        if path.stat().st_size > _MAX_BYTES:
             raise RawFormatError(f"{path}: larger than any spool of uprof's", slug="damaged-spool")
         data = path.read_bytes()
     except OSError as err:

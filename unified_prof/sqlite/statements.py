@@ -70,13 +70,13 @@ def row_id_name(columns: Collection[str]) -> str | None:
 
 
 # Views and virtual tables may compute endless rows.
+# Subquery for the ordinary tables of a file.
 TABLES = (
     "(SELECT name, sql, rowid FROM main.sqlite_master"
     " WHERE type = 'table' AND rootpage > 0 AND sql LIKE 'CREATE TABLE%')"
 )
-"""Subquery for the ordinary tables of a file."""
-MOST_TABLES = 100_000
-"""Maximum number of tables read of a file of another program."""
+# Maximum number of tables read of a file of another program.
+MAX_TABLES = 100_000
 
 
 def open_unfinished(

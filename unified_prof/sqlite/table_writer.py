@@ -45,8 +45,8 @@ if TYPE_CHECKING:
     from unified_prof.sqlite.pages.tree_writer import TableTree
 
 
+# Minimum number of rows that are written as pages.
 ROWS_WORTH_PAGES = 4_000
-"""Minimum number of rows that are written as pages."""
 _ROWS_AT_ONCE = 32_768
 _NUMERIC = ("INT", "NUMERIC", "REAL", "DOUB", "FLOA")
 _NOT_PLAIN = re.compile(

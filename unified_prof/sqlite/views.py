@@ -116,6 +116,7 @@ def _columns_of(create_index: str) -> tuple[str, ...]:
 _ENUM_IDS_SINCE = "1.0.0_20240521"
 _TEXT_UID_SINCE = "1.0.0_20241008"
 
+# (table, column) -> the enum whose ids the column holds.
 HCCL_TYPES = {
     ("COMMUNICATION_TASK_INFO", "rdmaType"): "ENUM_HCCL_RDMA_TYPE",
     ("COMMUNICATION_TASK_INFO", "transportType"): "ENUM_HCCL_TRANSPORT_TYPE",
@@ -123,7 +124,6 @@ HCCL_TYPES = {
     ("COMMUNICATION_TASK_INFO", "linkType"): "ENUM_HCCL_LINK_TYPE",
     ("COMMUNICATION_OP", "dataType"): "ENUM_HCCL_DATA_TYPE",
 }
-"""(table, column) -> the enum whose ids the column holds."""
 
 
 @cache

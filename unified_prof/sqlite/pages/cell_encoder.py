@@ -17,8 +17,8 @@ from unified_prof.sqlite.pages import format as layout
 from unified_prof.sqlite.pages import row_encoder
 from unified_prof.sqlite.pages.row_encoder import NULL, NUMBER, TEXT, Field, Fixed, Varying
 
+# Indexes of rows of a block; None: all.
 _Rows = NDArray[np.int64] | None
-"""Indexes of rows of a block; None: all."""
 _FEW_SHAPES = 4096
 
 
@@ -79,7 +79,7 @@ def _sizes(fields: Sequence[Field], rowids: NDArray[np.int64]) -> _Sizes:
             header = header + row_encoder.width_of(field.type)
             body = body + len(field.body)
             continue
-        header_bytes = np.array([1, 1, *range(1, row_encoder.LONGEST + 1)], np.int64)
+        header_bytes = np.array([1, 1, *range(1, row_encoder.MAX_VARINT_BYTES + 1)], np.int64)
         body_bytes = np.where(np.arange(len(header_bytes)) == NUMBER, field.width, 0)
         if isinstance(field.kinds, int):
             header = header + int(header_bytes[field.kinds])

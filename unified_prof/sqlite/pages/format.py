@@ -22,8 +22,8 @@ if TYPE_CHECKING:
 
 
 MAGIC = b"SQLite format 3\0"
+# Size of the file header at the start of the first page; the page header follows.
 HEADER_BYTES = 100
-"""Size of the file header at the start of the first page; the page header follows."""
 
 TABLE_LEAF = 13
 TABLE_INTERIOR = 5
@@ -32,29 +32,29 @@ INDEX_INTERIOR = 2
 
 LEAF_HEADER_BYTES = 8
 INTERIOR_HEADER_BYTES = 12
+# Size of an entry in a page's array of cell pointers.
 POINTER_BYTES = 2
-"""Size of an entry in a page's array of cell pointers."""
+# Size of a page number, at the start of interior cells and overflow pages.
 CHILD_BYTES = 4
-"""Size of a page number, at the start of interior cells and overflow pages."""
-LEAST_CELL_BYTES = 4
-"""Minimum size of a cell, so that it can become a free block."""
+# Minimum size of a cell, so that it can become a free block.
+MIN_CELL_BYTES = 4
 
+# The page with this byte is never used: locks are taken there.
 LOCK_BYTE = 0x4000_0000
-"""The page with this byte is never used: locks are taken there."""
 
 # Serial types: types of values in the header of a record.
 NULL = 0
 FLOAT = 7
 ZERO = 8
 ONE = 9
+# A blob of n bytes has this type plus 2 n.
 FIRST_BLOB = 12
-"""A blob of n bytes has this type plus 2 n."""
+# A text of n bytes has this type plus 2 n.
 FIRST_TEXT = 13
-"""A text of n bytes has this type plus 2 n."""
+# Serial type of an integer -> size in bytes; 0 for ZERO and ONE.
 INTEGER_BYTES = {1: 1, 2: 2, 3: 3, 4: 4, 5: 6, 6: 8}
-"""Serial type of an integer -> size in bytes; 0 for ZERO and ONE."""
+# Size of a value by its serial type, below FIRST_BLOB; 10 and 11 are reserved.
 WIDTHS = np.array([0, 1, 2, 3, 4, 6, 8, 8, 0, 0, 0, 0], np.int64)
-"""Size of a value by its serial type, below FIRST_BLOB; 10 and 11 are reserved."""
 
 UTF8 = 1
 _HEADER = struct.Struct(">16sHBBBBBB12I20xII")
@@ -142,8 +142,8 @@ def local_payload(usable: int, payload: int) -> int:
 Bytes = NDArray[np.uint8]
 Int64s = NDArray[np.int64]
 
+# Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position.
 SLACK = 8
-"""Zeros after the pages of `Pages.read`, so that eight bytes can be read at any position."""
 
 
 class Irregular(Exception):  # noqa: N818 - internal control flow
@@ -213,7 +213,7 @@ class Pages:
 
 _MORE = 0x80
 _BITS = np.uint8(0x7F)
-_LONGEST = 9
+_MAX_VARINT_BYTES = 9
 
 
 def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
@@ -228,13 +228,13 @@ def read_varints(data: Bytes, places: Int64s) -> tuple[Int64s, Int64s]:
         return byte.astype(np.int64), after
     values = (byte & _BITS).astype(np.int64)
     going: Int64s | slice = slice(None)  # all of them, while they have equal lengths
-    for position in range(1, _LONGEST):
+    for position in range(1, _MAX_VARINT_BYTES):
         if not goes_on.all():
             going = np.flatnonzero(goes_on) if isinstance(going, slice) else going[goes_on]
         at = after[going]
         byte = data[np.minimum(at, len(data) - 1)]
         after[going] = at + 1
-        if position == _LONGEST - 1:  # the last byte has eight bits
+        if position == _MAX_VARINT_BYTES - 1:  # the last byte has eight bits
             values[going] = values[going] << 8 | byte
             break
         values[going] = values[going] << 7 | byte & _BITS

@@ -107,8 +107,8 @@ def _affinity(kind: str) -> str:
     return "REAL" if any(part in kind for part in ("REAL", "FLOA", "DOUB")) else "NUMERIC"
 
 
-_MOST_LEVELS = 20  # SQLite's limit
-_LEAST, _MOST = np.iinfo(np.int64).min, np.iinfo(np.int64).max
+_MAX_LEVELS = 20  # SQLite's limit
+_MIN_ID, _MAX_ID = np.iinfo(np.int64).min, np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
@@ -129,7 +129,7 @@ def leaves(pages: Pages, root: int, *, at_a_time: int) -> Iterator[Leaves]:
     depth = _depth(pages, root)
     waiting: list[Leaves] = []
     count = 0
-    for some in _below(pages, root, _LEAST, _MOST, depth):
+    for some in _below(pages, root, _MIN_ID, _MAX_ID, depth):
         waiting.append(some)
         count += len(some.numbers)
         if count < at_a_time:
@@ -154,7 +154,7 @@ def _concatenated(parts: list[Leaves]) -> Leaves:
 
 def _depth(pages: Pages, number: int) -> int:
     """Return the number of levels above the leaves."""
-    for depth in range(_MOST_LEVELS):
+    for depth in range(_MAX_LEVELS):
         page = pages.read(np.array([number]))
         if page[0] == TABLE_LEAF:
             return depth
@@ -169,7 +169,7 @@ def _below(pages: Pages, number: int, lower: int, upper: int, depth: int) -> Ite
         return
     children, keys = _children(pages.read(np.array([number])), pages)
     bounds = np.append(keys, upper)
-    if lower != _LEAST:
+    if lower != _MIN_ID:
         bounds = np.insert(bounds, 0, lower)
     if not (bounds[1:] > bounds[:-1]).all():
         raise Irregular
@@ -202,7 +202,7 @@ def _children(page: Bytes, pages: Pages) -> tuple[Int64s, Int64s]:
     return children, keys
 
 
-_MOST_PAYLOAD = 2**31 - 1
+_MAX_PAYLOAD = 2**31 - 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,7 +256,7 @@ def rows_of(pages: Pages, leaves: Leaves, after: int | None) -> Rows:
     places += page
     sizes, ids_at = read_varints(data, places)
     ids, begin = read_varints(data, ids_at)
-    if int(sizes.min()) < 0 or int(sizes.max()) > _MOST_PAYLOAD:
+    if int(sizes.min()) < 0 or int(sizes.max()) > _MAX_PAYLOAD:
         raise Irregular
     end = begin + sizes
     end_here = end

@@ -37,20 +37,20 @@ from unified_prof.sqlite.pages.reader import Layout, Rows, layout_of, leaves, ro
 from unified_prof.sqlite.statements import quoted
 
 _ONE_BYTE_TYPES = 0x80
+# Size of a value by its type, for types of one byte in the header.
 _OF_ONE_BYTE = np.concatenate(
     [WIDTHS, (np.arange(FIRST_BLOB, _ONE_BYTE_TYPES) - FIRST_BLOB) // 2]
 ).astype(np.int64)
-"""Size of a value by its type, for types of one byte in the header."""
 
+# Right shift of eight bytes that begin with an integer, by its type.
 _SHIFTS = np.array([63, 56, 48, 40, 32, 16, 0, 0, 63, 63, 63, 63], np.int64)
-"""Right shift of eight bytes that begin with an integer, by its type."""
+# Types that NumPy has.
 _NUMPY_TYPES = {1: ">i1", 2: ">i2", 4: ">i4", 6: ">i8"}
-"""Types that NumPy has."""
-_LONGEST = 2**31
+_MAX_TYPE = 2**31
 
 _EIGHT = 8
-_MOST_DIGITS = 19
-_LARGEST = np.uint64(2**63 - 1)
+_MAX_DIGITS = 19
+_MAX_INT64 = np.uint64(2**63 - 1)
 # Convert eight digits, the first in the lowest byte, by combining neighbors: bytes to pairs, pairs
 # to fours, fours to eight.
 _ZEROS = 0x3030_3030_3030_3030
@@ -154,7 +154,7 @@ class Values:
     def _digits(self, kind: int) -> Int64s:
         """Convert texts of digits of equal length."""
         length = (kind - FIRST_TEXT) >> 1
-        if not kind & 1 or not 1 <= length <= _MOST_DIGITS:
+        if not kind & 1 or not 1 <= length <= _MAX_DIGITS:
             raise Unusual
         there = np.ndarray((len(self.data) - 7,), "<u8", self.data.data, 0, (1,))
         found = np.zeros(len(self), np.uint64)
@@ -177,7 +177,7 @@ class Values:
                 digits &= mask
             found *= np.uint64(10**size)
             found += digits
-        if length == _MOST_DIGITS and (found > _LARGEST).any():
+        if length == _MAX_DIGITS and (found > _MAX_INT64).any():
             raise Unusual
         return found.view(np.int64)
 
@@ -248,7 +248,7 @@ def _counted(types: NDArray[np.integer]) -> NDArray[np.integer]:
     Raises:
         Unusual: a value is a long text.
     """
-    if int(types.max()) > FIRST_TEXT + 2 * _MOST_DIGITS:
+    if int(types.max()) > FIRST_TEXT + 2 * _MAX_DIGITS:
         raise Unusual
     return np.bincount(types)
 
@@ -309,7 +309,7 @@ class _Walk:
             if ended is not None:
                 types[ended] = NULL
                 crossed &= ~ended
-            if crossed.any() or int(types.min()) < 0 or int(types.max()) > _LONGEST:
+            if crossed.any() or int(types.min()) < 0 or int(types.max()) > _MAX_TYPE:
                 raise Unusual
             low = np.minimum(types, FIRST_BLOB - 1)
             sizes = np.where(types < FIRST_BLOB, WIDTHS.take(low), (types - FIRST_BLOB) >> 1)
@@ -346,8 +346,8 @@ class _Walk:
 
 __all__ = ["Scan", "Slice", "Unusual", "scan"]
 
+# Size of the pages read at once, so that they fit into the processor's cache.
 _BYTES_AT_A_TIME = 1 << 19
-"""Size of the pages read at once, so that they fit into the processor's cache."""
 _ROW_ID_NAMES = frozenset({"rowid", "oid", "_rowid_"})
 
 

@@ -49,13 +49,13 @@ def affinity_of(declared: str) -> Affinity:
 
 
 _AT_ONCE = 10_000
+# The texts 0000 to 9999.
 _FOUR_DIGITS = np.frombuffer(
     (np.indices((10, 10, 10, 10), np.uint8).reshape(4, -1).T + np.uint8(ord("0"))).tobytes(), "V4"
 )
-"""The texts 0000 to 9999."""
-_MOST_DIGITS = 20
-_WIDTH = 1 + _MOST_DIGITS
-_POWERS = np.array([10**digits for digits in range(1, _MOST_DIGITS)], np.uint64)
+_MAX_DIGITS = 20
+_WIDTH = 1 + _MAX_DIGITS
+_POWERS = np.array([10**digits for digits in range(1, _MAX_DIGITS)], np.uint64)
 _MINUS = ord("-")
 
 
@@ -71,7 +71,7 @@ def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.
     digits = np.empty((len(numbers), _WIDTH), np.uint8)
     # Only as many groups of four as the longest number needs; leading zeros are cut off below.
     groups = -(-int(lengths.max()) // 4)
-    for place in range(_WIDTH - 4, _WIDTH - 4 - 4 * min(groups, _MOST_DIGITS // 4), -4):
+    for place in range(_WIDTH - 4, _WIDTH - 4 - 4 * min(groups, _MAX_DIGITS // 4), -4):
         higher = left // np.uint64(_AT_ONCE)
         group = (left - higher * np.uint64(_AT_ONCE)).astype(np.intp)
         np.ndarray((len(numbers),), "V4", digits, place, (_WIDTH,))[:] = _FOUR_DIGITS[group]
@@ -85,15 +85,15 @@ def decimals(numbers: NDArray[np.int64]) -> tuple[NDArray[np.uint8], NDArray[np.
     return digits[np.arange(_WIDTH) >= (_WIDTH - lengths)[:, np.newaxis]], lengths
 
 
-LONGEST = 9
-_FIRST_OF_WIDTH = np.array([1 << 7 * width for width in range(1, LONGEST)], np.int64)
+MAX_VARINT_BYTES = 9
+_FIRST_OF_WIDTH = np.array([1 << 7 * width for width in range(1, MAX_VARINT_BYTES)], np.int64)
 
 
 def encoded(value: int) -> bytes:
     """Return one number as a varint."""
     value &= 2**64 - 1
     width = width_of(value)
-    if width == LONGEST:
+    if width == MAX_VARINT_BYTES:
         return encoded_in(value >> 8, 8)[:-1] + bytes([value >> 8 & 0x7F | 0x80, value & 0xFF])
     return encoded_in(value, width)
 
@@ -108,13 +108,13 @@ def encoded_in(value: int, width: int) -> bytes:
 def width_of(value: int) -> int:
     """Return the size of the varint of a number."""
     value &= 2**64 - 1
-    return min(max((value.bit_length() + 6) // 7, 1), LONGEST)
+    return min(max((value.bit_length() + 6) // 7, 1), MAX_VARINT_BYTES)
 
 
 def widths_of(values: NDArray[np.int64]) -> NDArray[np.int64]:
     """Return the size of the varint of each number."""
     widths = np.searchsorted(_FIRST_OF_WIDTH, values, side="right") + 1
-    return np.where(values < 0, LONGEST, widths)
+    return np.where(values < 0, MAX_VARINT_BYTES, widths)
 
 
 def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: int) -> None:
@@ -127,13 +127,13 @@ def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: i
         width: See `widths_of`.
     """
     rest = values
-    if width == LONGEST:
-        cells[:, at + LONGEST - 1] = values
+    if width == MAX_VARINT_BYTES:
+        cells[:, at + MAX_VARINT_BYTES - 1] = values
         rest = values >> 8  # its high bits are those of the sign, and are cut off below
-    low = LONGEST - 2 if width == LONGEST else width - 1
+    low = MAX_VARINT_BYTES - 2 if width == MAX_VARINT_BYTES else width - 1
     for k in range(low, -1, -1):
         part = rest.astype(np.uint8)
-        if k == low and width < LONGEST:
+        if k == low and width < MAX_VARINT_BYTES:
             part &= 0x7F
         else:
             part |= 0x80
@@ -144,8 +144,8 @@ def place(cells: NDArray[np.uint8], at: int, values: NDArray[np.int64], width: i
 
 NULL = 0
 NUMBER = 1
+# Kind of a text: this plus the size of its serial type, 2 for short texts.
 TEXT = 1
-"""Kind of a text: this plus the size of its serial type, 2 for short texts."""
 
 _BEYOND = 2.0**63
 
@@ -187,8 +187,8 @@ class Varying:
         return self.kinds if isinstance(self.kinds, int) else int(self.kinds[row])
 
 
+# One column of a block of rows.
 Field = Fixed | Varying
-"""One column of a block of rows."""
 
 
 def field_of(source: Source, affinity: Affinity) -> Field:

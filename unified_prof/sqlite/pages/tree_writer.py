@@ -103,7 +103,7 @@ class LeafPacker:
             # Fill the pending page first.
             each = np.broadcast_to(np.asarray(sizes, np.int64), rows)
             used = len(self._cells) + layout.POINTER_BYTES * len(self._sizes)
-            few = each[: self._room // (layout.LEAST_CELL_BYTES + layout.POINTER_BYTES)]
+            few = each[: self._room // (layout.MIN_CELL_BYTES + layout.POINTER_BYTES)]
             ends = np.cumsum(few + layout.POINTER_BYTES)
             fitting = int(np.searchsorted(ends, self._room - used, side="right"))
             bytes_fitting = int(few[:fitting].sum())
@@ -177,7 +177,7 @@ _COUNTER_AND_PAGES = struct.Struct(">II")
 _COUNTER_AND_PAGES_AT = 24
 _VALID_FOR = struct.Struct(">I")
 _VALID_FOR_AT = 92
-_MOST_PAGES = 0xFFFF_FFFE
+_MAX_PAGES = 0xFFFF_FFFE
 
 
 class PageFile:
@@ -229,7 +229,7 @@ class PageFile:
         """
         numbers = self.next_numbers(len(pages))
         last = int(numbers[-1])
-        if last > _MOST_PAGES:
+        if last > _MAX_PAGES:
             raise OSError("a database cannot have that many pages")
         before = int(np.searchsorted(numbers, self.header.lock_page))
         for part in (slice(0, before), slice(before, None)):
