@@ -24,6 +24,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from itertools import groupby
 
 import numpy as np
@@ -34,6 +35,7 @@ from unified_prof.base.text import NS_PER_US
 from unified_prof.recording import annotations as annotated
 from unified_prof.recording import annotations as regions
 from unified_prof.recording import breakdowns
+from unified_prof.recording.breakdown_kinds import By
 from unified_prof.recording.breakdowns import finish
 from unified_prof.recording.calls import sort_rows
 from unified_prof.recording.collectives import device_name
@@ -52,6 +54,18 @@ def _has_calls(recording: Recording) -> bool:
 
 def _has_places(recording: Recording) -> bool:
     return recording.has_operations and _has_calls(recording)
+
+
+def _has_stacks(recording: Recording, by: By) -> bool:
+    if _has_places(recording):
+        return recording.held_calls.has(by)
+    return recording.has_memory_blocks
+
+
+def _by_stack(recording: Recording, by: By) -> Breakdown:
+    if _has_places(recording):
+        return breakdowns.by_label(recording.held_calls, by)
+    return breakdowns.memory_at_peak(recording.source, recording.strings, by)
 
 
 def _operations(recording: Recording) -> Breakdown:
@@ -294,10 +308,8 @@ BREAKDOWNS = {
         lambda one: _has_places(one) and one.held_calls.has("module"),
         lambda one: breakdowns.by_label(one.held_calls, "module"),
     ),
-    "line": BreakdownSpec(
-        lambda one: _has_places(one) and one.held_calls.has("line"),
-        lambda one: breakdowns.by_label(one.held_calls, "line"),
-    ),
+    "line": BreakdownSpec(partial(_has_stacks, by="line"), partial(_by_stack, by="line")),
+    "stack": BreakdownSpec(partial(_has_stacks, by="stack"), partial(_by_stack, by="stack")),
     "kernel": BreakdownSpec(
         _is_of_device, lambda one: breakdowns.finish("kernel", one.work.kernel_rows())
     ),

@@ -55,6 +55,13 @@ KINDS: dict[By, Kind] = {
             detailed="operation",
         ),
         Kind(
+            "stack",
+            "Call stacks",
+            "no call stack of the user's files was recorded (torch.profiler needs with_stack)",
+            detailed="operation",
+            when_asked=True,
+        ),
+        Kind(
             "kernel",
             "Kernels",
             "no device work was recorded",

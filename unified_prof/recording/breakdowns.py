@@ -27,7 +27,7 @@ from unified_prof.recording.calls import (
     SomeCalls,
     Sums,
 )
-from unified_prof.recording.counters import Allocations
+from unified_prof.recording.counters import Allocations, blocks_at_peak
 from unified_prof.recording.framework import (
     BACKWARD,
     FORWARD,
@@ -36,7 +36,9 @@ from unified_prof.recording.framework import (
     Framework,
     module_class,
 )
-from unified_prof.recording.model import Breakdown, Row
+from unified_prof.recording.model import THEN, Breakdown, Row
+from unified_prof.recording.python_frames import user_stacks
+from unified_prof.recording.source import Source, Strings
 
 NO_MODULE = "(outside any module)"
 NO_LINE = "(no source line)"
@@ -65,10 +67,10 @@ def available(calls: Calls, *, steps: bool, regions: bool = False) -> tuple[By, 
 
 
 def by_label(calls: SomeCalls, by: By) -> Breakdown:
-    """Return the breakdown of calls by operation, module or line.
+    """Return the breakdown of calls by operation, module, line or call stack.
 
-    The detail of an operation is the line with most of its time, the detail of a line the operation
-    with most of its time, and the detail of a module its class.
+    The detail of an operation is the line with most of its time, the detail of a line or stack the
+    operation with most of its time, and the detail of a module its class.
     """
     texts = calls.labels.texts
     if by == "operation":
@@ -92,8 +94,9 @@ def by_label(calls: SomeCalls, by: By) -> Breakdown:
         own: Ints = getattr(some, by)
         return np.where(own == UNKNOWN, no_label, own)
 
-    if by == "line":
-        rows = _rows(calls, [*texts, NO_LINE], label, _MainLabels(texts, "name"))
+    if by in ("line", "stack"):
+        names = [*(text.replace("\n", THEN) for text in texts), NO_LINE]
+        rows = _rows(calls, names, label, _MainLabels(texts, "name"))
     else:
         names = [*(text or ROOT_MODULE for text in texts), NO_MODULE]
         classes = {calls.labels.number(path): name for path, name in calls.module_class.items()}
@@ -123,6 +126,23 @@ def finish(by: By, rows: Iterable[Row]) -> Breakdown:
     times = [row.total_ns for row in rows if row.total_ns is not None]
     sizes = [row.size_bytes for row in rows if row.size_bytes is not None]
     return Breakdown(by, rows, sum(times) if times else None, sum(sizes) if sizes else None)
+
+
+def memory_at_peak(source: Source, strings: Strings, by: By) -> Breakdown:
+    """Return the blocks in use at the peak of a memory snapshot, by source line or call stack."""
+    stacks = user_stacks(source, strings)
+    blocks = blocks_at_peak(source, strings)
+    found: dict[str, tuple[int, int]] = {}
+    for chain, size in zip(blocks.chain.tolist(), blocks.size_bytes.tolist(), strict=True):
+        frames = stacks.get(chain, (NO_LINE,))
+        name = frames[-1] if by == "line" else THEN.join(frames)
+        count, total = found.get(name, (0, 0))
+        found[name] = count + 1, total + size
+    rows = [
+        Row(name=name, kind=by, count=count, allocated_bytes=total)
+        for name, (count, total) in found.items()
+    ]
+    return finish(by, calls.sort_rows(rows))
 
 
 class _MainLabels:

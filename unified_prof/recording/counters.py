@@ -5,11 +5,12 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
 
+from unified_prof.arrays.types import Ints
 from unified_prof.recording.collectives import device_name
 from unified_prof.recording.model import PmuFigure, Series
 from unified_prof.recording.source import (
@@ -19,6 +20,7 @@ from unified_prof.recording.source import (
     Strings,
     recorded_facts,
 )
+from unified_prof.sqlite.integer_columns import MISSING
 
 # Components of MEMORY_RECORD that are torch's caching allocator on an accelerator.
 TORCH = "PTA"
@@ -101,6 +103,35 @@ def allocations(source: Source, strings: Strings) -> Allocations:
     known &= (columns["size"] > 0) & (columns["size"] < MAX_BYTES)
     names = [strings.get(number) or "(unnamed)" for number in columns["name"][known].tolist()]
     return Allocations(names, columns["size"][known], columns["at"][known])
+
+
+class LiveBlocks(NamedTuple):
+    """Blocks of the allocator that are in use at one time."""
+
+    chain: Ints
+    """Id of the call chain that allocated each, MISSING if not known."""
+    size_bytes: Ints
+
+
+def blocks_at_peak(source: Source, strings: Strings) -> LiveBlocks:
+    """Return the blocks of a memory snapshot in use at the peak of each device."""
+    columns = {"device": "deviceId", "size": "sizeBytes", "chain": "callchainId"}
+    columns |= {"from": "allocationNs", "until": "releaseNs"}
+    blocks = source.integers("UPROF_MEMORY_BLOCKS", columns)
+    records = source.integers(
+        "MEMORY_RECORD",
+        {"device": "deviceId", "at": "timestamp", "used": "totalAllocated", "of": "component"},
+    )
+    torch = [one for one in np.unique(records["of"]).tolist() if strings.get(one) == TORCH]
+    live = np.zeros(len(blocks["size"]), bool)
+    for device in np.unique(blocks["device"]).tolist():
+        mine = np.flatnonzero((records["device"] == device) & np.isin(records["of"], torch))
+        if len(mine):
+            at_ns = records["at"][mine[records["used"][mine].argmax()]]
+            begun = blocks["from"] <= at_ns  # MISSING: before the history
+            ended = (blocks["until"] != MISSING) & (blocks["until"] <= at_ns)
+            live |= (blocks["device"] == device) & begun & ~ended
+    return LiveBlocks(blocks["chain"][live], blocks["size"][live])
 
 
 def memory_series(source: Source, strings: Strings) -> tuple[Series, ...]:

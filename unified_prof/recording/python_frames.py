@@ -189,6 +189,17 @@ def _callchains(
     )
 
 
+def user_stacks(source: Source, strings: Strings) -> dict[int, tuple[str, ...]]:
+    """Return the user's frames of call chains by id, outermost first; only chains with any."""
+    chains, _ = _callchains(source, strings)
+    files = {frame.rpartition(":")[0] for frames in chains.values() for frame in frames}
+    root = _common_folder(files)
+    return {
+        number: tuple(frame.removeprefix(root) for frame in frames)
+        for number, frames in chains.items()
+    }
+
+
 def chains_through(source: Source, frame: str) -> NDArray[np.int64]:
     """Return the ids of the call chains with a frame that matches an SQL LIKE pattern."""
     if "PYTORCH_CALLCHAINS" not in source.tables:

@@ -130,6 +130,11 @@ class Recording:
         """True if framework operations are known, from here or from the capture."""
         return self.framework is not None or self.work.captured is not None
 
+    @property
+    def has_memory_blocks(self) -> bool:
+        """True for a memory snapshot, which has the blocks of the allocator with call chains."""
+        return "UPROF_MEMORY_BLOCKS" in self.source.tables
+
     @cached_property
     def clock(self) -> Clock:
         """Source of the report's times."""

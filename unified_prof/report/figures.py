@@ -193,7 +193,8 @@ def gather_figures(
         bys: list[By] | None = None if request.by is None else [request.by]
         if bys is None and not everything:
             # An empty report still has a headline, and the reasons why it is empty.
-            bys = ["operation"] if "operation" in analysis.summary.available else []
+            usual: tuple[By, ...] = ("operation", "line")
+            bys = [by for by in usual if by in analysis.summary.available][:1]
         top = rows if request.top is None else request.top
         return collect_figures(
             analysis,

@@ -27,6 +27,7 @@ from tests.decoders.memory_snapshot.made import (
 )
 from unified_prof.cli.app import app
 from unified_prof.errors import RawFormatError
+from unified_prof.explain.api import open_analyses
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.sources import find_source
 
@@ -341,6 +342,34 @@ def test_other_pickles_and_mappings_are_refused(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(small())[:-20])
     with pytest.raises(RawFormatError, match="damaged or cut off as a pickle"):
         decode(path)
+
+
+def test_lines_and_stacks_hold_the_memory_at_the_peak(tmp_path: Path) -> None:
+    other = {"filename": "/home/user/net.py", "line": 7, "name": "forward"}
+    snapshot = small()
+    snapshot["segments"][0]["blocks"].append(block(0x1800, 128, "active_allocated", OUTER))
+    trace = snapshot["device_traces"][0]
+    trace[2:2] = [entry("alloc", 0x1900, 64, 1_001, other, OUTER)]
+    trace[4:4] = [
+        entry("free_requested", 0x1900, 64, 1_003),
+        entry("free_completed", 0x1900, 64, 1_003),
+        entry("alloc", 0x1A00, 32, 1_004, INNER),
+        entry("free_requested", 0x1A00, 32, 1_004),
+        entry("free_completed", 0x1A00, 32, 1_004),
+    ]
+    made = convert(write(tmp_path / "snap.pickle", snapshot), tmp_path / "r.db")
+    with open_analyses(made.database) as (analysis,):
+        lines, stacks = analysis.breakdown("line"), analysis.breakdown("stack")
+        peak = analysis.summary.totals.peak_bytes
+    assert [(row.name, row.count, row.allocated_bytes) for row in lines.rows] == [
+        ("train.py:12", 4, 512 + 128 + 256 + 1024),
+        ("net.py:7", 1, 64),
+    ]
+    assert {row.name: row.count for row in stacks.rows} == {
+        "train.py:12": 4,
+        "train.py:12 → net.py:7": 1,
+    }
+    assert lines.size_bytes == peak
 
 
 def test_commands_read_the_report(tmp_path: Path) -> None:
