@@ -8,7 +8,7 @@ from types import SimpleNamespace
 import pytest
 
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import ALL, chosen_ranks, rank_here, rank_of
+from unified_prof.pipeline.distributed import ALL, parse_ranks, rank_here, rank_of
 
 
 @pytest.mark.parametrize(
@@ -155,16 +155,16 @@ def test_a_program_that_makes_its_own_ranks_is_asked(
     ],
 )
 def test_ranks_to_measure(text: str, ranks: list[int]) -> None:
-    chosen = chosen_ranks(text)
-    assert chosen.of(20) == ranks
+    chosen = parse_ranks(text)
+    assert chosen.selected_from(20) == ranks
     assert [rank for rank in range(20) if rank in chosen] == ranks
 
 
 def test_all_is_all() -> None:
-    assert chosen_ranks("all") == ALL
+    assert parse_ranks("all") == ALL
 
 
 @pytest.mark.parametrize("text", ["", "0,", "8-3", "-1", "every:0", "every:x", "1.5", "٣"])
 def test_what_is_no_list_of_ranks_is_wrong_use(text: str) -> None:
     with pytest.raises(UsageError, match="is not a rank or a range"):
-        chosen_ranks(text)
+        parse_ranks(text)

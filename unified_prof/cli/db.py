@@ -16,7 +16,7 @@ from unified_prof.errors import OutputError, RawFormatError, UprofError, UsageEr
 if TYPE_CHECKING:
     from unified_prof.migrate.check import Check
     from unified_prof.migrate.upgrade import Upgrade
-    from unified_prof.pipeline.recover import Recovered
+    from unified_prof.pipeline.recover import Recovery
     from unified_prof.sqlite.detect import Detection
 
 Files = Annotated[list[Path], argument(metavar="FILE...", help="Report files.")]
@@ -205,7 +205,7 @@ def recover(
         raise click.exceptions.Exit(code)
 
 
-def _print_recovered(outcome: Recovered, *, quiet: bool) -> None:
+def _print_recovered(outcome: Recovery, *, quiet: bool) -> None:
     if outcome.error is not None:
         put_error(outcome.error)
     elif quiet:
@@ -220,7 +220,7 @@ def _print_recovered(outcome: Recovered, *, quiet: bool) -> None:
             print_message(f"uprof: {outcome.remark}")
 
 
-def _recovery_exit_code(outcomes: list[Recovered]) -> int:
+def _recovery_exit_code(outcomes: list[Recovery]) -> int:
     """Return the exit code of the worst outcome: damage, output errors, nothing recovered."""
     codes = {one.error.exit_code for one in outcomes if one.error is not None}
     for code in (RawFormatError.exit_code, OutputError.exit_code):
@@ -229,7 +229,7 @@ def _recovery_exit_code(outcomes: list[Recovered]) -> int:
     return max(codes, default=0 if any(one.files for one in outcomes) else NOTHING_RECOVERED)
 
 
-def _recovered_record(outcome: Recovered) -> dict[str, Any]:
+def _recovered_record(outcome: Recovery) -> dict[str, Any]:
     record: dict[str, Any] = {"spool": str(outcome.spool), "runs": outcome.runs}
     if outcome.error is not None:
         return record | error_record(outcome.error)

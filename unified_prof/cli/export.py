@@ -162,7 +162,7 @@ def export(
     quiet = usual.quiet
     enabled = sys.stderr.isatty() and not quiet
     # The conversion on the way produces more rows than a report shows.
-    convert = usual.convert and not job.is_built_on_the_way(path)
+    convert = usual.convert and not job.is_converted_first(path)
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
     with printing.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:
         exported = job.export(ready.path, output, force=usual.force, progress=progress)

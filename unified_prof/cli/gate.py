@@ -148,7 +148,7 @@ class Rounds:
                 metrics,
                 limits,
                 noise=noise,
-                most=self.rounds or rounds.MOST_ROUNDS,
+                most=self.rounds or rounds.MAX_ROUNDS,
                 progress=progress,
             )
 
@@ -173,7 +173,7 @@ class Rounds:
                 metrics,
                 limits,
                 noise=noise,
-                most=self.rounds or rounds.MOST_ROUNDS,
+                most=self.rounds or rounds.MAX_ROUNDS,
                 progress=progress,
             )
 

@@ -31,8 +31,8 @@ from unified_prof.cli.run_options import (
     npu_options,
 )
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import Chosen, rank_of
-from unified_prof.pipeline.distributed import chosen_ranks as chosen_ranks_of
+from unified_prof.pipeline.distributed import RankSelection, rank_of
+from unified_prof.pipeline.distributed import parse_ranks as chosen_ranks_of
 from unified_prof.pipeline.outputs import default_directory
 
 if TYPE_CHECKING:
@@ -220,9 +220,9 @@ def run(
     All arguments after SCRIPT, or after -m MODULE, belong to the workload. `uprof run --help-npu`
     shows the options of --backend npu.
     """
-    chosen_ranks = chosen_ranks_of(ranks)
+    parse_ranks = chosen_ranks_of(ranks)
     workload = what.workload(attach="pid" in npu_options)
-    if not dry_run and not is_measured(rank_of(), chosen_ranks):
+    if not dry_run and not is_measured(rank_of(), parse_ranks):
         exec_unprofiled(workload)
     say = _suppress_messages if said.quiet else streams.tell
     if not dry_run and "pid" not in npu_options and backend in _LOADING_TORCH:
@@ -249,14 +249,14 @@ def run(
                     RunEnd(quiet=True, json=False, top=10),
                     force=force,
                     strict=strict,
-                    ranks=chosen_ranks,
+                    ranks=parse_ranks,
                     own_stdout=said.json_,
                 ),
                 as_json=said.json_,
             )
         )
     shown = RunEnd(quiet=said.quiet, json=said.json_, top=50 if said.verbose else 10)
-    exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=chosen_ranks)
+    exit_code = _run(chosen, spec, shown, force=force, strict=strict, ranks=parse_ranks)
     raise click.exceptions.Exit(exit_code)
 
 
@@ -283,7 +283,7 @@ def _run(
     *,
     force: bool,
     strict: bool,
-    ranks: Chosen,
+    ranks: RankSelection,
     own_stdout: bool = False,
 ) -> int:
     """Run, print the result and return the exit code.

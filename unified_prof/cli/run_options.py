@@ -42,7 +42,7 @@ from unified_prof.cli.command import (
     write_section,
 )
 from unified_prof.errors import UsageError
-from unified_prof.pipeline.distributed import ALL, Chosen, Rank
+from unified_prof.pipeline.distributed import ALL, Rank, RankSelection
 
 if TYPE_CHECKING:
     from unified_prof.backends.registry import Backend
@@ -154,7 +154,7 @@ class Workload:
     arguments: tuple[str, ...]
 
 
-def is_measured(rank: Rank, chosen: Chosen) -> bool:
+def is_measured(rank: Rank, chosen: RankSelection) -> bool:
     """Return True if this rank is selected by --ranks.
 
     Raises:
@@ -163,7 +163,7 @@ def is_measured(rank: Rank, chosen: Chosen) -> bool:
     if chosen == ALL:
         return True
     world_size = rank.world_size or 1
-    if not chosen.of(world_size):
+    if not chosen.selected_from(world_size):
         there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
         raise UsageError(
             f"--ranks selects no rank of this run: it has {there}", slug="no-such-rank"

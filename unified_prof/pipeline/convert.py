@@ -1,4 +1,4 @@
-"""Converts recordings to msprof databases, several at a time in processes of their own.
+"""Converts recordings to msprof databases, several at a time in parallel processes.
 
 `uprof convert` and `uprof run` use this module. `pipeline.sources` decides what a
 recording is and decodes it; `pipeline.output_paths` decides where its report is written. One
@@ -376,7 +376,7 @@ def _convert_all(
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One conversion, which may run in a process of its own."""
+    """One conversion, which may run in another process."""
 
     outcome: Outcome
     found: FoundRecording

@@ -1,4 +1,4 @@
-"""Which process of a distributed run this is, as launchers tell their processes."""
+"""Determines the rank of this process from the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unified_prof.errors import UsageError
 
 
 class _Names(NamedTuple):
-    """The variables of one launcher; of several for one thing the first that is a number counts."""
+    """Environment variables of one launcher; of several variables the first number is used."""
 
     launcher: str
     rank: tuple[str, ...]
@@ -22,9 +22,9 @@ class _Names(NamedTuple):
     local_world_size: tuple[str, ...] = ()
 
 
-# In the order in which they are believed. torchrun's come first, for a script can be started by it
-# within anything else; mpirun's before Slurm's, for each daemon of mpirun is a task of Slurm's, and
-# all its ranks inherit that task's numbers.
+# In order of precedence. torchrun comes first, because it can start a script within any other
+# launcher; mpirun precedes Slurm, because each daemon of mpirun is a task of Slurm, whose numbers
+# all of its ranks inherit.
 _TORCHRUN = _Names("torchrun", ("RANK",), ("LOCAL_RANK",), ("WORLD_SIZE",), ("LOCAL_WORLD_SIZE",))
 _OTHERS = (
     _Names(
@@ -57,7 +57,7 @@ _OTHERS = (
         ("MPI_LOCALNRANKS", "PMI_LOCAL_SIZE"),
     ),
     _Names("flux", ("FLUX_TASK_RANK",), ("FLUX_TASK_LOCAL_ID",), ("FLUX_JOB_SIZE",)),
-    # The size of the step, where srun made one: SLURM_NTASKS may be the allocation's.
+    # The size of the step if srun started one: SLURM_NTASKS can be that of the allocation.
     _Names(
         "slurm",
         ("SLURM_PROCID",),
@@ -66,7 +66,7 @@ _OTHERS = (
     ),
 )
 
-# What names a job, the same for all its ranks on all hosts: launcher's word -> variables.
+# Variables that identify a job, equal for all its ranks on all hosts, by a prefix for names.
 _JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("torchrun", ("TORCHELASTIC_RUN_ID",)),
     ("pmix", ("PMIX_NAMESPACE",)),
@@ -77,8 +77,8 @@ _JOBS: tuple[tuple[str, tuple[str, ...]], ...] = (
     ("pbs", ("PBS_JOBID",)),
     ("sge", ("JOB_ID",)),
 )
+# Values that identify no job: torchrun's default id is `none`.
 _NO_JOB = {"none", ""}
-"""torchrun's id where none was given is `none`."""
 
 _THIS_HOST = {"localhost", "127.0.0.1", "::1"}
 _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
@@ -86,41 +86,41 @@ _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """One process of a run; everything is None where there is only this one."""
+    """Rank of one process of a run; all fields are None if there is only one process."""
 
     rank: int | None
     local_rank: int | None
     world_size: int | None
     launcher: str | None = None
-    """Whose variables these are."""
+    """Launcher that set the variables."""
     job: str | None = None
-    """What all ranks of the job on all hosts have in common."""
+    """Name of the job, equal for its ranks on all hosts."""
     one_host: bool = True
-    """Whether all ranks are on this host, as far as can be told."""
+    """True if all ranks are on this host, as far as known."""
     restarts: int = 0
-    """How often the launcher has started this job anew."""
+    """Number of restarts of the job by its launcher."""
 
     @property
     def number(self) -> int | None:
-        """The number that tells this process from others, None where there is only one."""
+        """The rank, else the local rank; None if there is only one process."""
         return self.rank if self.rank is not None else self.local_rank
 
     @property
     def suffix(self) -> str:
-        """What file names carry; empty where there is only this process."""
+        """Suffix of file names, such as `_rank3`; empty if there is only one process."""
         return "" if self.number is None else f"_rank{self.number}"
 
     @property
     def is_distributed(self) -> bool:
-        """Whether there are other processes."""
+        """True if there are other processes."""
         return self.world_size is not None and self.world_size > 1
 
 
 def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
-    """Read which rank this process is; what is no number counts as absent.
+    """Return the rank of this process from the environment; invalid numbers are ignored.
 
-    torchrun's variables are believed as they are. Those of others count only where they speak of
-    several processes, for an interactive shell of Slurm's is "rank 0 of 1" too.
+    Variables of launchers other than torchrun are used only if there are several processes, because
+    an interactive shell of Slurm has "rank 0 of 1", too.
     """
     found = _read(_TORCHRUN, environment)
     if found.number is not None:
@@ -135,10 +135,10 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
 
 
 def rank_here() -> Rank:
-    """Return which rank this process is by now: a program may have made its ranks by itself.
+    """Return the current rank of this process.
 
-    Where no launcher says all of it, the group of processes that torch.distributed is in counts, as
-    `torch.multiprocessing.spawn` or a trainer has made it.
+    If no launcher sets it, the process group of torch.distributed is used, as created by
+    `torch.multiprocessing.spawn` or a trainer.
     """
     found = rank_of()
     distributed = sys.modules.get("torch.distributed")
@@ -183,22 +183,22 @@ def _read(names: _Names, environment: Mapping[str, str]) -> Rank:
 
 
 def _is_batch_script(environment: Mapping[str, str]) -> bool:
-    """Return whether this is the script of a batch job, which is no rank of its tasks.
+    """Return True in the script of a batch job, which is not a rank.
 
-    It has the numbers of task 0 and the size of the job. srun, which starts the tasks, gives them
-    the number of their step.
+    It has the numbers of task 0 and the size of the job, but no SLURM_STEP_ID, which srun sets for
+    tasks.
     """
     return environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
 
 
 def _job(environment: Mapping[str, str], launcher: str) -> str | None:
-    """Return a name of the job, fit for a file name, or None where nothing names it."""
-    for word, variables in _JOBS:
-        if word == "torchrun" and launcher != "torchrun":
+    """Return a name of the job that is valid in file names, None if it is unknown."""
+    for prefix, variables in _JOBS:
+        if prefix == "torchrun" and launcher != "torchrun":
             continue
         first, *others = (environment.get(variable, "") for variable in variables)
         if first not in _NO_JOB:
-            parts = [word + _plain(first), *(_plain(other) for other in others if other)]
+            parts = [prefix + _plain(first), *(_plain(other) for other in others if other)]
             return ".".join(parts)
     address, port = environment.get("MASTER_ADDR"), environment.get("MASTER_PORT")
     return f"{_plain(address)}.{_plain(port)}" if address and port else None
@@ -209,13 +209,13 @@ def _plain(text: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Chosen:
-    """The ranks that `--ranks` names."""
+class RankSelection:
+    """The ranks of `--ranks`."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     """First and last of each range."""
     every: int = 1
-    """Without ranges: rank 0 and each further one of this distance."""
+    """Without ranges: rank 0 and every N-th rank after it."""
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):
@@ -224,25 +224,25 @@ class Chosen:
             return any(first <= rank <= last for first, last in self.ranges)
         return rank % self.every == 0
 
-    def of(self, world_size: int) -> list[int]:
-        """Return those that exist among `world_size` ranks, rising."""
+    def selected_from(self, world_size: int) -> list[int]:
+        """Return the selected ranks below `world_size`, ascending."""
         return [rank for rank in range(world_size) if rank in self]
 
 
-ALL = Chosen()
+ALL = RankSelection()
 
 
-def chosen_ranks(text: str) -> Chosen:
-    """Read `all`, `every:N`, or numbers and ranges such as `0,8-15`.
+def parse_ranks(text: str) -> RankSelection:
+    """Parse `all`, `every:N`, or numbers and ranges such as `0,8-15`.
 
     Raises:
-        UsageError: it is none of these.
+        UsageError: the text is invalid.
     """
     text = text.strip()
     if text == "all":
         return ALL
     if found := re.fullmatch(r"every:([1-9][0-9]{0,8})", text):
-        return Chosen(every=int(found[1]))
+        return RankSelection(every=int(found[1]))
     ranges = []
     for part in text.split(","):
         found = re.fullmatch(r"([0-9]{1,9})(?:-([0-9]{1,9}))?", part.strip())
@@ -253,4 +253,4 @@ def chosen_ranks(text: str) -> Chosen:
                 slug="wrong-ranks",
             )
         ranges.append((int(found[1]), int(found[2] or found[1])))
-    return Chosen(tuple(ranges))
+    return RankSelection(tuple(ranges))

@@ -1,8 +1,6 @@
-"""`uprof export`: a report, or a recording on its way through one, as other tools' files.
+"""Exports reports: MindStudio's text files, stacks for flame graphs, tables as Parquet or Arrow.
 
-`uprof export` of stacks: what weighs what in a report, for tools that draw flame graphs.
-
-`uprof export` of tables: a report's as Parquet or Arrow files.
+A PROF_* directory is converted to a temporary report first.
 """
 
 from __future__ import annotations
@@ -31,8 +29,8 @@ from unified_prof.sqlite.atomic import refuse_existing, replacing, temporary_fol
 from unified_prof.sqlite.reader import open_report
 
 _DATABASE = re.compile(r"msprof_\d{1,16}\.db")
+# Kinds of recordings that are converted first.
 _SOURCES = ("prof",)
-"""Kinds of recordings that are built into a database first."""
 
 
 def export(
@@ -42,18 +40,18 @@ def export(
     force: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Write the deliverables of `msprof --type=text` of a report or a PROF_* directory.
+    """Write the files of `msprof --type=text` for a report or a PROF_* directory.
 
     Args:
-        path: an msprof database, or a PROF_* directory, of which one is built for the time.
-        directory: where the files go; it is made where it is missing.
-        force: whether files of the same names may be replaced.
-        progress: told what is going on.
+        path: An msprof database or a PROF_* directory.
+        directory: Receives the files; it is created if missing.
+        force: If True, files of the same names may be replaced.
+        progress: Receives a short text about the current work.
 
     Raises:
-        UsageError: it is something else that uprof knows, or has nothing to write.
+        UsageError: another kind of report or recording, or there is nothing to write.
         RawFormatError: the recording is damaged beyond use.
-        StoreError: it is no report, or a damaged one.
+        StoreError: it is not a report, or damaged.
         OutputError: a file exists or cannot be written.
     """
     with _database(path, progress) as database, open_report(database, any_revision=True) as report:
@@ -62,20 +60,20 @@ def export(
             return writer.write(report, directory, force=force, progress=progress)
 
 
-def is_built_on_the_way(path: Path) -> bool:
-    """Tell whether `path` is a recording of which `export` builds a database for itself."""
+def is_converted_first(path: Path) -> bool:
+    """Return True if `path` is a recording that `export` converts to a temporary database."""
     return path.is_dir() and (source := find_source(path)) is not None and source.kind in _SOURCES
 
 
 @contextmanager
 def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the database of `path`: itself, the one in a folder, or one built for the time."""
+    """Yield the database of `path`: itself, the one in a directory, or a temporary one."""
     if not path.is_dir():
         yield path
         return
     source = find_source(path)
     if source is None or source.kind not in _SOURCES:
-        yield _beside(path, source)
+        yield _database_in(path, source)
         return
     try:
         with temporary_folder() as folder:
@@ -88,11 +86,11 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
         ) from err
 
 
-def _beside(path: Path, source: Source | None) -> Path:
-    """Return the only database in a folder without a recording that is taken."""
+def _database_in(path: Path, source: Source | None) -> Path:
+    """Return the only database in a directory that is not converted first."""
     try:
-        found = sorted(one for one in path.iterdir() if _DATABASE.fullmatch(one.name))
-        below = sorted(one for one in path.glob("PROF_*") if one.is_dir())
+        found = sorted(file for file in path.iterdir() if _DATABASE.fullmatch(file.name))
+        recordings = sorted(child for child in path.glob("PROF_*") if child.is_dir())
     except OSError as err:
         raise StoreError(f"cannot read {path}: {err.strerror or err}", slug="cannot-read") from err
     if len(found) == 1:
@@ -105,16 +103,16 @@ def _beside(path: Path, source: Source | None) -> Path:
         )
     if found:
         what = f"{len(found)} databases"
-        hint = f"choose one of them: {', '.join(one.name for one in found[:3])}"
+        hint = f"choose one of them: {', '.join(file.name for file in found[:3])}"
     else:
         what = "neither a recording nor a database msprof_*.db"
-        hint = f"use {below[0]}" if below else "use a PROF_* directory or a database"
+        hint = f"use {recordings[0]}" if recordings else "use a PROF_* directory or a database"
     raise StoreError(f"{path} has {what}, expected one to export", hint=hint, slug="no-report")
 
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One measure of a file that was written."""
+    """One measure in a file that was written."""
 
     measure: str
     unit: str
@@ -131,41 +129,41 @@ def export_stacks(
     by: Place | None = None,
     force: bool = False,
 ) -> list[Part]:
-    """Write the stacks of reports as one file; of several, each under a frame of its own.
+    """Write the stacks of reports as one file; several reports are below one frame each.
 
     Args:
-        opened: the reports.
-        output: the file.
-        layout: one of stacks.
-        measure: the only one; None: all that there are, or the first where a file holds one.
-        by: what stands above operations; None: modules, else lines, else nothing.
-        force: whether the file may be replaced.
+        opened: The reports.
+        output: The file.
+        layout: A layout of stacks.
+        measure: The measure to write; None: all, or the first if a file holds only one.
+        by: Frames above the operations; None: modules, else lines, else none.
+        force: If True, the file may be replaced.
 
     Raises:
-        UsageError: no report has the measure, or what is to stand above operations.
-        StoreError: no report can be read to its end.
+        UsageError: no report has the measure or the frames.
+        StoreError: no report can be read completely.
         OutputError: the file exists or cannot be written.
     """
     refuse_existing(output, overwrite=force)
     several = len(opened.analyses) > 1
 
     def ask(analysis: Analysis) -> dict[str, Stacks]:
-        wanted = [one for one in analysis.measures if measure in (None, one)]
+        wanted = [name for name in analysis.measures if measure in (None, name)]
         if measure is None and not layout.several:
             wanted = wanted[:1]
-        found = {one: analysis.stacks(one, by) for one in wanted}
+        found = {name: analysis.stacks(name, by) for name in wanted}
         if several:
             label = analysis.path.replace(f"{opened.path}/", "")
-            found = {one: below(Frame(label, "report"), own) for one, own in found.items()}
+            found = {name: below(Frame(label, "report"), s) for name, s in found.items()}
         return found
 
     found = readable_answers(opened, ask)
-    names = [one for one in MEASURES if any(one in own for own in found)]
+    names = [name for name in MEASURES if any(name in stacks for stacks in found)]
     if not names:
-        have = dict.fromkeys(one for analysis in opened.analyses for one in analysis.measures)
+        available = dict.fromkeys(name for a in opened.analyses for name in a.measures)
         raise UsageError(
             f"{opened.path} has no stacks of {measure or 'any measure'}: not measured",
-            hint=f"available: {', '.join(have)}" if have else "see `uprof report`",
+            hint=f"available: {', '.join(available)}" if available else "see `uprof report`",
             slug="no-stacks",
         )
     if not layout.several:
@@ -180,7 +178,8 @@ def export_stacks(
     with replacing(output, overwrite=force) as partial:
         layout.write_stacks(partial, parts)
     return [
-        Part(one.measure.name, one.measure.unit, len(one.samples), one.total) for _, one in parts
+        Part(stacks.measure.name, stacks.measure.unit, len(stacks.samples), stacks.total)
+        for _, stacks in parts
     ]
 
 
@@ -193,19 +192,19 @@ def export_tables(
     ids: bool = False,
     force: bool = False,
 ) -> ExportTablesExported:
-    """Write tables of a report of any family as files of their own.
+    """Write tables of a report of any family as one file each.
 
     Args:
-        path: the report.
-        directory: where the files go; it is made where it is missing.
-        layout: one of tables.
-        only: the tables; none: all that have rows.
-        ids: whether ids of texts stay as they are.
-        force: whether files of the same names may be replaced.
+        path: The report.
+        directory: Receives the files; it is created if missing.
+        layout: A layout of tables.
+        only: Names of the tables; empty: all that have rows.
+        ids: If True, ids of texts are not replaced by the texts.
+        force: If True, files of the same names may be replaced.
 
     Raises:
-        UsageError: there is no such table, or pyarrow is not installed.
-        StoreError: it is no report, or a damaged one.
+        UsageError: a table does not exist, or pyarrow is not installed.
+        StoreError: it is not a report, or damaged.
         OutputError: a file exists or cannot be written.
     """
     if path.is_dir():

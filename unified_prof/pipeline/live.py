@@ -1,6 +1,7 @@
-"""Which cell of which notebook runs: what a reader is told instead of the kernel's command line.
+"""`unified_prof.profile(...)`: the reports of a part of a running program or notebook.
 
-`unified_prof.profile(...)`: the reports of a part of a running program, such as a notebook.
+Also determines the notebook and the cell that runs, which reports show instead of the command line
+of the kernel.
 """
 
 from __future__ import annotations
@@ -36,36 +37,36 @@ _SUFFIX = ".ipynb"
 
 
 def running_cell() -> str | None:
-    """Return the cell that runs now, as `In [3]`; None where no code of one is running."""
+    """Return the running notebook cell as `In [3]`, None if there is none."""
     found = None
     frame: FrameType | None = sys._getframe(1)
-    while frame is not None:  # the outermost: functions may be of earlier cells
+    while frame is not None:  # the outermost one: functions can belong to earlier cells
         found = cell_name(frame.f_code.co_filename) or found
         frame = frame.f_back
     return found
 
 
 def notebook_name() -> str | None:
-    """Return the name of the notebook's file, where the server or the editor tells it."""
-    # What Jupyter's server sets for its kernels, and what an editor leaves among the variables.
-    told = os.environ.get("JPY_SESSION_NAME", "")
+    """Return the file name of the notebook, None if neither server nor editor set it."""
+    # Jupyter's server sets a variable of the environment, VS Code one of the notebook.
+    path = os.environ.get("JPY_SESSION_NAME", "")
     variables = getattr(_shell(), "user_ns", None)
-    if not told.endswith(_SUFFIX) and isinstance(variables, dict):
-        told = str(variables.get("__vsc_ipynb_file__", ""))
-    return PurePath(told.replace("\\", "/")).name if told.endswith(_SUFFIX) else None
+    if not path.endswith(_SUFFIX) and isinstance(variables, dict):
+        path = str(variables.get("__vsc_ipynb_file__", ""))
+    return PurePath(path.replace("\\", "/")).name if path.endswith(_SUFFIX) else None
 
 
 def _shell() -> Any:
     ipython = sys.modules.get("IPython")
     try:
         return None if ipython is None else ipython.get_ipython()
-    except AttributeError:  # it is being imported, or something else of that name
+    except AttributeError:  # it is being imported, or another module has its name
         return None
 
 
 @dataclass(slots=True)
 class Profile:
-    """What came of a profiled block; complete when the block has ended."""
+    """Result of a profiled block, complete after the block."""
 
     directory: Path
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -73,11 +74,11 @@ class Profile:
     tracked: TrackedRun | None = field(default=None, repr=False)
     """The records behind the files."""
     failure: str | None = None
-    """Why the measurement is partial, in a sentence, or None when it is complete."""
+    """Reason why the measurement is partial, None if it is complete."""
     is_finished: bool = False
-    """Whether all that was asked for is measured: a loop of one's own may end then."""
+    """True if all requested iterations are measured: a training loop can end then."""
     keep: object = field(default=None, repr=False, compare=False)
-    """What holds the folder while the profile lives, where that is a temporary one."""
+    """Keeps a temporary directory as long as the profile exists."""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -85,14 +86,14 @@ class Profile:
         return summarize(self.files.values()) if self.tracked else None
 
     def _repr_html_(self) -> str:
-        """Return what notebooks show: the end of a run as `uprof run` tells it."""
+        """Return the HTML that notebooks show: the summary of `uprof run`."""
         from unified_prof.report import notebook
 
         files = {kind: [path] for kind, path in self.files.items()}
         return notebook.run_html(files, failure=self.failure)
 
     def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
-        """Write what IPython shows in a terminal."""
+        """Write the summary that IPython shows in a terminal."""
         from unified_prof.report.report_document import run_footer
 
         if self.failure is not None:
@@ -117,31 +118,31 @@ def profile(
 ) -> Iterator[Profile]:
     """Measure the training iterations of the `with` block and write the Skyline reports.
 
-    Iterations are found from the optimizer's steps, or marked with `unified_prof.step()`. An
-    exception of the block passes through; what was measured up to then is written.
+    Iterations are detected from the optimizer's steps, or marked with `unified_prof.step()`. An
+    exception in the block is raised; the measurements up to then are written.
 
     Args:
-        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
+        output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
         device: `cpu`, `cuda` or `npu`; by default the current accelerator, or the CPU.
-        reports: Of `run-time` and `memory`.
-        warmup: Iterations to let pass before measuring.
+        reports: `run-time`, `memory` or both.
+        warmup: Iterations to skip before measuring.
         iterations: Iterations to measure.
-        project_root: Files below it appear in stack frames; by default the current folder.
-        scope: `module` keeps operations called below a module of the project, `project` all that
-            have a frame in the project.
-        include: Packages, such as `mylibrary.models`, whose frames are kept below yours; the
-            model code of transformers, diffusers, timm and torchvision always is.
-        command: What the reports say was run, as words, secrets masked; by default the command
-            line of the program, in a notebook its name and the cell.
-        force: Whether reports of an earlier run may be overwritten.
-        progress: Told in a few words what is going on.
+        project_root: Files below it appear in stack frames; by default the current directory.
+        scope: `module` keeps operations called below a module of the project, `project` all with a
+            frame in the project.
+        include: Packages, such as `mylibrary.models`, whose frames are kept below those of the
+            project; model code of transformers, diffusers, timm and torchvision always is.
+        command: Command in the reports, as words, with secrets masked; by default the command line
+            of the program, in a notebook its name and the cell.
+        force: If True, reports of an earlier run may be overwritten.
+        progress: Receives a short text about the current work.
 
     Raises:
-        UsageError: an argument makes no sense.
+        UsageError: an argument is invalid.
         OutputError: a report exists and `force` is not given, or cannot be written.
-        CaptureError: the block ended well but nothing could be measured; not where there are
-            other ranks, which `Profile.failure` and the reports tell then.
-        DeviceUnavailableError: torch or the device is not here.
+        CaptureError: the block succeeded but nothing could be measured; if there are other ranks,
+            `Profile.failure` and the reports contain the reason instead.
+        DeviceUnavailableError: torch or the device is not available.
     """
     if unknown := [report for report in reports if report not in (RUN_TIME, MEMORY)]:
         raise UsageError(
@@ -173,27 +174,27 @@ def profile(
 
 @contextmanager
 def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iterator[Profile]:
-    """Measure what `spec` asks for of the `with` block; `profile` in terms of its record."""
+    """Measure the `with` block according to `spec`; see `profile`."""
     written = Reports(spec, device, force=force, in_program=True)
     result = Profile(written.directory)
     with outputs.output_directory(written.directory):
         written.begin()
         from unified_prof.tracking.live import LiveTracking
 
-        asked = with_output(spec, written)
+        request = with_output(spec, written)
 
         def measured(capture: Capture) -> None:
             result.is_finished = True
-            asked.on_measured(capture)
+            request.on_measured(capture)
 
-        tracking = LiveTracking(device, replace(asked, on_measured=measured))
-        ended_well = False
+        tracking = LiveTracking(device, replace(request, on_measured=measured))
+        succeeded = False
         try:
             with tracking:
                 yield result
-                ended_well = True
+                succeeded = True
         except CaptureError as err:
-            if not ended_well or not written.rank.is_distributed:
+            if not succeeded or not written.rank.is_distributed:
                 raise
             result.failure = str(err)
         finally:
@@ -201,25 +202,25 @@ def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iter
                 result.tracked = tracking.tracked
                 result.failure = tracking.failure or result.failure
                 with signals.held_back():
-                    written.ended(Capture(0, tracking.tracked, failure=result.failure))
+                    written.finish(Capture(0, tracking.tracked, failure=result.failure))
                 result.files = {report: path for report, (path,) in written.files.items()}
         if result.tracked is None and tracking.is_of_this_process:
-            why = result.failure or "nothing was measured"
+            reason = result.failure or "nothing was measured"
             if not written.rank.is_distributed:
-                raise CaptureError(why, slug="nothing-measured")
-            # The other ranks wait for this one: it must not end for want of a measurement.
-            written.stub(0, why)
-            result.failure = why
+                raise CaptureError(reason, slug="nothing-measured")
+            # Other ranks wait for this one, so it must not fail.
+            written.write_stub(0, reason)
+            result.failure = reason
             result.files = {report: path for report, (path,) in written.files.items()}
 
 
 _KERNELS = ("ipykernel_launcher.py", "colab_kernel_launcher.py")
+# Target of code that runs in a notebook kernel.
 NOTEBOOK = "notebook"
-"""The target of what runs in a kernel, whose own command line says nothing of it."""
 
 
 def _program() -> tuple[str, tuple[str, ...]]:
-    """Return what runs, and its arguments: those of a kernel are not the user's."""
+    """Return the target and its arguments; those of a notebook kernel are omitted."""
     target = sys.argv[0] if sys.argv else ""
     if not target or Path(target).name in _KERNELS:
         return NOTEBOOK, ()
@@ -227,5 +228,5 @@ def _program() -> tuple[str, tuple[str, ...]]:
 
 
 def _cell() -> tuple[str, ...]:
-    """Return the notebook and the cell that runs, as far as they are known."""
+    """Return the names of the notebook and of the running cell, as far as known."""
     return (notebook_name() or NOTEBOOK, *filter(None, (running_cell(),)))

@@ -1,4 +1,4 @@
-"""Where a run puts its reports, and whether it may."""
+"""Chooses and checks the directories and files of the reports of a run."""
 
 from __future__ import annotations
 
@@ -20,11 +20,10 @@ _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
 
 
 def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
-    """Return the folder of the reports where none is named, the same for all ranks of a job.
+    """Return the default directory of the reports, the same for all ranks of a job.
 
-    `uprof_<script>_<timestamp>`, the time being that of the launcher where there is one. Ranks on
-    several hosts have no time in common: there the name of the job takes its place, and a job of
-    a name that was used before gets a number.
+    It is `uprof_<script>_<timestamp>` with the start of the launcher. Ranks on several hosts have
+    no common time: they use the name of the job, with a number if the directory is used already.
     """
     stem = target.rpartition(".")[2] if is_module else Path(target).stem
     if rank.one_host or rank.job is None:
@@ -32,20 +31,16 @@ def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
         return Path(f"uprof_{stem}_{started:%Y%m%d_%H%M%S}")
     from unified_prof.sqlite.run_folder import has_entry
 
-    folder = Path(f"uprof_{stem}_{rank.job}")
+    directory = Path(f"uprof_{stem}_{rank.job}")
     number = 1
-    while has_entry(attempt_directory(folder, rank), rank.number or 0):
+    while has_entry(attempt_directory(directory, rank), rank.number or 0):
         number += 1
-        folder = Path(f"uprof_{stem}_{rank.job}_{number}")
-    return folder
+        directory = Path(f"uprof_{stem}_{rank.job}_{number}")
+    return directory
 
 
 def attempt_directory(directory: Path, rank: Rank) -> Path:
-    """Return where this attempt of a job writes that its launcher may have started anew.
-
-    What the ranks of the attempt before have left is theirs, and must not keep this one from
-    running.
-    """
+    """Return the directory of this attempt of a job, which keeps reports of earlier attempts."""
     return directory / f"restart{rank.restarts}" if rank.restarts else directory
 
 
@@ -59,35 +54,35 @@ def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[s
 
 
 def timeline_file(directory: Path, rank: Rank) -> Path:
-    """Return the database of the trace that torch.profiler left in `directory`."""
+    """Return the database of the torch.profiler trace in `directory`."""
     return directory / f"timeline{rank.suffix}.db"
 
 
 def raw_directory(directory: Path, rank: Rank) -> Path:
-    """Return where raw recordings go: one folder a rank, whose files bear the same names."""
+    """Return the directory of raw recordings, one per rank because files have equal names."""
     return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
 
 
 @contextmanager
 def output_directory(path: Path) -> Iterator[Path]:
-    """Make `path`, check that it can be written to, and remove it if nothing came of it.
+    """Create `path`, check that it is writable, and remove it afterwards if it is empty.
 
     Raises:
-        OutputError: the folder cannot be made or written to.
+        OutputError: the directory cannot be created or written to.
     """
-    made = [folder for folder in (path, *path.parents) if not os.path.lexists(folder)]
+    created = [parent for parent in (path, *path.parents) if not os.path.lexists(parent)]
     try:
         make_directory(path)
         _probe(path)
         yield path
     finally:
-        for folder in made:
-            with suppress(OSError):  # something was written there, or it was never made
-                folder.rmdir()
+        for parent in created:
+            with suppress(OSError):  # it is not empty, or was not created
+                parent.rmdir()
 
 
 def make_directory(path: Path) -> None:
-    """Make `path` and its parents, where they are missing; OutputError where it cannot be."""
+    """Create `path` and its parents if they are missing; raise OutputError on failure."""
     try:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
@@ -114,14 +109,14 @@ def _probe(path: Path) -> None:
 
 
 def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:
-    """Raise OutputError before anything runs when a report of the same name is there already."""
+    """Raise OutputError if a file exists, unless `force` is true."""
     for path in files:
         if path.parent.is_dir():
             refuse_existing(path, overwrite=force)
 
 
 def _parent_start() -> datetime | None:
-    """Return when the parent process (torchrun's agent) started, where the system tells."""
+    """Return the start of the parent process (torchrun's agent), None if it is unknown."""
     try:
         stat = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8", errors="replace")
         boot = next(
@@ -135,8 +130,8 @@ def _parent_start() -> datetime | None:
         return None
 
 
-def in_words(error: Exception) -> str:
-    """Return what an error has to say to the user, be it one of ours or a bug's."""
+def error_text(error: Exception) -> str:
+    """Return the message of an error for the user; other exceptions are internal errors."""
     if isinstance(error, UprofError):
         return str(error)
     return f"internal error: {type(error).__name__}: {error}"

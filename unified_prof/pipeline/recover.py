@@ -1,4 +1,4 @@
-"""Reports of what a run had measured when its process was killed."""
+"""Makes reports of the measurements of runs that were killed."""
 
 from __future__ import annotations
 
@@ -18,39 +18,39 @@ _WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.writ
 
 
 @dataclass(frozen=True, slots=True)
-class Recovered:
-    """What became of one spool."""
+class Recovery:
+    """Outcome of one spool of saved measurements."""
 
     spool: Path
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Kind of report -> the file; empty where none could be made."""
+    """Report kind -> file; empty if no report could be made."""
     rank: int | None = None
     iterations: int = 0
-    """How many complete ones it held."""
+    """Complete iterations in the spool."""
     asked: int = 0
-    """How many were to be measured."""
+    """Iterations that were to be measured."""
     saved: str | None = None
-    """When, in ISO 8601."""
+    """Time of saving, in ISO 8601."""
     remark: str | None = None
-    """What has to be said about it."""
+    """Note for the user."""
     error: UprofError | None = None
-    """Why there are no reports of it."""
+    """Reason why there are no reports."""
     runs: bool = False
-    """Its process still runs: it was left alone."""
+    """True if its process is still running: the spool was not changed."""
 
 
-def recover(folder: Path, *, force: bool = False) -> Iterator[Recovered]:
-    """Make reports of what killed processes have left in `folder`; yield what became of each.
+def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
+    """Make reports of the spools of killed processes in `folder`; yield the outcome of each.
 
-    A spool is removed when its reports are there. Of several of one rank the newest gets the
-    usual names, an older one names with its process's number.
+    A spool is removed once its reports exist. If a rank has several, the newest gets the usual
+    names and older ones names with their process id.
 
     Args:
-        folder: Where `uprof run -o` was to write, or where several runs were.
-        force: Whether reports of another run may be overwritten.
+        folder: Output directory of `uprof run`, or of several runs.
+        force: If True, reports of another run may be overwritten.
 
     Raises:
-        UsageError: it is no folder.
+        UsageError: it is not a directory.
     """
     if not folder.is_dir():
         raise UsageError(
@@ -59,42 +59,42 @@ def recover(folder: Path, *, force: bool = False) -> Iterator[Recovered]:
             slug="no-folder",
         )
     taken: set[Path] = set()
-    for path in sorted(spool.find(folder), key=_changed_ns, reverse=True):
+    for path in sorted(spool.find(folder), key=_modified_ns, reverse=True):
         if spool.state_of(path) == spool.RUNS:
-            yield Recovered(path, runs=True)
+            yield Recovery(path, runs=True)
             continue
         try:
-            yield _recovered(path, taken, force=force)
+            yield _recover_spool(path, taken, force=force)
         except UprofError as err:
-            yield Recovered(path, error=err)
+            yield Recovery(path, error=err)
 
 
-def _changed_ns(path: Path) -> int:
+def _modified_ns(path: Path) -> int:
     try:
         return path.lstat().st_mtime_ns
     except OSError:
         return 0
 
 
-def _recovered(path: Path, taken: set[Path], *, force: bool) -> Recovered:
+def _recover_spool(path: Path, taken: set[Path], *, force: bool) -> Recovery:
     content = spool.read(path)
     names = outputs.skyline_files(path.parent, content.reports, Rank(content.rank, None, None))
     if taken & {*names.values()}:
         mark = f"_{spool.process_of(path)}"
-        names = {kind: one.with_name(f"{one.stem}{mark}.sqlite") for kind, one in names.items()}
+        names = {kind: p.with_name(f"{p.stem}{mark}.sqlite") for kind, p in names.items()}
     taken |= {*names.values()}
-    # The process may have been killed, or we, when one of its reports was complete: that one stays.
-    missing = {kind: one for kind, one in names.items() if not _is_of_this_run(one, content)}
+    # The process may have been killed after one of its reports was complete: that one stays.
+    missing = {kind: p for kind, p in names.items() if not _is_of_this_run(p, content)}
     if missing:
         outputs.refuse_existing_files(missing.values(), force=force)
         _write(path, missing, content, force=force)
     remark = _remark(path, content)
     try:
         path.unlink(missing_ok=True)
-        _tell_others(path.parent, names, content)
+        _update_ranks(path.parent, names, content)
     except (OSError, UprofError) as err:
         remark = "; ".join(filter(None, (remark, str(err))))
-    return Recovered(
+    return Recovery(
         path,
         names,
         content.rank,
@@ -108,9 +108,9 @@ def _recovered(path: Path, taken: set[Path], *, force: bool) -> Recovered:
 def _write(path: Path, names: Mapping[str, Path], content: Spooled, *, force: bool) -> None:
     run = replace(content.run, complete=False)
     facts = provenance.of_records(content.facts, run, failure_of(content))
-    for kind, one in names.items():
+    for kind, file in names.items():
         try:
-            _WRITERS[kind](one, run, facts, overwrite=force)
+            _WRITERS[kind](file, run, facts, overwrite=force)
         except (ValueError, OverflowError, sqlite3.Error) as err:
             raise RawFormatError(
                 f"{path}: unexpected records: {err}", slug="damaged-spool"
@@ -118,16 +118,16 @@ def _write(path: Path, names: Mapping[str, Path], content: Spooled, *, force: bo
 
 
 def failure_of(content: Spooled) -> str:
-    """Return what the reports say of how the run ended, as far as it is known."""
+    """Return the failure that the reports contain: how far the measurements were saved."""
     run = content.run
     if "first_iteration_reported" in run.anomalies:
-        what = "its first iteration, including setup,"
+        saved = "its first iteration, including setup,"
     elif run.operations:
-        what = f"{len(run.iterations)} of {content.iterations} iterations"
+        saved = f"{len(run.iterations)} of {content.iterations} iterations"
     else:
-        what = "a complete iteration"
+        saved = "a complete iteration"
     return (
-        f"the process ended before it wrote its reports: {what} had been saved at {content.saved}"
+        f"the process ended before it wrote its reports: {saved} had been saved at {content.saved}"
     )
 
 
@@ -142,7 +142,7 @@ def _remark(path: Path, content: Spooled) -> str | None:
 
 
 def _is_of_this_run(path: Path, content: Spooled) -> bool:
-    """Whether `path` is a report of the run that left this spool."""
+    """Return True if `path` is a report of the run of this spool."""
     from unified_prof.sqlite.reader import open_report
 
     if not path.is_file():
@@ -154,14 +154,14 @@ def _is_of_this_run(path: Path, content: Spooled) -> bool:
             facts = dict(report.rows("SELECT name, value FROM UPROF_RUN"))
     except (StoreError, OSError):
         return False
-    ours = content.facts.get("started")
-    return ours is not None and all(
+    started = content.facts.get("started")
+    return started is not None and all(
         facts.get(name) == content.facts.get(name) for name in ("started", "host", "rank")
     )
 
 
-def _tell_others(folder: Path, names: Mapping[str, Path], content: Spooled) -> None:
-    """Say in `run.json`, where there is one, which reports the rank has now."""
+def _update_ranks(folder: Path, names: Mapping[str, Path], content: Spooled) -> None:
+    """Write the reports of the rank into `run.json`, if it exists."""
     if content.rank is None or not run_folder.has_entry(folder, content.rank):
         return
     try:
@@ -170,6 +170,6 @@ def _tell_others(folder: Path, names: Mapping[str, Path], content: Spooled) -> N
         raise OutputError(f"the list of ranks was not updated: {err}", slug="cannot-write") from err
     entry = None if known is None else known.ranks.get(content.rank)
     if entry is not None:
-        files = {kind: [str(one.relative_to(folder))] for kind, one in names.items()}
+        files = {kind: [str(file.relative_to(folder))] for kind, file in names.items()}
         ended = replace(entry, state=run_folder.ENDED, files=files, failure=failure_of(content))
         run_folder.note(folder, ended)

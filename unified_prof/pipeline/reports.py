@@ -1,4 +1,4 @@
-"""The reports of one run on their way to disk, from before it starts until all is said."""
+"""Writes the reports of one run, from before it starts until its exit status is known."""
 
 from __future__ import annotations
 
@@ -14,30 +14,30 @@ from unified_prof.base import signals, streams
 from unified_prof.base.run_spec import TrackedRun
 from unified_prof.errors import OutputError, UprofError
 from unified_prof.pipeline import outputs, provenance
-from unified_prof.pipeline.distributed import ALL, Chosen, Rank, rank_here, rank_of
+from unified_prof.pipeline.distributed import ALL, Rank, RankSelection, rank_here, rank_of
 from unified_prof.pipeline.provenance import build_databases
 from unified_prof.sqlite import run_folder
 from unified_prof.sqlite.run_folder import RankEntry
 from unified_prof.sqlite.skyline_writer import complete_run
 from unified_prof.sqlite.spool import Spool, Spooled
 
-_AT_THE_END = ("exit_code", "finished")
-"""Facts that are NULL in reports written while the workload still runs."""
+# Facts that are NULL in reports written while the workload is running.
+_FINAL_FACTS = ("exit_code", "finished")
 
 
 class Reports:
-    """The files of one run (of one rank of it), written as soon as there is something to write.
+    """The reports of one run or of one of its ranks, written as early as possible.
 
     Args:
-        spec: What is run; `output_dir` is where the reports go.
-        backend: Name of the backend, None where there is none.
-        force: Whether reports of an earlier run may be overwritten.
-        in_program: Whether only a part of a program is measured, whose exit code nobody knows.
-        ranks: Which ranks of a distributed run are measured.
-        on_written: Told the files that were written while the workload runs on.
+        spec: Specification of the run; reports are written to `output_dir`.
+        backend: Name of the backend, None if there is none.
+        force: If True, reports of an earlier run may be overwritten.
+        in_program: True if a part of a program is measured, whose exit code is unknown.
+        ranks: The measured ranks of a distributed run.
+        on_written: Called with the files that were written while the workload is running.
 
     Raises:
-        OutputError: a report of that name exists and `force` is not given.
+        OutputError: a report of that name exists and `force` is false.
     """
 
     def __init__(
@@ -47,21 +47,21 @@ class Reports:
         *,
         force: bool,
         in_program: bool = False,
-        ranks: Chosen = ALL,
+        ranks: RankSelection = ALL,
         on_written: Callable[[Mapping[str, tuple[Path, ...]]], None] = lambda _: None,
     ) -> None:
         self.rank: Rank = rank_here() if in_program else rank_of()
         self.directory = outputs.attempt_directory(spec.output_dir, self.rank)
         self.raw = outputs.raw_directory(self.directory, self.rank).absolute()
-        """Where a backend keeps raw recordings."""
+        """Directory of raw recordings."""
         self._paths: dict[str, tuple[Path, ...]] = {}
         self.notes: list[str] = []
-        """What has to be said about them."""
+        """Notes for the user."""
         self._spec, self._backend, self._force = spec, backend, force
         self._ranks, self._on_written = ranks, on_written
-        self._at_the_end = _AT_THE_END[1:] if in_program else _AT_THE_END
+        self._final_facts = _FINAL_FACTS[1:] if in_program else _FINAL_FACTS
         self._absolute = self.directory.absolute()
-        """The workload may go to another folder."""
+        """Absolute, because the workload can change the directory."""
         self._facts: dict[str, str | None] = {}
         self._written: Capture | None = None
         self._owner = os.getpid()
@@ -74,20 +74,20 @@ class Reports:
 
     @property
     def files(self) -> dict[str, tuple[Path, ...]]:
-        """Kind of report -> the files written, below the folder as the user named it."""
-        return {kind: tuple(map(self._shown, paths)) for kind, paths in self._paths.items()}
+        """Report kind -> files written, below the directory as the user named it."""
+        return {kind: tuple(map(self._display_path, paths)) for kind, paths in self._paths.items()}
 
     def begin(self) -> None:
-        """Note what is known before the workload starts; the folder is there."""
-        self._began_ns = time.time_ns()
+        """Record the facts known before the workload starts; the directory exists."""
+        self._begin_ns = time.time_ns()
         self._facts = provenance.of_run(self._spec, self._backend, self.rank, provenance.now())
-        self._facts |= dict.fromkeys(self._at_the_end)
-        self._tell_others(run_folder.STARTED)
+        self._facts |= dict.fromkeys(self._final_facts)
+        self._update_ranks(run_folder.STARTED)
         if self._force:
             self._spool.remove_those_of_the_dead()
 
     def partial(self, run: TrackedRun) -> None:
-        """Save what the complete iterations gave so far, for `uprof db recover` if we are killed.
+        """Save the complete iterations for `uprof db recover`, in case the process is killed.
 
         Raises:
             OSError: it cannot be written.
@@ -106,9 +106,9 @@ class Reports:
         )
 
     def measured(self, capture: Capture) -> None:
-        """Write the reports now, while the workload runs on: it may never come to its end.
+        """Write the reports while the workload is running, in case it is killed.
 
-        What goes wrong here is left to `ended`, which tries again.
+        Failures are ignored, because `finish` tries again.
         """
         if os.getpid() != self._owner:
             return
@@ -120,15 +120,15 @@ class Reports:
                 self._paths.clear()
                 return
             self._spool.remove()
-            self._tell_others(run_folder.MEASURED)
+            self._update_ranks(run_folder.MEASURED)
         self._on_written(self.files)
 
-    def ended(self, capture: Capture) -> None:
-        """The workload has ended: write what is not written yet, and how it ended.
+    def finish(self, capture: Capture) -> None:
+        """Write the remaining reports and the exit status after the workload has ended.
 
         Raises:
             OutputError: a report cannot be written.
-            CaptureError: a recording was made, but no database could be made of it.
+            CaptureError: no recording could be converted to a database.
         """
         streams.fill_closed_descriptors()
         self._note_end(capture.exit_code)
@@ -146,15 +146,15 @@ class Reports:
                 raise
         if capture.tracked is not None:
             self._spool.remove()
-        self._tell_others(run_folder.ENDED, capture.exit_code, capture.failure)
+        self._update_ranks(run_folder.ENDED, capture.exit_code, capture.failure)
 
-    def stub(self, exit_code: int, failure: str) -> None:
-        """Write reports that hold nothing but why there is nothing in them.
+    def write_stub(self, exit_code: int, failure: str) -> None:
+        """Write reports that contain only the reason why nothing was measured.
 
-        The workload of this rank did well and others depend on it: what failed is only ours.
+        The workload of this rank succeeded and other ranks depend on it; only measuring failed.
         """
         self._note_end(exit_code)
-        nothing = TrackedRun(
+        empty_run = TrackedRun(
             device=self._backend or "unknown",
             operations=(),
             weights=(),
@@ -166,14 +166,14 @@ class Reports:
         )
         missing = {kind: path for kind, path in self._skyline.items() if kind not in self._paths}
         try:
-            self._write_skyline(missing, Capture(exit_code, nothing, failure=failure))
-        except Exception as err:  # what keeps the reports from being written may keep this too
-            self.notes += [] if (why := outputs.in_words(err)) in failure else [why]
-        self._tell_others(run_folder.ENDED, exit_code, failure)
+            self._write_skyline(missing, Capture(exit_code, empty_run, failure=failure))
+        except Exception as err:  # the reason of the first failure may apply again
+            self.notes += [] if (text := outputs.error_text(err)) in failure else [text]
+        self._update_ranks(run_folder.ENDED, exit_code, failure)
 
-    def gave_up(self, exit_code: int | None, failure: str) -> None:
-        """Tell the other ranks why this one leaves nothing."""
-        self._tell_others(run_folder.ENDED, exit_code, failure)
+    def record_failure(self, exit_code: int | None, failure: str) -> None:
+        """Write into `run.json` why this rank has no reports."""
+        self._update_ranks(run_folder.ENDED, exit_code, failure)
 
     def _is_written(self, capture: Capture) -> bool:
         written = self._written
@@ -200,7 +200,7 @@ class Reports:
         self._written = capture
 
     def _write_skyline(self, names: Mapping[str, Path], capture: Capture) -> None:
-        """Write the Skyline reports of `capture`, where it has any."""
+        """Write the Skyline reports of `capture`, if it was tracked."""
         run = capture.tracked
         if run is None:
             return
@@ -208,19 +208,19 @@ class Reports:
 
         writers = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.write_memory}
         facts = provenance.of_records(self._facts, run, capture.failure)
-        outputs.make_directory(self._absolute)  # another rank may have found it empty
-        names = self._free(names)
+        outputs.make_directory(self._absolute)  # another rank may have removed it
+        names = self._unused_names(names)
         for report, path in names.items():
             writers[report](path, run, facts, overwrite=self._force or self._written is not None)
             self._paths[report] = (path,)
 
-    def _free(self, names: Mapping[str, Path]) -> Mapping[str, Path]:
-        """Return `names`, or others where someone else has taken one since we began.
+    def _unused_names(self, names: Mapping[str, Path]) -> Mapping[str, Path]:
+        """Return `names`, or other names if another process wrote one of the files meanwhile.
 
-        Two processes that do not know of each other were told one folder: both are kept.
+        Two processes may have been given one directory: the reports of both are kept.
         """
-        ours = self._all_paths()
-        if not any(self._is_taken(path) for path in names.values() if path not in ours):
+        written = self._all_paths()
+        if not any(self._is_taken(path) for path in names.values() if path not in written):
             return names
         mark = f"{platform.node() or 'host'}_{os.getpid()}"
         taken = ", ".join(path.name for path in names.values())
@@ -232,22 +232,22 @@ class Reports:
 
     def _is_taken(self, path: Path) -> bool:
         try:
-            changed_ns = path.stat().st_mtime_ns
+            modified_ns = path.stat().st_mtime_ns
         except OSError:
             return False
-        return not self._force or changed_ns >= self._began_ns
+        return not self._force or modified_ns >= self._begin_ns
 
     def _all_paths(self) -> list[Path]:
         return [path for paths in self._paths.values() for path in paths]
 
     def _note_end(self, exit_code: int) -> None:
         self._facts["finished"] = provenance.timestamp(provenance.now())
-        if "exit_code" in self._at_the_end:
+        if "exit_code" in self._final_facts:
             self._facts["exit_code"] = str(exit_code)
 
     def _complete(self) -> None:
         known = {
-            name: value for name in self._at_the_end if (value := self._facts[name]) is not None
+            name: value for name in self._final_facts if (value := self._facts[name]) is not None
         }
         for path in self._all_paths():
             try:
@@ -255,17 +255,17 @@ class Reports:
             except UprofError as err:
                 self.notes.append(f"a report lacks the exit status of the workload: {err}")
 
-    def _tell_others(
+    def _update_ranks(
         self, state: str, exit_code: int | None = None, failure: str | None = None
     ) -> None:
-        """Say in `run.json` how it stands, where there are other ranks."""
+        """Write the state of this rank into `run.json`, if there are other ranks."""
         rank = self.rank
         if not rank.is_distributed or rank.number is None or rank.world_size is None:
             return
         entry = RankEntry(
             rank=rank.number,
             world_size=rank.world_size,
-            expected_ranks=tuple(self._ranks.of(rank.world_size)),
+            expected_ranks=tuple(self._ranks.selected_from(rank.world_size)),
             host=platform.node(),
             state=state,
             local_rank=rank.local_rank,
@@ -286,16 +286,16 @@ class Reports:
             note = f"the list of ranks was not updated: {err}"
             self.notes += [] if note in self.notes else [note]
 
-    def _shown(self, path: Path) -> Path:
-        """Return `path` below the folder as the user named it."""
-        for folder in (self._absolute, self._absolute.resolve()):
-            if path.is_relative_to(folder):
-                return self.directory / path.relative_to(folder)
+    def _display_path(self, path: Path) -> Path:
+        """Return `path` below the directory as the user named it."""
+        for directory in (self._absolute, self._absolute.resolve()):
+            if path.is_relative_to(directory):
+                return self.directory / path.relative_to(directory)
         return path
 
 
 def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
-    """Return `spec` as a backend gets it: with the folder for what it records."""
+    """Return `spec` for a backend, with the directory of raw recordings and callbacks."""
     return replace(
         spec,
         output_dir=reports.raw,

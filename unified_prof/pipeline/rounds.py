@@ -1,4 +1,4 @@
-"""Runs of a workload in turn: two checkouts until a verdict is sure, or one to learn a machine."""
+"""Runs workloads in two checkouts until a verdict is certain, or in one to measure noise."""
 
 from __future__ import annotations
 
@@ -18,21 +18,24 @@ from unified_prof.compare.confidence import ALPHA, Noise
 from unified_prof.compare.gate import Limits, Verdict, Verdicts, gate, gate_each, require_measured
 from unified_prof.errors import CaptureError, UsageError
 
-LEAST_ROUNDS = 3
-MOST_ROUNDS = 10
-_TOLD_LINES, _TOLD_BYTES = 3, 20_000
+# Minimum rounds for a verdict, and default maximum.
+MIN_ROUNDS = 3
+MAX_ROUNDS = 10
+# Lines of the output of a failed workload that an error contains, and bytes in which they are
+# searched.
+_SHOWN_LINES, _SHOWN_BYTES = 3, 20_000
 
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """What `uprof run` is given."""
+    """A workload for `uprof run`."""
 
     command: tuple[str, ...]
-    """Options of `uprof run`, the script, and the script's own arguments."""
+    """Options of `uprof run`, the script, and its arguments."""
     keep: Path | None = None
-    """Folder that keeps the reports; None: they are not kept."""
+    """Directory for the reports; None: they are not kept."""
     pythons: tuple[str, str] = (sys.executable, sys.executable)
-    """Interpreters for base and new: one environment has only one of a package's two revisions."""
+    """Interpreters for baseline and candidate, which can need different environments."""
 
 
 def until_sure(
@@ -43,18 +46,19 @@ def until_sure(
     limits: Limits,
     *,
     noise: Noise | None = None,
-    most: int = MOST_ROUNDS,
+    most: int = MAX_ROUNDS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Verdict, Run, Run]:
-    """Run the workload in two checkouts in turn, until a verdict is sure or `most` rounds are over.
+    """Run the workload in two checkouts in turn until the verdict is certain.
 
-    Every other round the new side comes first: what a machine does over minutes hits both alike.
+    In every other round the candidate runs first, so that slow changes of the machine affect both
+    sides equally.
 
     Returns:
         The verdict, and what was measured of either side.
 
     Raises:
-        UsageError: a folder is none, or `most` is below LEAST_ROUNDS.
+        UsageError: a folder is none, or `most` is below MIN_ROUNDS.
         CaptureError: the workload failed, or could not be measured.
         OutputError: the reports cannot be written.
     """
@@ -75,10 +79,10 @@ def until_all_sure(
     limits: Limits,
     *,
     noise: Noise | None = None,
-    most: int = MOST_ROUNDS,
+    most: int = MAX_ROUNDS,
     progress: Callable[[str], None] = lambda _: None,
 ) -> tuple[Verdicts, dict[str, tuple[Run, Run]]]:
-    """Do the same with several workloads, each in every round, and with their geometric mean.
+    """Like `until_sure`, with several workloads in every round and their geometric mean.
 
     A regression of one of them is sure enough. All have the folder to keep reports in of the
     first, each a folder of its own name in it.
@@ -125,9 +129,9 @@ def _in_turn(
             raise UsageError(
                 f"{checkout} is not a directory: --until-sure needs two checkouts", slug="no-folder"
             )
-    if most < LEAST_ROUNDS:
+    if most < MIN_ROUNDS:
         raise UsageError(
-            f"--rounds {most}: a verdict needs at least {LEAST_ROUNDS} rounds", slug="too-few-runs"
+            f"--rounds {most}: a verdict needs at least {MIN_ROUNDS} rounds", slug="too-few-runs"
         )
     sides = tuple(zip(("base", "new"), checkouts, strict=True))
     for number in range(1, most + 1):
@@ -137,7 +141,7 @@ def _in_turn(
                 progress(f"round {number} of at most {most}: {name}{what}")
                 python = workload.pythons[name == "new"]
                 measure(workload.command, where, folder / f"{name}-{number}", python=python)
-        if 1 < number < LEAST_ROUNDS:
+        if 1 < number < MIN_ROUNDS:
             continue
         pairs = {
             folder: (
@@ -163,15 +167,15 @@ def several(
     *,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Run:
-    """Return what so many runs of one workload measured, in the current folder.
+    """Run one workload `rounds` times in the current directory and return the measurements.
 
     Raises:
-        UsageError: fewer rounds than say anything.
+        UsageError: too few rounds.
         CaptureError: the workload failed, or could not be measured.
     """
-    if rounds < LEAST_ROUNDS:
+    if rounds < MIN_ROUNDS:
         raise UsageError(
-            f"--rounds {rounds}: at least {LEAST_ROUNDS} needed",
+            f"--rounds {rounds}: at least {MIN_ROUNDS} needed",
             slug="too-few-runs",
         )
     with _reports(workload.keep) as folder:
@@ -195,13 +199,13 @@ def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
 def measure(
     command: Sequence[str], folder: Path, target: Path, *, python: str = sys.executable
 ) -> None:
-    """Run the workload in a process of its own, in `folder`; its reports go to `target`.
+    """Run the workload in a separate process in `folder` and write its reports to `target`.
 
     Raises:
         CaptureError: it failed, with the end of what it printed, or left no report.
     """
     full = [python, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
-    # Into a file: a pipe would be waited for as long as anything that it left behind has it open.
+    # A file, because a pipe stays open as long as any process that the workload started.
     with TemporaryFile() as printed:
         try:
             code = subprocess.run(
@@ -218,10 +222,10 @@ def measure(
                 slug="round-failed",
             ) from None
         if code:
-            printed.seek(max(0, printed.seek(0, os.SEEK_END) - _TOLD_BYTES))
+            printed.seek(max(0, printed.seek(0, os.SEEK_END) - _SHOWN_BYTES))
             text = printed.read().decode(errors="replace")
     if code:
-        told = [line for line in text.splitlines() if line.strip()][-_TOLD_LINES:]
+        told = [line for line in text.splitlines() if line.strip()][-_SHOWN_LINES:]
         raise CaptureError(
             f"`uprof run {' '.join(command)}` in {folder} exited with code {code}"
             + (f": {' / '.join(line.strip() for line in told)}" if told else ""),
@@ -237,7 +241,7 @@ def measure(
 
 @contextmanager
 def _reports(keep: Path | None) -> Iterator[Path]:
-    """Yield the folder of the reports; what is not kept is removed at the end."""
+    """Yield the directory of the reports, which is removed afterwards unless it is kept."""
     if keep is None:
         with TemporaryDirectory(prefix="uprof-rounds-") as folder:
             yield Path(folder)

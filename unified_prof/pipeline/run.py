@@ -1,6 +1,6 @@
-"""From a specification to reports on disk: run a backend, write what it brings back.
+"""Runs a workload on a backend, writes its reports, and returns their headline figures.
 
-The figures of a run as plain values: the keys of `uprof run --json` and `Profile.summary`.
+The figures are the keys of `uprof run --json` and of `Profile.summary`.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unified_prof.errors import CaptureError, MeasuringError, UprofError, UsageE
 from unified_prof.explain.api import open_files
 from unified_prof.explain.skyline import SkylineAnalysis
 from unified_prof.pipeline import outputs
-from unified_prof.pipeline.distributed import ALL, Chosen, Rank
+from unified_prof.pipeline.distributed import ALL, Rank, RankSelection
 from unified_prof.pipeline.reports import Reports, with_output
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Row
@@ -28,19 +28,19 @@ from unified_prof.recording.model import Row
 
 @dataclass(frozen=True, slots=True)
 class RunResult:
-    """What came of a run."""
+    """Result of a run."""
 
     exit_code: int
-    """The workload's own."""
+    """Exit code of the workload."""
     backend: str
     directory: Path
     files: Mapping[str, tuple[Path, ...]]
-    """Kind of report -> the files written; several only where there are several recordings."""
+    """Report kind -> files written; several only if there are several recordings."""
     tracked: TrackedRun | None
     failure: str | None = None
-    """Why something is missing or partial, in a sentence for the user."""
+    """Reason why something is missing or partial, for the user."""
     rank: Rank | None = None
-    """Which process of the run this is."""
+    """Rank of this process."""
 
 
 def run(
@@ -49,29 +49,29 @@ def run(
     *,
     force: bool = False,
     strict: bool = False,
-    ranks: Chosen = ALL,
+    ranks: RankSelection = ALL,
     on_written: Callable[[Mapping[str, tuple[Path, ...]]], None] = lambda _: None,
 ) -> RunResult:
     """Run `spec` on `backend` and write the reports into `spec.output_dir`.
 
-    The output directory is made, and removed again if nothing came of the run. A failure of
-    uprof's own after the workload failed is told in `RunResult.failure`, so that the workload's
-    exit code stays what the caller sees. So is one after a workload that succeeded, where it is
-    one rank of several: the others depend on it, and a report takes its place that says why.
+    The output directory is created, and removed if it stays empty. If measuring fails after the
+    workload failed, the reason is in `RunResult.failure` and the exit code is that of the workload.
+    If it fails after the workload of one rank of several succeeded, the others depend on the rank:
+    reports that contain the reason are written.
 
     Args:
         backend: Runs and measures.
         spec: What to run.
-        force: Whether reports of an earlier run may be overwritten.
-        strict: Whether a failure to measure is one even where other ranks depend on this one.
-        ranks: The ranks that are measured, for `run.json` to name those that are missing.
-        on_written: Told the files when they are written while the workload runs on.
+        force: If True, reports of an earlier run may be overwritten.
+        strict: If True, failures to measure are raised even if other ranks depend on this one.
+        ranks: The measured ranks, so that `run.json` can name missing ones.
+        on_written: Called with the files that are written while the workload is running.
 
     Raises:
-        UsageError: the backend cannot produce a report that is asked for, or an option of its.
-        OutputError: a report exists and `force` is not given, or cannot be written.
+        UsageError: the backend does not support a requested report or option.
+        OutputError: a report exists and `force` is false, or cannot be written.
         CaptureError: the workload succeeded but nothing could be measured.
-        DeviceUnavailableError: the device went away.
+        DeviceUnavailableError: the device is no longer available.
     """
     if missing := [report for report in spec.reports if report not in backend.reports]:
         raise UsageError(
@@ -89,35 +89,35 @@ def run(
             capture = backend.run(with_output(spec, reports))
             signals.workload_ended()
         except MeasuringError as err:
-            reports.gave_up(0, str(err))
+            reports.record_failure(0, str(err))
             if not lenient:
                 raise
-            reports.stub(0, str(err))
+            reports.write_stub(0, str(err))
             return _result(backend, reports, Capture(0), str(err))
         except UprofError as err:
-            reports.gave_up(None, str(err))
+            reports.record_failure(None, str(err))
             raise
         failure = _finish(reports, capture, lenient=lenient)
         return _result(backend, reports, capture, failure)
 
 
 def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
-    """Write what there is to write; return what went wrong where that is not to be raised."""
+    """Write the reports; return the failure if it is not raised."""
     try:
-        reports.ended(capture)
+        reports.finish(capture)
         if capture.error is not None:
             raise capture.error
         if not reports.files and not capture.exit_code:
             raise CaptureError(capture.failure or "nothing was measured", slug="nothing-measured")
-    except Exception as err:  # others than ours are bugs, which may not cost a training either
-        why = outputs.in_words(err)
-        reports.gave_up(capture.exit_code, why)
+    except Exception as err:  # a bug of uprof must not end a training run either
+        reason = outputs.error_text(err)
+        reports.record_failure(capture.exit_code, reason)
         if capture.exit_code:
-            return "; ".join(dict.fromkeys(filter(None, (capture.failure, why))))
+            return "; ".join(dict.fromkeys(filter(None, (capture.failure, reason))))
         if not lenient:
             raise
-        reports.stub(0, why)
-        return why
+        reports.write_stub(0, reason)
+        return reason
     return capture.failure
 
 
@@ -135,25 +135,25 @@ def _result(backend: Backend, reports: Reports, capture: Capture, failure: str |
 
 @dataclass(frozen=True, slots=True)
 class OperationTotal:
-    """All calls of one operation from one place in the source, in one iteration."""
+    """All calls of one operation from one source line, in one iteration."""
 
     name: str
     location: str | None
-    """`file:line` of the most specific frame; None: no frame in the project."""
+    """`file:line` of the innermost project frame, None if there is none."""
     calls: int
     forward_ms: float
     backward_ms: float | None
-    """None: none of the calls took part in the backward pass."""
+    """None if no call has a backward pass."""
 
     @property
     def total_ms(self) -> float:
-        """Forward and backward together."""
+        """Sum of forward and backward time."""
         return self.forward_ms + (self.backward_ms or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The median iteration and its parts; None where it could not be measured."""
+    """The median iteration and its parts; None for figures that were not measured."""
 
     device: str
     complete: bool
@@ -164,7 +164,7 @@ class RunSummary:
     forward_ms: float | None
     backward_ms: float | None
     other_ms: float | None
-    """The optimizer and everything else that is neither forward nor backward."""
+    """Time of the optimizer and everything else outside forward and backward."""
     unattributed_forward_ms: float | None
     """Forward time outside the operations of the report."""
     unattributed_backward_ms: float | None
@@ -177,14 +177,14 @@ class RunSummary:
 
 
 def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
-    """Return the headline figures of a run's Skyline reports, as `uprof report` has them.
+    """Return the headline figures of a run's Skyline reports, as in `uprof report`.
 
     Args:
-        files: The reports of one run; other kinds are passed over.
-        top: How many of the most expensive operations.
+        files: The reports of one run; other kinds are ignored.
+        top: Number of the most expensive operations.
 
     Returns:
-        None where there is no Skyline report, or it cannot be read back.
+        None if there is no readable Skyline report.
     """
     try:
         with open_files(files) as analyses:
@@ -197,9 +197,9 @@ def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
 
 
 def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
-    whole, facts = analysis.summary, dict(analysis.summary.facts)
-    totals = whole.totals
-    steps = analysis.breakdown("step").rows if "step" in whole.available else ()
+    summary, facts = analysis.summary, dict(analysis.summary.facts)
+    totals = summary.totals
+    steps = analysis.breakdown("step").rows if "step" in summary.available else ()
     forward, backward = _attributed_ms(analysis, [step for step in steps if not step.detail])
     iteration_ms, forward_ms, backward_ms = map(
         _ms, (totals.iteration_ns, totals.iteration_forward_ns, totals.iteration_backward_ns)
@@ -226,9 +226,9 @@ def _summary(analysis: SkylineAnalysis, top: int) -> RunSummary:
         activations_bytes=totals.activation_bytes or 0,
         most_expensive=tuple(_operations(analysis.calls)[:top]),
         anomalies={
-            one.name: (one.count, one.detail or "")
-            for one in whole.anomalies
-            if one.source == "recorded"
+            anomaly.name: (anomaly.count, anomaly.detail or "")
+            for anomaly in summary.anomalies
+            if anomaly.source == "recorded"
         },
     )
 
@@ -241,18 +241,18 @@ def _attributed_ms(
     if samples is None or samples.forward_ns.shape[1] != len(iterations) or not iterations:
         return None, None
     order = sorted(range(len(iterations)), key=lambda index: iterations[index].total_ns or 0)
-    middle = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
+    median = order[(len(order) - 1) // 2 : len(order) // 2 + 1]
     forward, backward = (
-        float(np.nansum(times[:, middle])) / len(middle) / NS_PER_MS
+        float(np.nansum(times[:, median])) / len(median) / NS_PER_MS
         for times in (samples.forward_ns, samples.backward_ns)
     )
     return forward, backward
 
 
-def _rest(whole_ms: float | None, part_ms: float | None) -> float | None:
-    if whole_ms is None or part_ms is None:
+def _rest(total_ms: float | None, part_ms: float | None) -> float | None:
+    if total_ms is None or part_ms is None:
         return None
-    return max(0.0, whole_ms - part_ms)
+    return max(0.0, total_ms - part_ms)
 
 
 def _ms(duration_ns: int | None) -> float | None:
@@ -260,7 +260,7 @@ def _ms(duration_ns: int | None) -> float | None:
 
 
 def _operations(calls: Calls) -> list[OperationTotal]:
-    """Sum the calls of each operation at each line, the most expensive first."""
+    """Return the sums of calls by operation and line, the most expensive first."""
     if calls.total_ns is None or calls.forward_ns is None:
         return []
     groups: dict[tuple[int, int], list[int]] = {}
@@ -282,4 +282,4 @@ def _operations(calls: Calls) -> list[OperationTotal]:
         )
 
     totals = (total(*key, indexes) for key, indexes in groups.items())
-    return sorted(totals, key=lambda one: -one.total_ms)
+    return sorted(totals, key=lambda operation: -operation.total_ms)

@@ -23,7 +23,7 @@ from unified_prof.base.vocabulary import (
     NOT_AVAILABLE,
 )
 from unified_prof.decoders.gpu import rows as r
-from unified_prof.decoders.gpu.memory import MISSING, Int64s, known, null_where
+from unified_prof.decoders.gpu.memory import MISSING, Int64s, null_if_missing, null_where
 from unified_prof.decoders.gpu.pools import plain_id
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, windows
@@ -140,7 +140,7 @@ class HostTables:
                 "startNs": rows["start"] + self._base_ns,
                 "globalTid": global_tids,
                 "name": rows["name"],
-                "externalId": known(rows["external"]),
+                "externalId": null_if_missing(rows["external"]),
                 "inputStrides": self._of_signature(self._parts.signatures.strides, rows),
                 "concreteInputs": self._or_no_text(rows["inputs"]),
                 "moduleHierarchy": self._or_no_text(rows["module"]),
@@ -292,7 +292,7 @@ def write_extra_tables(parts: Parts, base_ns: int) -> None:
         for (rows,) in windows(getattr(parts, spool)):
             columns: dict[str, Column] = {column: rows[field] for column, field in copied.items()}
             columns |= {"startNs": rows["start"] + base_ns, "endNs": rows["end"] + base_ns}
-            columns |= {column: known(rows[field]) for column, field in optional.items()}
+            columns |= {column: null_if_missing(rows[field]) for column, field in optional.items()}
             if table == "GC_RECORD":
                 columns["globalTid"] = np.array(parts.threads.global_tids)[rows["thread"]]
             parts.sink.write(table, columns)

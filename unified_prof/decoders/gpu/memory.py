@@ -38,7 +38,7 @@ def null_where(missing: NDArray[np.bool_], values: NDArray[Any]) -> Column:
     return None if missing.all() else np.ma.masked_array(values, missing)
 
 
-def known(values: Int64s) -> Column:
+def null_if_missing(values: Int64s) -> Column:
     """Return a column that is NULL where values are `MISSING`."""
     return null_where(values == MISSING, values)
 
@@ -104,8 +104,8 @@ class Allocations:
             {
                 "component": component,
                 "timestamp": times,
-                "totalAllocated": known(rows["total_allocated"]),
-                "totalReserved": known(rows["total_reserved"]),
+                "totalAllocated": null_if_missing(rows["total_allocated"]),
+                "totalReserved": null_if_missing(rows["total_reserved"]),
                 "deviceId": rows["device"],
             },
         )

@@ -76,7 +76,7 @@ GPU_TASK = record_type(
     "counted i8, connection i8, thread i4, operation_name i4, signature i4, collective i4"
 )
 
-# Allocator events. `size` is negative for a free; `owner` is a process with addresses of its own,
+# Allocator events. `size` is negative for a free; `owner` is a process with separate addresses,
 # MISSING if there is one process only.
 ALLOCATION = record_type(
     "start i8, thread i4, device i4, address i8, owner i4, size i8, total_allocated i8,"
@@ -95,7 +95,7 @@ SYNC = record_type(
 # Runs of Python's garbage collector.
 COLLECTION = record_type("start i8, end i8, thread i4")
 
-# Events without a table of their own: `end` of an instant is NO_END; `args_at` and `args_size` are
+# Events without another table: `end` of an instant is NO_END; `args_at` and `args_size` are
 # the position of the arguments in `Parts.texts`.
 OTHER = record_type("start i8, end i8, category i4, name i4, place i4, args_at i8, args_size i4")
 

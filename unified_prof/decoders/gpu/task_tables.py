@@ -32,7 +32,7 @@ from unified_prof.decoders.gpu.collectives import (
 )
 from unified_prof.decoders.gpu.correlation import Correlator, Overlap
 from unified_prof.decoders.gpu.host_tables import HostTables
-from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s, known
+from unified_prof.decoders.gpu.memory import MISSING, Allocations, Int64s, null_if_missing
 from unified_prof.decoders.gpu.rows import Parts
 from unified_prof.decoders.spool import Rows, Spool, selected, windows
 
@@ -183,7 +183,7 @@ class TaskTables:
             "MEMCPY_INFO",
             {
                 "globalTaskId": ids,
-                "size": known(rows["size"]),
+                "size": null_if_missing(rows["size"]),
                 "memcpyOperation": [directions[number] for number in rows["name"].tolist()],
             },
         )
@@ -294,20 +294,20 @@ class TaskTables:
                 "globalTaskId": ids,
                 "name": rows["name"],
                 "operation": np.where(operations != MISSING, operations, self._no_text),
-                "externalId": known(rows["external"]),
-                "contextId": known(rows["context"]),
-                "sizeBytes": known(np.where(is_kernel, MISSING, rows["size"])),
+                "externalId": null_if_missing(rows["external"]),
+                "contextId": null_if_missing(rows["context"]),
+                "sizeBytes": null_if_missing(np.where(is_kernel, MISSING, rows["size"])),
                 "bandwidthGBps": rows["bandwidth"],
                 "gridDim": self._of_geometry(geometries.grids, rows),
                 "blockDim": self._of_geometry(geometries.blocks, rows),
-                "registersPerThread": known(rows["registers"]),
-                "sharedMemoryBytes": known(rows["shared_memory"]),
+                "registersPerThread": null_if_missing(rows["registers"]),
+                "sharedMemoryBytes": null_if_missing(rows["shared_memory"]),
                 "blocksPerSm": rows["blocks_per_sm"],
                 "warpsPerSm": rows["warps_per_sm"],
                 "occupancyPercent": rows["occupancy"],
-                "queuedNs": known(rows["queued"]),
-                "graphId": known(rows["graph"]),
-                "graphNodeId": known(rows["graph_node"]),
+                "queuedNs": null_if_missing(rows["queued"]),
+                "graphId": null_if_missing(rows["graph"]),
+                "graphNodeId": null_if_missing(rows["graph_node"]),
             },
         )
 
@@ -338,7 +338,7 @@ class TaskTables:
 
     def _block_counts(self, rows: Rows) -> Column:
         counts = np.array([*self._parts.geometries.block_counts, MISSING])
-        return known(counts[rows["geometry"]])
+        return null_if_missing(counts[rows["geometry"]])
 
     def _of_geometry(self, texts: list[str], rows: Rows) -> Int64s:
         ids: Int64s = self._sink.strings.intern_all([*texts, NOT_AVAILABLE])[rows["geometry"]]

@@ -92,17 +92,17 @@ class JsonTables:
         for first in range(0, len(rows), _ROWS):
             part = rows[first : first + _ROWS]
             cells: dict[str, Any] = {
-                name: self._whole(f"{table}.{name}", [row.get(name) for row in part], default)
+                name: self._integers(f"{table}.{name}", [row.get(name) for row in part], default)
                 for name, default in numbers.items()
             }
-            cells |= {name: self._real(table, name, part) for name in reals}
+            cells |= {name: self._floats(table, name, part) for name in reals}
             cells |= {
                 name: [value if isinstance(value := row.get(name), str) else None for row in part]
                 for name in texts
             }
             yield cells
 
-    def _whole(self, place: str, values: list[Any], default: int) -> Any:
+    def _integers(self, place: str, values: list[Any], default: int) -> Any:
         whole = [value if type(value) is int and value in _INT64 else None for value in values]
         odd = sum(
             given is not None and value is None for given, value in zip(values, whole, strict=True)
@@ -111,7 +111,7 @@ class JsonTables:
             self._unreadable[place] += odd
         return np.array([default if value is None else value for value in whole], np.int64)
 
-    def _real(self, table: str, name: str, rows: list[Row]) -> Any:
+    def _floats(self, table: str, name: str, rows: list[Row]) -> Any:
         values = [row.get(name) for row in rows]
         known = [value if _is_real(value) else None for value in values]
         odd = sum(

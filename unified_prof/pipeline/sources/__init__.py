@@ -71,16 +71,16 @@ class UnsupportedFormat:
     """A format that is recognized by the ending of a name or by the first bytes."""
 
     description: str
-    """What it is, with its article, for messages."""
+    """Name of the format with its article, for messages."""
     hint: str | Callable[[Path], str]
-    """What to do instead."""
+    """How to get a supported recording."""
     endings: tuple[str, ...] = ()
     """Endings of file names, in lower case."""
     head: re.Pattern[bytes] | None = None
     """Matches the first bytes of the content, decompressed."""
 
     def hint_for(self, path: Path) -> str:
-        """Return what to do with `path`."""
+        """Return the hint for `path`."""
         return self.hint if isinstance(self.hint, str) else self.hint(path)
 
 

@@ -48,7 +48,7 @@ class DecodeContext:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """What a decoder returns besides the rows it wrote."""
+    """The return value of a decoder, besides the rows it wrote."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Rows of UPROF_RUN."""
@@ -66,7 +66,7 @@ class Source(ABC):
     kind: ClassVar[str]
     """Name of the source; `backends.registry.Recording.kind` of what a backend records."""
     description: ClassVar[str]
-    """What it is, with its article, for messages and help."""
+    """Name of the format with its article, for messages and help."""
     command: ClassVar[str] = "import"
     """Row `command` of UPROF_RUN, and the command that hints name."""
     json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
