@@ -1,4 +1,4 @@
-"""OVERLAP_ANALYSIS: when a device computed, communicated, did only the latter, did nothing."""
+"""Writes OVERLAP_ANALYSIS: compute, communication, exposed communication and idle intervals."""
 
 from __future__ import annotations
 
@@ -13,27 +13,27 @@ from unified_prof.base.columns import Sink
 from unified_prof.decoders.spool import WINDOW_ROWS, Spool, windows
 
 _COMPUTE, _COMMUNICATION, _NOT_OVERLAPPED, _FREE = range(4)
-_ADDED_UP = (_COMPUTE, _NOT_OVERLAPPED, _FREE)
-"""What the time of a device consists of."""
+# Kinds that add up to the time of a device.
+_PARTITION = (_COMPUTE, _NOT_OVERLAPPED, _FREE)
 _SPAN = np.dtype([("key", "i8"), ("end", "i8")])
 
+# Returns a spool of a dtype, sorted by a key.
 NewSpool = Callable[[np.dtype[Any], str], Spool]
-"""Makes a spool of a dtype by a key."""
 
+# Starts and ends, ns.
 Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
-"""Starts and ends."""
 
 
 class OverlapWriter:
-    """Numbers and writes the intervals of one device after another.
+    """Numbers and writes the intervals of devices.
 
     Args:
-        sink: Takes the rows.
-        new_spool: Makes places for intervals.
-        window_rows: How many of them to look at at a time.
-        whole: Whether every device with a task has all that its time consists of: what it had
-            none of, for no time at all. MindStudio Insight adds the three up, and fails where it
-            finds two. Exporters of msprof databases leave out what there was none of.
+        sink: takes the rows.
+        new_spool: returns spools for intervals.
+        window_rows: number of intervals to process at a time.
+        whole: True to write an empty interval of each kind that a device has none of. MindStudio
+            Insight adds up three kinds and fails if one is missing. The msprof exporter writes
+            no empty intervals.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OverlapWriter:
         self._next_id = 0
 
     def device(self, device_id: int) -> DeviceOverlap:
-        """Return what takes the intervals of one device."""
+        """Return the collector of the intervals of one device."""
         return DeviceOverlap(self, device_id)
 
     def write(self, device_id: int, kind: int, spans: IntervalSet) -> None:
@@ -70,9 +70,9 @@ class OverlapWriter:
 
 
 class DeviceOverlap:
-    """The intervals of one device, of which the computing ones may be any number.
+    """Collects the intervals of one device; compute intervals are spooled.
 
-    A context manager, as `Spool` is.
+    A context manager, as `Spool`.
     """
 
     def __init__(self, writer: OverlapWriter, device_id: int) -> None:
@@ -90,11 +90,11 @@ class DeviceOverlap:
         self._computing.__exit__()
 
     def add(self, tasks: Spans, compute: Spans) -> None:
-        """Take more tasks, by start.
+        """Add tasks, sorted by start.
 
         Args:
-            tasks: any tasks; they bound what can be free.
-            compute: tasks that compute.
+            tasks: all tasks, which bound the idle time.
+            compute: compute tasks.
         """
         if len(tasks[0]):
             self._first_ns = min(self._first_ns, int(tasks[0].min()))
@@ -104,78 +104,78 @@ class DeviceOverlap:
             np.concatenate([self._last.end_ns, compute[1]]),
             keep_empty=True,
         )
-        # Only the last one can still grow: what comes later starts later.
+        # Only the last interval can still grow, since later tasks start later.
         self._last = IntervalSet(merged.start_ns[-1:], merged.end_ns[-1:])
-        self._put_away(IntervalSet(merged.start_ns[:-1], merged.end_ns[:-1]))
+        self._spool(IntervalSet(merged.start_ns[:-1], merged.end_ns[:-1]))
 
     def finish(self, communication: Spans) -> None:
         """Write all intervals.
 
         Args:
-            communication: when collective operators were running.
+            communication: intervals of collective operators.
         """
-        self._put_away(self._last)
-        talking = merge(*communication, keep_empty=True)
-        if self._computing.rows or len(talking):
-            self._write_all(talking)
+        self._spool(self._last)
+        communicating = merge(*communication, keep_empty=True)
+        if self._computing.rows or len(communicating):
+            self._write_all(communicating)
         elif self._writer.whole and self._first_ns <= self._last_ns:
-            self._write(_FREE, _one(self._first_ns, self._last_ns))
+            self._write(_FREE, _single(self._first_ns, self._last_ns))
         if self._writer.whole and self._written:
-            for kind in _ADDED_UP:
+            for kind in _PARTITION:
                 if kind not in self._written:
-                    self._write(kind, _one(self._first_ns, self._first_ns))
+                    self._write(kind, _single(self._first_ns, self._first_ns))
 
-    def _write_all(self, talking: IntervalSet) -> None:
+    def _write_all(self, communicating: IntervalSet) -> None:
         overlapped = [merge(*_NONE)]
         for (rows,) in windows(self._computing, window_rows=self._window_rows):
             spans = IntervalSet(rows["key"].copy(), rows["end"].copy())
             self._write(_COMPUTE, spans)
-            overlapped.append(_touching(spans, talking))
-        self._write(_COMMUNICATION, talking)
+            overlapped.append(_touching(spans, communicating))
+        self._write(_COMMUNICATION, communicating)
         computing = IntervalSet(
             np.concatenate([spans.start_ns for spans in overlapped]),
             np.concatenate([spans.end_ns for spans in overlapped]),
         )
-        self._write(_NOT_OVERLAPPED, subtract(talking, computing))
-        self._write_free(talking)
+        self._write(_NOT_OVERLAPPED, subtract(communicating, computing))
+        self._write_free(communicating)
 
     def _write(self, kind: int, spans: IntervalSet) -> None:
         if len(spans):
             self._written.add(kind)
             self._writer.write(self._device_id, kind, spans)
 
-    def _put_away(self, spans: IntervalSet) -> None:
+    def _spool(self, spans: IntervalSet) -> None:
         rows = np.empty(len(spans), _SPAN)
         rows["key"], rows["end"] = spans.start_ns, spans.end_ns
         self._computing.append(rows)
 
-    def _write_free(self, talking: IntervalSet) -> None:
-        """Write when nothing ran, between the first and the last evidence of use."""
+    def _write_free(self, communicating: IntervalSet) -> None:
+        """Write the intervals without compute and communication, between first and last task."""
         reach: int | None = None
         place = 0
         for (rows,) in windows(self._computing, window_rows=self._window_rows):
             if reach is None:
-                reach = self._begin(talking, int(rows["key"][0]))
-            until = int(np.searchsorted(talking.start_ns, rows["key"][-1], side="right"))
+                reach = self._begin(communicating, int(rows["key"][0]))
+            until = int(np.searchsorted(communicating.start_ns, rows["key"][-1], side="right"))
             reach = self._gaps(
                 reach,
-                np.concatenate([rows["key"], talking.start_ns[place:until]]),
-                np.concatenate([rows["end"], talking.end_ns[place:until]]),
+                np.concatenate([rows["key"], communicating.start_ns[place:until]]),
+                np.concatenate([rows["end"], communicating.end_ns[place:until]]),
             )
             place = until
         if reach is None:
-            reach = self._begin(talking, int(talking.start_ns[0]))
-        reach = self._gaps(reach, talking.start_ns[place:], talking.end_ns[place:])
+            reach = self._begin(communicating, int(communicating.start_ns[0]))
+        reach = self._gaps(reach, communicating.start_ns[place:], communicating.end_ns[place:])
         if reach < self._last_ns:
-            self._write(_FREE, _one(reach, self._last_ns))
+            self._write(_FREE, _single(reach, self._last_ns))
 
-    def _begin(self, talking: IntervalSet, first_ns: int) -> int:
-        """Return when the device was first in use."""
+    def _begin(self, communicating: IntervalSet, first_ns: int) -> int:
+        """Return the first start of a task, compute interval or collective."""
         begin = min(self._first_ns, first_ns)
-        return min(begin, int(talking.start_ns[0])) if len(talking) else begin
+        return min(begin, int(communicating.start_ns[0])) if len(communicating) else begin
 
     def _gaps(self, reach: int, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> int:
-        """Write the gaps between what was covered up to `reach` and more; returns the new reach."""
+        """Write the gaps between `reach` and further intervals; returns their last end."""
         start_ns, end_ns = np.maximum(start_ns, reach), np.maximum(end_ns, reach)
         busy = merge(np.r_[reach, start_ns], np.r_[reach, end_ns], keep_empty=True)
         filled = busy.end_ns > busy.start_ns
@@ -186,14 +186,14 @@ class DeviceOverlap:
 
 
 def _touching(spans: IntervalSet, others: IntervalSet) -> IntervalSet:
-    """Return the intervals that meet any of the others, both merged."""
+    """Return the intervals that touch any of the others; both are merged."""
     after = np.searchsorted(others.end_ns, spans.start_ns, side="left")
     meets = after < len(others)
     meets[meets] = others.start_ns[after[meets]] <= spans.end_ns[meets]
     return IntervalSet(spans.start_ns[meets], spans.end_ns[meets])
 
 
-def _one(start_ns: int, end_ns: int) -> IntervalSet:
+def _single(start_ns: int, end_ns: int) -> IntervalSet:
     return IntervalSet(np.array([start_ns]), np.array([end_ns]))
 
 

@@ -1,15 +1,8 @@
-"""Rows of several columns as structured arrays, moved as bytes.
+"""Sorts rows outside memory and reads several spools back in step, window by window.
 
-Temporary files for what a recording has more of than memory holds.
-
-Keeps rows outside memory and gives them back sorted, window by window.
-
-Joining the parts of a recording needs all of it in another order: host events by time, launches and
-kernels by what tells which belong together. Rows are collected up to a limit, sorted, and put away
-in a temporary file as a run; `windows` merges runs block by block. Memory does not grow with the
-recording.
-
-Spools read back in step: their runs are merged block by block, window by window.
+Joins need rows in another order than that of the files: host events by time, launches and kernels
+by identity. A spool collects rows up to a limit, sorts them and writes them to a temporary file as
+a run; `windows` merges the runs block by block. Memory does not grow with the recording.
 """
 
 from __future__ import annotations
@@ -26,15 +19,14 @@ from numpy.typing import NDArray
 from unified_prof.arrays.grouping import order_of_keys
 from unified_prof.errors import OutputError
 
+# A structured array: one field per column.
 Rows = NDArray[Any]
-"""A structured array: one field per column."""
 
 
 def selected(rows: Rows, places: NDArray[Any]) -> Rows:
     """Return some rows, by place or by mask.
 
-    NumPy copies a structured row field by field, which takes ten times as long as copying its
-    bytes.
+    NumPy copies structured rows field by field, which takes ten times as long as copying bytes.
     """
     if places.dtype == np.bool_:
         places = np.flatnonzero(places)
@@ -42,12 +34,12 @@ def selected(rows: Rows, places: NDArray[Any]) -> Rows:
 
 
 def copied(rows: Rows) -> Rows:
-    """Return a copy of its own of some rows, as bytes."""
+    """Return a copy of rows, copied as bytes."""
     return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
 
 
 def stacked(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of all parts, of which there is at least one."""
+    """Return the rows of all parts (at least one)."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -55,13 +47,13 @@ def stacked(parts: Sequence[Rows]) -> Rows:
 
 
 def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None:
-    """Write records into a field of some rows, as bytes.
+    """Write records into a structured field of some rows, as bytes.
 
     Args:
-        rows: where they go.
-        name: a field that consists of columns itself.
-        places: of the rows, ascending, each once.
-        records: one for each of them.
+        rows: rows to change.
+        name: name of the field.
+        places: distinct indexes of rows, ascending.
+        records: one record for each of them.
     """
     assert rows.dtype.fields is not None
     dtype, offset = rows.dtype.fields[name][:2]
@@ -71,17 +63,17 @@ def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None
 
 
 class Scratch:
-    """Bytes outside memory, each piece under the place it was put; made when something comes."""
+    """A temporary file of bytes; created at the first `append`."""
 
     def __init__(self) -> None:
         self.size = 0
         self._file: BufferedRandom | None = None
 
     def append(self, data: Any) -> int:
-        """Put bytes, or a buffer of them, behind what is there and return their place.
+        """Append bytes and return their offset.
 
         Raises:
-            OutputError: there is no room for them.
+            OutputError: the disk is full.
         """
         place = self.size
         try:
@@ -90,31 +82,31 @@ class Scratch:
             self.size += self._file.write(data)
         except OSError as err:
             raise OutputError(
-                f"cannot put rows away in {tempfile.gettempdir()}: {err.strerror or err}",
-                hint="make room there, or name another folder in TMPDIR",
+                f"cannot write temporary rows to {tempfile.gettempdir()}: {err.strerror or err}",
+                hint="free disk space there, or set TMPDIR to another directory",
                 slug="no-temporary-space",
             ) from err
         return place
 
     def read(self, place: int, size: int) -> bytes:
-        """Return so many bytes from a place on."""
+        """Return `size` bytes from an offset on."""
         if not size or self._file is None:
             return b""
         self._file.seek(place)
         return self._file.read(size)
 
-    def fill(self, place: int, room: memoryview) -> None:
-        """Read from a place on what fills a buffer, which saves copying it."""
+    def fill(self, place: int, buffer: memoryview) -> None:
+        """Fill a buffer with the bytes from an offset on."""
         if self._file is not None:
             self._file.seek(place)
-            self._file.readinto(room)
+            self._file.readinto(buffer)
 
     def text(self, place: int, size: int) -> str | None:
-        """Return the text of so many bytes at a place, None for none."""
+        """Return the text of `size` bytes at an offset, None if `size` is 0."""
         return self.read(place, size).decode("utf-8", "replace") if size else None
 
     def close(self) -> None:
-        """Forget everything."""
+        """Remove the file."""
         if self._file is not None:
             self._file.close()
 
@@ -124,23 +116,23 @@ RUN_ROWS = 1 << 18
 
 @dataclass(frozen=True, slots=True)
 class _Run:
-    """Sorted rows that lie in a file."""
+    """Sorted rows in a file."""
 
     rows: int
     first_key: int
     place: int
-    """Where in the file it begins: the rows, or the first of the columns."""
+    """Offset of the rows, or of the first column."""
     columns: _Columns | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class _Columns:
-    """How a run lies in a file whose rows were put away by columns."""
+    """Layout of a run that was written by columns."""
 
     constant: Rows
-    """One row: the values of columns that have the same in all rows."""
+    """One row with the values of the columns that are constant."""
     places: dict[str, int]
-    """Where in the file each of the other columns begins."""
+    """Offset of each of the other columns."""
 
 
 def _is_constant(column: NDArray[Any]) -> bool:
@@ -151,17 +143,17 @@ def _is_constant(column: NDArray[Any]) -> bool:
 
 
 class Spool:
-    """Rows of one dtype, to be read back sorted by the 64-bit integer field `key`.
+    """Rows of one dtype that are read back sorted by a 64-bit integer field.
 
-    Rows of equal key keep the order in which they were appended. A context manager: its file is
-    gone when the block ends.
+    Rows with equal keys keep the order in which they were appended. A context manager: its file is
+    removed when the block ends.
 
     Args:
-        dtype: Of the rows.
-        key: The field they come back sorted by.
-        run_rows: Rows that are collected before they are sorted and put away.
-        by_column: Whether to put them away column by column: better where most of many columns
-            have one value in all rows, which is not written then; else it takes 1.5 times as long.
+        dtype: type of the rows.
+        key: field to sort by.
+        run_rows: number of rows that are collected before they are sorted and written.
+        by_column: True to write columns separately. Constant columns are not written then; without
+            many of these it takes 1.5 times as long.
     """
 
     def __init__(
@@ -189,7 +181,7 @@ class Spool:
             self._pending.append(rows)
             self._pending_rows += len(rows)
             if self._pending_rows >= self._run_rows:
-                self._put_away()
+                self._write_run()
 
     def _sorted_pending(self) -> Rows:
         rows = stacked(self._pending) if self._pending else np.empty(0, dtype=self.dtype)
@@ -197,24 +189,24 @@ class Spool:
         order = order_of_keys(rows[self.key])
         return rows if order is None else selected(rows, order)
 
-    def _put_away(self) -> None:
-        """Write what is pending as one sorted run."""
+    def _write_run(self) -> None:
+        """Write the pending rows as one sorted run."""
         if self._by_column:
-            self._put_away_by_column()
+            self._write_columns()
             return
         rows = self._sorted_pending()
         place = self._scratch.append(rows.data)
         self._runs.append(_Run(len(rows), int(rows[self.key][0]), place))
 
-    def _put_away_by_column(self) -> None:
-        """Write a column behind the other, but for those that have one value in all rows."""
+    def _write_columns(self) -> None:
+        """Write the columns one after another, except constant ones."""
         start = self._scratch.size
         keys = np.concatenate([part[self.key] for part in self._pending])
         order = order_of_keys(keys)
         constant = np.zeros(1, self.dtype)
         places: dict[str, int] = {}
         for name in self.dtype.names or ():
-            # Into an array of the dtype as it is: left alone, NumPy would close its gaps.
+            # With an explicit output array, because NumPy would remove the padding of the dtype.
             column = np.empty(len(keys), self.dtype[name])
             np.concatenate([part[name] for part in self._pending], out=column)
             if _is_constant(column):
@@ -227,13 +219,13 @@ class Spool:
         self._pending, self._pending_rows = [], 0
 
     def cursors(self) -> list[Cursor]:
-        """Return a cursor for each run; appending afterwards is not allowed."""
+        """Return a cursor for each run; no rows may be appended afterwards."""
         if not self._runs:
             if self._pending:
                 self._pending = [self._sorted_pending()]
             return [Cursor(self, rows) for rows in self._pending if len(rows)]
         if self._pending:
-            self._put_away()
+            self._write_run()
         nothing = np.empty(0, dtype=self.dtype)
         return [Cursor(self, nothing, run) for run in self._runs]
 
@@ -280,24 +272,24 @@ class Cursor:
 
     @property
     def exhausted(self) -> bool:
-        """Whether everything not yet taken is in memory."""
+        """True if all rows not yet taken are in memory."""
         return self._first >= self._end
 
     @property
     def finished(self) -> bool:
-        """Whether everything was taken."""
+        """True if all rows were taken."""
         return self.exhausted and not len(self._block)
 
     @property
     def last_key(self) -> int:
-        """The largest key in memory, where there are rows."""
+        """The largest key in memory, if there are rows."""
         return int(self._block[self._spool.key][-1])
 
     def __len__(self) -> int:
         return len(self._block)
 
     def load(self, rows: int) -> None:
-        """Bring the rows in memory up to at least `rows`, where the run has them."""
+        """Read rows until at least `rows` are in memory or the run ends."""
         missing = min(rows - len(self._block), self._end - self._first)
         if missing > 0 and self._run is not None:
             more = self._spool.read(self._run, self._first, missing)
@@ -305,12 +297,12 @@ class Cursor:
             self._block = stacked((self._block, more)) if len(self._block) else more
 
     def trim(self, rows: int) -> None:
-        """Let go of all but `rows` rows in memory, where the file still has them."""
+        """Keep at most `rows` rows in memory, if the others can be read again."""
         if self._end and len(self._block) > rows:
             self._first -= len(self._block) - rows
             self._block = self._block[:rows]
         if len(self._block):
-            self._block = copied(self._block)  # or what was taken stays in memory with it
+            self._block = copied(self._block)  # a view would keep the taken rows in memory
 
     def take_below(self, key: int | None) -> Rows:
         """Remove and return the rows in memory whose key is below `key` (None: all)."""
@@ -320,7 +312,7 @@ class Cursor:
             cut = int(np.searchsorted(keys, keys.dtype.type(key), side="left"))
         taken, self._block = self._block[:cut], self._block[cut:]
         if not len(self._block):
-            # An empty view would keep the whole block alive, of every run, to the end.
+            # An empty view would keep the complete block in memory.
             self._block = np.empty(0, dtype=self._spool.dtype)
             self.load(1)
         if len(self._block):
@@ -330,18 +322,21 @@ class Cursor:
 
 WINDOW_ROWS = 1 << 15
 _MIN_BLOCK_ROWS = 256
-_RUNS_EXPECTED = 8  # that overlap, before it is known how many do
-_HELD_BYTES = 16 << 20  # of all runs together, between windows
-_LIMIT_WINDOWS = 4  # windows that may be in memory at a time
+# Number of overlapping runs that is assumed for the first window.
+_RUNS_EXPECTED = 8
+# Maximum bytes of all runs in memory between windows.
+_HELD_BYTES = 16 << 20
+# Maximum number of windows in memory at a time.
+_LIMIT_WINDOWS = 4
 
 
 def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:
-    """Read several spools in step: each window holds all their rows of one range of keys.
+    """Read several spools in step: each window has all their rows in one range of keys.
 
-    Runs mostly follow one another, so only those that reach into a window are read for it.
+    Only runs that reach into a window are read for it.
 
     Yields:
-        One sorted array per spool. No key appears in two windows; keys only grow.
+        One sorted array per spool. Keys are ascending; no key appears in two windows.
     """
     groups = [spool.cursors() for spool in spools]
     live = [cursor for group in groups for cursor in group]
@@ -361,15 +356,15 @@ def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Ro
         wanted = _next_wanted(count, len(active), window_rows, fewest) if count else 2 * wanted
         for cursor in active:
             cursor.trim(max(fewest, _HELD_BYTES // (len(live) * cursor.row_bytes)))
-        # Many runs that overlap everywhere: read less of each, but of more of them.
+        # If many runs overlap everywhere, read fewer rows of more runs.
         limit = 2 * limit if count < window_rows // 8 else _LIMIT_WINDOWS * window_rows
         live = [cursor for cursor in live if not cursor.finished]
 
 
 def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
-    """Return how many rows to read of each run: twice what the last window took of each.
+    """Return the number of rows to read of each run: twice what the last window took of each.
 
-    Runs whose keys are far apart (those of several threads) follow one another piece by piece.
+    Runs whose keys are far apart (several threads) alternate in pieces.
     """
     return max(fewest, min(window_rows, 2 * count) // active)
 
@@ -377,13 +372,13 @@ def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
 def _activate(
     cursors: list[Cursor], wanted: int, window_rows: int, limit: int
 ) -> tuple[int | None, set[Cursor]]:
-    """Read blocks of the runs that come first; return the key below which all is in memory.
+    """Read blocks of the first runs; returns the key below which all rows are in memory.
 
     Args:
-        cursors: By their next keys.
-        wanted: Rows of each block.
-        window_rows: Rows that are enough, as soon as no further run overlaps them.
-        limit: Rows that are enough in any case.
+        cursors: cursors sorted by their next keys.
+        wanted: number of rows of each block.
+        window_rows: number of rows that is enough if no further run overlaps them.
+        limit: number of rows that is enough in any case.
     """
     bound: int | None = None
     active: set[Cursor] = set()

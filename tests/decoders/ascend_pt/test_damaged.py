@@ -105,7 +105,7 @@ def test_records_longer_than_a_piece_are_read_or_passed_over(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_PIECE_BYTES", 64)
-    monkeypatch.setattr(records, "_LARGEST_RECORD", 4_000)
+    monkeypatch.setattr(records, "_MAX_RECORD_BYTES", 4_000)
     made = Framework()
     made.operator("a" * 3_000, 1, 2)
     made.operator("b" * 5_000, 3, 4)

@@ -14,7 +14,7 @@ from unified_prof.base.columns import Column
 from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.operators import Operators
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.ascend_pt.recording import Watched
+from unified_prof.decoders.ascend_pt.recording import RecordingSink
 
 NUMBER = 5 << 28
 
@@ -211,7 +211,7 @@ def test_without_a_queue_no_mark_is_connected(tmp_path: Path) -> None:
 
 def test_marks_with_a_half_on_the_device_are_kept_on_their_way() -> None:
     sink = RowSink()
-    watched = Watched(sink, 0)
+    watched = RecordingSink(sink, 0)
     columns: dict[str, Column] = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": 7}
     watched.write("MSTX_EVENTS", {**columns, "connectionId": [4_000_000_000, FIRST_MARK]})
     assert {name: column.tolist() for name, column in watched.marks().items()} == {

@@ -207,7 +207,7 @@ def test_a_trace_of_which_nothing_can_be_shown_is_refused(text: str, tmp_path: P
     folder = tmp_path / "x_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     folder.mkdir(parents=True)
     (folder / "trace_view.json").write_text(text)
-    with pytest.raises(RawFormatError, match="holds no event"):
+    with pytest.raises(RawFormatError, match="has no complete event"):
         converted(folder, tmp_path)
     assert not (tmp_path / "r.db").exists()
 
@@ -216,7 +216,7 @@ def test_a_trace_of_which_nothing_can_be_shown_is_refused(text: str, tmp_path: P
 def test_what_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
     folder = made.write(tmp_path / "x", [])
     (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(text)
-    with pytest.raises(RawFormatError, match="no list of events"):
+    with pytest.raises(RawFormatError, match="not a list of events"):
         converted(folder, tmp_path)
 
 

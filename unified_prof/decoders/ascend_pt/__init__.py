@@ -1,6 +1,6 @@
-"""Decodes `*_ascend_pt` folders of torch_npu's profiler: FRAMEWORK/ together with PROF_*.
+"""Decodes `*_ascend_pt` directories of torch_npu's profiler: FRAMEWORK/ and PROF_*.
 
-What PyTorch did on the host lies in FRAMEWORK/, what CANN and the devices did in PROF_*; either may
-be missing. PROF_* is the business of `decoders.prof`; what it writes is watched on its way, so that
-operators can be joined with what they launched.
+FRAMEWORK/ has the records of PyTorch on the host, PROF_* those of CANN and the devices; either may
+be missing. `decoders.prof` decodes PROF_*; a sink in between keeps the rows that operators are
+joined with.
 """

@@ -1,12 +1,9 @@
-"""A `*_ascend_pt` folder: what torch_npu's profiler leaves, and what it says of the recording.
+"""Opens a `*_ascend_pt` directory of torch_npu's profiler: control files, clock, FRAMEWORK/ files.
 
-Time stamps of FRAMEWORK/ to ns since 1970.
-
-Reads the files of FRAMEWORK/: records of type, length and value, and flat ones.
-
-A record is a fixed part and fields, each again type, length and value. Nothing in a file is
-trusted: a record that does not end within the file ends the reading, one that is shorter than its
-fixed part is skipped, fields that do not fit are left out; all of it is counted.
+FRAMEWORK/ files have records of type, length and value; a value is a fixed part and fields, which
+have type, length and value too. Files may be damaged: reading ends at a record that does not end
+within the file, records shorter than their fixed part are skipped, fields that do not fit are
+dropped; all of these are counted.
 """
 
 from __future__ import annotations
@@ -37,10 +34,10 @@ METADATA = "profiler_metadata.json"
 
 _PROF = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 _INFO = re.compile(r"profiler_info(?:_\d+)?\.json")
-_OWN_NAMES = ("SCHEMA_VERSION", "UPROF_")
-"""Rows of META_DATA with such names say what the file is."""
+# Prefixes of names in META_DATA that describe the database and must not be overwritten.
+_RESERVED_NAMES = ("SCHEMA_VERSION", "UPROF_")
 _NO_RANK = -1
-_MOST_RANKS = 1 << 31
+_MAX_RANKS = 1 << 31
 
 OPERATORS = "torch.op_range"
 MARKS = "torch.op_mark"
@@ -49,50 +46,50 @@ CALLS = "torch.python_tracer_func"
 CALL_NAMES = "torch.python_tracer_hash"
 COLLECTIONS = "torch.gc_record"
 _FILES = (OPERATORS, MARKS, MEMORY, CALLS, CALL_NAMES, COLLECTIONS)
+# Has no table; torch_npu uses it for its memory timeline only.
 PARAMETERS = "torch.param_tensor_info"
-"""Feeds no table: torch_npu reads it for its memory timeline only."""
 
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """How torch_npu turns its collector's time stamps into ns since 1970."""
+    """Parameters to convert time stamps of FRAMEWORK/ to ns since 1970, as torch_npu does."""
 
     counts: bool
-    """Whether they are values of the system counter, and not ns of the monotonic clock."""
+    """True if time stamps are values of the system counter, False if monotonic ns."""
     mhz: float
     start_count: int
     start_monotonic_ns: int
     offset_ns: int
-    """Of the epoch to the monotonic clock."""
+    """Difference of times since 1970 and the monotonic clock."""
 
 
 class AscendFolder:
-    """The folder and its control files; a file that cannot be read is listed in `problems`."""
+    """A directory and its control files; unreadable files are listed in `problems`."""
 
     def __init__(self, path: Path) -> None:
-        """Look into the folder.
+        """List the directory.
 
         Raises:
-            RawFormatError: it cannot be listed.
+            RawFormatError: the directory cannot be listed.
         """
         self.path = path
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) of what is left out."""
+        """(anomaly name, message) of everything that was not read."""
         names = listed(path)
         self.prof = next((path / n for n in names if _PROF.match(n) and (path / n).is_dir()), None)
-        """The PROF_* directory inside; torch_npu takes the first as well."""
+        """First PROF_* directory, as torch_npu takes it."""
         self._info_file = next((path / name for name in names if _INFO.fullmatch(name)), None)
         framework = path / FRAMEWORK
         self._framework = listed(framework) if framework.is_dir() else []
 
     @property
     def has_framework(self) -> bool:
-        """Whether FRAMEWORK/ is there and has a file that feeds a table."""
+        """True if FRAMEWORK/ has a file with data of a table."""
         return any(name.startswith(_FILES) for name in self._framework)
 
     def file(self, name: str) -> Path | None:
-        """Return a file of FRAMEWORK/ whose name begins as given, None where there is none."""
-        found = [one for one in self._framework if one.startswith(name)]
+        """Return the file of FRAMEWORK/ whose name starts with `name`, or None."""
+        found = [file for file in self._framework if file.startswith(name)]
         if len(found) > 1:
             self.problems.append(
                 ("undecoded_data", f"{FRAMEWORK}: {', '.join(found[1:])} beside {found[0]}")
@@ -100,13 +97,13 @@ class AscendFolder:
         return self.path / FRAMEWORK / found[0] if found else None
 
     def other_files(self) -> list[str]:
-        """Return the files of FRAMEWORK/ that nothing here knows."""
+        """Return the names of unknown files of FRAMEWORK/."""
         known = (*_FILES, PARAMETERS)
         return [name for name in self._framework if not name.startswith(known)]
 
     @cached_property
     def info(self) -> Control:
-        """`profiler_info*.json`; empty where it is missing or no JSON."""
+        """`profiler_info*.json`; empty if it is missing or not JSON."""
         if self._info_file is None:
             return Control(self.path, {})
         try:
@@ -117,7 +114,7 @@ class AscendFolder:
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """What `profiler_metadata.json` holds, values as JSON as torch_npu writes them."""
+        """`profiler_metadata.json`, with values as JSON texts as torch_npu writes them."""
         path = self.path / METADATA
         if not path.is_file():
             return {}
@@ -129,18 +126,18 @@ class AscendFolder:
         return {str(name): _json(value) for name, value in values.items()}
 
     def write_metadata(self, sink: Sink) -> None:
-        """Write META_DATA: what the user and torch_npu added to the recording."""
+        """Write the metadata of the user and of torch_npu to META_DATA."""
         for name, value in self.metadata.items():
-            if name.startswith(_OWN_NAMES):
+            if name.startswith(_RESERVED_NAMES):
                 self.problems.append(("reserved_name", f"{METADATA}: {name}"))
             else:
                 sink.write("META_DATA", {"name": [name], "value": [value]})
 
     @property
     def rank(self) -> int | None:
-        """The process of a distributed run; None where it was recorded without ranks."""
+        """Rank of the process; None if no rank was recorded."""
         rank = self.info.integer("rank_id", _NO_RANK)
-        return rank if rank is not None and 0 <= rank < _MOST_RANKS else None
+        return rank if rank is not None and 0 <= rank < _MAX_RANKS else None
 
     @property
     def level(self) -> str:
@@ -148,10 +145,10 @@ class AscendFolder:
         return _inner(_inner(self.info, "config"), "experimental_config").text("_profiler_level")
 
     def clock(self, prof: ProfClock | None) -> HostClock:
-        """Return how to read the time stamps of FRAMEWORK/.
+        """Return the clock of the time stamps of FRAMEWORK/.
 
         Args:
-            prof: What PROF_* says of its host; None without PROF_*.
+            prof: clock of the host in PROF_*; None without PROF_*.
         """
         if self._info_file is None:
             self.problems.append(("no_profiler_info", f"{self.path} has no profiler_info*.json"))
@@ -177,7 +174,7 @@ class AscendFolder:
 
 @dataclass(frozen=True, slots=True)
 class ProfClock:
-    """What the control files of PROF_* say of the host's clock."""
+    """Clock of the host in the control files of PROF_*."""
 
     mhz: float
     start_count: int | None
@@ -207,10 +204,10 @@ def clock_of(prof: ProfDirectory) -> ProfClock:
 
 
 def listed(path: Path) -> list[str]:
-    """Return the names in a folder, sorted.
+    """Return the names in a directory, sorted.
 
     Raises:
-        RawFormatError: it cannot be listed.
+        RawFormatError: the directory cannot be listed.
     """
     try:
         return sorted(child.name for child in path.iterdir())
@@ -232,7 +229,7 @@ def _frequency(text: str) -> float:
 
 
 def _json(value: Any) -> str:
-    """Return a value as Python's own writer does, which torch_npu uses."""
+    """Return a value as JSON in the form of Python's json module, as torch_npu does."""
     try:
         return json.dumps(value)
     except (ValueError, RecursionError):
@@ -243,30 +240,31 @@ _LATEST = 1 << 62
 
 
 def epoch_ns(raw: NDArray[np.int64] | NDArray[np.uint64], clock: HostClock) -> Ints:
-    """Return the times; what is beyond 64 bits becomes the latest or earliest possible time.
+    """Return times in ns since 1970; times beyond 64 bits are clipped.
 
-    As torch_npu computes them: ticks times ns a tick as float64, truncated.
+    As in torch_npu, ticks are multiplied with ns per tick in float64 and truncated.
     """
     stamps = raw.astype(np.int64)
     if not clock.counts:
-        return _moved(stamps, clock.offset_ns)
-    ticks = _moved(stamps, -clock.start_count).astype(np.float64)
+        return _shifted(stamps, clock.offset_ns)
+    ticks = _shifted(stamps, -clock.start_count).astype(np.float64)
     passed = np.clip(ticks * (1000 / clock.mhz), -float(_LATEST), float(_LATEST))
-    return _moved(passed.astype(np.int64), clock.start_monotonic_ns + clock.offset_ns)
+    return _shifted(passed.astype(np.int64), clock.start_monotonic_ns + clock.offset_ns)
 
 
-def _moved(times: Ints, by: int) -> Ints:
+def _shifted(times: Ints, by: int) -> Ints:
     by = max(-_LATEST, min(by, _LATEST))
     return np.clip(times, -_LATEST, _LATEST) + by
 
 
+# Start (-1: absent) and length of the last field of a type in every record, by type.
 Fields = dict[int, tuple[Ints, Ints]]
-"""Start (-1: absent) and length of a field in every record, by its type; the last of several."""
 
 _PIECE_BYTES = 4 << 20
-_LARGEST_RECORD = 64 << 20
-"""A record is in memory as a whole; no genuine one comes near."""
-_MOST_FIELDS = 1_000
+# Maximum size of a record, since records are read completely.
+_MAX_RECORD_BYTES = 64 << 20
+# Maximum number of fields of a record that are looked at.
+_MAX_FIELDS = 1_000
 _HEAD = struct.Struct("<HI")
 _LENGTH, _LENGTH_AT = struct.Struct("<I"), 2
 
@@ -280,7 +278,7 @@ class Layout:
 
     fixed: np.dtype[Any]
     by_length: bool = False
-    """Told by the whole length, for records without fields; else by whether the fields fit."""
+    """True if the length of a record identifies the layout (no fields), False if its fields do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -291,39 +289,39 @@ class Batch:
     fixed: NDArray[Any]
     fields: Fields
     number: Ints
-    """Place of each record among all of the file."""
+    """Number of each record in the file."""
 
 
 def read_records(
     path: Path, kind: int, layouts: Sequence[Layout], wanted: tuple[int, ...], sink: Sink
 ) -> Iterator[Batch]:
-    """Yield the records of a file, some megabytes at a time, newest layout first.
+    """Yield the records of a file in batches of some megabytes, newest layout first.
 
     Args:
-        path: The file.
-        kind: Type of its records; others are counted and left out.
-        layouts: What the fixed part may be; a record is of the first that fits.
-        wanted: Types of the fields to look for.
-        sink: Told of what is left out.
+        path: path of the file.
+        kind: type of its records; others are counted and dropped.
+        layouts: possible layouts of the fixed part; the first that fits is used.
+        wanted: types of the fields to find.
+        sink: takes the anomalies.
 
     Raises:
-        RawFormatError: it cannot be read.
+        RawFormatError: the file cannot be read.
     """
     number = 0
     for data, starts, ends, kinds in _pieces(path, sink):
         if other := int((kinds != kind).sum()):
             sink.anomaly(DAMAGED, other, f"{path}: a record of type {_first(kinds, kind)}")
-        own = kinds == kind
-        part = _Piece(path, data, starts[own], ends[own], number + np.flatnonzero(own))
+        chosen = kinds == kind
+        part = _Piece(path, data, starts[chosen], ends[chosen], number + np.flatnonzero(chosen))
         number += len(kinds)
         yield from _batches(part, layouts, wanted, sink)
 
 
 def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
-    """Return the records of a file without heads; the rest of a record at the end is counted.
+    """Return the records of a file of fixed records; an incomplete one at the end is counted.
 
     Raises:
-        RawFormatError: it cannot be read.
+        RawFormatError: the file cannot be read.
     """
     with _opened(path) as file:
         try:
@@ -332,12 +330,12 @@ def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
             raise _unreadable(path, err) from err
         rest = path.stat().st_size % layout.itemsize
     if rest:
-        sink.anomaly(CUT_OFF, 1, f"{path}: {rest} bytes at the end are no whole record")
+        sink.anomaly(CUT_OFF, 1, f"{path}: {rest} bytes at the end are not a complete record")
     return records
 
 
 def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
-    """Yield data with the start and end of every value in it, and the types."""
+    """Yield data with the starts and ends of the values in it, and their types."""
     data = b""
     with _opened(path) as file:
         try:
@@ -347,15 +345,15 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
                 if len(starts):
                     yield data, starts, ends, kinds
                 data = data[after:]
-                data = _whole_record(path, file, data, sink)
+                data = _complete_record(path, file, data, sink)
         except OSError as err:
             raise _unreadable(path, err) from err
     if data:
-        sink.anomaly(CUT_OFF, 1, f"{path}: {len(data)} bytes at the end are no whole record")
+        sink.anomaly(CUT_OFF, 1, f"{path}: {len(data)} bytes at the end are not a complete record")
 
 
 def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
-    """Return start and end of every whole value, the types, and where the rest begins."""
+    """Return starts, ends and types of the complete values, and the begin of the rest."""
     heads: list[int] = []
     add, length, size, last = heads.append, _LENGTH.unpack_from, _HEAD.size, len(data)
     at = 0
@@ -371,8 +369,8 @@ def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
     return begin + size, np.append(begin[1:], at)[: len(begin)], kinds, at
 
 
-def _whole_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
-    """Read on to the end of a record that is longer than a piece; skip one that is too long."""
+def _complete_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
+    """Read the rest of a record that is longer than a piece; skip it if it is too long."""
     if len(data) < _HEAD.size:
         return data
     length = _HEAD.size + _HEAD.unpack_from(data)[1]
@@ -383,7 +381,7 @@ def _whole_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
         sink.anomaly(CUT_OFF, 1, f"{path}: the file ends before a record of {length:,} bytes does")
         file.seek(0, 2)
         return b""
-    if length > _LARGEST_RECORD:
+    if length > _MAX_RECORD_BYTES:
         sink.anomaly("oversized_record", 1, f"{path}: a record of {length:,} bytes")
         file.seek(missing, 1)
         return b""
@@ -392,7 +390,7 @@ def _whole_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Records of one type in a stretch of a file."""
+    """Records of one type in a part of a file."""
 
     path: Path
     data: bytes
@@ -400,7 +398,7 @@ class _Piece:
     ends: Ints
     number: Ints
 
-    def of(self, rows: Ints) -> _Piece:
+    def take(self, rows: Ints) -> _Piece:
         return _Piece(self.path, self.data, self.starts[rows], self.ends[rows], self.number[rows])
 
 
@@ -416,15 +414,15 @@ def _batches(
             fits, fields = _fields(piece, size, wanted)
         if fits.any():
             yield _batch(piece, np.flatnonzero(fits), layout, fields)
-        piece = piece.of(np.flatnonzero(~fits))
+        piece = piece.take(np.flatnonzero(~fits))
     if len(piece.starts):
         length = int(piece.ends[0] - piece.starts[0])
-        told = f"{piece.path}: a record of {length} bytes fits no layout"
-        sink.anomaly(DAMAGED, len(piece.starts), told)
+        detail = f"{piece.path}: a record of {length} bytes fits no layout"
+        sink.anomaly(DAMAGED, len(piece.starts), detail)
         if not layouts[0].by_length:
-            # Its fields do not end where it does: the fixed part is kept, and what fits.
+            # The fields do not end with the record: keep the fixed part and the fields that fit.
             size = layouts[0].fixed.itemsize
-            piece = piece.of(np.flatnonzero(piece.ends - piece.starts >= size))
+            piece = piece.take(np.flatnonzero(piece.ends - piece.starts >= size))
             if len(piece.starts):
                 _, fields = _fields(piece, size, wanted)
                 yield _batch(piece, np.arange(len(piece.starts)), layouts[0], fields)
@@ -444,14 +442,14 @@ def _batch(piece: _Piece, rows: Ints, layout: Layout, fields: Fields) -> Batch:
 def _fields(
     piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]
 ) -> tuple[NDArray[np.bool_], Fields]:
-    """Return which records their fields fill exactly, and where the wanted fields are."""
+    """Return which records are filled exactly by their fields, and the wanted fields."""
     array = np.frombuffer(piece.data, np.uint8)
     at, ends = piece.starts + fixed_bytes, piece.ends
     fields = {
         kind: (np.full(len(at), -1, np.int64), np.zeros(len(at), np.int64)) for kind in wanted
     }
     active = np.flatnonzero(at + _HEAD.size <= ends)
-    for _ in range(_MOST_FIELDS):
+    for _ in range(_MAX_FIELDS):
         if not len(active):
             break
         here = at[active]
@@ -460,10 +458,10 @@ def _fields(
         for place in range(4):
             length += array[here + 2 + place].astype(np.int64) << 8 * place
         start = here + _HEAD.size
-        whole = start + length <= ends[active]
-        active, kind, start, length = active[whole], kind[whole], start[whole], length[whole]
-        for one, (starts, lengths) in fields.items():
-            chosen = kind == one
+        fits = start + length <= ends[active]
+        active, kind, start, length = active[fits], kind[fits], start[fits], length[fits]
+        for wanted_kind, (starts, lengths) in fields.items():
+            chosen = kind == wanted_kind
             starts[active[chosen]] = start[chosen]
             lengths[active[chosen]] = length[chosen]
         at[active] = start + length

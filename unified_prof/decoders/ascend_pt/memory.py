@@ -1,4 +1,4 @@
-"""Device memory: what PyTorch's and CANN's allocators recorded."""
+"""Decodes device memory of the allocators of PyTorch and CANN: MEMORY_RECORD and OP_MEMORY."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _TOTALS = [
     ("device_type", "i1"),
 ]
 _THREAD = [("tid", "<u8"), ("pid", "<u8")]
-# Since June 2025 with a component, before 2024-05 without allocator.
+# Files since June 2025 have a component, files before May 2024 no allocator.
 _LAYOUTS = tuple(
     Layout(np.dtype([*_TOTALS, *extra, *_THREAD]), by_length=True)
     for extra in (
@@ -51,7 +51,7 @@ _REAL = ("aten", "npu")
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Records:
-    """What PyTorch's allocators did on the device, by time."""
+    """Records of PyTorch's device allocators, sorted by time."""
 
     columns: dict[str, Ints]
 
@@ -61,56 +61,56 @@ class Records:
     def __getitem__(self, name: str) -> Ints:
         return self.columns[name]
 
-    def of(self, rows: NDArray[np.bool_] | Ints) -> Records:
-        """Return some of them."""
+    def take(self, rows: NDArray[np.bool_] | Ints) -> Records:
+        """Return some rows."""
         return Records({name: values[rows] for name, values in self.columns.items()})
 
 
 def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
-    """Read the records of the device; without a file there are none.
+    """Read the records of the device; a missing file has none.
 
     Args:
-        path: The file.
-        clock: Of its time stamps.
-        device: The only one that was recorded, which then counts in place of PyTorch's number.
-        sink: Told of what is left out.
+        path: path of the file.
+        clock: converts its time stamps.
+        device: the only recorded device, which replaces PyTorch's number; None if several.
+        sink: takes the anomalies.
 
     Raises:
         RawFormatError: the file cannot be read.
     """
     parts: dict[str, list[Ints]] = {name: [] for name in _COLUMNS}
     for batch in () if path is None else read_records(path, _KIND, _LAYOUTS, (), sink):
-        own = batch.fixed[batch.fixed["device_type"] == _NPU]
+        on_npu = batch.fixed[batch.fixed["device_type"] == _NPU]
         for name in _COLUMNS:
-            found = name in (own.dtype.names or ())
+            found = name in (on_npu.dtype.names or ())
             parts[name].append(
-                own[name].astype(np.int64) if found else np.zeros(len(own), np.int64)
+                on_npu[name].astype(np.int64) if found else np.zeros(len(on_npu), np.int64)
             )
     columns = {name: np.concatenate([_NO_ROWS, *values]) for name, values in parts.items()}
     columns["time"] = clock(columns["time"])
     if device is not None:
         columns["device"][:] = device
     records = Records(columns)
-    return records.of(np.argsort(records["time"], kind="stable"))
+    return records.take(np.argsort(records["time"], kind="stable"))
 
 
 def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> None:
-    """Write MEMORY_RECORD: the state of each allocator, and of both together, when one changed."""
-    own = records.of(records["component"] != _WORKSPACE)
-    workspace = records.of(records["component"] == _WORKSPACE)
+    """Write MEMORY_RECORD: totals of each allocator and of both, after each change."""
+    pytorch = records.take(records["component"] != _WORKSPACE)
+    workspace = records.take(records["component"] == _WORKSPACE)
     cann = {name: values[_by_time(allocations)] for name, values in allocations.items()}
     time, device = cann["timestampNs"], cann["deviceId"]
-    # At equal times PyTorch's goes first.
-    before = _last_before(time, device, own["time"], own["device"], "left")
-    beside = _last_before(own["time"], own["device"], time, device, "right")
-    _write_totals(sink, "PTA", own)
+    # At equal times, PyTorch's record is first.
+    before = _last_before(time, device, pytorch["time"], pytorch["device"], "left")
+    beside = _last_before(pytorch["time"], pytorch["device"], time, device, "right")
+    _write_totals(sink, "PTA", pytorch)
     _write_totals(
         sink,
         "PTA+GE",
-        own,
-        allocated=_with(own["allocated"], cann["totalAllocate"], before),
-        reserved=_with(own["reserved"], cann["totalReserve"], before),
-        stream=_own_or_null(own["stream"], before),
+        pytorch,
+        allocated=_with(pytorch["allocated"], cann["totalAllocate"], before),
+        reserved=_with(pytorch["reserved"], cann["totalReserve"], before),
+        stream=_own_or_null(pytorch["stream"], before),
     )
     _write_totals(sink, "WORKSPACE", workspace)
     if not len(time):
@@ -127,15 +127,15 @@ def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> 
             "streamPtr": None,
         },
     )
-    stream = np.append(own["stream"], 0)[beside]
+    stream = np.append(pytorch["stream"], 0)[beside]
     sink.write(
         "MEMORY_RECORD",
         {
             **common,
             "component": sink.strings.intern("PTA+GE"),
-            "totalAllocated": _with(cann["totalAllocate"], own["allocated"], beside),
-            "totalReserved": _with(cann["totalReserve"], own["reserved"], beside),
-            "totalActive": _with(np.zeros(len(time), np.int64), own["active"], beside),
+            "totalAllocated": _with(cann["totalAllocate"], pytorch["allocated"], beside),
+            "totalReserved": _with(cann["totalReserve"], pytorch["reserved"], beside),
+            "totalActive": _with(np.zeros(len(time), np.int64), pytorch["active"], beside),
             "streamPtr": np.ma.MaskedArray(stream, beside == NONE),
         },
     )
@@ -163,7 +163,7 @@ def _write_totals(sink: Sink, component: str, records: Records, **other: Column)
 
 
 def _own_or_null(stream: Ints, other: Ints) -> Column:
-    """Return PyTorch's stream; where it has none but CANN has a record, what that has: NULL."""
+    """Return PyTorch's stream; NULL if it is 0 and CANN has a record."""
     return np.ma.MaskedArray(stream, (stream == 0) & (other != NONE))
 
 
@@ -176,53 +176,53 @@ def _by_time(allocations: dict[str, Ints]) -> Ints:
 
 
 def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
-    """Return the last of some ascending moments on the same device before each, or NONE.
+    """Return the last of `time` on the same device before each of `at_ns`, or NONE.
 
     Args:
-        time: The moments.
-        device: Their devices.
-        at_ns: Before which.
-        at_device: On which device.
-        side: `right` if an equal moment counts as before, `left` if not.
+        time: times to search, ascending.
+        device: device of each of them.
+        at_ns: times to look up.
+        at_device: device of each of these.
+        side: `right` if equal times count as before, `left` if not.
     """
     found = np.full(len(at_ns), NONE, np.int64)
-    for one in np.unique(device).tolist():
-        rows, asked = np.flatnonzero(device == one), np.flatnonzero(at_device == one)
-        slot = np.searchsorted(time[rows], at_ns[asked], side) - 1  # type: ignore[call-overload]
-        found[asked] = np.where(slot >= 0, rows[slot], NONE)
+    for number in np.unique(device).tolist():
+        rows, chosen = np.flatnonzero(device == number), np.flatnonzero(at_device == number)
+        slot = np.searchsorted(time[rows], at_ns[chosen], side) - 1  # type: ignore[call-overload]
+        found[chosen] = np.where(slot >= 0, rows[slot], NONE)
     return found
 
 
 def write_allocations(
     records: Records, operators: Operators, names: Ints, queue: Queue, sink: Sink
 ) -> None:
-    """Write OP_MEMORY of PyTorch: each allocation of its own allocators to its release.
+    """Write OP_MEMORY of PyTorch: allocations of its allocators until their release.
 
     Args:
-        records: Of all allocators.
-        operators: Who may have allocated.
-        names: String id of the name of each operator.
-        queue: Through which threads do things for others.
-        sink: Where rows go.
+        records: records of all allocators.
+        operators: operators that may have allocated.
+        names: string id of the name of each operator.
+        queue: task queue, to find the operators of launching threads.
+        sink: takes the rows.
     """
-    records = records.of(records["allocator"] == _INNER)
+    records = records.take(records["allocator"] == _INNER)
     odd = records["kind"] > _BLOCK_FREE
     if odd.any():
         sink.anomaly(DAMAGED, int(odd.sum()), "a memory record that is neither malloc nor free")
-        records = records.of(~odd)
+        records = records.take(~odd)
     if not len(operators) or not len(records):
         if len(records):
-            told = "nothing says which operators allocated: OP_MEMORY lacks them"
-            sink.anomaly("memory_without_operators", len(records), told)
+            detail = "operators not recorded: allocations are missing in OP_MEMORY"
+            sink.anomaly("memory_without_operators", len(records), detail)
         return
-    records = records.of(np.lexsort((records["time"], records["ptr"], records["pid"])))
+    records = records.take(np.lexsort((records["time"], records["ptr"], records["pid"])))
     first, free, block_free, unused = _groups(records)
     if unused:
-        told = "a free without the allocation, or one that came twice"
-        sink.anomaly("unmatched_free", unused, told)
+        detail = "a free without an allocation, or a repeated free"
+        sink.anomaly("unmatched_free", unused, detail)
     order = np.argsort(records["time"][first], kind="stable")
     first, free, block_free = first[order], free[order], block_free[order]
-    by = _allocating(records.of(first), operators, queue)
+    by = _allocating(records.take(first), operators, queue)
     released = np.where(free != NONE, free, block_free)
     time = records["time"]
 
@@ -252,26 +252,26 @@ def write_allocations(
 
 
 def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
-    """Return each malloc with its free and its block free (or NONE), and how many frees are left.
+    """Return each malloc, its free and block free (or NONE), and the number of unmatched frees.
 
     The records are sorted by process, address and time. A free or block free belongs to the malloc
-    before it, unless one of its kind is there already: then that one and all after it belong to
-    nothing.
+    before it, unless this has one of the kind already: then that free and those after it are
+    unmatched.
     """
     kind = records["kind"]
     is_malloc = kind == _MALLOC
     group = np.cumsum(is_malloc) - 1
     places = Runs(records["pid"], records["ptr"])
     start = np.flatnonzero(is_malloc)
-    # Frees before the first malloc of their address have that of another address before them.
+    # Frees before the first malloc of their address follow a malloc of another address.
     of_address = places.number()
-    owned = group >= 0
-    owned[owned] = of_address[start[group[owned]]] == of_address[owned]
+    matched = group >= 0
+    matched[matched] = of_address[start[group[matched]]] == of_address[matched]
     rank = np.arange(len(kind)) - np.append(start, 0)[group]
     nothing = np.full(len(start), NONE, np.int64)
     free, block_free = nothing.copy(), nothing
-    second = np.flatnonzero(owned & (rank == 1) & ~is_malloc)
-    third = np.flatnonzero(owned & (rank == 2) & ~is_malloc)
+    second = np.flatnonzero(matched & (rank == 1) & ~is_malloc)
+    third = np.flatnonzero(matched & (rank == 2) & ~is_malloc)
     third = third[kind[third] != kind[third - 1]]
     for rows in (second, third):
         for wanted, side in ((_FREE, free), (_BLOCK_FREE, block_free)):
@@ -282,24 +282,24 @@ def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
 
 
 def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
-    """Return the operator for which each allocation was made, or NONE."""
+    """Return the operator that caused each allocation, or NONE."""
     time, tid = mallocs["time"], mallocs["tid"]
-    candidates = operators.named(lambda name: name not in _NOT_CANDIDATES)
+    candidates = operators.match(lambda name: name not in _NOT_CANDIDATES)
     result = operators.not_ended(operators.begun(tid, time, candidates), time)
     held = dequeue_begun(queue.dequeues, tid, time)
     inside = np.flatnonzero(held != NONE)
     inside = inside[time[inside] < queue.dequeues.end_ns[held[inside]]]
     enqueue = enqueue_of(queue, held[inside])
     inside, enqueue = inside[enqueue != NONE], enqueue[enqueue != NONE]
-    put_in = queue.enqueues
-    operator = operators.begun(put_in.tid[enqueue], put_in.end_ns[enqueue], candidates)
-    real = operators.named(lambda name: name.startswith(_REAL))
+    side = queue.enqueues
+    operator = operators.begun(side.tid[enqueue], side.end_ns[enqueue], candidates)
+    real = operators.match(lambda name: name.startswith(_REAL))
     result[inside] = operators.nearest(operator, real)
     return result
 
 
 def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
-    """Write OP_MEMORY of CANN's own operators: allocations paired with releases."""
+    """Write OP_MEMORY of CANN's operators: allocations paired with releases."""
     is_release = allocations["type"] == sink.strings.intern(_RELEASE)
     size = allocations["size"]
     usable = size != 0
@@ -312,7 +312,7 @@ def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
     release = is_release[order]
     first = np.zeros(len(order), bool)
     first[runs.starts] = True
-    # A release ends the allocation right before it; one that another follows is lost.
+    # A release ends the allocation directly before it; an allocation before another is lost.
     ends = release & ~first & ~np.append(True, release[:-1])
     allocated = np.flatnonzero(~release)
     following = np.append(ends, False)[allocated + 1]
@@ -320,8 +320,8 @@ def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
     last[runs.last] = True
     kept = following | last[allocated]
     if lost := int((~kept).sum()) + int((release & ~ends).sum()):
-        told = "an allocation whose address was given out again, or a release without allocation"
-        sink.anomaly("unmatched_allocation", lost, f"NPU_OP_MEM: {told}")
+        detail = "an allocation whose address was reused, or a release without an allocation"
+        sink.anomaly("unmatched_allocation", lost, f"NPU_OP_MEM: {detail}")
     begin, has_end = order[allocated[kept]], following[kept]
     end = np.append(order, 0)[np.where(has_end, allocated[kept] + 1, len(order))]
 

@@ -1,9 +1,4 @@
-"""Texts of FRAMEWORK files: every different one once, by a small number.
-
-Operators: ranges that PyTorch recorded on its threads, and who lies in whom.
-
-Python calls: frames and modules, from the events of Python's tracer.
-"""
+"""Reads operators and Python calls of FRAMEWORK/, and finds operators around a time."""
 
 from __future__ import annotations
 
@@ -25,15 +20,15 @@ from unified_prof.base.vocabulary import NO_TEXT as NO_TEXT_ID
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.decoders.ascend_pt.folder import DAMAGED, Layout, read_flat, read_records
 
+# Number of a missing or empty field.
 NO_TEXT = -1
-"""Number of a field that is not there, or empty."""
+# String id of an empty name; torch_npu writes no row of STRING_IDS for it.
 NO_NAME = NO_TEXT_ID
-"""String id of an empty name: torch_npu gives it no row in STRING_IDS."""
 NOT_UTF8 = NOT_AVAILABLE
 
 
 class Texts:
-    """Numbers different texts from 0, in the order of first use."""
+    """Numbers distinct texts from 0, in the order of first use."""
 
     def __init__(self, change: Callable[[str], str] = lambda text: text) -> None:
         self._numbers: defaultdict[bytes, int] = defaultdict(count().__next__)
@@ -41,7 +36,7 @@ class Texts:
         self._numbers[b""] = NO_TEXT
 
     def numbers(self, data: bytes, start: Ints, length: Ints) -> Ints:
-        """Return the number of the text in every field; of absent ones `start` is negative."""
+        """Return the numbers of the texts of fields; absent fields have a negative `start`."""
         raws = [
             data[a : a + n] if a >= 0 else b""
             for a, n in zip(start.tolist(), length.tolist(), strict=True)
@@ -49,17 +44,17 @@ class Texts:
         return np.fromiter(map(self._numbers.__getitem__, raws), np.int64, len(raws))
 
     def numbers_of(self, texts: Iterable[str]) -> Ints:
-        """Return the numbers of texts; of empty ones `NO_TEXT`."""
+        """Return the numbers of texts; `NO_TEXT` for empty ones."""
         raws = (text.encode("utf-8", "backslashreplace") for text in texts)
         return np.fromiter(map(self._numbers.__getitem__, raws), np.int64)
 
     @property
     def all(self) -> list[str]:
-        """The texts by number; what is no UTF-8 is `N/A`."""
+        """The texts by number; `N/A` if a text is not UTF-8."""
         return [self._change(decoded(raw)) for raw in self._numbers if raw]
 
-    def marked(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Tell which texts pass a test, by number; the last answer is that of no text."""
+    def matching(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return which texts pass a test, by number; the last element is for `NO_TEXT`."""
         return np.array([*map(test, self.all), test("")], bool)
 
 
@@ -72,7 +67,7 @@ def decoded(raw: bytes) -> str:
 
 
 def string_ids(strings: Strings, texts: Texts, numbers: Ints) -> Ints:
-    """Return the ids in STRING_IDS of texts; those of no text are `NO_NAME`."""
+    """Return the string ids of numbered texts; `NO_NAME` for `NO_TEXT`."""
     ids = np.append(strings.intern_all(texts.all), NO_NAME)
     return np.asarray(ids[numbers])
 
@@ -92,7 +87,7 @@ _COMMON = [
     ("end_tid", "<u8"),
     ("forward_tid", "<u8"),
 ]
-# Since September 2024 with the scope; what neither reaches a table nor tells a layout is padding.
+# Files since September 2024 have a scope. Unused bytes are not listed.
 _LAYOUTS = (
     Layout(np.dtype([*_COMMON, ("scope", "u1"), ("is_async", "u1")])),
     Layout(np.dtype([*_COMMON, ("is_async", "u1")])),
@@ -103,41 +98,40 @@ _MOST_LEVELS = 10_000
 
 
 class Operators:
-    """Operators in `nesting.call_order`: by thread, then start, the longer first."""
+    """Operators sorted by thread, then start, the longer one first (`nesting.call_order`)."""
 
     def __init__(
         self, columns: dict[str, Ints], names: Texts, types: Texts, shapes: Texts, stacks: Texts
     ) -> None:
-        """Sort them.
+        """Sort operators.
 
         Args:
             columns: start and end in ns since 1970, sequence, pid, tid, forward_tid; `number`, the
-                place among all as they were recorded, by their ends; and the numbers of name, type,
-                shape and stack.
-            names: The texts behind those numbers of names.
-            types: Behind those of types of inputs.
-            shapes: Behind those of shapes.
-            stacks: Behind those of call stacks.
+                position in the order of recording (by end); numbers of name, type, shape, stack.
+            names: texts of the names.
+            types: texts of the types of inputs.
+            shapes: texts of the shapes of inputs.
+            stacks: texts of the call stacks.
         """
         self.names, self.types, self.shapes, self.stacks = names, types, shapes, stacks
         start, end, number = columns["start"], columns["end"], columns["number"]
         order = nesting.call_order(columns["tid"], start, end, -number)
         self.number = number[order]
-        """Place of each among all that were recorded, by their ends."""
+        """Position in the order of recording, which is by end."""
         self.start_ns, self.end_ns = start[order], end[order]
         self.sequence = columns["sequence"][order]
         self.tid, self.forward_tid = columns["tid"][order], columns["forward_tid"][order]
         self.name, self.type = columns["name"][order], columns["type"][order]
         self.shape, self.stack = columns["shape"][order], columns["stack"][order]
         self.pid = int(columns["pid"][np.argmin(number)]) if len(number) else None
-        """Process of the first that was recorded: torch_npu takes it for all."""
+        """Process of the first recorded operator, which torch_npu uses for all."""
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Operators:
-        """Read the file; without one there are none.
+        """Read the file; a missing file has no operators.
 
         Raises:
-            RawFormatError: it cannot be read.
+            RawFormatError: the file cannot be read.
         """
         names, changed = Texts(), [Texts(_with_line_ends) for _ in range(3)]
         texts = (names, *changed)
@@ -152,9 +146,9 @@ class Operators:
     def __len__(self) -> int:
         return len(self.start_ns)
 
-    def named(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Tell which operators have a name that passes a test."""
-        return self.names.marked(test)[self.name]
+    def match(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
+        """Return which operators have a name that passes a test."""
+        return self.names.matching(test)[self.name]
 
     def around(
         self,
@@ -163,15 +157,13 @@ class Operators:
         end_ns: Ints,
         chosen: NDArray[np.bool_] | None = None,
     ) -> Ints:
-        """Return the innermost operator on a thread strictly round each interval, or NONE.
-
-        Innermost is the one that began last.
+        """Return the innermost operator (begun last) of a thread around each interval, or NONE.
 
         Args:
-            tid: The threads.
-            start_ns: Starts of the intervals.
-            end_ns: Their ends.
-            chosen: Which operators count; by default all.
+            tid: thread of each interval.
+            start_ns: start of each interval.
+            end_ns: end of each interval.
+            chosen: mask of the operators that count; by default all.
         """
         counts = np.ones(len(self), np.bool_) if chosen is None else chosen
         found = self.begun(tid, start_ns - 1)
@@ -180,40 +172,40 @@ class Operators:
         )
 
     def begun(self, tid: Ints, at_ns: Ints, chosen: NDArray[np.bool_] | None = None) -> Ints:
-        """Return the operator of a thread that began last, not after each moment, or NONE.
+        """Return the last operator of a thread that began at or before each time, or NONE.
 
         Args:
-            tid: The threads.
-            at_ns: The moments.
-            chosen: Which operators count; by default all.
+            tid: thread of each time.
+            at_ns: times.
+            chosen: mask of the operators that count; by default all.
         """
         rows = np.arange(len(self)) if chosen is None else np.flatnonzero(chosen)
-        own_tid, own_start = self.tid[rows], self.start_ns[rows]
+        tids, starts = self.tid[rows], self.start_ns[rows]
         found = np.full(len(tid), NONE, np.int64)
-        # The operators of a thread are one stretch, ascending by start.
+        # The operators of a thread are consecutive, ascending by start.
         for thread in np.unique(tid).tolist():
-            low = int(np.searchsorted(own_tid, thread, "left"))
-            high = int(np.searchsorted(own_tid, thread, "right"))
-            asked = np.flatnonzero(tid == thread)
-            slot = np.searchsorted(own_start[low:high], at_ns[asked], "right") - 1
+            low = int(np.searchsorted(tids, thread, "left"))
+            high = int(np.searchsorted(tids, thread, "right"))
+            of_thread = np.flatnonzero(tid == thread)
+            slot = np.searchsorted(starts[low:high], at_ns[of_thread], "right") - 1
             there = slot >= 0
-            found[asked[there]] = rows[low + slot[there]]
+            found[of_thread[there]] = rows[low + slot[there]]
         return found
 
     def not_ended(self, operator: Ints, at_ns: Ints) -> Ints:
-        """Return each operator or the nearest one round it that has not ended before a moment."""
+        """Return each operator, or the nearest one around it that ends at or after a time."""
         return self._climb(operator, self.parent, lambda at, rows: self.end_ns[at] >= at_ns[rows])
 
     def nearest(self, operator: Ints, marked: NDArray[np.bool_]) -> Ints:
-        """Return each operator or the nearest one round it that is marked, or NONE."""
+        """Return each operator, or the nearest one around it that is in a mask, or NONE."""
         return self._climb(operator, self.parent, lambda at, _: marked[at])
 
     @cached_property
     def parent(self) -> Ints:
-        """The operator of any thread that each one began in, or NONE.
+        """The operator of any thread in which each one began, or NONE.
 
-        As torch_npu has it: one tree for all threads, in which an operator is open until its end,
-        that moment included.
+        As in torch_npu, there is one tree for all threads; an operator is open until its end,
+        inclusive.
         """
         order = np.lexsort((self.number, -self.end_ns, self.start_ns))
         start, end = self.start_ns[order], self.end_ns[order]
@@ -224,7 +216,7 @@ class Operators:
 
     @cached_property
     def _longer(self) -> Ints:
-        """The nearest operator before each one, on its thread, that does not end before it."""
+        """The nearest operator before each one on its thread that does not end before it."""
         return nesting.containing(self.tid, self.end_ns)
 
     def _climb(
@@ -273,8 +265,8 @@ _TAGS = 4
 _HASH = (Layout(np.dtype([("key", "<u8")])),)
 _HASH_KIND = 4
 _TEXT = 1
+# Separates the class of a module from the number of the instance.
 _UID_AFTER = "######"
-"""Stands between the class of a module and the number of the instance."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -286,26 +278,26 @@ class Frames:
     tid: Ints
     pid: Ints
     name: Ints
-    """Place in `names`."""
+    """Index into `names`."""
     names: list[str]
 
     @staticmethod
     def none() -> Frames:
-        """Return no calls at all."""
+        """Return no calls."""
         nothing = np.zeros(0, np.int64)
         return Frames(nothing, nothing, nothing, nothing, nothing, [])
 
 
 def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink) -> Frames:
-    """Read the calls; both files have to be there, as for torch_npu.
+    """Read the calls; both files are needed, as in torch_npu.
 
     Raises:
         RawFormatError: a file cannot be read.
     """
     if calls is None or names is None:
         if calls is not None:
-            told = f"{calls} has no names beside it: its calls are left out"
-            sink.anomaly("undecoded_data", 1, told)
+            detail = f"{calls}: the file of names is missing, so the calls are dropped"
+            sink.anomaly("undecoded_data", 1, detail)
         return Frames.none()
     events = read_flat(calls, _EVENT, sink)
     bad = events["tag"] >= _TAGS
@@ -317,11 +309,11 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
     time, tid = clock(events["time"]), events["tid"].astype(np.int64)
     order = np.lexsort((time, tid))
     time, tid, events = time[order], tid[order], events[order]
-    call, end = _paired(tid, events["tag"] % 2 == 0)
+    call, end = _pair_returns(tid, events["tag"] % 2 == 0)
     threads = Runs(tid)
     last = threads.spread(time[threads.last])
     texts = _texts(names, sink)
-    name, all_names = _named(events["key"][call], tid[call], texts)
+    name, all_names = _call_names(events["key"][call], tid[call], texts)
     return Frames(
         time[call],
         np.where(end >= 0, time[end], last[call]),
@@ -332,24 +324,24 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
     )
 
 
-def _paired(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Return the place of every call, in order, and that of its return, -1 where it has none.
+def _pair_returns(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
+    """Return the rows of calls, and the row of each one's return, or -1.
 
-    A return ends the innermost call that is open on its thread, whatever it is of; one on an empty
-    stack ends nothing.
+    A return ends the innermost open call of its thread, whatever function it names; a return on an
+    empty stack is ignored.
     """
     threads = Runs(tid)
     steps = np.where(is_call, 1, -1)
     height = np.cumsum(steps)
     height -= threads.spread((height - steps)[threads.starts])
-    # Returns on an empty stack lower the ground: each new low is one.
+    # A return on an empty stack is a new minimum of the height.
     ground = _running_lowest(np.minimum(height, 0), threads)
     before = np.append(0, ground[:-1])
     before[threads.starts] = 0
     ignored = ~is_call & (ground < before)
     depth = height - ground + ~is_call  # of the call that is opened or closed
     used = np.flatnonzero(~ignored)
-    # Of one thread and depth, calls and returns take turns.
+    # Calls and returns of one thread and depth alternate.
     order = used[np.lexsort((used, depth[used], tid[used]))]
     ends = np.full(len(tid), -1, np.int64)
     follows = (
@@ -382,20 +374,22 @@ def _texts(path: Path, sink: Sink) -> dict[int, str]:
     return texts
 
 
-def _named(keys: NDArray[np.uint64], tid: Ints, texts: dict[int, str]) -> tuple[Ints, list[str]]:
-    """Return the name of every call as a place among all names.
+def _call_names(
+    keys: NDArray[np.uint64], tid: Ints, texts: dict[int, str]
+) -> tuple[Ints, list[str]]:
+    """Return the name of every call as an index, and the names.
 
-    A module is `nn.Module: Class_k`: k counts the instances of the class on the thread, in the
-    order of their first calls. An instance keeps its k under whatever class it is called.
+    Modules are named `nn.Module: Class_k`; k counts the instances of the class on the thread in
+    the order of their first calls. An instance keeps its k, whatever class it is called as.
     """
     distinct, key = np.unique(keys, return_inverse=True)
-    known = [texts.get(one, str(one)) for one in distinct.tolist()]
+    known = [texts.get(value, str(value)) for value in distinct.tolist()]
     names: dict[str, int] = {}
     place = np.array([names.setdefault(text, len(names)) for text in known], np.int64)
     result = place[key]
     is_module = np.array([_UID_AFTER in text for text in known], bool)[key]
     rows = np.flatnonzero(is_module)
-    # Threads times modules are few, calls are many.
+    # There are few pairs of thread and module, but many calls.
     pair = np.stack([tid[rows], key[rows]])
     pairs, first, inverse = np.unique(pair, axis=1, return_index=True, return_inverse=True)
     chosen = np.zeros(len(first), np.int64)

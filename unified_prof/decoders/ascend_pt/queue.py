@@ -1,7 +1,4 @@
-"""The task queue: what Python's threads put in, and what the launching threads took out.
-
-CONNECTION_IDS: which operators belong together, and what they launched.
-"""
+"""Reads the task queue (enqueues and dequeues), and connects operators with their launches."""
 
 from __future__ import annotations
 
@@ -34,29 +31,29 @@ _LAYOUTS = (
 _KIND = 2
 _NAME = 1
 _CATEGORIES = 4
+# Added to the category of a start.
 _END = 1
-"""Added to the category of a start."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Intervals:
-    """Enqueues, or dequeues, by their end."""
+    """Enqueues or dequeues, sorted by end."""
 
     start_ns: Ints
     end_ns: Ints
     tid: Ints
     correlation: Ints
     name: Ints
-    """Of the kernel: a number in `Queue.names`."""
+    """Index of the kernel's name in `Queue.names`."""
     pid: int | None
-    """Process of the first."""
+    """Process of the first row."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
 class Queue:
-    """What went through the queue, on both sides."""
+    """Enqueues and dequeues of the task queue."""
 
     def __init__(self, names: Texts, enqueues: Intervals, dequeues: Intervals) -> None:
         self.names = names
@@ -65,7 +62,7 @@ class Queue:
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Queue:
-        """Read marks, each of which begins or ends an interval; without a file there are none.
+        """Read marks, which begin or end an interval; a missing file has none.
 
         Raises:
             RawFormatError: the file cannot be read.
@@ -80,8 +77,8 @@ class Queue:
         marks["time"] = clock(marks["time"])
         unknown = (marks["category"] < 0) | (marks["category"] >= _CATEGORIES)
         if unknown.any():
-            told = f"{path}: a mark of category {marks['category'][unknown][0]}"
-            sink.anomaly(DAMAGED, int(unknown.sum()), told)
+            detail = f"{path}: a mark of category {marks['category'][unknown][0]}"
+            sink.anomaly(DAMAGED, int(unknown.sum()), detail)
             marks = {name: values[~unknown] for name, values in marks.items()}
         order, is_pair = _pairs(marks)
         if unpaired := len(order) - 2 * int(is_pair.sum()):
@@ -91,14 +88,14 @@ class Queue:
 
     @property
     def is_used(self) -> bool:
-        """Whether launches went through it."""
+        """True if launches went through the queue."""
         return bool(len(self.enqueues) and len(self.dequeues))
 
 
 def _pairs(marks: dict[str, Ints]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return an order of the marks, and which of it ends what the one before begins.
+    """Return an order of the marks, and which marks end the interval that the one before begins.
 
-    An end takes the latest start of its side, thread and name that is open; older ones are lost.
+    An end belongs to the latest open start of its side, thread and name; older starts are lost.
     """
     category = marks["category"]
     side = category // 2
@@ -132,13 +129,13 @@ _COLUMNS = ("time", "category", "correlation", "tid", "pid", "name")
 _NO_ROWS = np.zeros(0, np.int64)
 
 
+# Added to connection numbers of the framework, so that they differ from those of CANN_API.
 FIRST_OF_FRAMEWORK = 5 << 28
-"""Added to numbers of the framework's own, so that they are none of CANN_API's."""
 _THREAD_BITS = 0xFFFF_FFFF
 
 
 def queue_connections(intervals: Intervals) -> Ints:
-    """Return the number that an enqueue and its dequeue share."""
+    """Return the connection numbers, which an enqueue and its dequeue share."""
     return intervals.correlation + FIRST_OF_FRAMEWORK
 
 
@@ -149,15 +146,15 @@ def operator_connections(
     pid: int | None,
     marks: dict[str, Ints] | None = None,
 ) -> tuple[Ints, Ints]:
-    """Return operators and the number of each of their connections.
+    """Return the connections of operators: rows of operators and connection numbers.
 
     Args:
-        operators: of one process.
-        queue: its task queue.
-        launches: calls of CANN that launched something, as `Watched.launches` returns them.
-        pid: the process.
-        marks: marks with a half on the device, as `Watched.marks` returns them; None: a text
-            export, which does not have them.
+        operators: operators of one process.
+        queue: task queue of the process.
+        launches: calls of CANN that launched tasks, as `RecordingSink.launches` returns them.
+        pid: number of the process.
+        marks: marks that are also on the device, as `RecordingSink.marks` returns them; None for a
+            text export.
     """
     backward, forward = forward_and_backward(operators)
     numbers = np.arange(len(backward)) + _first_free(queue)
@@ -170,12 +167,12 @@ def operator_connections(
 
 
 def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
-    """Return the backward and the forward operator of every sequence number that has both.
+    """Return the backward and forward operators of every sequence number that has both.
 
-    Of several on one side the last that was recorded, which is the outermost.
+    If there are several, the last recorded one counts, which is the outermost.
     """
     rows = np.flatnonzero(
-        (operators.sequence >= 0) & ~operators.named(lambda name: name.startswith(MARK))
+        (operators.sequence >= 0) & ~operators.match(lambda name: name.startswith(MARK))
     )
     rows = rows[np.argsort(operators.number[rows], kind="stable")]
     is_forward = operators.forward_tid[rows] == 0
@@ -185,7 +182,7 @@ def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
     place = grouping.find(forward[0], backward[0])
     both = place != grouping.NOWHERE
     backward_rows, forward_rows = backward[1][both], forward[1][place[both]]
-    # In the order in which the numbers first appear.
+    # In the order of the first occurrence of the numbers.
     distinct, first = np.unique(sequence, return_index=True)
     order = np.argsort(first[np.searchsorted(distinct, backward[0][both])], kind="stable")
     return backward_rows[order], forward_rows[order]
@@ -194,14 +191,14 @@ def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
 def launch_connections(
     operators: Operators, queue: Queue, launches: dict[str, Ints], pid: int | None
 ) -> tuple[Ints, Ints]:
-    """Return operators and CANN_API.connectionId of what they launched.
+    """Return operators and the CANN_API.connectionId of their launches.
 
-    With a task queue a launch belongs to the operator that put it in; a launch that no dequeue
-    holds to nobody. Without one it belongs to the operator round it.
+    With a task queue, a launch belongs to the operator around the enqueue of its dequeue; a launch
+    outside dequeues has no operator. Without a queue, it belongs to the operator around it.
     """
     tid, start, end, connection = _of_process(launches, pid)
     if queue.is_used:
-        tid, start, end, connection = _put_in(queue, tid, start, end, connection)
+        tid, start, end, connection = _enqueued(queue, tid, start, end, connection)
     operator = operators.around(tid, start, end)
     known = operator != NONE
     return operator[known], connection[known]
@@ -210,48 +207,48 @@ def launch_connections(
 def mark_connections(
     operators: Operators, queue: Queue, marks: dict[str, Ints], pid: int | None
 ) -> tuple[Ints, Ints]:
-    """Return operators `mstx_*` and MSTX_EVENTS.connectionId of the marks that they put in.
+    """Return operators `mstx_*` and the MSTX_EVENTS.connectionId of their marks.
 
-    Without a task queue torch_npu connects none: a mark is set where it stands in the program.
+    Without a task queue there are none, as in torch_npu.
     """
     if not queue.is_used:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
-    tid, start, end, connection = _put_in(queue, *_of_process(marks, pid))
-    chosen = operators.named(lambda name: name.startswith(MARK))
+    tid, start, end, connection = _enqueued(queue, *_of_process(marks, pid))
+    chosen = operators.match(lambda name: name.startswith(MARK))
     operator = operators.around(tid, start, end, chosen)
     known = operator != NONE
     return operator[known], connection[known]
 
 
 def _of_process(calls: dict[str, Ints], pid: int | None) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return thread, start, end and connection of the calls of a process; None: of all."""
+    """Return thread, start, end and connection of the calls of a process (None: all)."""
     start, end = calls["startNs"], calls["endNs"]
     connection = calls["connectionId"]
     tid = calls["globalTid"] & _THREAD_BITS
     if pid is not None:
-        own = (calls["globalTid"] >> 32) & _THREAD_BITS == pid & _THREAD_BITS
-        start, end, connection, tid = start[own], end[own], connection[own], tid[own]
+        of_pid = (calls["globalTid"] >> 32) & _THREAD_BITS == pid & _THREAD_BITS
+        start, end, connection, tid = start[of_pid], end[of_pid], connection[of_pid], tid[of_pid]
     return tid, start, end, connection
 
 
-def _put_in(
+def _enqueued(
     queue: Queue, tid: Ints, start_ns: Ints, end_ns: Ints, connection: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return thread, start and end of what put each call into the queue, and its connection.
+    """Return thread, start and end of the enqueue of each call, and the call's connection.
 
-    Calls that no dequeue holds are left out.
+    Calls outside dequeues are dropped.
     """
-    enqueue = enqueue_of(queue, dequeue_round(queue.dequeues, tid, start_ns, end_ns))
+    enqueue = enqueue_of(queue, dequeue_around(queue.dequeues, tid, start_ns, end_ns))
     known = enqueue != NONE
     enqueue, connection = enqueue[known], connection[known]
-    put_in = queue.enqueues
-    return put_in.tid[enqueue], put_in.start_ns[enqueue], put_in.end_ns[enqueue], connection
+    side = queue.enqueues
+    return side.tid[enqueue], side.start_ns[enqueue], side.end_ns[enqueue], connection
 
 
-def dequeue_round(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the dequeue on a thread strictly round each interval, or NONE.
+def dequeue_around(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
+    """Return the dequeue on a thread strictly around each interval, or NONE.
 
-    Those of one thread follow each other: it is the last that began before.
+    Dequeues of a thread do not overlap, so it is the last one that began before.
     """
     found = dequeue_begun(dequeues, tid, start_ns - 1)
     known = np.flatnonzero(found != NONE)
@@ -261,22 +258,22 @@ def dequeue_round(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints) 
 
 
 def dequeue_begun(dequeues: Intervals, tid: Ints, at_ns: Ints) -> Ints:
-    """Return the dequeue of a thread that began last, not after each moment, or NONE."""
+    """Return the last dequeue of a thread that began at or before each time, or NONE."""
     order = np.lexsort((dequeues.start_ns, dequeues.tid))
     threads, starts = dequeues.tid[order], dequeues.start_ns[order]
     found = np.full(len(tid), NONE, np.int64)
     for thread in np.unique(tid).tolist():
         low = int(np.searchsorted(threads, thread, "left"))
         high = int(np.searchsorted(threads, thread, "right"))
-        asked = np.flatnonzero(tid == thread)
-        slot = np.searchsorted(starts[low:high], at_ns[asked], "right") - 1
+        of_thread = np.flatnonzero(tid == thread)
+        slot = np.searchsorted(starts[low:high], at_ns[of_thread], "right") - 1
         there = slot >= 0
-        found[asked[there]] = order[low + slot[there]]
+        found[of_thread[there]] = order[low + slot[there]]
     return found
 
 
 def enqueue_of(queue: Queue, dequeue: Ints) -> Ints:
-    """Return the enqueue of the same correlation id as each dequeue, or NONE."""
+    """Return the enqueue with the correlation id of each dequeue, or NONE."""
     order = np.argsort(queue.enqueues.correlation, kind="stable")
     result = np.full(len(dequeue), NONE, np.int64)
     known = np.flatnonzero(dequeue != NONE)
@@ -294,6 +291,6 @@ def _first_free(queue: Queue) -> int:
 
 
 def _last_by_number(numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return every number once, ascending, with its last row."""
+    """Return the distinct numbers, ascending, and the last row of each."""
     distinct, first = np.unique(numbers[::-1], return_index=True)
     return distinct, rows[::-1][first]

@@ -1,7 +1,4 @@
-"""Watches the rows of PROF_* on their way into the report: launches, operator memory, ranks.
-
-Puts the two halves of a folder together: FRAMEWORK/ and PROF_*.
-"""
+"""Decodes a `*_ascend_pt` directory: joins the operators of FRAMEWORK/ with PROF_*."""
 
 from __future__ import annotations
 
@@ -28,8 +25,8 @@ from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
 
+# ENUM_API_TYPE `node`.
 _NODE = 10_000
-"""ENUM_API_TYPE `node`."""
 _LAUNCH = "launch"
 _NO_RANK = -1
 
@@ -40,8 +37,8 @@ _ALLOCATIONS = (
 )
 
 
-class Watched(Sink):
-    """Passes everything on; keeps what FRAMEWORK/ is joined with, and puts in the rank."""
+class RecordingSink(Sink):
+    """Forwards all rows, sets the rank, and keeps the rows that FRAMEWORK/ is joined with."""
 
     def __init__(self, sink: Sink, rank: int | None) -> None:
         self._sink = sink
@@ -52,15 +49,15 @@ class Watched(Sink):
 
     @property
     def strings(self) -> Strings:
-        """The string pool of the sink behind."""
+        """String pool of the target sink."""
         return self._sink.strings
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Pass on; see `columns.Sink.anomaly`."""
+        """Forward an anomaly."""
         self._sink.anomaly(name, count, detail)
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
-        """Pass on and keep what is needed; see `columns.Sink.write`."""
+        """Forward rows and keep those needed for joins."""
         if table == "RANK_DEVICE_MAP":
             columns = {**columns, "rankId": self._rank}
         elif table == "CANN_API":
@@ -79,29 +76,29 @@ class Watched(Sink):
         return self._sink.write(table, columns)
 
     def launches(self) -> dict[str, Ints]:
-        """Return the calls in which something was launched, collectives aside."""
-        return _joined(self._calls, _CALLS)
+        """Return the calls that launched tasks, without collectives."""
+        return _concatenated(self._calls, _CALLS)
 
     def marks(self) -> dict[str, Ints]:
-        """Return the marks that have a half on the device, with the same columns."""
-        return _joined(self._marks, _CALLS)
+        """Return the marks that were also recorded on the device, with the same columns."""
+        return _concatenated(self._marks, _CALLS)
 
     def allocations(self) -> dict[str, Ints]:
-        """Return what CANN's own operators allocated and released."""
-        return _joined(self._allocations, _ALLOCATIONS)
+        """Return the allocations and releases of CANN's operators."""
+        return _concatenated(self._allocations, _ALLOCATIONS)
 
 
 def _rows(columns: Mapping[str, Column], names: tuple[str, ...]) -> dict[str, Ints]:
-    """Return columns as arrays of one length; what is missing is 0."""
+    """Return columns as arrays of one length; missing columns are 0."""
     arrays = {name: np.asarray(columns.get(name, 0)) for name in names}
-    length = max((len(one) for one in arrays.values() if one.ndim), default=1)
+    length = max((len(values) for values in arrays.values() if values.ndim), default=1)
     return {
-        name: np.broadcast_to(one, length).astype(np.int64, copy=True)
-        for name, one in arrays.items()
+        name: np.broadcast_to(values, length).astype(np.int64, copy=True)
+        for name, values in arrays.items()
     }
 
 
-def _joined(parts: list[dict[str, Ints]], names: tuple[str, ...]) -> dict[str, Ints]:
+def _concatenated(parts: list[dict[str, Ints]], names: tuple[str, ...]) -> dict[str, Ints]:
     nothing = np.zeros(0, np.int64)
     return {name: np.concatenate([nothing, *(part[name] for part in parts)]) for name in names}
 
@@ -111,7 +108,7 @@ _COLLECTION = np.dtype([("pid", "<u8"), ("start", "<u8"), ("end", "<u8")])
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What the folder says of itself."""
+    """Rank, devices and counts of a decoded directory."""
 
     rank: int | None
     operators: int
@@ -120,25 +117,25 @@ class Decoded:
 
 
 def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> Decoded:
-    """Write every table that the folder can feed.
+    """Write every table of which a directory has data.
 
-    A part that cannot be decoded is counted as an anomaly and costs its own tables only.
+    A part that cannot be decoded is counted as an anomaly and loses its own tables only.
 
     Raises:
-        RawFormatError: the folder has neither part, or none that can be used.
+        RawFormatError: the directory has neither part, or none can be read.
     """
     folder = AscendFolder(path)
-    watched = Watched(sink, folder.rank)
-    prof = _decode_prof(folder, watched, stage)
+    recorder = RecordingSink(sink, folder.rank)
+    prof = _decode_prof(folder, recorder, stage)
     if prof is None:
-        watched.write("RANK_DEVICE_MAP", {"rankId": [-1], "deviceId": [-1]})
-    framework = _Framework(folder, prof, watched, stage)
+        recorder.write("RANK_DEVICE_MAP", {"rankId": [-1], "deviceId": [-1]})
+    framework = _Framework(folder, prof, recorder, stage)
     framework.decode()
     folder.write_metadata(sink)
     for name in folder.other_files():
         folder.problems.append(("undecoded_data", f"{files.FRAMEWORK}/{name}"))
-    for name, told in folder.problems:
-        sink.anomaly(name, 1, told)
+    for name, detail in folder.problems:
+        sink.anomaly(name, 1, detail)
     devices = () if prof is None else tuple(device.device_id for device in prof.devices)
     return Decoded(folder.rank, framework.operators, framework.connections, devices)
 
@@ -149,7 +146,7 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
             return None
         raise RawFormatError(
             f"{folder.path} has neither {files.FRAMEWORK}/ nor PROF_*",
-            hint="the text export alone is taken as well: name ASCEND_PROFILER_OUTPUT",
+            hint="to import the text export alone, pass ASCEND_PROFILER_OUTPUT",
             slug="incomplete-recording",
         )
     try:
@@ -166,10 +163,10 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
 
 
 class _Framework:
-    """The host side of PyTorch, on its way into the tables."""
+    """Decodes FRAMEWORK/."""
 
     def __init__(
-        self, folder: AscendFolder, prof: ProfDirectory | None, sink: Watched, stage: Stage
+        self, folder: AscendFolder, prof: ProfDirectory | None, sink: RecordingSink, stage: Stage
     ) -> None:
         self._folder = folder
         self._sink = sink
@@ -180,7 +177,7 @@ class _Framework:
         self._clock = folder.clock(None if prof is None else clock_of(prof))
 
     def decode(self) -> None:
-        """Write the tables of torch_npu; what a file that cannot be read feeds is left out."""
+        """Write the tables of torch_npu; files that cannot be read lose their own tables."""
         sink, stage = self._sink, self._stage
         with stage("operators of PyTorch"):
             operators = self._part(files.OPERATORS, Operators.read)
@@ -225,7 +222,7 @@ class _Framework:
 
     @staticmethod
     def _process(operators: Operators, queue: Queue) -> int:
-        """Return the process of all rows, that of the first operator, as torch_npu takes it."""
+        """Return the process of all rows: that of the first operator, as torch_npu does."""
         for part in (operators, queue.enqueues, queue.dequeues):
             if part.pid is not None:
                 return part.pid

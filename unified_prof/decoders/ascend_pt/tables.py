@@ -1,4 +1,4 @@
-"""Writes PYTORCH_API and what belongs to it."""
+"""Writes PYTORCH_API and the tables it refers to, STEP_TIME and GC_RECORD."""
 
 from __future__ import annotations
 
@@ -25,21 +25,21 @@ _ROWS = 200_000
 
 
 def write_types(sink: Sink) -> None:
-    """Write what torch_npu adds to ENUM_API_TYPE."""
+    """Write the rows that torch_npu adds to ENUM_API_TYPE."""
     sink.write("ENUM_API_TYPE", {"id": list(API_NAMES), "name": list(API_NAMES.values())})
 
 
 def write_operators(
     operators: Operators, names: Ints, connections: tuple[Ints, Ints], pid: int, sink: Sink
 ) -> int:
-    """Write operators, their connections and call stacks; return how many connections have ids.
+    """Write operators, their connections and call stacks; returns the number of connection ids.
 
     Args:
-        operators: The rows.
-        names: String id of the name of each.
-        connections: Operator and number of every connection.
-        pid: Process of all.
-        sink: Where rows go.
+        operators: operators to write.
+        names: string id of the name of each operator.
+        connections: operator and number of every connection.
+        pid: process of all rows.
+        sink: takes the rows.
     """
     rows, numbers = connections
     connected, place = np.unique(rows, return_inverse=True)
@@ -71,7 +71,7 @@ def write_operators(
 
 
 def write_queue(queue: Queue, pid: int, first_id: int, sink: Sink) -> None:
-    """Write what was put into the task queue and taken out of it."""
+    """Write the enqueues and dequeues of the task queue."""
     plain = sink.strings.intern("Enqueue")
     kernels = queue.names.all
     dequeue_names = np.append(
@@ -117,14 +117,14 @@ def write_collections(start_ns: Ints, end_ns: Ints, pid: Ints, sink: Sink) -> No
 
 
 def write_steps(operators: Operators, sink: Sink) -> None:
-    """Write steps: those that no other operator of any thread was open for, as torch_npu does."""
-    rows = np.flatnonzero(operators.named(lambda name: STEP in name))
-    outside = operators.parent[rows] == NONE if len(rows) else np.zeros(0, bool)
-    if inside := int((~outside).sum()):
-        name = operators.names.all[operators.name[rows[~outside][0]]]
-        told = f"{name} began while an operator was running: torch_npu knows no such step"
-        sink.anomaly("step_inside_operator", inside, told)
-    rows = rows[outside]
+    """Write STEP_TIME: step operators that began outside any other, as torch_npu does."""
+    rows = np.flatnonzero(operators.match(lambda name: STEP in name))
+    is_outermost = operators.parent[rows] == NONE if len(rows) else np.zeros(0, bool)
+    if inside := int((~is_outermost).sum()):
+        name = operators.names.all[operators.name[rows[~is_outermost][0]]]
+        detail = f"{name} began inside an operator, which is no step for torch_npu"
+        sink.anomaly("step_inside_operator", inside, detail)
+    rows = rows[is_outermost]
     rows = rows[np.argsort(operators.start_ns[rows], kind="stable")]
     texts = operators.names.all
     numbers = [texts[name].rpartition("#")[2] for name in operators.name[rows].tolist()]
@@ -146,7 +146,7 @@ def write_steps(operators: Operators, sink: Sink) -> None:
 
 
 def _partners(queue: Queue) -> Ints:
-    """Return the dequeue of the same correlation id as each enqueue, or NONE; the last to end."""
+    """Return the last dequeue with the correlation id of each enqueue, or NONE."""
     distinct, last = np.unique(queue.dequeues.correlation[::-1], return_index=True)
     rows = len(queue.dequeues) - 1 - last
     if not len(distinct):
@@ -156,7 +156,7 @@ def _partners(queue: Queue) -> Ints:
 
 
 def write_queue_side(side: Intervals, names: Ints, pid: int, first_id: int, sink: Sink) -> None:
-    """Write enqueues or dequeues, numbered from `first_id` on, with ids of their names."""
+    """Write enqueues or dequeues with connection ids from `first_id` on."""
     if not len(side):
         return
     ids = first_id + np.arange(len(side))
@@ -181,9 +181,9 @@ def _write_connections(ids: Ints, numbers: Ints, sink: Sink) -> None:
 
 
 def _write_stacks(stacks: Texts, sink: Sink) -> None:
-    """Write every different call stack once, the innermost frame first as it was recorded."""
+    """Write every distinct call stack, innermost frame first."""
     frames = [text.split(";\r\n") for text in stacks.all]
-    sizes = np.array([len(one) for one in frames], np.int64)
+    sizes = np.array([len(stack) for stack in frames], np.int64)
     if not len(sizes):
         return
     chain = np.repeat(np.arange(len(sizes)), sizes)
@@ -191,7 +191,7 @@ def _write_stacks(stacks: Texts, sink: Sink) -> None:
         "PYTORCH_CALLCHAINS",
         {
             "id": chain,
-            "stack": sink.strings.intern_all(text for one in frames for text in one),
+            "stack": sink.strings.intern_all(text for stack in frames for text in stack),
             "stackDepth": Runs(chain).rank(),
         },
     )
@@ -208,7 +208,7 @@ def _null_where(absent: NDArray[np.bool_], values: Ints) -> Column:
 
 
 def _threads(pid: int | Ints, tid: Ints) -> Ints:
-    """Return globalTid; numbers beyond 64 bits wrap, as everywhere in the database."""
+    """Return globalTid (process << 32 | thread); numbers beyond 64 bits wrap."""
     if isinstance(pid, int):
         pid = np.array(pid & 0x7FFF_FFFF_FFFF_FFFF, np.int64)
     return (pid << 32) | tid

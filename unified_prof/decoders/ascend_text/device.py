@@ -1,7 +1,4 @@
-"""Collectives of devices, and the tasks that they consist of.
-
-Tasks of devices: the slices of their streams.
-"""
+"""Decodes tasks (slices of streams) and collectives of devices of a text export."""
 
 from __future__ import annotations
 
@@ -34,7 +31,7 @@ _BYTES_PER_GB = 1e9
 
 
 class Collectives:
-    """Takes the slices of groups and planes, then writes their tables."""
+    """Collects the slices of groups and planes, and writes their tables."""
 
     def __init__(self, texts: Names, enums: Enums) -> None:
         self._texts = texts
@@ -46,7 +43,7 @@ class Collectives:
         self._parts: list[tuple[int, int, int, int, int, Mapping[str, object]]] = []
 
     def take(self, event: Event, start: int, end: int, layer: Layer, lane: str) -> bool:
-        """Take a collective or one of its tasks; tell whether its lane is of either kind."""
+        """Add a collective or a task of one; returns False if the lane is neither."""
         args = event.args or {}
         tid = number(event.tid, -1)
         if lane.startswith(_GROUP):
@@ -77,16 +74,16 @@ class Collectives:
         """Write COMMUNICATION_OP and the tables of its tasks.
 
         Args:
-            tasks: Columns of `Tasks`.
-            texts: String id of every text.
-            extra: Numbers of tasks that no stream shows.
-            sink: Where rows go.
+            tasks: columns of `Tasks`.
+            texts: string id of every text.
+            extra: source of numbers for tasks that are in no stream.
+            sink: takes the rows.
         """
         found = self._collectives.arrays()
         names = self._texts.all
         ids = np.arange(len(found["start"]))
         if len(ids):
-            types = (f"{names[one].partition('__')[0]}_" for one in found["name"].tolist())
+            types = (f"{names[name].partition('__')[0]}_" for name in found["name"].tolist())
             sink.write(
                 "COMMUNICATION_OP",
                 {
@@ -111,7 +108,7 @@ class Collectives:
 
 
 class _Parts:
-    """Tasks of collectives, to be joined with the collective and with the slice of the stream."""
+    """Joins tasks of collectives with the collective and the slice of the stream."""
 
     def __init__(
         self,
@@ -140,7 +137,7 @@ class _Parts:
             self._lanes.setdefault(device, []).append(lane_tid)
 
     def write(self, extra: count[int], sink: Sink) -> None:
-        """Write COMMUNICATION_TASK_INFO, and TASK of those that no stream shows."""
+        """Write COMMUNICATION_TASK_INFO, and TASK rows for tasks that are in no stream."""
         rows: list[dict[str, object]] = []
         slices: list[dict[str, object]] = []
         lost = 0
@@ -173,8 +170,8 @@ class _Parts:
             used.add(place)
             rows.append(self._row(op, place, plane, args, sink))
         if lost:
-            told = "a task of a plane that no collective is round"
-            sink.anomaly("unmatched_transfer", lost, told)
+            detail = "a task of a plane outside every collective"
+            sink.anomaly("unmatched_transfer", lost, detail)
         for table, found in (("TASK", slices), ("COMMUNICATION_TASK_INFO", rows)):
             if found:
                 sink.write(table, {name: [row[name] for row in found] for name in found[0]})
@@ -184,7 +181,7 @@ class _Parts:
     ) -> dict[str, object]:
         strings = sink.strings
 
-        def of(table: str, name: str) -> int:
+        def enum(table: str, name: str) -> int:
             return self._enums(table).get(str(args.get(name)), TYPE_NOT_AVAILABLE)
 
         bandwidth = args.get("bandwidth(GB/s)")
@@ -196,20 +193,20 @@ class _Parts:
             "planeId": plane,
             "groupName": strings.intern(self._names[self._collectives["group"][op]]),
             "notifyId": number(args.get("notify_id"), -1),
-            # Which of its kinds an RDMA task is, the export does not say.
+            # The export does not contain the kind of RDMA tasks.
             "rdmaType": TYPE_NOT_AVAILABLE if transport == _RDMA else TYPE_INVALID,
             "srcRank": number(args.get("src rank"), NO_RANK),
             "dstRank": number(args.get("dst rank"), NO_RANK),
-            "transportType": of("ENUM_HCCL_TRANSPORT_TYPE", "transport type"),
+            "transportType": enum("ENUM_HCCL_TRANSPORT_TYPE", "transport type"),
             "size": number(args.get("size(Byte)"), -1),
-            "dataType": of("ENUM_HCCL_DATA_TYPE", "data type"),
-            "linkType": of("ENUM_HCCL_LINK_TYPE", "link type"),
+            "dataType": enum("ENUM_HCCL_DATA_TYPE", "data type"),
+            "linkType": enum("ENUM_HCCL_LINK_TYPE", "link type"),
             "opId": op,
             "bandwidth": bandwidth * _BYTES_PER_GB if isinstance(bandwidth, int | float) else None,
         }
 
     def _collective(self, device: int, tid: int, start: int) -> int | None:
-        """Return the collective that was running on the group of a plane, the lanes above it."""
+        """Return the running collective of the group of a plane (the next lane above), or None."""
         lanes = self._lanes.get(device, [])
         place = bisect_left(lanes, tid) - 1
         if place < 0:
@@ -221,7 +218,7 @@ class _Parts:
         return rows[at]
 
 
-# The export calls the tasks of operators after their cores, the database after what launched them.
+# Task types of operators: core in the export, launch in the database.
 KERNELS = {
     "AI_CORE": "KERNEL_AICORE",
     "AI_VECTOR_CORE": "KERNEL_AIVEC",
@@ -233,7 +230,7 @@ _TYPE = re.compile(r"[A-Z0-9_]+")
 
 
 class Tasks:
-    """Takes slices of streams, then writes TASK and MEMCPY_INFO."""
+    """Collects slices of streams, and writes TASK and MEMCPY_INFO."""
 
     def __init__(self, texts: Names, enums: Enums) -> None:
         self._texts = texts
@@ -244,14 +241,14 @@ class Tasks:
         )
 
     def arrays(self) -> dict[str, Ints]:
-        """Return the tasks' columns; a task's number is its row."""
+        """Return the columns of the tasks; the row is the number of a task."""
         return self._tasks.arrays()
 
     def take(self, event: Event, start: int, end: int, layer: Layer) -> None:
-        """Take a slice of a stream.
+        """Add a slice of a stream.
 
         Raises:
-            ValueError: something in it is no number.
+            ValueError: a value is not a number.
         """
         args = event.args or {}
         shown = str(args.get("Task Type", NOT_AVAILABLE))
@@ -265,7 +262,7 @@ class Tasks:
             layer.device,
             number(args.get("connection_id"), NO_CONNECTION),
             layer.process,
-            # Other tasks bear the name of their type, unless they are operators as well.
+            # Other tasks are named after their type, unless they are operators too.
             self._texts[kind or (event.name if _TYPE.fullmatch(event.name) else shown)],
             number(args.get("Subtask Id"), NO_CONTEXT),
             number(stream, -1),
@@ -281,8 +278,8 @@ class Tasks:
         """Write the tables.
 
         Args:
-            texts: String id of every text.
-            sink: Where rows go.
+            texts: string id of every text.
+            sink: takes the rows.
         """
         tasks = self.arrays()
         ids = np.arange(len(tasks["start"]))

@@ -1,9 +1,7 @@
-"""Reads `trace_view.json`: a list of Chrome events, some megabytes at a time.
+"""Finds the files of a text export of torch_npu; reads `trace_view.json` and CSV tables.
 
-Times are decimal microseconds as text, or numbers; they become whole nanoseconds. What cannot be
-read as an event is counted, and a file that ends within one keeps those before it.
-
-A text export of torch_npu: which files there are, and what lies round them.
+Times are microseconds as decimal text or numbers and become nanoseconds. Damaged events are
+counted; of a file that is cut off, the events before the end are kept.
 """
 
 from __future__ import annotations
@@ -23,15 +21,17 @@ from unified_prof.base.text import us_text_to_ns
 from unified_prof.decoders.compression import Content
 from unified_prof.errors import RawFormatError
 
-_LARGEST_EVENT = 64 << 20
+# Maximum size of one event.
+_MAX_EVENT_BYTES = 64 << 20
 _BETWEEN = re.compile(rb"\}\s*,\s*\{")
-_MOST_TRIES = 200
+# Maximum number of possible ends of an event that are tried.
+_MAX_TRIES = 200
 _BOM = b"\xef\xbb\xbf"
 _LATEST_NS = 1 << 62
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """One event, as far as it is used."""
+    """The used fields of an event."""
 
     ph: str = ""
     name: str = ""
@@ -44,7 +44,7 @@ class Event(msgspec.Struct, frozen=True, gc=False):
 
 
 class BadEventError(ValueError):
-    """An event has no time, or something of another type."""
+    """A value of an event or a table is missing or has another type."""
 
 
 _EVENTS = msgspec.json.Decoder(list[Event])
@@ -52,22 +52,22 @@ _ANYTHING = msgspec.json.Decoder(list[Any])
 
 
 def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
-    """Yield the events of a file in their order.
+    """Yield the events of a file in their order, in batches of some megabytes.
 
     Raises:
-        RawFormatError: it cannot be read, or is no list.
+        RawFormatError: the file cannot be read or is not a list.
     """
     blocks = Content(path).blocks()
     data = next(blocks, b"").removeprefix(_BOM).lstrip()
     if data[:1] != b"[":
         raise RawFormatError(
-            f"{path} is no list of events, as torch_npu writes it", slug="not-a-recording"
+            f"{path} is not a list of events as torch_npu writes it", slug="not-a-recording"
         )
     data = data[1:]
     for more in blocks:
         found = _before_last(data)
         if found is None:
-            if len(data) > _LARGEST_EVENT:
+            if len(data) > _MAX_EVENT_BYTES:
                 raise RawFormatError(
                     f"{path} has an event of more than {len(data):,} bytes",
                     slug="damaged-recording",
@@ -84,7 +84,7 @@ def time_ns(value: str | float) -> int:
     """Return a time or duration in microseconds as nanoseconds.
 
     Raises:
-        BadEventError: it is none.
+        BadEventError: the value is not a time.
     """
     if isinstance(value, str):
         try:
@@ -93,21 +93,21 @@ def time_ns(value: str | float) -> int:
             else:
                 found = us_text_to_ns(value.strip())
         except ValueError:
-            raise BadEventError(f"{value!r} is no time") from None
+            raise BadEventError(f"{value!r} is not a time") from None
     elif not math.isfinite(value * 1000):
-        raise BadEventError("a time that is no number")
+        raise BadEventError("a time that is not a number")
     else:
         found = round(value * 1000)
     if abs(found) > _LATEST_NS:
-        raise BadEventError("a time beyond all clocks")
+        raise BadEventError("a time beyond 64 bits")
     return found
 
 
 def _before_last(data: bytes) -> tuple[bytes, int] | None:
-    """Return the whole events at the beginning, and where those after them begin."""
+    """Return the complete events at the start as JSON, and the begin of the rest; None if none."""
     places = [found.span() for found in _BETWEEN.finditer(data)]
-    # Such text may stand within a string or an inner list; what is whole can be read as JSON.
-    for start, end in reversed(places[-_MOST_TRIES:]):
+    # The pattern may be inside a string or an inner list, so the text before it must be valid JSON.
+    for start, end in reversed(places[-_MAX_TRIES:]):
         text = b"[" + data[: start + 1] + b"]"
         try:
             _ANYTHING.decode(text)
@@ -119,20 +119,20 @@ def _before_last(data: bytes) -> tuple[bytes, int] | None:
 
 def _last(data: bytes, path: Path, sink: Sink) -> Iterator[list[Event]]:
     text = data.rstrip()
-    whole = text.endswith(b"]")
+    has_end = text.endswith(b"]")
     text = text.removesuffix(b"]").rstrip().removesuffix(b",")
     if not text:
-        if not whole:
+        if not has_end:
             sink.anomaly("cut_off", 1, f"{path}: the list has no end")
         return
     try:
         _ANYTHING.decode(b"[" + text + b"]")
     except (msgspec.DecodeError, RecursionError, UnicodeDecodeError):
-        sink.anomaly("cut_off", 1, f"{path}: the last event is not whole")
+        sink.anomaly("cut_off", 1, f"{path}: the last event is incomplete")
         if (found := _before_last(text)) is not None:
             yield _typed(found[0], path, sink)
         return
-    if not whole:
+    if not has_end:
         sink.anomaly("cut_off", 1, f"{path}: the list has no end")
     yield _typed(b"[" + text + b"]", path, sink)
 
@@ -143,9 +143,9 @@ def _typed(text: bytes, path: Path, sink: Sink) -> list[Event]:
     except (msgspec.DecodeError, UnicodeDecodeError):
         pass
     events = []
-    for one in _ANYTHING.decode(text):
+    for value in _ANYTHING.decode(text):
         try:
-            events.append(msgspec.convert(one, Event))
+            events.append(msgspec.convert(value, Event))
         except msgspec.ValidationError as err:
             sink.anomaly("damaged_event", 1, f"{path}: {err}")
     return events
@@ -158,40 +158,40 @@ TOTALS = "memory_record.csv"
 MODULES = "npu_module_mem.csv"
 OUTPUT_FOLDER = "ASCEND_PROFILER_OUTPUT"
 
-# Sums and cuts of what the others hold; our own reports compute them.
+# Summaries of the other files, which reports compute.
 DERIVED = frozenset(
     "operator_details.csv op_statistic.csv api_statistic.csv task_time.csv step_trace_time.csv"
     " communication.json communication_matrix.json analyse.done".split()
 )
-_LONGEST_CELL = 16 << 20
+_MAX_CELL_CHARS = 16 << 20
 _DEVICE = re.compile(r"NPU:(\d{1,4})")
 
 
 @dataclass(frozen=True, slots=True)
 class Export:
-    """The folder in which the files lie."""
+    """The directory and the trace of an export."""
 
     folder: Path
     trace: Path
 
     @property
-    def _is_whole(self) -> bool:
-        """Whether the trace lies among its tables; renamed, it was taken away from them."""
+    def _has_tables(self) -> bool:
+        """True if the tables belong to the trace; a renamed trace was moved away from them."""
         return self.trace.name == TRACE
 
     @property
     def around(self) -> Path:
-        """The folder in which `profiler_info*.json` would lie."""
+        """The directory of `profiler_info*.json`."""
         return self.folder.parent if self.folder.name == OUTPUT_FOLDER else self.folder
 
     def file(self, name: str) -> Path | None:
-        """Return one of the files, None where it is not there."""
+        """Return the path of a table, None if it is missing."""
         path = self.folder / name
-        return path if self._is_whole and path.is_file() else None
+        return path if self._has_tables and path.is_file() else None
 
     def others(self) -> list[str]:
-        """Return tables of the folder that nothing here reads."""
-        if not self._is_whole:
+        """Return the names of unknown tables in the directory."""
+        if not self._has_tables:
             return []
         known = {TRACE, KERNELS, ALLOCATIONS, TOTALS, MODULES} | DERIVED
         names = (child.name for child in self.folder.iterdir())
@@ -199,7 +199,7 @@ class Export:
 
 
 def find_export(path: Path) -> Export | None:
-    """Return the export that a file or folder is, None where it is none."""
+    """Return the export at a path (file or directory), None if there is none."""
     if path.is_file():
         return Export(path.resolve().parent, path)
     for folder in (path, path / OUTPUT_FOLDER):
@@ -209,14 +209,14 @@ def find_export(path: Path) -> Export | None:
 
 
 def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table, cells without the spaces and tabs round them.
+    """Yield the rows of a table, with cells stripped of spaces and tabs.
 
-    Rows of another width are counted and left out.
+    Rows of another width are counted and dropped.
 
     Raises:
-        RawFormatError: it cannot be read, or lacks a column.
+        RawFormatError: the file cannot be read or lacks a column.
     """
-    csv.field_size_limit(_LONGEST_CELL)
+    csv.field_size_limit(_MAX_CELL_CHARS)
     try:
         with path.open(encoding="utf-8-sig", errors="backslashreplace", newline="") as file:
             rows = csv.reader(file)
@@ -229,13 +229,13 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
                 if len(row) == len(names):
                     yield dict(zip(names, map(str.strip, row), strict=True))
                 elif row:
-                    told = f"{path}: line {rows.line_num} has {len(row)} cells of {len(names)}"
-                    sink.anomaly("damaged_row", 1, told)
+                    detail = f"{path}: line {rows.line_num} has {len(row)} cells of {len(names)}"
+                    sink.anomaly("damaged_row", 1, detail)
     except (OSError, csv.Error) as err:
         raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
 
 
 def device_of(text: str) -> int | None:
-    """Return the number in `NPU:n`."""
+    """Return the number in `NPU:n`, None for other texts."""
     found = _DEVICE.fullmatch(text)
     return int(found[1]) if found else None

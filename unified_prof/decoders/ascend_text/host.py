@@ -1,9 +1,4 @@
-"""Columns that grow by a row at a time: eight bytes a number, however many there are.
-
-The host side of a text export: PyTorch's ranges and the calls of CANN.
-
-Which part of the recording an event belongs to: the process it is shown in.
-"""
+"""Decodes the host of a text export: PyTorch's ranges and the calls of CANN; names of processes."""
 
 from __future__ import annotations
 
@@ -25,26 +20,26 @@ from unified_prof.decoders.ascend_pt.operators import Frames, Operators, Texts, 
 from unified_prof.decoders.ascend_pt.queue import Intervals, Queue
 from unified_prof.decoders.ascend_text.events import Event, read_events
 
+# Returns the numbers by name of an ENUM_* table.
 Enums = Callable[[str], Mapping[str, int]]
-"""Name to number of an ENUM_* table."""
 
 _LIMIT = 1 << 63
 
-_LARGEST = 2**62
-"""Ids are added to one another; none of a real recording is that large."""
+# Maximum absolute value of numbers in events, so that sums of ids fit into 64 bits.
+_MAX_NUMBER = 2**62
 
 
 class Columns:
-    """Columns of whole numbers, all of one length."""
+    """Columns of integers (8 bytes each) that grow row by row."""
 
     def __init__(self, *names: str) -> None:
         self._columns = {name: array("q") for name in names}
 
     def add(self, *values: int) -> None:
-        """Append a row, its values in the order of the names.
+        """Append a row, with values in the order of the names.
 
         Raises:
-            ValueError: a value is no number of 64 bits.
+            ValueError: a value does not fit into 64 bits.
         """
         if any(not -_LIMIT <= value < _LIMIT for value in values):
             raise ValueError(f"a number beyond 64 bits: {values}")
@@ -55,7 +50,7 @@ class Columns:
         return len(next(iter(self._columns.values())))
 
     def arrays(self) -> dict[str, Ints]:
-        """Return the columns; nothing may be added while they are used."""
+        """Return the columns; rows must not be added while they are used."""
         return {
             name: np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
             for name, column in self._columns.items()
@@ -63,7 +58,7 @@ class Columns:
 
 
 class Names:
-    """Numbers texts from 0, in the order of first use."""
+    """Numbers distinct texts from 0, in the order of first use."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
@@ -78,12 +73,12 @@ class Names:
 
 
 def number(value: object, otherwise: int) -> int:
-    """Return a value of an event or cell as a whole number, which may be written as text."""
-    found = _whole(value)
-    return otherwise if found is None or abs(found) > _LARGEST else found
+    """Return a value of an event or cell (number or text) as an integer, or `otherwise`."""
+    found = _integer(value)
+    return otherwise if found is None or abs(found) > _MAX_NUMBER else found
 
 
-def _whole(value: object) -> int | None:
+def _integer(value: object) -> int | None:
     if isinstance(value, bool):
         return None
     if isinstance(value, int):
@@ -112,7 +107,7 @@ _SIDES = {"enqueue": 0, "dequeue": 1}
 
 
 class Host:
-    """Takes the events of the host, then writes their tables."""
+    """Collects the events of the host, and writes their tables."""
 
     def __init__(self) -> None:
         self._texts = Names()
@@ -126,10 +121,10 @@ class Host:
         self._calls = Columns("start", "end", "type", "tid", "name", "connection")
 
     def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
-        """Take a range of PyTorch; tell whether it is one.
+        """Add a range of PyTorch; returns False for other events.
 
         Raises:
-            ValueError: something in it is no number.
+            ValueError: a value is not a number.
         """
         args = event.args or {}
         tid = number(event.tid, 0)
@@ -155,11 +150,11 @@ class Host:
         return True
 
     def take_collection(self, event: Event, start: int, end: int) -> None:
-        """Take a run of the garbage collector."""
+        """Add a run of the garbage collector."""
         self._collections.add(start, end, number(event.tid, 0))
 
     def take_call(self, event: Event, start: int, end: int) -> bool:
-        """Take a call of CANN; tell whether its level is known."""
+        """Add a call of CANN; returns False if its level is unknown."""
         level, _, name = event.name.partition("@")
         args = event.args or {}
         kind = _LEVELS.get(level)
@@ -171,17 +166,17 @@ class Host:
         return True
 
     def write(self, process: int, sink: Sink) -> tuple[int, int]:
-        """Write all tables of the host; return how many operators and connections there are."""
+        """Write all tables of the host; returns the numbers of operators and connections."""
         texts = self._texts.all
-        operators = self._sorted(texts)
+        operators = self._recorded_operators(texts)
         names = string_ids(sink.strings, operators.names, operators.name)
-        queue, shown = self._paired(texts)
+        queue, shown = self._read_queue(texts)
         launches = self._write_calls(process, texts, sink)
         connections = links.operator_connections(operators, queue, launches, operators.pid)
         tables.write_types(sink)
         used = tables.write_operators(operators, names, connections, process, sink)
         for side, titles in zip((queue.enqueues, queue.dequeues), shown, strict=True):
-            ids = sink.strings.intern_all(texts[one] for one in titles.tolist())
+            ids = sink.strings.intern_all(texts[index] for index in titles.tolist())
             tables.write_queue_side(side, ids, process, used, sink)
             used += len(side)
         tables.write_steps(operators, sink)
@@ -194,7 +189,7 @@ class Host:
                 frames["tid"],
                 frames["pid"],
                 place.reshape(-1),
-                [texts[one] for one in distinct.tolist()],
+                [texts[index] for index in distinct.tolist()],
             ),
             sink,
         )
@@ -202,40 +197,44 @@ class Host:
         tables.write_collections(found["start"], found["end"], found["tid"], sink)
         return len(operators), len(connections[0])
 
-    def _sorted(self, texts: list[str]) -> Operators:
+    def _recorded_operators(self, texts: list[str]) -> Operators:
         columns = dict(self._operators.arrays())
         pools = {name: Texts() for name in ("name", "type", "shape", "stack")}
         for name, pool in pools.items():
             distinct, place = np.unique(columns[name], return_inverse=True)
-            numbers = pool.numbers_of(texts[one] for one in distinct.tolist())
+            numbers = pool.numbers_of(texts[index] for index in distinct.tolist())
             columns[name] = numbers[place.reshape(-1)]
-        # They are recorded when they end; of those that end together the inner one first.
+        # Operators are recorded when they end; if two end together, the inner one first.
         order = np.lexsort((-columns["start"], columns["end"]))
         columns["number"] = np.empty(len(order), np.int64)
         columns["number"][order] = np.arange(len(order))
         return Operators(columns, *pools.values())
 
-    def _paired(self, texts: list[str]) -> tuple[Queue, list[Ints]]:
-        """Return the queue, and the names of its two sides as the export shows them."""
+    def _read_queue(self, texts: list[str]) -> tuple[Queue, list[Ints]]:
+        """Return the queue, and the names of enqueues and dequeues in the export."""
         columns = self._queue.arrays()
         pool = Texts()
-        kernel = pool.numbers_of(texts[one].partition("@")[2] for one in columns["name"].tolist())
+        kernel = pool.numbers_of(
+            texts[index].partition("@")[2] for index in columns["name"].tolist()
+        )
         sides, shown = [], []
         for side in _SIDES.values():
             rows = np.flatnonzero(columns["side"] == side)
             rows = rows[np.argsort(columns["end"][rows], kind="stable")]
-            own = {name: values[rows] for name, values in columns.items()}
-            parts = own["start"], own["end"], own["tid"], own["correlation"], kernel[rows]
-            sides.append(Intervals(*parts, None))
-            shown.append(own["name"])
+            columns_of_side = {name: values[rows] for name, values in columns.items()}
+            start, end, tid, correlation = (
+                columns_of_side[name] for name in ("start", "end", "tid", "correlation")
+            )
+            sides.append(Intervals(start, end, tid, correlation, kernel[rows], None))
+            shown.append(columns_of_side["name"])
         return Queue(pool, sides[0], sides[1]), shown
 
     def _write_calls(self, process: int, texts: list[str], sink: Sink) -> dict[str, Ints]:
-        """Write CANN_API; return the launches in it."""
+        """Write CANN_API; returns its launches."""
         columns = self._calls.arrays()
         connection = _distinct(columns["connection"], sink)
         tid = (process << 32) | columns["tid"]
-        names = sink.strings.intern_all(texts[one] for one in columns["name"].tolist())
+        names = sink.strings.intern_all(texts[index] for index in columns["name"].tolist())
         if len(names):
             sink.write(
                 "CANN_API",
@@ -266,15 +265,15 @@ def _text(value: object) -> str:
 
 
 def _distinct(numbers: Ints, sink: Sink) -> Ints:
-    """Return connection ids, which are a key; those that are there already get fresh ones."""
+    """Return unique connection ids; repeated and negative ones are replaced by new ones."""
     result = numbers.copy()
     _, first = np.unique(numbers, return_index=True)
     again = np.ones(len(numbers), bool)
     again[first] = False
     again |= numbers < 0
     if again.any():
-        told = f"connection_id {numbers[again][0]} of a call of CANN"
-        sink.anomaly("repeated_connection", int(again.sum()), told)
+        detail = f"connection_id {numbers[again][0]} of a call of CANN"
+        sink.anomaly("repeated_connection", int(again.sum()), detail)
         free = max(int(numbers.max()), 0) + 1
         result[again] = np.arange(free, free + int(again.sum()))
     return result
@@ -295,13 +294,13 @@ _PROCESS_SHIFT = 10
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A process of the trace."""
+    """A process of the trace, which shows one part of the recording."""
 
     name: str
     device: int
-    """What its label or its number says; meant for layers of devices only."""
+    """Device in its label or its number; only valid for layers of devices."""
     process: int
-    """The real process that was recorded."""
+    """Number of the recorded process."""
 
 
 @dataclass(slots=True)
@@ -312,16 +311,16 @@ class Layers:
     threads: dict[tuple[int | str, int | str], str] = field(default_factory=dict)
 
     def process(self) -> int | None:
-        """Return the process that PyTorch ran in, or that the layers are numbered after."""
+        """Return the process of PyTorch, else that in the numbers of the layers."""
         found = [layer for layer in self.by_pid.values() if layer.name == PYTHON]
         return next((layer.process for layer in found or self.by_pid.values()), None)
 
 
 def read_layers(path: Path, sink: Sink) -> Layers:
-    """Read the names in a first pass over the file: they stand anywhere in it.
+    """Read the names of processes and threads, which may be anywhere in the file.
 
     Raises:
-        RawFormatError: it cannot be read.
+        RawFormatError: the file cannot be read.
     """
     layers = Layers()
     names: dict[int | str, str] = {}

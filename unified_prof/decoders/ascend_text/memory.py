@@ -1,6 +1,6 @@
-"""The memory of a text export: operator_memory.csv, memory_record.csv, npu_module_mem.csv.
+"""Decodes memory and counters of a text export.
 
-Counters that the trace shows over time: frequency, memory, bandwidths.
+Memory: operator_memory.csv, memory_record.csv, npu_module_mem.csv. Counters: samples in the trace.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from unified_prof.decoders.ascend_text.host import Enums, Layer, number
 _KIB, _MIB = 1024, 1024 * 1024
 _ROWS = 50_000
 _CANN_NAME = "cann::"
+# Component of the whole process, which is in the trace as well (NPU_MEM).
 _APPLICATION = "APP"
-"""The process as a whole, which the trace shows as well (NPU_MEM)."""
-_MOST_DIGITS = 15
+_MAX_DIGITS = 15
 
 Row = dict[str, object]
 
@@ -51,7 +51,7 @@ def write_allocations(path: Path, sink: Sink) -> None:
             "releaseTotalReserved": total("Release", "Reserved"),
         }
         if name.startswith(_CANN_NAME) and release["releaseTime"] == allocated:
-            # CANN's own were not released: torch_npu shows them as released at once.
+            # Allocations of CANN that were not released: torch_npu shows them as released at once.
             release = dict.fromkeys(release)
         return {
             "name": _name(name.removeprefix(_CANN_NAME), sink),
@@ -169,21 +169,21 @@ def _optional(text: str) -> int | None:
 
 
 def _bytes(text: str, unit: int) -> int | None:
-    """Return a size, which the export gives exactly: as many digits as it takes."""
+    """Return a size in bytes; the export has all digits."""
     if not text:
         return None
     try:
         value = Decimal(text)
     except InvalidOperation:
-        raise BadEventError(f"{text!r} is no size") from None
-    if not value.is_finite() or value.adjusted() > _MOST_DIGITS:
-        raise BadEventError(f"{text!r} is no size")
+        raise BadEventError(f"{text!r} is not a size") from None
+    if not value.is_finite() or value.adjusted() > _MAX_DIGITS:
+        raise BadEventError(f"{text!r} is not a size")
     return round(value * unit)
 
 
 _KIB_COUNTERS, _MB = 1024, 1_000_000
-_WHOLE = -1
-"""AICORE_FREQ.dieId of a device that is not divided."""
+# AICORE_FREQ.dieId of a device without dies.
+_NO_DIE = -1
 _MEMORY = re.compile(r"(APP|Device)/(DDR|HBM)")
 _HBM = re.compile(r"HBM (\d{1,3})/(Read|Write)")
 _LLC = re.compile(r"LLC (\d{1,3}) (Read|Write)/(Throughput|Hit Rate)")
@@ -198,18 +198,18 @@ _QOS = "QoS "
 
 
 class Counters:
-    """Takes samples; those that are shown twice count once."""
+    """Collects samples; repeated ones count once."""
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[tuple[object, ...], dict[str, object]]] = {}
 
     def take(self, event: Event, at_ns: int, layer: Layer) -> bool:
-        """Take a sample; tell whether its kind is known."""
+        """Add a sample; returns False if its kind is unknown."""
         args = event.args or {}
         name, place = event.name, {"timestampNs": at_ns, "deviceId": layer.device}
         if name == "AI Core Freq":
             self._row(
-                "AICORE_FREQ", place, {}, {"freq": number(args.get("MHz"), -1), "dieId": _WHOLE}
+                "AICORE_FREQ", place, {}, {"freq": number(args.get("MHz"), -1), "dieId": _NO_DIE}
             )
         elif found := _MEMORY.fullmatch(name):
             used = _scaled(args.get("KB"), _KIB_COUNTERS)

@@ -1,7 +1,4 @@
-"""Operators: what kernel_details.csv says of tasks, the counters of cores among it.
-
-The device side of a text export: tasks with their operators, collectives, overlap.
-"""
+"""Decodes operators (kernel_details.csv) and the device side of a text export."""
 
 from __future__ import annotations
 
@@ -39,20 +36,20 @@ _BLOCKS = {
 _TOTAL_TIMES = {"aicore_time(us)": "aic_total_time", "aiv_time(us)": "aiv_total_time"}
 _IN_US = "_time(us)"
 _AFTER = "Context ID"
+# Computed from other counters.
 _NOT_ATTRIBUTED = ("cube_utilization(%)",)
-"""Computed of others."""
 
 
 def write_operators(
     kernels: Path | None, tasks: dict[str, Ints], names: list[str], sink: Sink
 ) -> None:
-    """Write what the table of kernels says of them, and those that it lacks by their name.
+    """Write operators with the details of the table of kernels, or only their name.
 
     Args:
-        kernels: kernel_details.csv.
-        tasks: Columns of `Tasks`.
-        names: The texts that they refer to.
-        sink: Where rows go.
+        kernels: path of kernel_details.csv; None if it is missing.
+        tasks: columns of `Tasks`.
+        names: texts that `tasks` refers to.
+        sink: takes the rows.
     """
     waiting: dict[tuple[int, str], list[int]] = {}
     for row, start in enumerate(tasks["start"].tolist()):
@@ -68,22 +65,22 @@ def write_operators(
             places = waiting.get((time_ns(cells["Start Time(us)"]), cells["Name"]), [])
         except BadEventError:
             places = []
-        place = _of_stream(places, tasks, cells)
+        place = _slice_in_stream(places, tasks, cells)
         if place is None:
             lost += 1
         else:
             places.remove(place)
             described.append((place, cells))
     if lost:
-        told = f"{kernels}: kernels that the trace has no slice of"
-        sink.anomaly("unmatched_kernel", lost, told)
+        detail = f"{kernels}: kernels without a slice in the trace"
+        sink.anomaly("unmatched_kernel", lost, detail)
     rest = [row for rows in waiting.values() for row in rows if tasks["is_kernel"][row]]
     if rest and kernels is not None:
-        told = f"{kernels} lacks kernels that are in the trace: they have their name only"
-        sink.anomaly("kernel_without_details", len(rest), told)
+        detail = f"{kernels} lacks kernels of the trace, which have only their name"
+        sink.anomaly("kernel_without_details", len(rest), detail)
     nothing: dict[str, str] = {}
     described += [(row, nothing) for row in rest]
-    described.sort(key=lambda one: one[0])
+    described.sort(key=lambda item: item[0])
     _write_details(described, tasks, names, sink)
 
 
@@ -125,7 +122,7 @@ def _write_details(
 
 
 class _Counters:
-    """Counters of cores that stand behind a kernel's description."""
+    """Counters of cores in the last columns of kernel_details.csv."""
 
     def __init__(self) -> None:
         self._names = Names()
@@ -134,11 +131,11 @@ class _Counters:
         self._value: list[float] = []
 
     def add(self, task: int, cells: Mapping[str, str]) -> None:
-        """Take those of one kernel; cells that are no number are none."""
-        after = False
+        """Add the counters of one kernel; cells that are not numbers are skipped."""
+        is_counter = False
         for title, cell in cells.items():
-            if not after or title in _NOT_ATTRIBUTED:
-                after = after or title == _AFTER
+            if not is_counter or title in _NOT_ATTRIBUTED:
+                is_counter = is_counter or title == _AFTER
                 continue
             try:
                 value = float(cell)
@@ -161,11 +158,13 @@ class _Counters:
             )
 
 
-def _of_stream(places: list[int], tasks: dict[str, Ints], row: Mapping[str, str]) -> int | None:
-    """Return the slice of a kernel, by its stream where several begin together."""
+def _slice_in_stream(
+    places: list[int], tasks: dict[str, Ints], row: Mapping[str, str]
+) -> int | None:
+    """Return the slice of a kernel; of several with the same start, that of its stream."""
     stream = number(row.get("Stream ID"), -1)
-    own = (place for place in places if int(tasks["stream"][place]) == stream)
-    return next(own, places[0] if places else None)
+    in_stream = (place for place in places if int(tasks["stream"][place]) == stream)
+    return next(in_stream, places[0] if places else None)
 
 
 def _block(cells: Mapping[str, str], names: tuple[str, str]) -> int | None:
@@ -177,7 +176,7 @@ _OVERLAP = {"Computing": 0, "Communication": 1, "Communication(Not Overlapped)":
 
 
 class Device:
-    """Takes the events of devices, then writes their tables."""
+    """Collects the events of devices, and writes their tables."""
 
     def __init__(self, enums: Enums) -> None:
         self._texts = Names()
@@ -187,12 +186,12 @@ class Device:
 
     @property
     def devices(self) -> list[int]:
-        """The devices that did anything."""
+        """Devices with tasks or overlap intervals."""
         found = [self.tasks.arrays()["device"], self._overlap.arrays()["device"]]
-        return [int(one) for one in np.unique(np.concatenate(found))]
+        return [int(device) for device in np.unique(np.concatenate(found))]
 
     def take_overlap(self, event: Event, start: int, end: int, layer: Layer) -> bool:
-        """Take what a device did at a time; tell whether it is known."""
+        """Add an interval of the overlap analysis; returns False if its kind is unknown."""
         kind = _OVERLAP.get(event.name)
         if kind is None:
             return False
@@ -200,11 +199,11 @@ class Device:
         return True
 
     def write(self, kernels: Path | None, sink: Sink) -> int:
-        """Write all tables of devices; return the number of tasks.
+        """Write all tables of devices; returns the number of tasks.
 
         Args:
-            kernels: kernel_details.csv.
-            sink: Where rows go.
+            kernels: path of kernel_details.csv; None if it is missing.
+            sink: takes the rows.
         """
         tasks = self.tasks.arrays()
         extra = count(len(tasks["start"]))

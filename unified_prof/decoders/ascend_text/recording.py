@@ -1,4 +1,4 @@
-"""Puts the parts of an export together: one pass over the trace, then the tables."""
+"""Decodes a text export: the trace in one pass, then the tables."""
 
 from __future__ import annotations
 
@@ -29,33 +29,33 @@ from unified_prof.errors import RawFormatError
 
 _UNKNOWN_CHIP = "UNKNOWN"
 _NONE = -1
+# Phases of arrows, which are redundant: ids of calls and operators say the same.
 _FLOWS = ("s", "t", "f")
-"""Arrows, which ids of calls and operators tell as well."""
 
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """What was found."""
+    """Rank and counts of a decoded export."""
 
     rank: int | None
     events: int
-    """Slices and samples."""
+    """Number of slices and samples."""
     operators: int
     connections: int
     tasks: int
 
 
 def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
-    """Write every table that the export can feed.
+    """Write every table of which an export has data.
 
     Args:
-        path: trace_view.json, its folder, or the `*_ascend_pt` folder round that.
-        sink: Where rows go.
-        enums: Names to numbers of ENUM_* tables.
-        stage: Told what is going on.
+        path: trace_view.json, its directory, or the `*_ascend_pt` directory around that.
+        sink: takes the rows.
+        enums: returns the numbers by name of an ENUM_* table.
+        stage: context manager around each stage, called with its name.
 
     Raises:
-        RawFormatError: there is no trace, it cannot be read, or nothing can be shown of it.
+        RawFormatError: the trace is missing, unreadable or empty.
     """
     export = find_export(path)
     if export is None:
@@ -70,7 +70,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
         export.file(name) for name in (files.ALLOCATIONS, files.TOTALS, files.MODULES)
     ):
         raise RawFormatError(
-            f"{export.trace}: holds no event that is whole, and there is no table beside it",
+            f"{export.trace}: has no complete event, and there are no tables beside it",
             slug="empty-recording",
         )
     process = layers.process() or 0
@@ -90,15 +90,17 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     for name in export.others():
         sink.anomaly("undecoded_data", 1, f"{export.folder / name}")
     if around.prof is not None or around.has_framework:
-        told = f"{around.path} has the raw data, which say more: name that folder instead"
-        sink.anomaly("raw_data_beside", 1, told)
-    for name, told in around.problems:
-        sink.anomaly(name, 1, told)
+        detail = (
+            f"{around.path} has the raw data, which is more complete: import that directory instead"
+        )
+        sink.anomaly("raw_data_beside", 1, detail)
+    for name, detail in around.problems:
+        sink.anomaly(name, 1, detail)
     return Decoded(around.rank, trace.events, operators, connections, tasks)
 
 
 class _Trace:
-    """The events of the trace, on their way to the tables."""
+    """Assigns the events of the trace to the tables."""
 
     def __init__(self, layers: Layers, enums: Enums) -> None:
         self._layers = layers
@@ -112,8 +114,8 @@ class _Trace:
 
     def read(self, path: Path, sink: Sink) -> None:
         unknown: Counter[str] = Counter()
-        # What the first pass told of the file's end and of damage is not told again.
-        for events in read_events(path, _Silent(sink)):
+        # The first pass has counted the damage of the file already.
+        for events in read_events(path, _NullSink(sink)):
             for event in events:
                 if event.ph == "M" or event.ph in _FLOWS:
                     continue
@@ -170,15 +172,15 @@ class _Trace:
         return f"{shown}: {event.name!r}, phase {event.ph!r}, category {event.cat!r}"
 
 
-class _Silent(Sink):
-    """Passes nothing on: for a second pass over the same file."""
+class _NullSink(Sink):
+    """Ignores everything, for a second pass over the same file."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
 
     @property
     def strings(self) -> Any:
-        """The string pool behind."""
+        """String pool of the target sink."""
         return self._sink.strings
 
     def write(self, table: str, columns: Any) -> int:
@@ -190,7 +192,7 @@ class _Silent(Sink):
 
 
 def _part(sink: Sink, path: Path | None, write: Callable[[Path, Sink], None]) -> None:
-    """Decode a file if it is there; one that cannot be read costs its own table."""
+    """Decode a file if it exists; one that cannot be read loses its own table."""
     if path is None:
         return
     try:
