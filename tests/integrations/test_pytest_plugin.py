@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import SimpleNamespace
@@ -136,6 +137,23 @@ def test_the_plugin_imports_nothing_heavy() -> None:
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )
     assert done.stdout.strip() == "[]"
+
+
+def test_a_step_without_operations_fails_in_a_few_lines(pytester: pytest.Pytester) -> None:
+    pytester.makepyfile("def test_step(uprof):\n    uprof.run(lambda: sum(range(1000)))\n")
+    result = pytester.runpytest_subprocess(*PLUGIN, "-q", "-p", "no:cacheprovider")
+    output = result.stdout.str()
+    assert "run a model in this process" in output
+    assert "unified_prof/pipeline" not in output
+    assert len(output.splitlines()) < 25
+
+
+def test_iteration_time_excludes_waiting() -> None:
+    run = run_of(10.0, np.random.default_rng(1), 0.0)
+    waited = {TOTAL: np.full(10, 4e6)}
+    found = measuring._summary(replace(run, waited=waited))
+    assert found.wall_ms == pytest.approx(10.05)
+    assert found.iteration_ms == pytest.approx(6.05)
 
 
 def test_sessions_that_do_not_use_it_see_nothing_of_it(pytester: pytest.Pytester) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -49,6 +51,16 @@ def test_a_gate_takes_one_report_a_side_or_several(tmp_path: Path) -> None:
     assert unified_prof.gate(base[0], slow[0]).outcome == "inconclusive"
     assert unified_prof.gate(base[0], slow[0], noise=0.01).outcome == "regression"
     assert unified_prof.gate(base[0], base[1], metrics=["peak-memory"]).outcome == "pass"
+
+
+def test_a_breakdown_is_a_polars_table(timeline: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (answer,) = unified_prof.figures(timeline)
+    monkeypatch.setitem(sys.modules, "polars", SimpleNamespace(DataFrame=list))
+    rows = answer.to_polars("kernel")
+    assert [row["name"] for row in rows] == [row.name for row in answer.breakdown("kernel").rows]
+    monkeypatch.setitem(sys.modules, "polars", None)
+    with pytest.raises(UsageError, match="polars is not installed"):
+        answer.to_polars()
 
 
 def test_a_breakdown_is_a_table_of_pandas_where_that_is_installed(timeline: Path) -> None:

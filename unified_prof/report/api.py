@@ -72,14 +72,25 @@ class Answer(Displayed):
         Raises:
             UsageError: As `breakdown`, or pandas is not installed.
         """
+        return self._frame("pandas", by)
+
+    def to_polars(self, by: By = "operation") -> Any:
+        """Return a breakdown as a polars DataFrame; column names end with the unit.
+
+        Raises:
+            UsageError: As `breakdown`, or polars is not installed.
+        """
+        return self._frame("polars", by)
+
+    def _frame(self, package: str, by: By) -> Any:
         try:
-            pandas = import_module("pandas")
+            library = import_module(package)
         except ImportError as err:
             raise UsageError(
-                "pandas is not installed", hint="pip install pandas", slug="missing-package"
+                f"{package} is not installed", hint=f"pip install {package}", slug="missing-package"
             ) from err
         breakdown = self.breakdown(by)
-        return pandas.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
+        return library.DataFrame([row_fields(breakdown, row) for row in breakdown.rows])
 
     def to_arrow(self, by: By = "operation") -> Any:
         """Return a breakdown as a `pyarrow.Table`, as in `uprof report --format parquet`.

@@ -19,7 +19,7 @@ import pytest
 from unified_prof.base.run_spec import ITERATIONS, MEMORY, RUN_TIME, WARMUP, RunSpec
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.compare import runs
-from unified_prof.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run
+from unified_prof.compare.comparable import BACKWARD, FORWARD, PEAK, TOTAL, Run, exclude_waiting
 from unified_prof.compare.gate import parse_fraction
 from unified_prof.errors import UprofError, UsageError
 
@@ -154,15 +154,19 @@ _SPARE = 16
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """What one step takes, by the medians of the iterations that were measured."""
+    """Medians of the measured iterations of a step.
+
+    Times exclude waiting for a processor if it is known, as in verdicts; `wall_ms` includes it.
+    """
 
     iteration_ms: float | None
     forward_ms: float | None
     backward_ms: float | None
+    wall_ms: float | None
     peak_bytes: int | None
     iterations: int
+    # The run, as the gate and `unified_prof.diff` take it.
     run: Run
-    """All of it, as `unified_prof.diff` and the gate take it."""
 
 
 class Uprof:
@@ -222,8 +226,13 @@ class Uprof:
             "max_regress": max_regress,
         }
         wanted = of(self._item, given)
-        with self._session.turn():
-            run = self._measure(step, wanted, device)
+        try:
+            with self._session.turn():
+                run = self._measure(step, wanted, device)
+        except UprofError as err:
+            # pytest shows the message only: the hint has to be part of it.
+            message = f"{err} ({err.hint})" if err.hint else str(err)
+            raise type(err)(message, slug=err.slug).with_traceback(None) from None
         facts = {**run.facts, "workload": self._session.test_id(self._item, name)}
         run = replace(run, facts=facts)
         self._measured[name] = wanted, run
@@ -267,9 +276,11 @@ class Uprof:
 
 
 def _summary(run: Run) -> Measured:
+    active, _, _ = exclude_waiting(run, run)
     medians = {
-        metric: float(np.median(values)) for metric, values in run.totals.items() if len(values)
+        metric: float(np.median(values)) for metric, values in active.totals.items() if len(values)
     }
+    wall = run.totals.get(TOTAL, ())
 
     def milliseconds(metric: str) -> float | None:
         return medians[metric] / NS_PER_MS if metric in medians else None
@@ -279,6 +290,7 @@ def _summary(run: Run) -> Measured:
         milliseconds(TOTAL),
         milliseconds(FORWARD),
         milliseconds(BACKWARD),
+        float(np.median(wall)) / NS_PER_MS if len(wall) else None,
         None if peak is None else int(peak),
         len(run.totals.get(TOTAL, ())),
         run,
