@@ -144,7 +144,7 @@ def test_only_this_machine_reaches_it(served: Served) -> None:
 
 def test_a_port_that_is_taken_is_said_or_another_one_is_taken() -> None:
     with Served([]) as one:
-        with pytest.raises(UsageError, match=f"port {one.port} of 127.0.0.1 cannot be had") as said:
+        with pytest.raises(UsageError, match=f"port {one.port} of 127.0.0.1 is not") as said:
             Served([], (one.port,))
         assert said.value.slug == "port-not-free"
         with Served([], (one.port, 0)) as other:

@@ -222,10 +222,10 @@ def test_a_tree_in_windows_is_the_tree(
         patch.setattr(nest, "WINDOW", window)
         columns = (packed.pack(column) for column in (thread, start, end - start))
         tree = nest.Nest(*columns)
-        assert tree.parent.whole().tolist() == parent.tolist()
+        assert tree.parent.to_array().tolist() == parent.tolist()
         nearest = tree.nearest(lambda some: marked[some.rows])
-        assert nearest.whole().tolist() == nesting.nearest_marked(parent, marked).tolist()
+        assert nearest.to_array().tolist() == nesting.nearest_marked(parent, marked).tolist()
         below, top = nest.Below(), []
         for some in tree.windows():
-            top += below.of(some, marked[some.rows]).tolist()
+            top += below.next_window(some, marked[some.rows]).tolist()
         assert top == nesting.climb(parent, marked).tolist()

@@ -48,7 +48,7 @@ def test_a_column_is_given_back(name: str, hole: int) -> None:
         packing.add(part)
     packed = packing.done()
     assert len(packed) == len(values)
-    assert (packed.whole() == values).all()
+    assert (packed.to_array() == values).all()
     rows = np.random.default_rng(2).integers(0, max(len(values), 1), min(len(values), 999))
     assert (packed.at(rows) == values[rows]).all()
     assert (packed.at(np.sort(rows)) == values[np.sort(rows)]).all()

@@ -1,13 +1,4 @@
-"""Rows by key: where wanted values stand in a column.
-
-Runs of equal rows in sorted columns: the building block of grouping without loops.
-
-Distinct rows of several columns.
-
-Repeated numbers replaced by small dense ones.
-
-Orders of many rows by numbers that repeat, without comparing them.
-"""
+"""Grouping of rows without loops: lookup by key, runs, distinct rows, dense numbering, sorting."""
 
 from __future__ import annotations
 
@@ -17,12 +8,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+# Row number of a value that does not occur.
 NOWHERE = -1
-"""Where a value stands that is not there."""
 
 
 def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
-    """Return the first place of every wanted value in ascending `keys`, or `NOWHERE`."""
+    """Return the first position of each wanted value in ascending `keys`, or `NOWHERE`."""
     if not len(keys):
         return np.full(len(wanted), NOWHERE, np.int64)
     place = np.searchsorted(keys, wanted).astype(np.int64, copy=False)
@@ -32,12 +23,12 @@ def find(keys: NDArray[Any], wanted: NDArray[Any]) -> NDArray[np.int64]:
 
 
 class Lookup:
-    """Row numbers by key, for keys that are mostly dense from 0, as globalTaskId is."""
+    """Row numbers by key, for keys that are mostly dense from 0, such as globalTaskId."""
 
     def __init__(self, keys: NDArray[np.integer]) -> None:
         self._dense: NDArray[np.int32] | None = None
         if len(keys) and keys.min() >= 0 and keys.max() < 4 * len(keys) + 1024:
-            # One place before the first key and one behind the last stand for all other keys.
+            # One entry before the first key and one after the last represent all other keys.
             self._dense = np.full(int(keys.max()) + 3, NOWHERE, np.int32)
             self._dense[1:][keys[::-1]] = np.arange(len(keys) - 1, -1, -1, dtype=np.int32)
         else:
@@ -45,15 +36,15 @@ class Lookup:
             self._sorted = keys[self._order[:-1]]
 
     def rows(self, keys: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the first row that has each key, NOWHERE where there is none."""
+        """Return the first row of each key; NOWHERE if there is none."""
         if self._dense is not None:
-            # `take` clips keys outside the table to its ends, which are no rows by construction.
+            # `take` clips keys outside the table to its ends, which are not rows.
             return self._dense.take(keys.astype(np.int64) + 1, mode="clip")
         return self._order[find(self._sorted, keys)]
 
 
 class Runs:
-    """The runs of rows that are equal in all of some columns of one length.
+    """Runs of consecutive rows that are equal in all given columns.
 
     Attributes:
         starts: First row of each run.
@@ -78,34 +69,34 @@ class Runs:
         return self.starts + self.sizes - 1
 
     def spread(self, values: NDArray[Any]) -> NDArray[Any]:
-        """Give every row the value of its run."""
+        """Return the value of its run for each row."""
         return np.repeat(values, self.sizes)
 
     def number(self) -> NDArray[np.int64]:
-        """Return the number of every row's run, from 0."""
+        """Return the run number of each row, from 0."""
         return self.spread(np.arange(len(self)))
 
     def rank(self) -> NDArray[np.int64]:
-        """Return the place of every row in its run, from 0."""
+        """Return the position of each row in its run, from 0."""
         return np.asarray(np.arange(self.rows) - self.spread(self.starts))
 
 
 def positions(sizes: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return 0, 1, ... size - 1 for every size, one after another."""
+    """Return 0, 1, ... size - 1 for each size, one after another."""
     return np.arange(int(sizes.sum())) - np.repeat(np.cumsum(sizes) - sizes, sizes)
 
 
 _FACTOR = np.uint64(0x9E37_79B9_7F4A_7C15)
 
 
+# Maximum table entries per value for a table over the whole range of values.
 _DENSE = 4
-"""A table of all numbers from the least to the greatest is worth it up to so many a value."""
 
 
 def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return the distinct values, rising, and which of them every value is.
+    """Return the distinct values in rising order, and the index of each value among them.
 
-    As `np.unique` does, but without sorting where values are close to one another, as ids are.
+    Same as `np.unique`, but without sorting if values are close together, as ids are.
     """
     if not len(values):
         return values, np.empty(0, np.int64)
@@ -122,9 +113,9 @@ def distinct(values: NDArray[np.int64]) -> tuple[NDArray[np.int64], NDArray[np.i
 
 
 def rising(values: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the distinct values, rising: by sorting, where most of them differ.
+    """Return the distinct values in rising order, by sorting.
 
-    `np.unique` hashes them first, which takes several times as long then.
+    `np.unique` hashes first, which is several times slower if most values differ.
     """
     ordered = np.sort(values)
     first = np.ones(len(ordered), bool)
@@ -133,10 +124,10 @@ def rising(values: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Return one row of each distinct combination of int64 values, and the one of every row.
+    """Return one row of each distinct combination of int64 values, and that row for each row.
 
-    Rows are found by a hash and compared with what they were taken for, which is several times
-    quicker than sorting them; should two combinations have one hash, they are sorted after all.
+    Rows are found by hash and verified, which is several times faster than sorting; if two
+    combinations have the same hash, all are sorted.
     """
     keys = np.zeros(len(columns[0]), np.uint64)
     for column in columns:
@@ -151,7 +142,7 @@ def distinct_rows(*columns: NDArray[Any]) -> tuple[NDArray[np.int64], NDArray[np
 
 
 class Pool:
-    """Replaces repeated 64-bit values by small dense indexes, in the order of first use."""
+    """Replaces repeated 64-bit values by dense indexes in order of first use."""
 
     _FEWEST_SLOTS, _MOST_SLOTS = 1 << 10, 1 << 18
     _SLOTS_EACH = 16
@@ -161,8 +152,8 @@ class Pool:
         self._values = np.zeros(0, np.uint64)
         self._sorted = np.zeros(0, np.uint64)
         self._index_of_sorted = np.zeros(0, np.uint32)
-        # The index of a value that belongs to each slot: most values are found by looking there
-        # and comparing, several times as fast as by bisection, which is left the rest.
+        # Index of the value in each slot: most values are found there by comparison, several times
+        # as fast as by bisection, which is used for the others.
         self._slots = np.zeros(self._FEWEST_SLOTS, np.uint32)
 
     def __len__(self) -> int:
@@ -170,11 +161,11 @@ class Pool:
 
     @property
     def values(self) -> NDArray[np.uint64]:
-        """The values by index."""
+        """Values by index."""
         return self._values
 
     def index_of(self, values: NDArray[Any]) -> NDArray[np.uint32]:
-        """Return the index of every value; unseen ones get the next indexes."""
+        """Return the index of each value; unseen ones get the next indexes."""
         asked = np.asarray(values, np.uint64)
         if not len(self):
             if not len(asked):
@@ -193,7 +184,7 @@ class Pool:
         return found.view(np.int64)
 
     def _sought(self, values: NDArray[np.uint64]) -> NDArray[np.uint32]:
-        """Return the indexes of values that are not where their slots point to."""
+        """Return the indexes of values that are not in their slots."""
         place, known = self._places(values)
         if not known.all():
             self._add(np.unique(values[~known]))
@@ -201,13 +192,13 @@ class Pool:
         return self._index_of_sorted[place]
 
     def _places(self, values: NDArray[np.uint64]) -> tuple[NDArray[np.int64], NDArray[np.bool_]]:
-        """Return where values stand among the sorted ones, and which of them do."""
+        """Return the positions of values among the sorted ones, and which of them exist."""
         place = np.searchsorted(self._sorted, values)
         place[place == len(self._sorted)] = 0
         return place, self._sorted[place] == values
 
     def _add(self, new: NDArray[np.uint64]) -> None:
-        """Give values that are not known yet the next indexes."""
+        """Assign the next indexes to new values."""
         place = np.searchsorted(self._sorted, new)
         index = np.arange(len(self), len(self) + len(new), dtype=np.uint32)
         self._sorted = np.insert(self._sorted, place, new)
@@ -221,7 +212,7 @@ class Pool:
 
 
 class FirstSeen:
-    """Numbers values in the order in which they come, some of them after others."""
+    """Numbers values in order of first use, over several batches."""
 
     def __init__(self) -> None:
         self._sorted = np.zeros(0, np.int64)
@@ -232,13 +223,13 @@ class FirstSeen:
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """The values by number."""
+        """Values by number."""
         result = np.empty(len(self._sorted), np.int64)
         result[self._number] = self._sorted
         return result
 
     def numbers(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the number of every value; unseen ones get the next numbers, one by one."""
+        """Return the number of each value; unseen ones get the next numbers."""
         own, first, inverse = np.unique(values, return_index=True, return_inverse=True)
         place = find(self._sorted, own)
         new = np.flatnonzero(place == NOWHERE)
@@ -252,7 +243,7 @@ class FirstSeen:
 
 
 class Numbering:
-    """As `Pool`, for numbers from 0: by a table of those that are not too large for one."""
+    """Like `Pool`, for numbers from 0; small ones use a table."""
 
     _LARGE = 1 << 23
 
@@ -267,11 +258,11 @@ class Numbering:
 
     @property
     def values(self) -> NDArray[np.int64]:
-        """The numbers by index."""
+        """Numbers by index."""
         return np.array(self._values, np.int64)
 
     def index_of(self, values: NDArray[np.int64]) -> NDArray[np.int64]:
-        """Return the index of every number; unseen ones get the next indexes."""
+        """Return the index of each number; unseen ones get the next indexes."""
         highest = int(values.max(initial=0))
         if highest < self._LARGE:
             return self._by_table(values, highest)
@@ -300,18 +291,18 @@ class Numbering:
         return index.astype(np.int64)
 
 
+# NumPy sorts integers of this many bits by counting, in linear time.
 _DIGIT_BITS = 16
-"""NumPy sorts numbers of so many bits by counting them, in time proportional to the rows."""
 _KEY_BITS = 62
 
 
 def stable_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
-    """Return the order of rows by several columns, the first one first; equal rows stay in order.
+    """Return the order of rows by several columns, the first one first; the sort is stable.
 
-    The same as `np.lexsort(columns[::-1])`, a few times as fast for millions of rows whose numbers
-    take few bits in all.
+    Same as `np.lexsort(columns[::-1])`, but a few times as fast for millions of rows whose numbers
+    have few bits in total.
     """
-    key, bits = _joined(columns)
+    key, bits = _combined_key(columns)
     if key is None:
         return np.lexsort(columns[::-1])
     order: NDArray[np.int64] | None = None
@@ -325,7 +316,7 @@ def stable_order(*columns: NDArray[np.int64]) -> NDArray[np.int64]:
 
 
 def are_in_order(columns: Sequence[NDArray[np.int64]]) -> bool:
-    """Tell whether rows come in the order of the first column, then of the second, and so on."""
+    """Return True if the rows are sorted by the first column, then by the second, and so on."""
     undecided = np.ones(len(columns[0]) - 1, np.bool_)
     for column in columns:
         if bool(np.any(undecided & (column[1:] < column[:-1]))):
@@ -337,11 +328,10 @@ def are_in_order(columns: Sequence[NDArray[np.int64]]) -> bool:
 
 
 def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
-    """Return the places of 64-bit integers in rising order, equal ones as they stand.
+    """Return the stable order of 64-bit integers; None if they are sorted.
 
-    The same as `np.argsort(keys, kind="stable")`; None where they rise as they are. Where keys
-    differ in few of their bits, each is sorted with its place behind it: sorting numbers is several
-    times as fast as sorting the places of others.
+    Same as `np.argsort(keys, kind="stable")`. If keys differ in few bits, key and position are
+    packed into one number: sorting numbers is several times as fast as an indirect sort.
     """
     count = len(keys)
     keys = np.ascontiguousarray(keys)
@@ -356,16 +346,16 @@ def order_of_keys(keys: NDArray[Any]) -> NDArray[np.int64] | None:
 
 
 def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | None:
-    """Return numbers that order as keys do, and end with the place of each; None: too many bits."""
+    """Return numbers that sort like the keys and end with their position; None if too long."""
     bits = keys.view(np.uint64)
     differing = int(np.bitwise_or.reduce(bits ^ bits[0]))
-    if keys.dtype.kind == "i" and differing >> 63:  # negative ones are below the others
+    if keys.dtype.kind == "i" and differing >> 63:  # negative keys sort first
         return None
     low, high = _longest_gap(differing)
     width = differing.bit_length() - (high - low)
     if width + place_bits > 64:
         return None
-    # What is equal in all keys may be cut off at the left.
+    # Leading bits that are equal in all keys can be dropped.
     if high > low:
         packed = (bits >> np.uint64(high)) << np.uint64(low + place_bits)
         packed |= (bits & np.uint64((1 << low) - 1)) << np.uint64(place_bits)
@@ -376,9 +366,9 @@ def _with_places(keys: NDArray[Any], place_bits: int) -> NDArray[np.uint64] | No
 
 
 def _longest_gap(differing: int) -> tuple[int, int]:
-    """Return from where to where the most bits follow one another that are equal in all keys.
+    """Return the start and end of the longest run of bits that are equal in all keys.
 
-    The thread of a host's record is far above its time, the stream of a task above its number.
+    The thread of a host record is far above its time, the stream of a task above its number.
     """
     best = (0, 0)
     begin = 0
@@ -390,8 +380,8 @@ def _longest_gap(differing: int) -> tuple[int, int]:
     return best
 
 
-def _joined(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64] | None, int]:
-    """Return one number a row that orders as the columns do, and its bits; None: too many."""
+def _combined_key(columns: Sequence[NDArray[np.int64]]) -> tuple[NDArray[np.int64] | None, int]:
+    """Return one number per row that sorts like the columns, and its bits; None if too many."""
     key = np.zeros(len(columns[0]), np.int64)
     bits = 0
     if not len(key):

@@ -1,8 +1,8 @@
 """Unions and intersections of time intervals, as sorted NumPy columns.
 
 An interval is half open, `[start_ns, end_ns)`. A set of intervals is two int64 arrays of the same
-length; a *merged* set is sorted, disjoint, and without touching or empty intervals, so that two
-merged sets cover the same time exactly if they are equal.
+length. A *merged* set is sorted and has no overlapping, touching or empty intervals, so that two
+merged sets are equal exactly if they cover the same time.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ Times = NDArray[np.int64]
 
 @dataclass(frozen=True, slots=True, eq=False)
 class IntervalSet:
-    """A merged set of half-open intervals."""
+    """Merged set of half-open intervals."""
 
     start_ns: Times
     end_ns: Times
 
     @property
     def total_ns(self) -> int:
-        """The time covered."""
+        """Covered time."""
         return int((self.end_ns - self.start_ns).sum())
 
     def __len__(self) -> int:
@@ -37,7 +37,7 @@ EMPTY = IntervalSet(np.empty(0, np.int64), np.empty(0, np.int64))
 def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> IntervalSet:
     """Return the union of any intervals; empty and inverted ones (end <= start) cover nothing.
 
-    With `keep_empty`, an empty interval that touches no other one stays: a moment of its own.
+    With `keep_empty`, empty intervals that touch no other one are kept, as points in time.
     """
     keep = end_ns >= start_ns if keep_empty else end_ns > start_ns
     if not keep.all():
@@ -48,7 +48,7 @@ def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> Interv
         order = np.argsort(start_ns, kind="stable")
         start_ns, end_ns = start_ns[order], end_ns[order]
     reach = np.maximum.accumulate(end_ns)
-    # A new interval begins where a start lies beyond everything before it.
+    # A new interval begins if a start is after all previous ends.
     first = np.empty(len(start_ns), bool)
     first[0] = True
     np.greater(start_ns[1:], reach[:-1], out=first[1:])
@@ -58,7 +58,7 @@ def merge(start_ns: Times, end_ns: Times, *, keep_empty: bool = False) -> Interv
 
 
 def union(*sets: IntervalSet) -> IntervalSet:
-    """Return the time that any of the sets covers."""
+    """Return the time that is covered by any of the sets."""
     filled = [one for one in sets if len(one)]
     if len(filled) <= 1:
         return filled[0] if filled else EMPTY
@@ -69,7 +69,7 @@ def union(*sets: IntervalSet) -> IntervalSet:
 
 
 def hull(one: IntervalSet) -> IntervalSet:
-    """Return the time from a set's start to its end as one interval; empty of an empty set."""
+    """Return the time from the start to the end of a set; empty for an empty set."""
     return IntervalSet(one.start_ns[:1], one.end_ns[-1:])
 
 
@@ -77,7 +77,7 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
     """Return the time that both sets cover."""
     if not len(a) or not len(b):
         return EMPTY
-    # For every interval of `a`: the intervals of `b` that it meets are b[low:high].
+    # Each interval of `a` intersects the intervals b[low:high].
     low = np.searchsorted(b.end_ns, a.start_ns, side="right")
     high = np.searchsorted(b.start_ns, a.end_ns, side="left")
     count = np.maximum(high - low, 0)
@@ -90,9 +90,9 @@ def intersect(a: IntervalSet, b: IntervalSet) -> IntervalSet:
 
 
 def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
-    """Return the time of the one set that the other does not cover."""
+    """Return the time of the first set that the second does not cover."""
     edges = np.concatenate([one.start_ns, one.end_ns, removed.start_ns, removed.end_ns])
-    # How many of the one and, twice as heavy and negative, of the other cover what follows.
+    # Number of intervals of the first minus twice that of the second that cover what follows.
     steps = np.repeat([1, -1, -2, 2], [len(one), len(one), len(removed), len(removed)])
     order = np.argsort(edges, kind="stable")
     edges, level = edges[order], np.cumsum(steps[order])
@@ -101,14 +101,14 @@ def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
 
 
 def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
-    """Return the part of a set that lies within `[start_ns, end_ns)`."""
+    """Return the part of a set within `[start_ns, end_ns)`."""
     return intersect(
         one, merge(np.array([start_ns], dtype=np.int64), np.array([end_ns], dtype=np.int64))
     )
 
 
 def part(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
-    """Return what `clip` does, at no cost that grows with the set; it may share its memory."""
+    """Return the same as `clip` in logarithmic time; the result may share memory with the set."""
     low = int(np.searchsorted(one.end_ns, start_ns, side="right"))
     high = int(np.searchsorted(one.start_ns, end_ns, side="left"))
     if low >= high:

@@ -1,16 +1,14 @@
-"""Who contains whom among nested ranges: the call tree of host ranges, one thread at a time.
+"""Containment of nested ranges: the call tree of host ranges, one thread at a time.
 
-Ranges that a profiler records on one thread nest: two of them are disjoint or one contains the
-other. Where a recording breaks that rule, there are three answers: the innermost earlier range that
-is still open when a range starts (`parents`), the innermost one that contains it wholly
-(`containing`), and the innermost one that contains it but for what clocks are rounded by
-(`around`). Where all nest, they are the same.
+Ranges recorded on one thread nest: two of them are disjoint or one contains the other. For
+recordings that break this rule there are three answers: the innermost earlier range that is open
+when a range starts (`parents`), the innermost one that contains it fully (`containing`), and the
+innermost one that contains it up to rounding of clocks (`around`). If all ranges nest, they are
+equal.
 
-The call tree of more ranges than are worth holding whole: worked out a window at a time.
-
-Ranges are in `nesting.call_order`. Of the ranges before a window only those matter that may still
-be open in it, and they are few; with them as its first ranges, a window is a small tree of its own.
-What a range has from those around it (`Inherited`) is carried from window to window the same way.
+Large recordings are processed in windows of ranges. Only the few ranges that may still be open are
+passed on to the next window, where they come first, so that each window is a small tree. Inherited
+attributes (`Inherited`) are passed on the same way.
 """
 
 from __future__ import annotations
@@ -29,8 +27,8 @@ Indexes = NDArray[np.int64]
 
 NONE = -1
 
+# Maximum rounding error of a range: profilers round start and end to microseconds.
 ROUNDING_NS = 2_000
-"""Profilers round times to microseconds: start and end of one range, both up to one off."""
 
 
 def call_order(
@@ -39,22 +37,21 @@ def call_order(
     end_ns: Times,
     rank: NDArray[np.int64] | None = None,
 ) -> Indexes:
-    """Return the order thread, then start, then the longer range first: parents before children.
+    """Return the order by thread, start, and decreasing length: parents before children.
 
-    Of two equal ranges the one of smaller `rank` is outside; without ranks, the first.
+    If two ranges are equal, the one of smaller `rank` is outside; without ranks, the first.
     """
     keys = (-end_ns, start_ns, thread)
     return np.lexsort(keys if rank is None else (rank, *keys))
 
 
 def parents(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexes:
-    """Return for every range the innermost earlier one that is open when it starts, or NONE.
+    """Return the innermost earlier range that is open at the start of each range, or NONE.
 
     Args:
-        thread: any number that tells threads apart.
-        start_ns: start of each range.
-        end_ns: end of each range, not before its start; a range that ends at a moment is not open
-            then.
+        thread: Any number that identifies the thread.
+        start_ns: Start of each range.
+        end_ns: End of each range, not before its start; at its end a range is not open.
 
     All three must be in `call_order`.
     """
@@ -64,38 +61,38 @@ def parents(thread: NDArray[np.int64], start_ns: Times, end_ns: Times) -> Indexe
 def around(
     thread: NDArray[np.int64], start_ns: Times, end_ns: Times, rounding_ns: int = ROUNDING_NS
 ) -> Indexes:
-    """Return for every range the innermost earlier one that is open until it ends, or NONE.
+    """Return the innermost earlier range that is open until the end of each range, or NONE.
 
-    A range that ends later than the other by no more than `rounding_ns` is within it; one that
-    ends later than that only crosses it, as a step does that begins in a hook of the last one's
-    optimizer, and is of what is around both.
+    A range may end later than its parent by at most `rounding_ns`. If it ends later, it only
+    crosses the other one (as a step that begins in a hook of the previous optimizer does), and its
+    parent is the range around both.
 
     Args:
-        thread: of ranges in `call_order`, as the others.
-        start_ns: start of each range.
-        end_ns: end of each range.
-        rounding_ns: how much later a range may end than what it is in.
+        thread: Threads of ranges in `call_order`.
+        start_ns: Start of each range.
+        end_ns: End of each range.
+        rounding_ns: Maximum time by which a range may end later than its parent.
     """
     return _nearest_reaching(thread, end_ns, np.maximum(start_ns + 1, end_ns - rounding_ns))
 
 
 def containing(thread: NDArray[np.int64], end_ns: Times) -> Indexes:
-    """Return for every range the innermost one that contains it wholly, or NONE.
+    """Return the innermost range that fully contains each range, or NONE.
 
     Args:
-        thread: of ranges in `call_order`.
-        end_ns: of the same.
+        thread: Threads of ranges in `call_order`.
+        end_ns: Ends of the ranges.
     """
     return _nearest_reaching(thread, end_ns, end_ns)
 
 
 def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times) -> Indexes:
-    """Return the nearest range before each one, on its thread, that ends at its bound or later.
+    """Return the nearest earlier range on the thread that ends at the bound of each range or later.
 
-    Candidates jump from one to the candidate's own candidate, all at once, so that the distance
-    doubles in each round. Nothing is missed: what lies between two candidates ends before the
-    bound of the nearer one, which is not above the bound of whoever passes over it (bounds are
-    starts, which rise, or at most ends of ranges that were passed because they end earlier).
+    Each candidate is replaced by its own candidate in parallel, so that the distance doubles in
+    each round. This misses nothing: ranges between two candidates end before the bound of the
+    nearer one, which is not above the bound of the ranges that skip it (bounds are starts, which
+    rise, or at most ends of ranges that were skipped because they end earlier).
     """
     count = len(end_ns)
     candidate = np.arange(-1, count - 1, dtype=np.int64)
@@ -110,10 +107,10 @@ def _nearest_reaching(thread: NDArray[np.int64], end_ns: Times, bound_ns: Times)
 
 
 def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
-    """Return for every range the outermost of itself and its ancestors below a stopping one.
+    """Return the outermost of each range and its ancestors below a stopping range.
 
-    A range marked in `stop` (a structural annotation, say) is nobody's outermost range; ancestors
-    beyond it are not looked at. The result is -1 for the ranges marked in `stop` themselves.
+    A range marked in `stop` (such as a structural annotation) is never the result, and its
+    ancestors are ignored. The result is -1 for the ranges in `stop`.
     """
     top = np.where(stop, NONE, np.arange(len(parent)))
     moving = np.flatnonzero(~stop)
@@ -126,7 +123,7 @@ def climb(parent: Indexes, stop: NDArray[np.bool_]) -> Indexes:
 
 
 def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
-    """Return for every range the innermost of itself and its ancestors that is marked, or -1."""
+    """Return the innermost marked range among each range and its ancestors, or -1."""
     result = np.where(marked, np.arange(len(parent)), NONE)
     looking = np.flatnonzero(~marked & (parent != NONE))
     at = parent[looking]
@@ -140,15 +137,15 @@ def nearest_marked(parent: Indexes, marked: NDArray[np.bool_]) -> Indexes:
 
 
 def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes, Indexes]:
-    """Return what the path of labels down to each range is, paths alike having one number.
+    """Number the paths of labels from the outermost range to each range; equal paths are one.
 
     Args:
-        parent: the range around each range, or NONE.
-        label: of each range, not negative.
+        parent: Parent of each range, or NONE.
+        label: Label of each range, not negative.
 
     Returns:
-        The number of each range's path; of each path, the number of the one above it (NONE: it is
-        of one range) and the label that it ends with. A path comes after the one above it.
+        The path number of each range; for each path the number of its parent path (NONE for paths
+        of one range) and its last label. A path comes after its parent.
     """
     number = np.full(len(parent), NONE, np.int64)
     above: list[Indexes] = [np.zeros(0, np.int64)]
@@ -170,7 +167,7 @@ def paths(parent: Indexes, label: NDArray[np.integer]) -> tuple[Indexes, Indexes
 
 
 def inherit(values: NDArray[Any], parent: Indexes) -> NDArray[Any]:
-    """Give each range without a value (NONE) that of the nearest range around it."""
+    """Replace missing values (NONE) by that of the nearest ancestor with a value."""
     if not len(values):
         return values.copy()
     at = nearest_marked(parent, values != NONE)
@@ -187,7 +184,7 @@ def innermost_at(
     at_thread: NDArray[np.int64],
     at_ns: Times,
 ) -> Indexes:
-    """Return for every point (thread, time) the innermost range that contains it, or -1.
+    """Return the innermost range that contains each point (thread, time), or -1.
 
     The ranges are in `call_order` with their `parents`; a range contains its start and its end.
     """
@@ -204,7 +201,7 @@ def innermost_at(
             continue
         slot = np.searchsorted(start_ns[low:high], at_ns[points], side="right") - 1
         found[points] = np.where(slot >= 0, slot + low, NONE)
-    # The last range to start may have ended already: then one of those around it is the answer.
+    # The last range to start may have ended: then one of its ancestors is the answer.
     while True:
         ended = (found != NONE) & (end_ns[found] < at_ns)
         if not ended.any():
@@ -215,54 +212,54 @@ def innermost_at(
 Flags = NDArray[np.bool_]
 
 NO_PARENT = NONE
+# Ranges per window.
 WINDOW = 2 * BLOCK
-"""Ranges of a window."""
 _SMALL = np.dtype(np.int32)
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Window:
-    """Some ranges that follow one another, behind those that may be open around them."""
+    """Consecutive ranges, preceded by ranges that may be open around them."""
 
+    # First range.
     low: int
-    """The first range."""
+    # End of the ranges.
     high: int
-    """The one behind the last."""
+    # Ranges before `low` that may be open in the window.
     opened: Indexes
-    """The ranges before `low` that may be open in the window."""
+    # Parent of each range as a position in `ids`; undefined for ranges before the window.
     parent: Indexes
-    """The range around each, by place in `ids`; of ranges before the window it says nothing."""
+    # Positions in `ids` of ranges that may be open in the next window.
     kept: Indexes
-    """Places in `ids` of what may be open in the next window."""
 
     @property
     def ids(self) -> Indexes:
-        """What was opened before, then the ranges of the window."""
+        """Open ranges, followed by the ranges of the window."""
         return np.concatenate((self.opened, np.arange(self.low, self.high)))
 
     @property
     def rows(self) -> slice:
-        """The ranges of the window, among all."""
+        """Rows of the window among all ranges."""
         return slice(self.low, self.high)
 
     @property
     def is_outermost(self) -> Flags:
-        """Which ranges of the window lie in no other."""
+        """True for ranges of the window without parent."""
         return np.equal(self.parent[len(self.opened) :], NO_PARENT)
 
 
 class Inherited:
-    """What ranges have from the nearest of themselves and those around them that is marked."""
+    """Nearest marked range of each range among itself and its ancestors, window by window."""
 
     def __init__(self) -> None:
         self._of_opened = np.zeros(0, np.int64)
 
-    def of(self, window: Window, marked: Flags) -> Indexes:
-        """Return the nearest marked range of each range of the next window, NONE without one.
+    def next_window(self, window: Window, marked: Flags) -> Indexes:
+        """Return the nearest marked range of each range of the next window; NONE if there is none.
 
         Args:
-            window: all windows are to be given, in their order.
-            marked: which ranges of the window are.
+            window: Next window; all windows must be passed in order.
+            marked: True for the marked ranges of the window.
         """
         before = len(window.opened)
         at = nearest_marked(window.parent, np.concatenate((np.ones(before, bool), marked)))
@@ -273,25 +270,25 @@ class Inherited:
 
 
 class Below:
-    """The outermost of each range and those around it, up to a range that stops: see `climb`."""
+    """Outermost range below a stopping range, window by window; see `climb`."""
 
     def __init__(self) -> None:
         self._top = Inherited()
         self._stops = np.zeros(0, bool)
 
-    def of(self, window: Window, stop: Flags) -> Indexes:
-        """Return what `nesting.climb` does, for the ranges of the next window."""
+    def next_window(self, window: Window, stop: Flags) -> Indexes:
+        """Return the result of `climb` for the ranges of the next window."""
         before = len(window.opened)
         stops = np.concatenate((self._stops, stop))
         parent = window.parent[before:]
         outermost = ~stop & ((parent == NO_PARENT) | stops[parent])
-        top = self._top.of(window, outermost)
+        top = self._top.next_window(window, outermost)
         self._stops = stops[window.kept]
         return np.where(stop, NO_PARENT, top)
 
 
 class Distances(Column):
-    """Ranges that belong to ranges, kept as how far before them they stand; NONE is none."""
+    """Column of earlier ranges, stored as the distance to them; NONE means none."""
 
     def __init__(self) -> None:
         self._packing = Packing(_SMALL, hole=NO_PARENT)
@@ -299,13 +296,13 @@ class Distances(Column):
         self._done: Packed | None = None
 
     def add(self, ranges: Indexes) -> None:
-        """Take those of the next ranges."""
+        """Append the ranges of the next rows."""
         own = np.arange(self._rows, self._rows + len(ranges))
         self._packing.add(np.where(ranges == NO_PARENT, NO_PARENT, own - ranges))
         self._rows += len(ranges)
 
     def done(self) -> Distances:
-        """Say that there are no more."""
+        """Finish the column."""
         self._done = self._packing.done()
         return self
 
@@ -313,7 +310,7 @@ class Distances(Column):
         return self._rows
 
     def at(self, rows: NDArray[np.integer]) -> Indexes:
-        """Return what belongs to any ranges."""
+        """Return the ranges of any rows."""
         assert self._done is not None
         return self._before(rows, self._done.at(rows))
 
@@ -327,7 +324,7 @@ class Distances(Column):
 
 
 class Nest:
-    """Who contains whom, as `nesting.around` says it."""
+    """Parents of ranges as returned by `around`, computed in windows."""
 
     def __init__(self, thread: Packed, start_ns: Packed, duration_ns: Packed) -> None:
         self._rows = len(thread)
@@ -367,20 +364,20 @@ class Nest:
             opened = window.ids[window.kept]
 
     def nearest(self, marked: Callable[[Window], Flags]) -> Distances:
-        """Return the nearest of each range and those around it that is marked."""
+        """Return the nearest marked range of each range, among itself and its ancestors."""
         nearest, result = Inherited(), Distances()
         for window in self.windows():
-            result.add(nearest.of(window, marked(window)))
+            result.add(nearest.next_window(window, marked(window)))
         return result.done()
 
 
 def _still_open(
     thread: NDArray[np.integer], start_ns: Indexes, end_ns: Indexes
 ) -> NDArray[np.int64]:
-    """Return the places of ranges that may contain one behind the last.
+    """Return the positions of ranges that may contain a range after the last one.
 
-    These are on its thread and end after it begins; and none behind them ends as late, which would
-    be nearer to whatever is asked for.
+    These are on its thread and end after its start, and no later range ends as late, which would be
+    nearer.
     """
     if not len(end_ns):
         return np.zeros(0, np.int64)

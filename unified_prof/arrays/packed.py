@@ -1,19 +1,9 @@
-"""Whole numbers in fewer bytes.
+"""Integer columns in little memory, for tables of tens of millions of rows.
 
-Values that lie near the ones before them: held as how far, which takes fewer bytes still.
-
-Times of what follows one another, rows that were put in order by thread, ids that count: such
-values differ by little from their neighbours and by much in all. The few that do not are held by
-themselves.
-
-Columns of integers in little memory, for tables of tens of millions of rows.
-
-A column is cut into blocks of as many rows. A block keeps its least value and how far each value
-lies above it, in as few bytes as the block needs, or how far each lies from the one before it where
-that takes fewer (`steps`): times of tasks that follow one another take two bytes a row, ids that
-rise one by one and what is the same in all rows none.
-
-Values as small numbers: their places among the distinct ones.
+A column is divided into blocks. A block stores its minimum and the offset of each value in as few
+bytes as necessary, or the differences of neighbours (`Steps`) if these are smaller: times of
+consecutive tasks take two bytes per row, consecutive ids and constants none. The few steps that are
+far larger are stored separately.
 """
 
 from __future__ import annotations
@@ -32,43 +22,43 @@ from unified_prof.arrays.types import Ints
 
 
 def narrow(values: NDArray[np.integer]) -> NDArray[np.integer]:
-    """Return values in four bytes each, if they fit."""
+    """Convert to four bytes per value, if they fit."""
     limits = np.iinfo(np.int32)
     fits = limits.min <= values.min(initial=0) and values.max(initial=0) <= limits.max
     return values.astype(np.int32) if fits else values
 
 
+# Sampling interval of the steps that determine the width; odd, because alternating patterns often
+# have an even period.
 _ASKED: Final = 61
-"""Every so manieth step is looked at to see how wide most of them are; what takes turns often
-does so by an even number."""
+# Maximum share of steps stored separately, in twelve bytes each: 1 / _FAR.
 _FAR: Final = 64
-"""At most one of so many steps may be held by itself, in twelve bytes."""
+# (maximum distance of steps, type) of each width.
 _LIMITS: Final = ((0, None), (255, np.uint8), (65_535, np.uint16))
-"""How far steps of a width may lie apart."""
 _WIDEST: Final = 1 << 62
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Steps:
-    """Values as the first one and the steps between them."""
+    """Values as the first value and the steps between neighbours."""
 
     first: int
+    # Minimum step, added to each.
     least: int
-    """What is to be added to every step."""
+    # Distance of each step from the minimum; None if all are equal.
     above: NDArray[Any] | None
-    """How far each step lies above that; None: all are alike."""
+    # Indexes of the steps that are stored separately.
     far: NDArray[np.int32]
-    """Which steps are something else..."""
+    # These steps.
     far_steps: Ints
-    """...namely these."""
 
     @property
     def nbytes(self) -> int:
-        """Memory that they take."""
+        """Size in bytes."""
         return (0 if self.above is None else self.above.nbytes) + 12 * len(self.far)
 
     def into(self, result: NDArray[Any], low: int, high: int) -> None:
-        """Write the values of rows low to high."""
+        """Write the values of rows low to high to `result`."""
         if self.above is None and not len(self.far):
             begin = self.first + low * self.least
             if self.least:
@@ -92,12 +82,12 @@ class Steps:
 
 
 def in_steps(values: Ints, span: int, below: int) -> Steps | None:
-    """Return values by their steps, None where these do not take fewer than so many bytes each.
+    """Encode values as steps; None if this does not take fewer bytes.
 
     Args:
-        values: what is to be held.
-        span: how far they lie apart.
-        below: bytes that each takes in another way.
+        values: Values.
+        span: Difference of maximum and minimum.
+        below: Bytes per value of the other encoding.
     """
     if len(values) < _FAR or span > _WIDEST:
         return None
@@ -111,9 +101,9 @@ def in_steps(values: Ints, span: int, below: int) -> Steps | None:
             return None
         if most - least > limit:
             continue
-        # What was not looked at lies around what was.
+        # Steps that were not sampled may be outside the sampled range.
         low = least - (limit - (most - least)) // 2
-        # Steps below that are beyond all limits as numbers without a sign.
+        # As unsigned numbers, smaller steps are beyond all limits.
         beyond = (step - low).view(np.uint64)
         far = np.flatnonzero(beyond > limit)
         if len(far) * _FAR > len(step):
@@ -124,28 +114,28 @@ def in_steps(values: Ints, span: int, below: int) -> Steps | None:
 
 
 _SHIFT: Final = 16
+# Rows per block; values that rise by one differ by less than two bytes within a block.
 BLOCK: Final = 1 << _SHIFT
-"""Rows of a block: numbers that rise by one differ by less than two bytes in it."""
 _WIDTHS: Final = (np.uint8, np.uint16, np.uint32)
 _FEW_BYTES: Final = 2
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Block:
-    """Some rows of a column."""
+    """Block of a column."""
 
+    # Offset of the values.
     base: int
-    """What is to be added."""
+    # Distance of each value from `base`, or steps; None if all are `base`.
     above: NDArray[Any] | Steps | None
-    """How far each value lies above `base`, or from the one before; None: all are `base`."""
+    # True if 0 represents the column's hole.
     has_holes: bool
-    """Whether 0 stands for the column's hole."""
+    # Minimum of the values that are not holes.
     least: int
-    """Of the values that are no holes."""
     most: int
 
     def into(self, result: NDArray[Any], hole: int, low: int, high: int) -> None:
-        """Write the values of rows low to high of the block."""
+        """Write the values of rows low to high of the block to `result`."""
         if self.above is None:
             result[:] = self.base
             return
@@ -159,9 +149,9 @@ class _Block:
 
 
 class Column(NDArrayOperatorsMixin):
-    """What is held in another way than as an array and taken for one by whoever wants all of it."""
+    """Column that is not stored as an array but can be used like one."""
 
-    def whole(self) -> NDArray[Any]:
+    def to_array(self) -> NDArray[Any]:
         """Return all values."""
         return self._between(0, len(self))
 
@@ -172,7 +162,7 @@ class Column(NDArrayOperatorsMixin):
     def __getitem__(self, rows: int | np.integer) -> Any: ...
 
     def __getitem__(self, rows: slice | NDArray[Any] | int | np.integer) -> Any:
-        """Return values as an array would."""
+        """Return values like an array."""
         if isinstance(rows, slice):
             return self._between(*rows.indices(len(self))[:2])
         rows = np.asarray(rows)
@@ -189,34 +179,34 @@ class Column(NDArrayOperatorsMixin):
         raise NotImplementedError
 
     def _between(self, low: int, high: int) -> NDArray[Any]:
-        """Return the values of rows that follow one another."""
+        """Return the values of consecutive rows."""
         raise NotImplementedError
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> NDArray[Any]:
-        values = self.whole()
+        values = self.to_array()
         return values if dtype is None else values.astype(dtype)
 
     def __array_ufunc__(self, ufunc: np.ufunc, method: str, *inputs: Any, **options: Any) -> Any:
-        arrays = [one.whole() if isinstance(one, Column) else one for one in inputs]
+        arrays = [one.to_array() if isinstance(one, Column) else one for one in inputs]
         return getattr(ufunc, method)(*arrays, **options)
 
     def tolist(self) -> list[Any]:
         """Return all values as a list."""
-        found: list[Any] = self.whole().tolist()
+        found: list[Any] = self.to_array().tolist()
         return found
 
 
+# Integers that are read in parts.
 Values = NDArray[np.integer] | Column
-"""Numbers that are looked at some at a time."""
 
 
 class Packed(Column):
-    """A column that does not change any more; see `Packing`.
+    """Finished column; see `Packing`.
 
     Attributes:
-        dtype: of what it gives.
-        least: the lowest value that is no hole; 0 without any.
-        most: the highest.
+        dtype: Type of its values.
+        least: Minimum of the values that are not holes; 0 if there are none.
+        most: Maximum.
     """
 
     def __init__(self, blocks: list[_Block], rows: int, hole: int, dtypes: tuple[Any, ...]) -> None:
@@ -238,22 +228,22 @@ class Packed(Column):
 
     @property
     def nbytes(self) -> int:
-        """Memory that the values take."""
+        """Size of the values in bytes."""
         return sum(0 if block.above is None else block.above.nbytes for block in self._blocks)
 
     @property
     def knows_any(self) -> bool:
-        """Whether any value is more than a hole."""
+        """True if any value is not a hole."""
         return any(block.most != self._hole for block in self._blocks)
 
     @property
     def bounds(self) -> tuple[Ints, Ints]:
-        """The least and the highest value of each block, holes included."""
+        """Minimum and maximum of each block, holes included."""
         least = [min(one.least, self._hole) if one.has_holes else one.least for one in self._blocks]
         return np.array(least, np.int64), np.array([one.most for one in self._blocks], np.int64)
 
     def anew(self) -> Packing:
-        """Return a column in the making that is to hold the same values in another order."""
+        """Return an empty column of the same kind, for the same values in another order."""
         return Packing(*self._dtypes, hole=self._hole)
 
     def _between(self, low: int, high: int) -> NDArray[Any]:
@@ -289,12 +279,12 @@ class Packed(Column):
         return result
 
     def last_not_after(self, wanted: Ints, low: int, high: int) -> Ints:
-        """Return the last row whose value is not above each wanted one, `low - 1` where none is.
+        """Return the last row whose value is not above each wanted one; `low - 1` if there is none.
 
         Args:
-            wanted: in rising order.
-            low: the first row to look at.
-            high: the row behind the last one; the values from `low` on rise.
+            wanted: Values in rising order.
+            low: First row to search.
+            high: End of the rows; the values from `low` on must rise.
         """
         result = np.full(len(wanted), low - 1, np.int64)
         if low >= high:
@@ -327,20 +317,20 @@ class Packed(Column):
         return np.unique(np.concatenate(found)).astype(np.int64)
 
     def blocks(self) -> Iterator[NDArray[Any]]:
-        """Yield the values of block after block."""
+        """Yield the values block by block."""
         for low in range(0, self._rows, BLOCK):
             yield self[low : low + BLOCK]
 
 
 class Packing:
-    """A column in the making."""
+    """Builder of a packed column."""
 
     def __init__(self, *dtypes: Any, hole: int = NOWHERE) -> None:
         """Begin a column.
 
         Args:
-            dtypes: what its values may be given as, if all fit; else they are int64.
-            hole: a value that is lower than all others and may lie far below them.
+            dtypes: Preferred types of its values, if all fit; else int64.
+            hole: Value that is lower than all others and may be far below them.
         """
         self._dtypes, self._hole = dtypes, hole
         self._blocks: list[_Block] = []
@@ -349,7 +339,7 @@ class Packing:
         self._rows = 0
 
     def add(self, values: NDArray[Any]) -> None:
-        """Take the next rows."""
+        """Append rows."""
         at = 0
         while at < len(values):
             some = min(len(values) - at, BLOCK - self._filled)
@@ -361,7 +351,7 @@ class Packing:
         self._rows += len(values)
 
     def done(self) -> Packed:
-        """Return the column."""
+        """Return the finished column."""
         if self._filled:
             self._close()
         return Packed(self._blocks, self._rows, self._hole, self._dtypes)
@@ -372,7 +362,7 @@ class Packing:
 
 
 def pack(values: NDArray[Any], *dtypes: Any, hole: int = NOWHERE) -> Packed:
-    """Return a column of values that are there already; arguments as of `Packing`."""
+    """Pack existing values; arguments as of `Packing`."""
     packing = Packing(*dtypes, hole=hole)
     packing.add(values)
     return packing.done()
@@ -402,14 +392,14 @@ def _packed(values: Ints, hole: int) -> _Block:
 
 
 class PackedLookup:
-    """Row numbers by key, as of `Lookup`, for packed keys that mostly stand in order.
+    """Row numbers by key, like `Lookup`, for packed keys that are mostly sorted.
 
-    What is asked together stands close together then, and a table of few blocks answers; where it
-    does not, one of all keys is made.
+    Keys of one query are then close together, and a table of few blocks suffices; otherwise a table
+    of all keys is built.
     """
 
+    # Minimum number of blocks searched before a table of all keys is built.
     _BLOCKS = 4
-    """So many blocks at least are looked through before a table of all keys is made."""
 
     def __init__(self, keys: Packed) -> None:
         self._keys = keys
@@ -417,7 +407,7 @@ class PackedLookup:
         self._of_all: Lookup | None = None
 
     def rows(self, keys: NDArray[np.integer]) -> NDArray[np.int32]:
-        """Return the first row that has each key, NOWHERE where there is none."""
+        """Return the first row of each key; NOWHERE if there is none."""
         if not len(keys) or not len(self._keys):
             return np.full(len(keys), NOWHERE, np.int32)
         if self._of_all is not None:
@@ -428,12 +418,12 @@ class PackedLookup:
             return np.full(len(keys), NOWHERE, np.int32)
         first = min(low, int(self._least[near].min()))
         if len(near) > self._BLOCKS + 2 * (len(keys) >> _SHIFT) or first < 0:
-            self._of_all = Lookup(self._keys.whole())
+            self._of_all = Lookup(self._keys.to_array())
             return self._of_all.rows(keys)
         parts = [self._keys[block << _SHIFT : (block + 1) << _SHIFT] for block in near.tolist()]
         there = parts[0] if len(parts) == 1 else np.concatenate(parts)
         found = Lookup(there - first).rows(keys - first)
-        # All blocks but the last are full, and the last one is the last of these too.
+        # All blocks but the last are full, and the last one is last here too.
         block = near.astype(np.int32)[found >> _SHIFT]
         result: NDArray[np.int32] = np.where(
             found >= 0, (block << _SHIFT) | (found & (BLOCK - 1)), NOWHERE
@@ -445,7 +435,7 @@ _INT16, _INT32 = np.dtype(np.int16), np.dtype(np.int32)
 
 
 def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
-    """Return a column with the place among `values` (in rising order) of each of its values."""
+    """Return a column with the index of each value among `values` (in rising order)."""
     ordered = np.array(values, np.int64)
     packing = Packing(_INT16, _INT32)
     for block in column.blocks():
@@ -454,7 +444,7 @@ def recoded(column: Packed, values: Sequence[int] | Ints) -> Packed:
 
 
 def codes(values: Ints) -> tuple[list[int], NDArray[np.int32]]:
-    """Number the distinct values; few and small ones (string ids) without sorting them all."""
+    """Number the distinct values; few and small ones (string ids) without sorting all."""
     if not len(values):
         return [], np.empty(0, np.int32)
     if values.min() >= 0 and values.max() < 1 << 20:

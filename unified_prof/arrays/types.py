@@ -1,4 +1,4 @@
-"""Names of the array types that most modules use."""
+"""Array types that most modules use."""
 
 from __future__ import annotations
 
@@ -8,5 +8,5 @@ from numpy.typing import NDArray
 Ints = NDArray[np.int64]
 Floats = NDArray[np.float64]
 Bools = NDArray[np.bool_]
+# Integers of any width, such as packed columns.
 AnyInts = NDArray[np.integer]
-"""Whole numbers of any width: columns that are kept narrow."""

@@ -1,1 +1,1 @@
-"""Infrastructure that knows no profile: text, streams, signals, redaction, columns, run records."""
+"""Foundations without knowledge of profiles: text, streams, signals, redaction, run records."""

@@ -1,4 +1,4 @@
-"""Tables as Parquet or Arrow files: pyarrow is asked for, and files are opened, here."""
+"""Writers of Parquet and Arrow files, and the import of pyarrow."""
 
 from __future__ import annotations
 
@@ -7,15 +7,15 @@ from typing import Any
 
 from unified_prof.errors import UsageError
 
+# Parquet, and Arrow's IPC file format (Feather 2).
 KINDS = ("parquet", "arrow")
-"""Parquet, and Arrow's IPC file format, which Feather 2 is."""
 
 
 def pyarrow() -> Any:
-    """Return the package.
+    """Import pyarrow.
 
     Raises:
-        UsageError: it is not installed.
+        UsageError: It is not installed.
     """
     try:
         import pyarrow
@@ -30,12 +30,12 @@ def pyarrow() -> Any:
 
 
 def opened(kind: str, where: Any, schema: Any) -> AbstractContextManager[Any]:
-    """Return what writes batches and tables of a schema into a new file.
+    """Return a writer of batches and tables to a new file.
 
     Args:
-        kind: one of `KINDS`.
-        where: the path as text, or a stream of pyarrow's.
-        schema: names and types of the columns.
+        kind: One of `KINDS`.
+        where: Path as text, or a stream of pyarrow.
+        schema: Names and types of the columns.
     """
     from pyarrow import ipc, parquet
 

@@ -1,13 +1,10 @@
-"""What travels between decoding and storing: batches of columns, never one object per row.
+"""Interfaces between decoding and storing: batches of columns, never one object per row.
 
-A decoder knows a `Sink` and nothing of databases; `unified_prof.sqlite` provides the real one
-and a test can provide a list. What comes as tables, in a database or in files of columns, reaches
-its decoder as `Tables`.
+A decoder knows a `Sink` and no database; `unified_prof.sqlite` implements it, and a test can use a
+list. Input that is already tabular reaches its decoder as `Tables`.
 
-Counts what was skipped, unmatched, unknown or not measurable, for a report to say so.
-
-The one counter of anomalies: decoders, the tracker, the writer of reports and their readers all
-count into one of these, and `UPROF_ANOMALIES` is what it looks like on disk.
+Decoders, the tracker, writers and readers count anomalies (skipped, unmatched or unknown data) in a
+`Ledger`, which is stored as `UPROF_ANOMALIES`.
 """
 
 from __future__ import annotations
@@ -18,59 +15,59 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 from numpy.typing import NDArray
 
+# Column of a batch: an array, a sequence (None is NULL), or one value for all rows.
 Column = NDArray[Any] | Sequence[Any] | int | float | str | None
-"""One column of a batch: an array, a sequence (None is NULL), or one value for every row."""
 
 
 class Strings(Protocol):
-    """The pool behind STRING_IDS: dense ids from 0 in the order of first use."""
+    """Pool of STRING_IDS: dense ids from 0 in order of first use."""
 
     def intern(self, text: str) -> int:
-        """Return the id of `text`, allocating one the first time it is seen."""
+        """Return the id of `text`, allocating one on first use."""
 
     def intern_all(self, texts: Iterable[str]) -> NDArray[np.int64]:
-        """Return the ids of `texts`, in their order."""
+        """Return the ids of `texts` in order."""
 
 
 class Sink(Protocol):
-    """Takes decoded rows, table by table, in any order of tables and in any batch size."""
+    """Receiver of decoded rows, in any order of tables and any batch size."""
 
     @property
     def strings(self) -> Strings:
-        """The string pool of the file being written."""
+        """String pool of the file."""
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
         """Append one batch to `table` and return its number of rows.
 
-        Column names are those of the newest schema revision. Arrays and sequences of one batch
-        have the same length; a scalar stands for that value in every row. Missing columns are
-        NULL. Unsigned 64-bit values wrap to signed ones (UINT64_MAX is stored as -1).
+        Column names are those of the newest schema revision. Arrays and sequences of a batch have
+        the same length; a scalar applies to all rows. Missing columns are NULL. Unsigned 64-bit
+        values wrap to signed ones (UINT64_MAX is stored as -1).
         """
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Count something skipped, truncated, unmatched or unknown under `name`.
+        """Count skipped, truncated, unmatched or unknown data under `name`.
 
-        Counts of the same name add up; the first `detail` given is kept.
+        Counts of the same name add up; the first `detail` is kept.
         """
 
 
+# Rows by column: int64 or float64 arrays, or lists of texts and None.
 Cells = Mapping[str, Any]
-"""A slice of rows by column: an int64 or float64 array, or a list of texts and None."""
 
 
 class Tables(Protocol):
-    """Tables that another tool left, whatever their files are, and however much they hold."""
+    """Tables of another tool, independent of file format and size."""
 
     @property
     def names(self) -> Sequence[str]:
-        """What tables there are."""
+        """Names of the tables."""
 
     @property
     def unreadable(self) -> Mapping[str, int]:
-        """How many values so far were not what was asked for, by `TABLE.column`."""
+        """Number of values with the wrong type so far, by `TABLE.column`."""
 
     def columns(self, table: str) -> Collection[str]:
-        """Return the names of the columns of `table`; none where it is not there."""
+        """Return the column names of `table`; empty if it does not exist."""
 
     def slices(
         self,
@@ -81,46 +78,45 @@ class Tables(Protocol):
         texts: Sequence[str] = (),
         only: tuple[str, Collection[int] | None] | None = None,
     ) -> Iterator[Cells]:
-        """Yield the rows of `table` in their order, some thousands at a time.
+        """Yield the rows of `table` in order, some thousands at a time.
 
         Args:
-            table: Its name; one that is not there has no rows.
-            numbers: Columns of whole numbers, and what stands for NULL, for what is no number,
-                and for a column that the table lacks.
-            reals: Columns of measurements; NaN stands for NULL.
-            texts: Columns of texts, None for NULL; very long ones are cut.
-            only: A column and the whole numbers in it whose rows are wanted; None: any value.
+            table: Name; a missing table has no rows.
+            numbers: Integer columns and their value for NULL, non-numbers and missing columns.
+            reals: Columns of measurements; NaN for NULL.
+            texts: Text columns, None for NULL; very long texts are truncated.
+            only: A column and the integers to select by; None for all rows.
 
         Raises:
-            UprofError: the file is damaged.
+            UprofError: The file is damaged.
         """
 
 
 class Entry(NamedTuple):
-    """How many cases there were, and the first of them in words."""
+    """Count of an anomaly and the description of its first case."""
 
     cases: int
+    # Empty if there is no description.
     detail: str
-    """Empty: nobody put a case into words."""
 
 
 class Ledger(Mapping[str, Entry]):
-    """Name of an anomaly (snake_case) -> its count and first case, in order of first occurrence."""
+    """Name of an anomaly (snake_case) -> count and first case, in order of first occurrence."""
 
     def __init__(self) -> None:
         self._entries: dict[str, Entry] = {}
 
     def add(self, name: str, detail: str = "", count: int = 1) -> None:
-        """Count `count` cases of `name`; none at all leaves no trace.
+        """Count `count` cases of `name`; a count of zero adds nothing.
 
-        Counts of the same name add up; the first `detail` that says something is kept.
+        Counts of the same name add up; the first non-empty `detail` is kept.
         """
         if count:
             before, first = self._entries.get(name, (0, ""))
             self._entries[name] = Entry(before + int(count), first or detail)
 
     def merge(self, others: Mapping[str, tuple[int, str]]) -> None:
-        """Add what was counted elsewhere."""
+        """Add the counts of another ledger."""
         for name, (count, detail) in others.items():
             self.add(name, detail, count)
 

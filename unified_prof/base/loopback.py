@@ -1,8 +1,8 @@
-"""A few files for a browser on this machine: on loopback alone, below a random word, for a while.
+"""Serves a few files to a browser on this machine: on loopback, below a random path.
 
-Whoever has the address can read the files, and nobody else can: other machines do not reach the
-address, other users and pages do not know the word, and a page of somebody else's that lets its
-name point here (DNS rebinding) gives itself away by the Host it asks. Nothing can be written.
+Only holders of the address can read the files: other machines cannot reach it, other users and
+pages do not know the path, and pages that let their name point here (DNS rebinding) are refused by
+the Host header. Nothing can be written.
 """
 
 from __future__ import annotations
@@ -25,38 +25,38 @@ from typing import BinaryIO
 from unified_prof.errors import UsageError
 
 ADDRESS = "127.0.0.1"
+# Host names of this machine; with a forwarded port the number differs.
 _NAMES = frozenset({ADDRESS, "localhost"})
-"""What a browser calls this machine; with a forwarded port the number differs."""
 _PATIENCE_S = 30
 _GRACE_S = 5
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One file."""
+    """Served file."""
 
+    # Name after the random path in its address; may be empty.
     name: str
-    """What stands behind the word in its address; empty: nothing more."""
     media_type: str
     content: bytes | Path
+    # Origin of a foreign page that may read it too, such as https://example.org.
     reader: str | None = None
-    """The origin of somebody else's page that may read it too, such as https://example.org."""
+    # True if no further request is expected after it.
     is_last: bool = False
-    """Whether nothing more is expected once it has been fetched."""
 
 
 class Served:
-    """The files, from the beginning of a `with` block to its end."""
+    """Server that runs within a `with` block."""
 
     def __init__(self, items: Iterable[Item], ports: Sequence[int] = (0,)) -> None:
-        """Take a port.
+        """Bind a port.
 
         Args:
-            items: what is served, and nothing else is.
-            ports: where, the first that can be had; 0: any that is free.
+            items: Files to serve.
+            ports: Ports to try in order; 0 for any free one.
 
         Raises:
-            UsageError: none can be had.
+            UsageError: No port is available.
         """
         self._word = secrets.token_urlsafe(24)
         self._items = {item.name: item for item in items}
@@ -90,12 +90,12 @@ class Served:
 
     @property
     def port(self) -> int:
-        """The port."""
+        """Bound port."""
         return int(self._server.server_address[1])
 
     @property
     def url(self) -> str:
-        """The address of the file without a name."""
+        """Address of the file with an empty name."""
         return self.url_of("")
 
     def url_of(self, name: str) -> str:
@@ -103,11 +103,11 @@ class Served:
         return f"http://{ADDRESS}:{self.port}/{self._word}/{name}"
 
     def wait(self, idle_s: float, *, after_last_s: float | None = None) -> None:
-        """Return once nobody has asked for anything for a while.
+        """Wait until there has been no request for a while.
 
         Args:
-            idle_s: so long.
-            after_last_s: so long once what is last has been fetched; None: as before.
+            idle_s: Time without requests.
+            after_last_s: The same after the last file was fetched; None for `idle_s`.
         """
         with self._changed:
             while True:
@@ -117,11 +117,11 @@ class Served:
                 left = self._asked_at + patience - time.monotonic()
                 if left <= 0 and not self._under_way:
                     return
-                # A moment at a time: not every system interrupts a wait for Ctrl-C.
+                # Short waits, because not every system interrupts a wait on Ctrl-C.
                 self._changed.wait(min(max(left, 0.05), 1.0))
 
     def _find(self, path: str) -> Item | None:
-        """Return what an address below ours means, in a time that tells nothing of the word."""
+        """Return the file of a path; takes constant time with respect to the random part."""
         word, slash, name = path.partition("?")[0].removeprefix("/").partition("/")
         known = hmac.compare_digest(word.encode(), self._word.encode())
         return self._items.get(name) if known and slash else None
@@ -132,10 +132,10 @@ class Served:
             self._asked_at = time.monotonic()
 
     def _end(self, whole: Item | None) -> None:
-        """Note that an answer has ended.
+        """Note the end of a response.
 
         Args:
-            whole: what was fetched to its end, if anything was.
+            whole: The file that was sent completely, if any.
         """
         with self._changed:
             self._under_way -= 1
@@ -146,11 +146,11 @@ class Served:
 
 class _Server(ThreadingHTTPServer):
     daemon_threads = True
-    block_on_close = False  # a browser keeps connections open on which it asks for nothing
+    block_on_close = False  # browsers keep idle connections open
     served: Served
 
     def handle_error(self, request: object, client_address: object) -> None:
-        """Say nothing: whoever left early has what they wanted."""
+        """Ignore errors of clients that disconnect early."""
 
 
 def _server_on(ports: Sequence[int]) -> _Server:
@@ -161,8 +161,8 @@ def _server_on(ports: Sequence[int]) -> _Server:
         return _Server((ADDRESS, ports[-1]), _Handler)
     except OSError as err:
         raise UsageError(
-            f"port {ports[-1]} of {ADDRESS} cannot be had: {err.strerror or err}",
-            hint="give another --port, or none for any that is free",
+            f"port {ports[-1]} of {ADDRESS} is not available: {err.strerror or err}",
+            hint="use another --port, or omit it to use any free port",
             slug="port-not-free",
         ) from err
 
@@ -178,12 +178,12 @@ class _Handler(BaseHTTPRequestHandler):
         self._answer(with_content=True)
 
     def do_HEAD(self) -> None:
-        """Send what a file is."""
+        """Send the headers of a file."""
         self._answer(with_content=False)
 
     def do_OPTIONS(self) -> None:
-        """Say whether a page of somebody else's may read a file."""
-        item = self._asked()
+        """Answer a preflight request: foreign pages may read only files that allow them."""
+        item = self._requested_item()
         if item is None:
             return
         if item.reader is None or self.headers.get("Origin") != item.reader:
@@ -197,10 +197,10 @@ class _Handler(BaseHTTPRequestHandler):
         self.end_headers()
 
     def log_message(self, format: str, *args: object) -> None:
-        """Say nothing: the terminal belongs to the command."""
+        """Log nothing: the terminal belongs to the command."""
 
     def send_error(self, code: int, message: str | None = None, explain: str | None = None) -> None:
-        """Refuse what the library itself cannot read or do, without a word of it in the answer."""
+        """Answer invalid requests without details."""
         not_known = code == HTTPStatus.NOT_IMPLEMENTED
         self._refuse(HTTPStatus.METHOD_NOT_ALLOWED if not_known else HTTPStatus(code))
 
@@ -209,7 +209,7 @@ class _Handler(BaseHTTPRequestHandler):
         served._begin()
         whole = None
         try:
-            item = self._asked()
+            item = self._requested_item()
             if item is None:
                 return
             with _opened(item.content) as (file, size):
@@ -225,8 +225,8 @@ class _Handler(BaseHTTPRequestHandler):
         finally:
             served._end(whole)
 
-    def _asked(self) -> Item | None:
-        """Return what is asked for; where that is nothing of ours, refuse it."""
+    def _requested_item(self) -> Item | None:
+        """Return the requested file; send an error and return None if there is none."""
         host = self.headers.get("Host", "")
         if host.rpartition(":")[0] not in _NAMES and host not in _NAMES:
             self._refuse(HTTPStatus.FORBIDDEN)
@@ -237,7 +237,7 @@ class _Handler(BaseHTTPRequestHandler):
         return item
 
     def _allow(self, item: Item) -> None:
-        """Say who may read a file: nobody else's page, or the one that is named."""
+        """Add the headers that allow the file's foreign origin, if it has one."""
         self.send_header("Cross-Origin-Resource-Policy", "same-origin")
         if item.reader is None:
             return
@@ -256,7 +256,7 @@ class _Handler(BaseHTTPRequestHandler):
                 self.wfile.write(body)
 
     def end_headers(self) -> None:
-        """End the headers with those that every answer has."""
+        """Add the common headers of every response."""
         self.send_header("Cache-Control", "no-store")
         self.send_header("Referrer-Policy", "no-referrer")  # the address is the key
         self.send_header("X-Content-Type-Options", "nosniff")
@@ -266,7 +266,7 @@ class _Handler(BaseHTTPRequestHandler):
 
 @contextmanager
 def _opened(content: bytes | Path) -> Iterator[tuple[BinaryIO, int]]:
-    """Yield content for reading, with its size."""
+    """Yield content for reading, and its size."""
     if isinstance(content, bytes):
         yield BytesIO(content), len(content)
         return

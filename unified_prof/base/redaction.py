@@ -215,7 +215,7 @@ def _redacted_arguments(arguments: Sequence[str]) -> Iterator[str]:
 
 
 def _redacted_value(option: str, value: str, program: str | None) -> str:
-    """Mask the value of an option, given as an argument of its own."""
+    """Mask the value of an option, given as a separate argument."""
     if _is_secret(option, value) or (option == "-p" and program is not None):
         return MASK
     user, colon, password = value.partition(":")

@@ -1,12 +1,8 @@
-"""The kinds of report that a run is asked for; names alone, for whoever needs no more.
+"""Specification and results of a run: plain records without torch and without a database.
 
-What tracking a workload yields: plain records, without torch and without a database.
-
-What a run is asked to do, in one record that goes down whole, and what it brings back.
-
-Every wish of the user's is a field of `RunSpec` and stands nowhere else between the place where it
-is said (an option of `uprof run`, an argument of `unified_prof.profile`) and the place that acts on
-it: not in signatures on the way, nor in what another process is told (`as_data`).
+Every option of a run is a field of `RunSpec`, which is passed unchanged from the place where it is
+set (`uprof run`, `unified_prof.profile`) to the place that uses it, also to other processes
+(`as_data`).
 """
 
 from __future__ import annotations
@@ -25,59 +21,59 @@ TIMELINE = "timeline"
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """One stack frame in a file of the user's project."""
+    """Stack frame in a file of the project."""
 
+    # Relative to the project root, with forward slashes.
     file_path: str
-    """Relative to the project root, with forward slashes."""
+    # From 1.
     line_number: int
-    """From 1."""
 
 
 @dataclass(frozen=True, slots=True)
 class GapRecord:
-    """The time before an operation in which no other operation ran, and the lines that took it."""
+    """Time before an operation in which no other operation ran, and its source lines."""
 
+    # Relative to the project root.
     file_path: str
-    """Relative to the project root."""
     first_line: int
     last_line: int
+    # One value per sample of the operation.
     ms: tuple[float, ...]
-    """One value for each of the operation's own samples."""
 
 
 @dataclass(frozen=True, slots=True)
 class OperationRecord:
-    """One invocation of one operation, measured in every matched iteration that has it.
+    """One invocation of an operation, measured in every matched iteration that has it.
 
-    The two sample tuples have one value per such iteration, in the order of those iterations.
+    The sample tuples have one value per such iteration, in order.
     """
 
     name: str
+    # Most specific first.
     frames: tuple[Frame, ...]
-    """Most specific first."""
+    # Qualified name of the innermost module; '' is the root model, None means outside any module.
     module_path: str | None
-    """Qualified name of the innermost module running; '' is the root model, None no module."""
     module_class: str | None
     forward_ms: tuple[float, ...]
+    # None if the operation took no part in the backward pass.
     backward_ms: tuple[float, ...] | None
-    """None: the operation took no part in the backward pass."""
+    # Time since the previous operation; None for the first one of a forward pass.
     gap: GapRecord | None = None
-    """Time since the operation before; None for the first one of a forward pass."""
+    # Indexes in `TrackedRun.iterations` of the samples; None for all matched iterations.
     iterations: tuple[int, ...] | None = None
-    """Which of `TrackedRun.iterations` the samples are of; None: every matched one."""
+    # Index in `TrackedRun.regions` of the innermost region around it; None if there is none.
     region: int | None = None
-    """Where in `TrackedRun.regions` the innermost one around it stands; None: in none."""
+    # Time of its recomputation by activation checkpointing in the backward pass; None if never.
     recomputed_ms: tuple[float, ...] | None = None
-    """Time in which activation checkpointing ran it again within the backward pass; None: never."""
 
 
 @dataclass(frozen=True, slots=True)
 class WeightRecord:
-    """One parameter; a tied one appears once, under its first name."""
+    """Parameter; a tied one appears once, under its first name."""
 
     name: str
+    # Qualified name of the module that owns it.
     module_path: str
-    """Qualified name of the module that owns it."""
     module_class: str | None
     size_bytes: int
     grad_size_bytes: int
@@ -86,68 +82,68 @@ class WeightRecord:
 
 @dataclass(frozen=True, slots=True)
 class ActivationRecord:
-    """The bytes that one operation was the first to save for the backward pass."""
+    """Bytes that an operation was the first to save for the backward pass."""
 
     operation_name: str
     module_path: str | None
     module_class: str | None
     size_bytes: int
     frames: tuple[Frame, ...]
+    # As in `OperationRecord`.
     region: int | None = None
-    """As of an operation."""
 
 
 @dataclass(frozen=True, slots=True)
 class RegionRecord:
-    """A region that the program marks, within another one or in none."""
+    """Region marked by the program."""
 
     name: str
+    # Index in `TrackedRun.regions` of the surrounding region, which precedes it; None if outermost.
     around: int | None
-    """Where in `TrackedRun.regions` the one around it stands, which is before it."""
+    # Number of times it was opened in each of `TrackedRun.iterations`.
     counts: tuple[int, ...]
-    """How many times it was opened in each of `TrackedRun.iterations`."""
+    # Peak allocation while it was open; None if not measured.
     peak_usage_bytes: int | None = None
-    """Highest allocation while it was open; None: not measured."""
 
 
 @dataclass(frozen=True, slots=True)
 class IterationRecord:
-    """One measured iteration as a whole."""
+    """Measured iteration as a whole."""
 
     total_ms: float
     forward_ms: float | None
     backward_ms: float | None
     peak_usage_bytes: int | None
+    # True if it shares at least half of its operations with the report's entries; other iterations
+    # have no samples.
     matched: bool
-    """Whether it shares at least half of its operations with the report's entries; other
-    iterations give these no samples."""
+    # Time of the total in which the thread waited for a busy processor; None if unknown, or if
+    # times are of a device.
     waited_ms: float | None = None
-    """Part of the total in which the program's thread waited for a processor that others had;
-    None: not known, or the times are a device's."""
+    # The same for the forward time.
     forward_waited_ms: float | None = None
-    """Part of the forward time in which it waited likewise."""
+    # The same for the backward time.
     backward_waited_ms: float | None = None
-    """Part of the backward time in which it waited likewise."""
 
 
 @dataclass(frozen=True, slots=True)
 class TrackedRun:
-    """Everything measured of one workload in one process."""
+    """Measurements of one workload in one process."""
 
+    # Device type and name, such as `cuda: NVIDIA H200` or `cpu: <model name>`.
     device: str
-    """Device type and name, such as `cuda: NVIDIA H200` or `cpu: <model name>`."""
     operations: tuple[OperationRecord, ...]
     weights: tuple[WeightRecord, ...]
     activations: tuple[ActivationRecord, ...]
     iterations: tuple[IterationRecord, ...]
+    # Peak allocation during one whole iteration; None if it could not be measured.
     peak_usage_bytes: int | None
-    """Highest allocation during one whole iteration; None: it could not be measured."""
+    # False if the workload ended (error, Ctrl-C) before all requested iterations were measured.
     complete: bool
-    """False: the workload ended (error, Ctrl-C) before all asked iterations were measured."""
+    # Name -> (count, description of the first case).
     anomalies: Mapping[str, tuple[int, str]] = field(default_factory=dict)
-    """Name -> (count, first case in words)."""
+    # Provenance known to the tracker: torch, driver, device, options.
     facts: Mapping[str, str] = field(default_factory=dict)
-    """Provenance the tracker knows: torch, driver, device, options."""
     regions: tuple[RegionRecord, ...] = ()
 
 
@@ -155,102 +151,99 @@ MODULE = "module"
 PROJECT = "project"
 SCOPES = (MODULE, PROJECT)
 
+# Default number of iterations before measuring.
 WARMUP = 2
-"""Iterations that pass before measuring unless asked otherwise."""
+# Default number of measured iterations.
 ITERATIONS = 10
-"""Iterations that are measured unless asked otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
 class Recording:
-    """Something raw that a backend left on disk for a decoder."""
+    """Raw recording that a backend left on disk for a decoder."""
 
+    # Kind of its source in `pipeline.sources`, such as `prof` or `kineto`.
     kind: str
-    """`kind` of its source, of those in `pipeline.sources`: `prof` or `kineto`."""
     path: Path
+    # Database made by the vendor's exporter, if there is one.
     native: Path | None = None
-    """The vendor's own database of it, where the vendor's exporter made one."""
+    # Runs the vendor's exporter, which may take minutes; None if there is no exporter. Raises
+    # CaptureError on failure and leaves nothing behind.
     export: Callable[[], Path] | None = field(default=None, compare=False)
-    """Lets the vendor's exporter make one now, which may take minutes; None: there is no way.
-    Raises CaptureError where it makes none, and leaves nothing behind then."""
 
 
 @dataclass(frozen=True, slots=True)
 class Capture:
-    """What a run brings back."""
+    """Result of a run."""
 
+    # Exit code of the workload; 1 after an exception, 130 after Ctrl-C.
     exit_code: int
-    """The workload's own; 1 after an exception of its own, 130 after Ctrl-C."""
+    # None if no iteration was measured completely.
     tracked: TrackedRun | None = None
-    """None: not one iteration was measured completely."""
     recordings: tuple[Recording, ...] = ()
+    # Reason why the measurement is missing or partial, as a sentence.
     failure: str | None = None
-    """Why the measurement is missing or partial, in a sentence for the user."""
+    # Provenance known only to the backend.
     facts: Mapping[str, str | None] = field(default_factory=dict)
-    """Provenance that only the backend knows."""
+    # Unexpected exception after the workload had ended, or of `RunSpec.on_measured`: a bug that
+    # does not change the exit code.
     error: Exception | None = None
-    """What nobody foresaw, after the workload had ended, or what `RunSpec.on_measured` raised: a
-    bug, and no reason to end otherwise."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RunSpec:
-    """What to run and what to measure; the same for every backend.
+    """Specification of a run, the same for every backend.
 
     Raises:
-        UsageError: A value makes no sense.
+        UsageError: A value is not valid.
     """
 
+    # Path of a script, or a module name if `is_module`.
     target: str
-    """Path of a script, or a module name when `is_module`."""
+    # True if `target` is a module name, as for `python -m`.
     is_module: bool = False
-    """Whether `target` is a module name, as for `python -m`."""
+    # Arguments of the workload, its `sys.argv[1:]`.
     arguments: tuple[str, ...] = ()
-    """The workload's own arguments, its `sys.argv[1:]`."""
+    # Any of RUN_TIME, MEMORY and TIMELINE.
     reports: tuple[str, ...]
-    """Of RUN_TIME, MEMORY, TIMELINE."""
+    # Existing directory; a backend may keep raw recordings below it.
     output_dir: Path
-    """Exists; a backend may keep raw recordings below it."""
+    # Frames in files below it are the user's.
     project_root: Path
-    """Frames in files below it are the user's."""
+    # Number of iterations before measuring.
     warmup: int = WARMUP
-    """Iterations to let pass before measuring."""
+    # Number of iterations to measure for the run time.
     iterations: int = ITERATIONS
-    """Iterations to measure for the run time."""
+    # `module`: operations below a module of the project; `project`: all with a frame of the
+    # project.
     scope: str = MODULE
-    """`module`: operations below a module of the project; `project`: all with a project frame."""
+    # Additional packages whose frames are kept, by dotted names.
     include: tuple[str, ...] = ()
-    """Packages of others whose frames are kept besides the project's and those of the model code
-    of known libraries, by their dotted names."""
+    # Batch size passed to the input provider of a script; None for its default.
     batch_size: int | None = None
-    """What the input provider of a script is asked for; None: its own default."""
+    # End the script after the requested iterations.
     stop_after: bool = False
-    """End the script once the asked iterations are measured."""
+    # Options of one backend, checked by it before anything starts.
     options: Mapping[str, object] = field(default_factory=dict)
-    """Options only one backend knows, checked by that backend before anything starts."""
+    # Command recorded in reports; None for the command line of this process.
     command: tuple[str, ...] | None = None
-    """What reports say was run, in words; None: the command line of this process."""
 
+    # Called with short progress messages, never within a measured region.
     progress: Callable[[str], None] = lambda _: None
-    """Told in a few words what is going on; never called from a measured region."""
+    # Called once in the process of the workload as soon as everything is measured, while the
+    # workload continues, with the records and recordings of the later `Capture`. Its exit code is 0
+    # at that time, and `tracked` is None if only instruments measured. All instruments have stopped
+    # and torch is restored, so reports can be written before the workload is killed or calls
+    # `os._exit`; the records do not change afterwards. It runs on the workload's thread between two
+    # iterations, with the workload's working directory and `sys.stdout`. It is not called if
+    # measuring ended early or there was nothing to measure. An exception does not reach the
+    # workload but becomes `Capture.error`.
     on_measured: Callable[[Capture], None] = lambda _: None
-    """Called once by what measures within the workload's process, as soon as all is measured and
-    while the workload runs on: with the records and recordings of the `Capture` that the run will
-    return. Its exit code is 0 as yet, and its `tracked` None where only instruments measured.
-
-    Nothing is measured any more by then, all instruments have stopped and torch is as it was
-    found, so the reports can be written at once, before the workload can be killed or leave by
-    `os._exit`. Nothing that comes later changes the records. It runs on the workload's thread,
-    between two iterations, in whatever working folder and with whatever `sys.stdout` the workload
-    has by then. It is not called where measuring ended early or there was nothing to measure. An
-    exception of its does not reach the workload; it is `Capture.error`."""
+    # Called between iterations with the measurements so far, so that they survive the process:
+    # after the first iteration, later so rarely that it takes at most 2 % of the time. An exception
+    # becomes an anomaly.
     on_partial: Callable[[TrackedRun], None] | None = None
-    """Called now and then before that, between two iterations, with what the complete ones have
-    given so far, so that it can be kept from being lost with the process: after the first of them
-    at once, later so rarely that it takes a fiftieth of the time. An exception of its becomes an
-    anomaly."""
+    # Called with the output lines of another program that runs the workload.
     relay: Callable[[str], None] = lambda _: None
-    """Told what another program that runs the workload says, line by line."""
 
     def __post_init__(self) -> None:
         if self.warmup < 0:
@@ -275,16 +268,16 @@ class RunSpec:
 
     @property
     def asks_for_operations(self) -> bool:
-        """Whether a report is asked for that is made from operations."""
+        """True if a requested report is made from operations."""
         return RUN_TIME in self.reports or MEMORY in self.reports
 
     def as_data(self) -> dict[str, Any]:
-        """Return all but who listens here, for `of_data` in another process."""
+        """Return all fields except the callbacks, for `of_data` in another process."""
         return {name: _plain(getattr(self, name)) for name in _data_names()}
 
     @classmethod
     def of_data(cls, data: Mapping[str, Any]) -> RunSpec:
-        """Return what `as_data` was made from; nobody listens."""
+        """Return the RunSpec of `as_data`, without callbacks."""
         import msgspec
 
         types = get_type_hints(cls)
@@ -306,7 +299,7 @@ def _of_plain(kind: type, value: object) -> object:
 
 
 def _plain(value: object) -> object:
-    """Return `value` as JSON has it."""
+    """Return a value as JSON has it."""
     if isinstance(value, Mapping):
         return {str(name): _plain(one) for name, one in value.items()}
     if isinstance(value, list | tuple):

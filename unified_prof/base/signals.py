@@ -1,10 +1,9 @@
-"""How SIGTERM and SIGHUP end uprof: as `sys.exit` would, and never in the middle of a report.
+"""SIGTERM and SIGHUP end uprof like `sys.exit`, and never while a report is being written.
 
-A process that a scheduler, a closed terminal or a launcher ends must leave no half-written file
-and, once it has measured something, its reports. `ended_by_signals` turns both signals into
-SystemExit, so that every `finally` and `with` block does its work; `held_back` lets signals wait
-while files get their names. Only signals with their default action are taken: a handler of the
-user's program, or `nohup`, stays as it is.
+A process ended by a scheduler, a closed terminal or a launcher must leave no half-written file and,
+once it has measured something, its reports. `ended_by_signals` converts both signals to SystemExit,
+so that all `finally` and `with` blocks run; `held_back` defers signals while files get their names.
+Only signals with their default action are handled: handlers of the user's program and `nohup` stay.
 """
 
 from __future__ import annotations
@@ -16,27 +15,27 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import FrameType
 
+# Signals that ask a process to end; Windows lacks SIGHUP.
 ENDING = tuple(getattr(signal, name) for name in ("SIGTERM", "SIGHUP") if hasattr(signal, name))
-"""The signals that ask a process to end; Windows lacks SIGHUP."""
 
 _Handler = Callable[[int, FrameType | None], object] | int | None
 
 
 def exit_code_of(number: int) -> int:
-    """Return the exit code with which a shell reports a process that signal `number` ended."""
+    """Return the exit code that a shell reports for a process ended by signal `number`."""
     return 128 + number
 
 
 @contextmanager
 def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
-    """Let SIGTERM and SIGHUP raise SystemExit in the main thread while the block runs.
+    """Let SIGTERM and SIGHUP raise SystemExit in the main thread within the block.
 
-    A child process that execs another program gets the default actions back, as the system does
-    it. Outside the main thread nothing is changed.
+    A child process that execs another program gets the default actions, as usual. Outside the main
+    thread nothing is changed.
 
     Args:
-        in_children: Whether processes that Python forks in the block end in the same way.
-            Otherwise they have the default actions, as without us.
+        in_children: If True, processes forked within the block end the same way; otherwise they
+            have the default actions.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -55,7 +54,7 @@ def ended_by_signals(*, in_children: bool = True) -> Iterator[None]:
             _leave_children_alone(-1)
         if os.getpid() == owner:
             for number, before in taken.items():
-                if signal.getsignal(number) is _end:  # the program inside may have taken it since
+                if signal.getsignal(number) is _end:  # the program may have replaced it
                     signal.signal(number, before)
 
 
@@ -82,7 +81,7 @@ def _defaults_again() -> None:
 
 
 class _Hold:
-    """Signals that wait, from `begin` to `end`; the first that came is delivered then."""
+    """Defers signals between `begin` and `end`; the first one is delivered at the end."""
 
     def __init__(self, numbers: tuple[int, ...]) -> None:
         self._numbers = numbers
@@ -90,26 +89,26 @@ class _Hold:
         self._came: list[int] = []
 
     def begin(self) -> None:
-        """Let signals wait from now on; harmless if they do already.
+        """Defer signals from now on; idempotent.
 
-        One that comes in this moment is delivered when all others are held.
+        A signal that arrives meanwhile is delivered after all others are deferred.
         """
         late: BaseException | None = None
         for number in self._numbers:
             handler = signal.getsignal(number)
-            # None: set by something that is not Python, which could not be put back.
+            # None: set outside Python, so that it could not be restored.
             if number in self._before or handler is None or handler is signal.SIG_IGN:
                 continue
             self._before[number] = handler
             try:
                 signal.signal(number, self._note)
-            except BaseException as error:  # the handler's own: it ran in the very last moment
+            except BaseException as error:  # raised by the handler, which ran just before
                 late = error
         if late is not None:
             raise late
 
     def end(self) -> None:
-        """Put the handlers back and deliver the first signal that came meanwhile."""
+        """Restore the handlers and deliver the first deferred signal."""
         before, self._before = self._before, {}
         for number, handler in before.items():
             signal.signal(number, handler)
@@ -123,10 +122,10 @@ class _Hold:
 
 @contextmanager
 def held_back(numbers: tuple[int, ...] = (*ENDING, signal.SIGINT)) -> Iterator[None]:
-    """Let signals wait while the block runs; the first that came is delivered at its end.
+    """Defer signals within the block; the first one is delivered at its end.
 
-    For the short time in which finished measurements become files. Outside the main thread
-    nothing is changed, for Python delivers no signals there.
+    For the short time in which measurements become files. Outside the main thread nothing is
+    changed, because Python delivers no signals there.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -144,11 +143,10 @@ _prepared: _Hold | None = None
 
 @contextmanager
 def held_back_from_end_of_workload() -> Iterator[None]:
-    """Let signals wait from `workload_ended()` to the end of the block.
+    """Defer signals from `workload_ended()` to the end of the block.
 
-    While the workload runs in the block, signals are its own. Once it has ended nothing may come
-    between what was measured and the files it becomes: a launcher sends SIGTERM to all ranks in
-    the very moment in which one of them has failed and the others are about to write.
+    While the workload runs in the block, signals are its own. After its end nothing may interrupt
+    writing the reports: a launcher sends SIGTERM to all ranks as soon as one of them fails.
     """
     global _prepared
     if threading.current_thread() is not threading.main_thread():
@@ -164,6 +162,6 @@ def held_back_from_end_of_workload() -> Iterator[None]:
 
 
 def workload_ended() -> None:
-    """Let signals wait from now on, if a block of `held_back_from_end_of_workload` is open."""
+    """Defer signals from now on, if a block of `held_back_from_end_of_workload` is open."""
     if _prepared is not None and threading.current_thread() is threading.main_thread():
         _prepared.begin()

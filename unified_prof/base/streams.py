@@ -1,9 +1,8 @@
-"""The standard streams as they may be found: closed, full, or closed by the user's program.
+"""Standard streams that may be closed, full, or closed by the user's program.
 
-Text for people goes to stderr and never decides anything: where it cannot be written it is lost,
-and the exit code stays what it is. Data goes to stdout, where a failure is an error, and a reader
-that has left (`uprof report RUN | head`) ends the command without a word. The workload of `uprof
-run` gets the streams as uprof found them, so that it behaves as it would alone.
+Text for people goes to stderr; if it cannot be written it is lost, and the exit code stays the
+same. Data goes to stdout: a failure is an error, and a reader that has left (`uprof report RUN |
+head`) ends the command silently. The workload of `uprof run` gets the streams as uprof found them.
 """
 
 from __future__ import annotations
@@ -18,79 +17,79 @@ from typing import Any, TextIO
 
 from unified_prof.errors import OutputError
 
-_LOST = (OSError, ValueError, AttributeError)
-"""What writing to a stream raises that is full, closed or None."""
+# Errors of writing to a stream that is full, closed or None.
+_WRITE_ERRORS = (OSError, ValueError, AttributeError)
 
 
-class _Nowhere(io.TextIOBase):
-    """Takes everything and keeps nothing."""
+class _NullStream(io.TextIOBase):
+    """Text stream that discards everything."""
 
     encoding = "utf-8"
 
     def write(self, text: str) -> int:
-        """Forget `text`."""
+        """Discard `text`."""
         return len(text)
 
 
-class ReaderLeft(Exception):  # noqa: N818 (no error: nobody wants the rest)
-    """What reads stdout has closed its end."""
+class ReaderLeft(Exception):  # noqa: N818 (not an error)
+    """The reader of stdout has closed its end."""
 
 
 @contextmanager
 def guarded() -> Iterator[None]:
-    """Guard the standard streams while the block runs.
+    """Guard the standard streams within the block.
 
-    Streams of a test or a notebook that stand in for the real ones are left alone.
+    Replacements by a test or a notebook are left alone.
     """
     fill_closed_descriptors()
     found = sys.stdout, sys.stderr
-    mine: list[io.TextIOWrapper] = []
+    wrappers: list[io.TextIOWrapper] = []
     try:
-        for name, kind in (("stdout", _Result), ("stderr", _Words)):
+        for name, kind in (("stdout", _DataStream), ("stderr", _MessageStream)):
             stream = getattr(sys, name)
             if stream is getattr(sys, f"__{name}__"):
-                mine.append(_wrapped(stream, name, kind))
-                setattr(sys, name, mine[-1])
-        _Found.streams = found
+                wrappers.append(_wrapped(stream, name, kind))
+                setattr(sys, name, wrappers[-1])
+        _Originals.streams = found
         yield
     finally:
-        _Found.streams = None
+        _Originals.streams = None
         sys.stdout, sys.stderr = found
-        for wrapper in mine:
-            with suppress(OutputError, ReaderLeft, *_LOST):
+        for wrapper in wrappers:
+            with suppress(OutputError, ReaderLeft, *_WRITE_ERRORS):
                 wrapper.detach()
 
 
 @contextmanager
 def as_found() -> Iterator[None]:
-    """Give a workload the streams that uprof got, and take back ours whatever it did to them."""
-    if _Found.streams is None:
+    """Give a workload the original streams; afterwards restore ours."""
+    if _Originals.streams is None:
         yield
         return
     ours = sys.stdout, sys.stderr
     for stream in ours:
         with suppress(OutputError, ReaderLeft):
             stream.flush()
-    sys.stdout, sys.stderr = _Found.streams
-    _Found.words = ours[1]
+    sys.stdout, sys.stderr = _Originals.streams
+    _Originals.words = ours[1]
     try:
         yield
     finally:
-        _Found.words = None
-        for theirs in (sys.stdout, sys.stderr, *_Found.streams):
-            with suppress(*_LOST):
+        _Originals.words = None
+        for theirs in (sys.stdout, sys.stderr, *_Originals.streams):
+            with suppress(*_WRITE_ERRORS):
                 theirs.flush()
         sys.stdout, sys.stderr = ours
 
 
 def tell(text: str, end: str = "\n") -> None:
-    """Write a line for people to stderr; do nothing where that is not possible."""
-    stream = _Found.words or sys.stderr
+    """Write a line for people to stderr; ignored if that is not possible."""
+    stream = _Originals.words or sys.stderr
     try:
         encoding = stream.encoding or "utf-8"
         stream.write(f"{text}{end}".encode(encoding, "backslashreplace").decode(encoding))
         stream.flush()
-    except _LOST:
+    except _WRITE_ERRORS:
         _forget_unwritten(stream)
 
 
@@ -98,33 +97,33 @@ def hand_over(text: str) -> None:
     """Write a line of data to stdout.
 
     Raises:
-        OutputError: stdout is closed, or what it leads to takes no more.
+        OutputError: stdout is closed or its target accepts no more.
     """
     stream = sys.stdout
     try:
         stream.write(f"{text}\n")
         stream.flush()
-    except _LOST as err:
+    except _WRITE_ERRORS as err:
         if stream is not None:
-            # Python would try again at its end, and exit with a code of its own.
-            sys.stdout = _Nowhere()
+            # Python would flush again at exit and return exit code 120.
+            sys.stdout = _NullStream()
         why = err.strerror if isinstance(err, OSError) else "it is closed"
         raise OutputError(f"cannot write to stdout: {why or err}", slug="stdout") from None
 
 
 def is_terminal() -> bool:
-    """Return whether stderr is there and leads to a terminal."""
+    """Return True if stderr is a terminal."""
     try:
         return sys.stderr.isatty()
-    except _LOST:
+    except _WRITE_ERRORS:
         return False
 
 
 def fill_closed_descriptors() -> None:
-    """Open /dev/null in place of standard streams that are closed.
+    """Open /dev/null in place of closed standard streams.
 
-    Otherwise the next file that is opened, such as a report, would become "stderr", and whoever
-    writes there writes into it.
+    Otherwise the next opened file, such as a report, would get the number of stderr and receive its
+    output.
     """
     for descriptor in range(3):
         try:
@@ -140,11 +139,11 @@ def fill_closed_descriptors() -> None:
 
 @contextmanager
 def stdout_to_stderr(*, enabled: bool) -> Iterator[None]:
-    """Send what the block prints to stderr, also from C and from its children."""
+    """Redirect stdout to stderr within the block, also for C code and child processes."""
     if not enabled:
         yield
         return
-    with suppress(*_LOST):
+    with suppress(*_WRITE_ERRORS):
         sys.stdout.flush()
     saved = os.dup(1)
     os.dup2(2, 1)
@@ -152,25 +151,25 @@ def stdout_to_stderr(*, enabled: bool) -> Iterator[None]:
         with redirect_stdout(sys.stderr):
             yield
     finally:
-        with suppress(*_LOST):
+        with suppress(*_WRITE_ERRORS):
             sys.stdout.flush()
         os.dup2(saved, 1)
         os.close(saved)
 
 
 def _forget_unwritten(stream: TextIO | None) -> None:
-    """Keep Python from flushing `stream` once more at its end, where a failure is exit code 120."""
+    """Keep Python from flushing `stream` again at exit, where a failure is exit code 120."""
     if stream is not None and sys.stderr is stream:
-        sys.stderr = _Nowhere()
+        sys.stderr = _NullStream()
 
 
 @contextmanager
 def writing_the_result() -> Iterator[None]:
-    """Tell what became of stdout by the errors that commands know.
+    """Convert failures of stdout to the errors that commands know.
 
     Raises:
         OutputError: stdout cannot be written.
-        ReaderLeft: nobody reads it any more.
+        ReaderLeft: The reader has closed stdout.
     """
     try:
         yield
@@ -181,15 +180,15 @@ def writing_the_result() -> Iterator[None]:
         raise OutputError(f"stdout cannot be written: {err.strerror}", slug="stdout") from None
 
 
-class _Found:
-    """The streams as they were before `guarded`, while it is in force."""
+class _Originals:
+    """Streams before `guarded`, while it is active."""
 
     streams: tuple[TextIO, TextIO] | None = None
     words: TextIO | None = None
 
 
-class _Result(io.TextIOWrapper):
-    """Stdout: what cannot be written ends the command; bytes of odd names appear as escapes."""
+class _DataStream(io.TextIOWrapper):
+    """stdout: a failed write ends the command; bytes of undecodable names become escapes."""
 
     def write(self, text: str) -> int:
         with writing_the_result():
@@ -201,20 +200,20 @@ class _Result(io.TextIOWrapper):
                 super().flush()
 
 
-class _Words(io.TextIOWrapper):
-    """Stderr: what cannot be written is lost."""
+class _MessageStream(io.TextIOWrapper):
+    """stderr: a failed write is ignored."""
 
     def write(self, text: str) -> int:
         try:
             return super().write(text)
-        except _LOST:
+        except _WRITE_ERRORS:
             _discard(self)
         return len(text)
 
     def flush(self) -> None:
         try:
             super().flush()
-        except _LOST:
+        except _WRITE_ERRORS:
             _discard(self)
 
 
@@ -233,8 +232,8 @@ def _wrapped(stream: TextIO | None, name: str, kind: type[io.TextIOWrapper]) -> 
 
 
 def _discard(stream: TextIO | None) -> None:
-    """Let what still waits for a stream go nowhere: Python would try again at its end."""
-    with suppress(*_LOST):
+    """Discard the unwritten buffer of a stream: Python would try again at exit."""
+    with suppress(*_WRITE_ERRORS):
         assert stream is not None
         nowhere = os.open(os.devnull, os.O_WRONLY)
         os.dup2(nowhere, stream.fileno())

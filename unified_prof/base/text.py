@@ -1,13 +1,11 @@
-"""Text of unknown origin, made safe to show: one line that does nothing but appear.
+"""Safe display of text of unknown origin; units and formatting of figures.
 
-Names come from other people's programs and file systems. In a terminal, escape sequences could
-move the cursor or forge output, a newline could forge a second line, and characters that change
-the direction of writing could disguise what a name is.
+Names come from untrusted programs and file systems. In a terminal, escape sequences could move the
+cursor or forge output, a line break could forge a second line, and direction marks could disguise a
+name.
 
-The only unit conversions, all exact; and figures in the unit that fits, for people.
-
-Times inside uprof are whole nanoseconds since the Unix epoch as Python or NumPy int64. A
-float64 cannot hold those: above 2**53 ns (104 days after 1970) it loses nanoseconds.
+Times are integer nanoseconds since the Unix epoch as Python or NumPy int64: a float64 loses
+nanoseconds above 2**53 ns (104 days after 1970). All unit conversions are exact.
 """
 
 from __future__ import annotations
@@ -18,16 +16,15 @@ from typing import Any
 
 # Cc control, Cf format (direction marks, zero width), Cs surrogate, Co private, Zl/Zp breaks.
 _ACTIVE = frozenset({"Cc", "Cf", "Cs", "Co", "Zl", "Zp"})
-# How Python holds the bytes 0x80 to 0xff of a file name that is not UTF-8 (PEP 383).
+# Surrogates for the bytes 0x80 to 0xff of file names that are not UTF-8 (PEP 383).
 _FIRST_RAW_BYTE, _LAST_RAW_BYTE = 0xDC80, 0xDCFF
 
 
 def printable(text: str) -> str:
-    r"""Return `text` as one line in which control, format and surrogate characters are escapes.
+    r"""Return `text` as one line with control, format and surrogate characters escaped.
 
-    A terminal's escape becomes `\x1b`, a direction mark `\u202e`, and a byte of a file name that
-    is not UTF-8 appears as the byte that it is: `caf\xe9.db`. All else, in any script, stays. The
-    result can be encoded as UTF-8.
+    An escape character becomes `\x1b`, a direction mark `\u202e`, a byte of a file name that is not
+    UTF-8 its value: `caf\xe9.db`. All other characters stay. The result can be encoded as UTF-8.
     """
     if text.isascii() and text.isprintable():
         return text
@@ -49,9 +46,9 @@ def guard_formula(text: str) -> str:
 
 
 def storable(text: str) -> str:
-    r"""Return `text` with surrogates as escapes, so that it can be encoded as UTF-8.
+    r"""Return `text` with surrogates escaped, so that it can be encoded as UTF-8.
 
-    They stand for bytes of file names that are not UTF-8: `caf\xe9`. Nothing else changes.
+    They are bytes of file names that are not UTF-8: `caf\xe9`.
     """
     try:
         text.encode()
@@ -61,7 +58,7 @@ def storable(text: str) -> str:
 
 
 def storable_in(value: Any) -> Any:
-    """Return plain data with every text of it `storable`, keys included."""
+    """Apply `storable` to all texts of plain data, keys included."""
     if isinstance(value, str):
         return storable(value)
     if isinstance(value, dict):
@@ -84,16 +81,16 @@ NS_PER_US = 1_000
 NS_PER_MS = 1_000_000
 NS_PER_S = 1_000_000_000
 
+# Units of nanoseconds for `scaled`, largest first.
 TIMES = ((NS_PER_S, "s"), (NS_PER_MS, "ms"), (NS_PER_US, "µs"), (1, "ns"))
-"""Units of nanoseconds for `scaled`, the largest first."""
 
-_MAX_EXPONENT = 30  # of a time in ns: far beyond any, and still quick to compute with
+_MAX_EXPONENT = 30  # of a time in ns: far above any real one
 
 
 def us_text_to_ns(text: str) -> int:
-    """Convert decimal microseconds, as vendors print them, to whole nanoseconds.
+    """Convert decimal microseconds, as vendors print them, to integer nanoseconds.
 
-    Digits beyond the nanosecond are cut off towards zero.
+    Digits below the nanosecond are truncated.
 
     Raises:
         ValueError: `text` is not a finite decimal number of less than 30 digits.
@@ -108,12 +105,12 @@ def us_text_to_ns(text: str) -> int:
 
 
 def ms_to_ns(duration_ms: float) -> int:
-    """Convert a duration from milliseconds to the nearest whole nanosecond."""
+    """Convert milliseconds to the nearest nanosecond."""
     return round(duration_ms * NS_PER_MS)
 
 
 def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
-    """Return `value` with three digits in the largest unit of which it is at least one."""
+    """Format `value` with three digits in the largest unit of which it is at least one."""
     for index, (factor, name) in enumerate(units):
         last = index == len(units) - 1
         if abs(value) >= factor or last:
@@ -128,5 +125,5 @@ def scaled(value: float, units: tuple[tuple[int, str], ...]) -> str:
 
 
 def _magnitude(value: float) -> int:
-    """Return how many digits stand before the decimal point, less one."""
+    """Return the number of digits before the decimal point, less one."""
     return len(str(int(abs(value)))) - 1

@@ -256,10 +256,10 @@ def _offered(recording: Recording) -> bool:
 def _breakdown_sequences(recording: Recording) -> Breakdown:
     framework, work = recording.framework, recording.work
     assert framework is not None
-    start, lasted = work.start_ns.whole(), work.duration_ns.whole().astype(np.int64)
+    start, lasted = work.start_ns.to_array(), work.duration_ns.to_array().astype(np.int64)
     # Names of an Ascend's kernels number the operators of a program: types are what comes again.
     kernel = work.operator if _is_ascend(recording) else work.kernel
-    call = framework.outermost(work.connection.whole())
+    call = framework.outermost(work.connection.to_array())
     order = np.lexsort((start, call))
     order = order[call[order] != NONE]
     call, start, lasted, kernel = call[order], start[order], lasted[order], kernel[order]

@@ -149,7 +149,7 @@ class Nested:
         self.ranges = np.flatnonzero(framework.recorded)
         place = np.full(len(framework) + 1, NONE, np.int64)
         place[self.ranges] = np.arange(len(self.ranges))
-        above = nesting.nearest_marked(framework.parent.whole(), framework.recorded)
+        above = nesting.nearest_marked(framework.parent.to_array(), framework.recorded)
         up = framework.parent[self.ranges]
         self.parent: Ints = np.where(up == NONE, NONE, place[above[up]])
         """The call around each, as an index into `ranges`."""
@@ -305,8 +305,8 @@ def _has_shapes(recording: Recording) -> bool:
 def _trees(recording: Recording) -> list[Nested]:
     """Return the calls that launched work, each with its own."""
     work, result = recording.work, []
-    connection = work.connection.whole().astype(np.int64)
-    duration = work.duration_ns.whole().astype(np.int64)
+    connection = work.connection.to_array().astype(np.int64)
+    duration = work.duration_ns.to_array().astype(np.int64)
     captured = work.captured
     rest = np.ones(len(work), bool)
     if captured is not None:

@@ -146,8 +146,8 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     """
     work, framework, captured = recording.work, recording.framework, recording.work.captured
     gathering = Gathering()
-    kernel, operator = work.kernel.whole(), work.operator.whole()
-    duration = work.duration_ns.whole()
+    kernel, operator = work.kernel.to_array(), work.operator.to_array()
+    duration = work.duration_ns.to_array()
     texts = work.labels.texts
     rest = np.ones(len(work), bool)
     if captured is not None:
@@ -161,8 +161,8 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     if framework is None:
         key, frames = operator.astype(np.int64), _named(texts)
     else:
-        call, passes = (column.whole().astype(np.int64) for column in work.launches)
-        connection = work.connection.whole()
+        call, passes = (column.to_array().astype(np.int64) for column in work.launches)
+        connection = work.connection.to_array()
         # The range that stands for the whole operation may be the one that launched the work.
         apart = np.where(framework.outermost(connection) == call, NONE, call)
         key, frames = _Operations(framework, place).above(
@@ -246,9 +246,9 @@ def _ranges(recording: Recording) -> _Columns:
         return _marks(recording)
     python = np.where(framework.is_python, _IN_PYTHON, _OTHER)
     return (
-        framework.thread.whole(),
-        framework.start_ns.whole(),
-        framework.end_ns.whole(),
+        framework.thread.to_array(),
+        framework.start_ns.to_array(),
+        framework.end_ns.to_array(),
         framework.name_ids(np.arange(len(framework))),
         python,
     )
@@ -268,10 +268,10 @@ def _host_calls(recording: Recording) -> _Columns:
     calls = recording.host_calls
     return _usable(
         {
-            "thread": calls.thread.whole(),
-            "start": calls.start_ns.whole(),
-            "end": calls.end_ns.whole(),
-            "name": calls.name.whole(),
+            "thread": calls.thread.to_array(),
+            "start": calls.start_ns.to_array(),
+            "end": calls.end_ns.to_array(),
+            "name": calls.name.to_array(),
         }
     )
 

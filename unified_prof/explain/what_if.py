@@ -273,8 +273,8 @@ def _work_named(recording: Recording, wanted: str) -> NDArray[np.bool_]:
         named = np.array([_is(text, wanted) for text in texts])[number]
         if named.any():
             # The operation that work counts for, or one within it that launched the work.
-            within = nesting.nearest_marked(framework.parent.whole(), named) != nesting.NONE
-            inner = framework.innermost(work.connection.whole())
+            within = nesting.nearest_marked(framework.parent.to_array(), named) != nesting.NONE
+            inner = framework.innermost(work.connection.to_array())
             found |= np.append(named, False)[call] | np.append(within, False)[inner]
     return found
 

@@ -423,7 +423,7 @@ def merge_parts(parts: Sequence[Columns], by: str) -> Columns:
     """
     filled = [part for part in parts if len(part[by])] or [*parts[:1]]
     sizes = [len(part[by]) for part in filled]
-    key = np.concatenate([part[by].whole() for part in filled])
+    key = np.concatenate([part[by].to_array() for part in filled])
     order = None
     if (key[1:] < key[:-1]).any():
         order = np.argsort(key, kind="stable").astype(np.int32)

@@ -503,13 +503,13 @@ class Framework:
             is_engine = self._name_kinds.engine[code]
             of_node = self._sequence[rows] >= 0
             is_node = of_node & (self._forward_thread[rows] > 0)
-            operation.add(nearest[0].of(window, is_operation))
-            top.add(below.of(window, ~is_operation))
-            nodes = nearest[1].of(window, is_node)
+            operation.add(nearest[0].next_window(window, is_operation))
+            top.add(below.next_window(window, ~is_operation))
+            nodes = nearest[1].next_window(window, is_node)
             node.add(nodes)
-            module.add(nearest[2].of(window, is_module))
-            in_engine = nearest[3].of(window, is_engine) != NONE
-            in_optimizer = nearest[4].of(window, self._name_kinds.optimizer[code]) != NONE
+            module.add(nearest[2].next_window(window, is_module))
+            in_engine = nearest[3].next_window(window, is_engine) != NONE
+            in_optimizer = nearest[4].next_window(window, self._name_kinds.optimizer[code]) != NONE
             marks.add((in_engine | (nodes != NONE)) * _IN_BACKWARD + in_optimizer * _IN_OPTIMIZER)
             makes_nodes = of_node & ~is_node & ~in_engine
             for name, chosen in (

@@ -275,7 +275,7 @@ class IdleTime:
         ids, number = calls.names
         wanted = [is_synchronising(text) for text in self._strings.texts(ids)]
         chosen = np.flatnonzero(
-            np.array([*wanted, False])[number.whole()] if ids else np.zeros(0, bool)
+            np.array([*wanted, False])[number.to_array()] if ids else np.zeros(0, bool)
         )
         with np.errstate(over="ignore"):
             lasted = calls.end_ns[chosen] - calls.start_ns[chosen]

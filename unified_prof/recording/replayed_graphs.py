@@ -70,7 +70,7 @@ class Capture:
         self._framework = framework
         names = strings.texts(calls.name.tolist())
         order = np.argsort(calls.start_ns, kind="stable")
-        launched = Lookup(tasks.connection).rows(calls.connection.whole()) >= 0
+        launched = Lookup(tasks.connection).rows(calls.connection.to_array()) >= 0
 
         def matches(pattern: re.Pattern[str]) -> NDArray[np.bool_]:
             found = [bool(pattern.search(text or "")) for text in names]

@@ -154,12 +154,12 @@ class Tasks:
     @property
     def op_type(self) -> Ints:
         """String id of the operator type of each row of COMPUTE_TASK_INFO, see `info`."""
-        return self.of_compute["op_type"].whole()
+        return self.of_compute["op_type"].to_array()
 
     @property
     def kernel_name(self) -> Ints:
         """String id of the kernel's name of each row of COMPUTE_TASK_INFO, see `info`."""
-        return self.of_compute["name"].whole()
+        return self.of_compute["name"].to_array()
 
     def windows(self, size: int = 0) -> Iterator[TaskRows]:
         """Yield all tasks in the file's order, `size` rows at a time."""
@@ -234,7 +234,7 @@ class Tasks:
 
     @cached_property
     def _order(self) -> NDArray[np.int32]:
-        return np.argsort(self.packed["start"].whole(), kind="stable").astype(np.int32)
+        return np.argsort(self.packed["start"].to_array(), kind="stable").astype(np.int32)
 
     def _on(self, window: TaskRows, device: int | None) -> TaskRows:
         return window if device is None else window.where(window.device == device)
@@ -242,7 +242,7 @@ class Tasks:
     def _unpacked(self, name: str) -> NDArray[Any]:
         if (kept := self._kept.get(name)) is not None:
             return kept
-        values = self.packed[name].whole()
+        values = self.packed[name].to_array()
         if len(values) <= _KEPT_ROWS:
             self._kept[name] = values
         return values

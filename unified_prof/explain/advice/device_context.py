@@ -109,7 +109,9 @@ class Case:
         framework = recording.framework
         if framework is None or not len(framework):
             return intervals.EMPTY
-        return intervals.hull(intervals.merge(framework.start_ns.whole(), framework.end_ns.whole()))
+        return intervals.hull(
+            intervals.merge(framework.start_ns.to_array(), framework.end_ns.to_array())
+        )
 
     @cached_property
     def pauses(self) -> IntervalSet:

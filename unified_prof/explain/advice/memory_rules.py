@@ -162,7 +162,7 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
     calls = case.recording.host_calls
     ids, number = calls.names
     texts = [text or "" for text in case.recording.strings.texts(ids)]
-    kind = np.array([_retrying(text) for text in texts] or [0])[number.whole()]
+    kind = np.array([_retrying(text) for text in texts] or [0])[number.to_array()]
     launching = calls.launching(case.recording.work.connection[case.pieces.row])
     kind[launching[launching >= 0]] = _LAUNCH
     order = np.lexsort((calls.start_ns, calls.thread))

@@ -257,7 +257,7 @@ def _called(case: Case, names: re.Pattern[str]) -> tuple[Ints, Ints, Ints, list[
     ids, number = calls.names
     said = [text or "" for text in case.recording.strings.texts(ids)]
     wanted = np.array([bool(names.search(text)) for text in said] or [False])
-    rows = np.flatnonzero(wanted[number.whole()]) if len(ids) else np.zeros(0, np.int64)
+    rows = np.flatnonzero(wanted[number.to_array()]) if len(ids) else np.zeros(0, np.int64)
     start, end, which, texts = calls.start_ns[rows], calls.end_ns[rows], number[rows], said
     framework = case.recording.framework
     if framework is not None:
@@ -399,7 +399,7 @@ def blocking_launches(case: Case) -> Iterator[Finding]:
     launching[row[row >= 0]] = True
     ids, number = calls.names
     names = case.recording.strings.texts(ids)
-    syncs = np.array([is_synchronising(text) for text in names], bool)[number.whole()]
+    syncs = np.array([is_synchronising(text) for text in names], bool)[number.to_array()]
     order = np.lexsort((calls.start_ns, calls.thread))
     order = order[launching[order] | syncs[order]]
     if len(order) < 2 or int(launching.sum()) < FEW_LAUNCHES:

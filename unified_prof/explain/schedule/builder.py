@@ -144,7 +144,7 @@ def _walked(recording: Recording) -> tuple[list[tuple[str, int, int]], int | Non
     steps, work = recording.steps, recording.work
     if len(work) <= MOST_PIECES:
         return steps, None
-    start = work.start_ns.whole()
+    start = work.start_ns.to_array()
     if not steps:
         return steps, int(np.partition(start, MOST_PIECES)[MOST_PIECES])
     done = np.cumsum(np.bincount(np.maximum(step_of(start, steps), 0), minlength=len(steps)))

@@ -82,7 +82,7 @@ class Pieces:
 def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
     """Return the pieces of a recording, those that began before a time where one is given."""
     work, tasks, calls = recording.work, recording.tasks, recording.host_calls
-    begun = work.start_ns.whole()
+    begun = work.start_ns.to_array()
     rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
     begun = begun[rows]
     waiting = (tasks.kind == WAIT) & tasks.of_the_program
@@ -300,7 +300,7 @@ def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
         return nothing, nothing
     ids, number = calls.names
     flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
-    asked = np.flatnonzero(np.array([*flags, False])[number.whole()])
+    asked = np.flatnonzero(np.array([*flags, False])[number.to_array()])
     known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
     launched = pieces.launched_ns[known]
     thread = calls.thread[pieces.call[known]]
