@@ -1,490 +1,384 @@
-"""Ranks that others wait for, and whose device stood idle meanwhile: nothing says why.
+"""Findings of a multi-rank run: all rules, and the rules about kernels.
 
-What has a cause is told by it: slower kernels, late launches of all of them, input. What is left
-is one long stop (a pause of the interpreter, a checkpoint, a logger, another program on that host,
-a loader that was not recorded), of which the recording has the place and the length alone.
-
-What costs the run time, in words that say no more than their evidence.
-
-A finding needs evidence of its own cause (kernels, gaps, input, moving data); that others wait
-for a rank is none, since late work is handed on. Its cost is what a step would gain without it.
+A rule needs evidence of its own cause. That other ranks wait for a rank is none, because late
+work is passed on from rank to rank.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
 from unified_prof.arrays.types import Floats
-from unified_prof.cluster.moe_imbalance import EXPERT_IMBALANCE, GENERAL_SLOWNESS, expert_imbalance
-from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
-from unified_prof.cluster.replay import ReplayChange
-from unified_prof.cluster.rule_context import (
-    MIN_STEP_SHARE,
-    NS_PER_MS,
-    Cost,
-    RuleContext,
+from unified_prof.cluster.idle_rules import (
+    absent_ranks,
+    idle_devices,
+    late_input,
+)
+from unified_prof.cluster.moe_imbalance import (
+    EXPERT_IMBALANCE,
+    GENERAL_SLOWNESS,
+    expert_imbalance,
+    has_experts,
+)
+from unified_prof.cluster.rank_signals import (
     chance_limit,
-    group_by_host,
-    list_first,
-    make_finding,
-    replay_cost,
+    kernel_ratios,
     robust_deviation,
     slowness_in_steps,
-    steps_suffix,
+    upper_cluster,
 )
-from unified_prof.cluster.slow_links import SlowLink, slow_groups, slow_in_some_steps, slow_pairs
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import (
+    NS_PER_MS,
+    Candidate,
+    RuleContext,
+    cost_findings,
+    excess_segments,
+    group_by_host,
+    join_first,
+    remove_excess,
+    steps_text,
+)
+from unified_prof.cluster.slow_links import slow_links
 from unified_prof.recording.model import Finding
-
-LATE_RANK = "late_rank"
-
-_LEAST_SHARE = 0.005
-"""Idle time that is a smaller part of a step is not worth a name without a cause."""
-_OTHERS_WAIT = 0.5
-"""So much of the idle time others must have waited for it: else it was late for nobody."""
-_FEW_RANKS = 5
-
-
-def late_ranks(case: RuleContext) -> Iterator[Finding]:
-    """Ranks that are late, their device idle, for no reason that the recording has."""
-    evidence = case.evidence
-    gaps = np.maximum(evidence.middle_gap - evidence.peers_middle_gap, 0.0)
-    launch = np.nan_to_num(gaps * evidence.kernels / max(len(evidence.steps), 1))
-    excess = evidence.idle_at - evidence.peers_idle_at - launch[:, None]
-    known = np.isfinite(excess)
-    if not known.any():
-        return
-    scatter = excess
-    if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
-        own = np.where(known, evidence.idle_at, np.nan)
-        scatter = own - _middle(own)[:, None]
-    limit = chance_limit(int(known.sum())) * robust_deviation(scatter[known])
-    limit = max(limit, _LEAST_SHARE * case.step_ns)
-    late_at = known & (excess > limit)
-    if not late_at.any():
-        return
-    caused = _caused(case)
-    for one in np.flatnonzero(late_at.any(axis=1)).tolist():
-        places = [
-            at
-            for at in np.flatnonzero(late_at[one]).tolist()
-            if caused is None
-            or evidence.steps[at] not in caused
-            or caused[evidence.steps[at]][one] > _OTHERS_WAIT * excess[one, at]
-        ]
-        if places:
-            steps = tuple(evidence.steps[at] for at in places)
-            yield _late(case, one, steps, {evidence.steps[at]: excess[one, at] for at in places})
-
-
-def _late(
-    case: RuleContext, one: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
-) -> Finding:
-    late_ns = float(np.median(list(idle_ns.values())))
-    walk = case.walk
-    if not set(steps) <= set(walk.steps) and not set(steps) >= set(case.steps):
-        walk = walk.over(case.with_communication(steps))
-    stops = walk.longest_idle(one, idle_ns)
-    cost = replay_cost(case, ReplayChange(stretch_ns=stops), steps, late_ns)
-    where = _place(case, max(stops, key=lambda at: stops[at])) if stops else None
-    why = "cause unknown from its recording"
-    if not case.matched.facts[one].loader_recorded:
-        why = "possibly late input (no data loader was recorded), otherwise cause unknown"
-    text = (
-        f"straggler: {case.named(one)}: its device is idle {late_ns / NS_PER_MS:.2f} ms "
-        f"longer than others{steps_suffix(case, steps) or ' in every step'}"
-        f"{f', mostly {where}' if where else ''}, "
-        f"and other ranks wait for it; {why}; {cost.words}"
-    )
-    figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
-    return make_finding(case, LATE_RANK, [one], steps, cost, text, figures)
-
-
-def _place(case: RuleContext, stop: tuple[int, int]) -> str:
-    """Say where a stretch of a rank's timeline lies."""
-    rank, mark = stop
-    one = case.matched.partials[rank]
-    marks = one.marks
-    behind = mark + 1
-    last = behind >= len(marks["what"])
-    lead, busy, tail = (int(marks[name][mark]) for name in ("lead", "busy", "tail"))
-    length = lead + busy + tail if last else int(marks["time"][behind] - marks["time"][mark])
-    between = length - lead - busy - tail
-    begins = not last and int(marks["what"][behind]) == MARK_START
-    following = _name_ranks(case, rank, int(marks["op"][behind])) if begins else None
-    if busy and between > max(lead, tail):
-        return f"between kernels{f' before its {following}' if following else ''}"
-    if int(marks["what"][mark]) == MARK_STEP and (lead >= tail or not busy):
-        return "at the start of the step"
-    if following and (tail > lead or not busy):
-        return f"before its {following}"
-    return f"after its {_name_ranks(case, rank, int(marks['op'][mark]))}"
-
-
-def _name_ranks(case: RuleContext, rank: int, op: int) -> str:
-    """Name a communication operation of a rank: its kind, and that of its group."""
-    one = case.matched.partials[rank]
-    kind = one.kinds[int(one.communication["kind"][op])]
-    group = int(one.communication["group"][op])
-    number = int(case.matched.numbers[rank][group]) if group >= 0 else NO_VALUE
-    told = case.matched.groups[number].kind if number >= 0 else "other"
-    return kind if told == "other" else f"{kind} ({told})"
-
-
-def _caused(case: RuleContext) -> dict[int, Floats] | None:
-    """Return by step how long others waited for each rank; None: nothing is known of waiting."""
-    rows, events, waits = case.matched.rows, case.matched.events, case.waits
-    whole = np.flatnonzero(events.complete & (events.members > 1) & (events.step >= 0))
-    if not len(whole):
-        return None
-    total = np.zeros(len(events))
-    known = np.flatnonzero((rows.event >= 0) & (waits.wait > 0))
-    # Of many that wait for one the longest wait counts: they wait at the same time.
-    np.maximum.at(total, rows.event[known], waits.wait[known])
-    ranks = len(case.matched.ranks)
-    found: dict[int, Floats] = {}
-    culprit = rows.rank[waits.last[whole]]
-    for step in np.unique(events.step[whole]).tolist():
-        mine = events.step[whole] == step
-        found[step] = np.zeros(ranks)
-        np.add.at(found[step], culprit[mine], total[whole][mine])
-    return found
-
-
-def _middle(values: Floats) -> Floats:
-    result = np.zeros(len(values))
-    for index, row in enumerate(values):
-        if (known := row[np.isfinite(row)]).size:
-            result[index] = float(np.median(known))
-    return result
-
 
 SLOW_RANK = "slow_rank"
 SLOW_HOST = "slow_host"
-SLOW_LAUNCH = "slow_launch"
-LATE_INPUT = "late_input"
-SLOW_LINK = "slow_link"
+SLOW_KERNEL = "slow_kernel"
+UNEQUAL_STAGES = "unequal_stages"
 
-_LEAST_SLOWNESS = 0.015
-"""Kernels that are slower by less are not worth a name, however sure."""
-_LEAST_SLOWNESS_AT = 0.03
-"""The same of kernels that are slower in some steps only, which are fewer."""
-_LEAST_STEPS = 3
-"""Of two steps the one is as good a measure of what is usual as the other."""
-_LEAST_GENERAL = 0.6
-"""Of a slow rank most kinds of kernel are slower; of one with more work some."""
-_LEAST_EXCESS = 0.5
-"""Gaps that are longer by a smaller part are not worth a name."""
-_USUAL_GAP_NS = 2_000.0
-"""What a device needs between two kernels that both wait for it, of any vendor."""
-_MUCH_IDLE = 0.1
-"""Where all ranks alike wait so much of a step for input, that is a finding of its own."""
-_IDLE_OF_ALL = 0.05
-"""The same of devices that stand idle between kernels, where that is longer than usual, too."""
-
-
-def find_all(case: RuleContext) -> list[Finding]:
-    """Return all findings, the costliest first; none of a healthy run."""
-    found = [one for rule in RULES for one in rule(case)]
-    found = [one for one in found if not _is_of_experts(case, one, found)]
-    return sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind, one.ranks))
+# Minimum slowness (logarithm of a ratio) of the kernels of a rank.
+_MIN_SLOWNESS = 0.015
+# The same for kernels that are slower in some steps only, of which there are fewer.
+_MIN_SLOWNESS_IN_STEPS = 0.03
+# Minimum number of steps to tell a usual step from an unusual one.
+_MIN_STEPS = 3
+# Share of kernel time in slower kinds from which a rank is slow in general. A rank with more work
+# (experts, data) has only some slower kinds.
+_MIN_SLOWER_SHARE = 0.6
+# Minimum slowness of a single kind of kernel, and with a single peer (logarithms).
+_MIN_KERNEL_SLOWNESS = float(np.log(1.15))
+_MIN_KERNEL_SLOWNESS_OF_TWO = float(np.log(1.25))
+# Minimum time, as a share of the step, that slower kinds of kernel take longer.
+_MIN_KERNEL_SHARE = 0.005
+# Share of the steps in which a kind of kernel has to be slower.
+_MIN_SLOW_STEPS = 0.75
+# Work of a pipeline stage over the median stage from which it is reported.
+_MIN_STAGE_FACTOR = 1.08
+# Minimum number of steps, and correlation with the step, of a trend.
+_MIN_TREND_STEPS = 5
+_MIN_TREND_CORRELATION = 0.85
 
 
-def _is_of_experts(case: RuleContext, one: Finding, found: Sequence[Finding]) -> bool:
-    """Say whether a rank's kernels are slower only because its experts have more to do."""
-    if one.kind != SLOW_RANK:
-        return False
-    more = {rank for other in found if other.kind == EXPERT_IMBALANCE for rank in other.ranks}
-    general = case.evidence.general[case.matched.ranks.index(one.ranks[0])]
-    return one.ranks[0] in more and not general > GENERAL_SLOWNESS
+def find_all(context: RuleContext) -> list[Finding]:
+    """Return all findings, costliest first; a healthy run has none."""
+    candidates = [candidate for rule in RULES for candidate in rule(context)]
+    loaded = {rank for one in candidates if one.kind == EXPERT_IMBALANCE for rank in one.ranks}
+    # Kernels of ranks whose experts get more tokens are slower for that reason.
+    general = context.signals.kernels.slower_share
+    candidates = [
+        one
+        for one in candidates
+        if one.kind not in (SLOW_RANK, SLOW_KERNEL)
+        or one.ranks[0] not in loaded
+        or (one.kind == SLOW_RANK and general[one.ranks[0]] > GENERAL_SLOWNESS)
+    ]
+    return cost_findings(context, candidates)
 
 
-def slow_kernels(case: RuleContext) -> Iterator[Finding]:
-    """Ranks whose kernels take longer than those of other ranks with the same work."""
-    evidence = case.evidence
-    usual = np.maximum(evidence.slowness_scatter, evidence.slowness_error)
-    if len(case.matched.ranks) < 4:  # too few to know how far ranks lie apart
-        usual = evidence.slowness_error
-    limit = np.maximum(chance_limit(len(case.matched.ranks)) * usual, _LEAST_SLOWNESS)
-    slow = np.flatnonzero((evidence.slowness > limit) & (evidence.general >= _LEAST_GENERAL))
-    at_times = dict(_slow_at_times(case))
-    always = [one for one in slow.tolist() if one not in at_times]
-    for ranks, host in group_by_host(case, always):
-        factors = {one: float(np.exp(evidence.slowness[one])) for one in ranks}
-        worst = max(ranks, key=lambda one: factors[one])
-        steps = tuple(
-            step
-            for at, step in enumerate(evidence.steps)
-            if evidence.slowness_at[worst, at] > evidence.slowness[worst] / 2
-        )
-        cost = replay_cost(
-            case, ReplayChange(work={one: 1 / f for one, f in factors.items()}), case.steps
-        )
-        error = float(evidence.slowness_error[worst])
-        yield _slow(case, host, factors, error, steps, cost, "")
-    groups: dict[tuple[int, ...], list[int]] = {}
-    for one, (steps, _, _) in at_times.items():
-        groups.setdefault(steps, []).append(one)
-    for steps, members in groups.items():
-        for ranks, host in group_by_host(case, members):
-            factors = {one: float(np.exp(at_times[one][1])) for one in ranks}
-            healed = {(one, step): 1 / f for one, f in factors.items() for step in steps}
-            places = [evidence.steps.index(step) for step in steps]
-            excess = max(
-                float(np.mean(evidence.work_at[one, places])) * (1 - 1 / f)
-                for one, f in factors.items()
+def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
+    """Yield ranks and hosts whose kernels take longer than those of ranks with the same role."""
+    always = _slow_in_all_steps(context)
+    at_times = dict(_slow_in_some_steps(context))
+    in_all = {rank: factor for rank, factor in always.items() if rank not in at_times}
+    for ranks, host in _group(context, list(in_all)):
+        factors = {rank: in_all[rank] for rank in ranks}
+        change = ReplayChange(work={rank: 1 / factor for rank, factor in factors.items()})
+        worst = max(ranks, key=lambda rank: factors[rank])
+        error = float(context.signals.kernels.error[worst])
+        yield _slow_rank(context, host, factors, error, context.steps, change)
+    by_steps: dict[tuple[int, ...], list[int]] = {}
+    for rank, (steps, _, _) in at_times.items():
+        by_steps.setdefault(steps, []).append(rank)
+    for steps, members in by_steps.items():
+        for ranks, host in _group(context, members):
+            factors = {rank: at_times[rank][1] for rank in ranks}
+            change = ReplayChange(
+                work_at={(rank, step): 1 / f for rank, f in factors.items() for step in steps}
             )
-            cost = replay_cost(case, ReplayChange(work_at=healed), steps, excess)
-            worst = max(ranks, key=lambda one: factors[one])
-            where = steps_suffix(case, steps)
-            yield _slow(case, host, factors, at_times[worst][2], steps, cost, where)
+            worst = max(ranks, key=lambda rank: factors[rank])
+            yield _slow_rank(context, host, factors, at_times[worst][2], steps, change)
 
 
-def _slow_at_times(case: RuleContext) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
-    """Yield (rank, (steps, slowness there, its error)) of those that are slow in some steps."""
-    evidence = case.evidence
-    at = evidence.slowness_at
-    known = np.isfinite(at)
-    if at.shape[1] < _LEAST_STEPS or not known.any():
-        return
-    limit = max(chance_limit(int(known.sum())) * robust_deviation(at), _LEAST_SLOWNESS_AT)
-    hot = known & (at > limit)
-    for one in np.flatnonzero(hot.any(axis=1)).tolist():
-        rest = at[one, known[one] & ~hot[one]]
-        if not len(rest) or (rest >= float(np.median(at[one, hot[one]])) / 2).any():
+def _group(context: RuleContext, ranks: Sequence[int]) -> Iterator[tuple[list[int], str | None]]:
+    """Yield ranks by host, and those of a slow half of a role that no host separates together."""
+    half = _slow_half(context)
+    found = group_by_host(context, ranks)
+    yield from (one for one in found if one[1] is not None or one[0][0] not in half)
+    if together := [ranks[0] for ranks, host in found if host is None and ranks[0] in half]:
+        yield together, None
+
+
+def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
+    """Return rank -> factor of the ranks whose kernels are slower over all steps."""
+    kernels = context.signals.kernels
+    ranks = len(context.matched.ranks)
+    usual = np.maximum(robust_deviation(kernels.offset), kernels.error)
+    if ranks < 4:  # too few to measure the spread between ranks
+        usual = kernels.error
+    limit = np.maximum(chance_limit(ranks) * usual, _MIN_SLOWNESS)
+    slow = (kernels.slowness > limit) & (kernels.slower_share >= _MIN_SLOWER_SHARE)
+    found = {rank: float(np.exp(kernels.slowness[rank])) for rank in np.flatnonzero(slow).tolist()}
+    return found or _slow_half(context)
+
+
+def _slow_half(context: RuleContext) -> dict[int, float]:
+    """Return rank -> factor where up to half of the ranks of a role are distinctly slower."""
+    kernels, peers = context.signals.kernels, context.roles.peers
+    found: dict[int, float] = {}
+    for role in np.unique(peers).tolist():
+        members = np.flatnonzero(peers == role)
+        above = upper_cluster(kernels.offset[members])
+        if above is None:
             continue
-        steps = tuple(evidence.steps[place] for place in np.flatnonzero(hot[one]).tolist())
-        slowness, error, general = slowness_in_steps(case.matched, case.roles.peers, one, steps)
-        if slowness > _LEAST_SLOWNESS_AT and general >= _LEAST_GENERAL:
-            yield one, (steps, slowness, error)
+        spread = robust_deviation(kernels.offset[members][above == 0])
+        if float(above.max()) < chance_limit(len(members)) * min(spread, _MIN_SLOWNESS):
+            continue
+        for rank, away in zip(members.tolist(), above.tolist(), strict=True):
+            if away > 0:
+                found[rank] = float(np.exp(away))
+    return found
 
 
-def _slow(
-    case: RuleContext,
+def _slow_in_some_steps(
+    context: RuleContext,
+) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
+    """Yield (rank, (steps, factor, error)) of ranks that are slower in some steps only."""
+    signals = context.signals
+    slowness = signals.slowness_at
+    known = np.isfinite(slowness)
+    if slowness.shape[1] < _MIN_STEPS or not known.any():
+        return
+    limit = chance_limit(int(known.sum())) * robust_deviation(slowness)
+    slow = known & (slowness > max(limit, _MIN_SLOWNESS_IN_STEPS))
+    for rank in np.flatnonzero(slow.any(axis=1)).tolist():
+        rest = slowness[rank, known[rank] & ~slow[rank]]
+        if not len(rest) or (rest >= float(np.median(slowness[rank, slow[rank]])) / 2).any():
+            continue
+        steps = tuple(signals.steps[at] for at in np.flatnonzero(slow[rank]).tolist())
+        found, error, share = slowness_in_steps(context.matched, context.roles.peers, rank, steps)
+        if found > _MIN_SLOWNESS_IN_STEPS and share >= _MIN_SLOWER_SHARE:
+            yield rank, (steps, float(np.exp(found)), error)
+
+
+def _slow_rank(
+    context: RuleContext,
     host: str | None,
     factors: Mapping[int, float],
     error: float,
     steps: Sequence[int],
-    cost: Cost,
-    where: str,
-) -> Finding:
-    evidence = case.evidence
+    change: ReplayChange,
+) -> Candidate:
+    signals = context.signals
     ranks = list(factors)
-    worst = max(ranks, key=lambda one: factors[one])
+    worst = max(ranks, key=lambda rank: factors[rank])
     factor = factors[worst]
-    peers = "pipeline stage" if case.roles.by_stage else "role"
-    if where:
-        places = [evidence.steps.index(step) for step in steps]
-        work = float(np.mean(evidence.work_at[worst, places]))
-        usual = work / factor
-    else:
-        work = evidence.work[worst] / max(len(evidence.steps), 1)
-        usual = evidence.peers_work[worst] / max(len(evidence.steps), 1)
-    figures = {
+    peers = "pipeline stage" if context.roles.by_stage else "role"
+    places = [signals.steps.index(step) for step in steps]
+    work_ns = signals.work_at[[worst]][:, places].mean(axis=1)
+    figures: dict[str, Any] = {
         "factor": round(factor, 4),
         "factor_error": round(error * factor, 4),
-        "work_ms_per_step": work / NS_PER_MS,
-        "peers_work_ms_per_step": usual / NS_PER_MS,
+        "work_ms_per_step": float(work_ns[0]) / NS_PER_MS,
+        "peers_work_ms_per_step": float(work_ns[0]) / factor / NS_PER_MS,
     }
-    if host is None:
+    where = steps_text(context, steps)
+    amount = f"{factor:.3f}"
+    if error * factor >= 0.02:
+        amount = f"{factor:.2f} ± {error * factor:.2f}"
+    if host is not None:
+        kind = SLOW_HOST
         text = (
-            f"slow kernels: {case.named(worst)}:{where} its kernels take {factor:.3f} "
-            f"times as long as those of the other ranks with its {peers}; {cost.words}"
+            f"slow host {host}: kernels of {len(ranks)} of its ranks take up to {factor:.2f} "
+            f"times as long{where} as on other hosts with the same {peers}"
         )
-        return make_finding(case, SLOW_RANK, ranks, steps, cost, text, figures)
-    text = (
-        f"slow host {host}:{where} kernels of {len(ranks)} of its ranks take up to "
-        f"{factor:.2f} times as long as on other hosts with the same {peers}; {cost.words}"
-    )
-    return make_finding(case, SLOW_HOST, ranks, steps, cost, text, figures)
-
-
-def idle_between_kernels(case: RuleContext) -> Iterator[Finding]:
-    """Ranks whose devices stand idle between kernels longer than others': their hosts are late."""
-    evidence = case.evidence
-    excess = evidence.gap - evidence.peers_gap
-    if not np.isfinite(excess).any():
-        yield from _all_idle(case)
-        return
-    per_step = excess * evidence.kernels / max(len(evidence.steps), 1)
-    limit = np.maximum(
-        chance_limit(len(excess)) * evidence.gap_scatter, _LEAST_EXCESS * evidence.peers_gap
-    )
-    # One long stop is not a late launch of every kernel.
-    general = evidence.middle_gap - evidence.peers_middle_gap > _LEAST_EXCESS * excess
-    late = general & (excess > limit) & (per_step > MIN_STEP_SHARE * case.step_ns)
-    idle = np.flatnonzero(late).tolist()
-    hosts = group_by_host(case, idle)
-    for ranks, host in hosts:
-        cut = {one: float(excess[one]) for one in ranks}
-        cost = replay_cost(case, ReplayChange(gap_ns=cut), case.steps)
-        gap = float(np.median(evidence.gap[ranks]))
-        usual = float(np.median(evidence.peers_gap[ranks]))
-        figures = {
-            "gap_us": round(gap / 1e3, 2),
-            "usual_gap_us": round(usual / 1e3, 2),
-            "idle_ms_per_step": round(float(np.median(per_step[ranks])) / NS_PER_MS, 4),
-        }
-        idle_words = f"idle {gap / 1e3:.1f} µs after each kernel, {usual / 1e3:.1f} µs elsewhere"
-        if host is None:
-            text = f"host-bound: {case.named(ranks[0])}: its device is {idle_words}; {cost.words}"
-            yield make_finding(case, SLOW_LAUNCH, ranks, case.steps, cost, text, figures)
-        else:
-            text = (
-                f"host-bound: host {host}: the devices of {_count(ranks)} are {idle_words}; "
-                f"{cost.words}"
-            )
-            yield make_finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
-    if not hosts:
-        yield from _all_idle(case)
-
-
-def _all_idle(case: RuleContext) -> Iterator[Finding]:
-    """All ranks alike: there is nobody to compare with but the device itself."""
-    evidence = case.evidence
-    if not len(evidence.gap):
-        return
-    gap = float(np.median(evidence.gap))
-    idle = gap * float(np.median(evidence.kernels)) / max(len(evidence.steps), 1)
-    if gap <= 2 * _USUAL_GAP_NS or idle <= _IDLE_OF_ALL * case.step_ns:
-        return
-    ranks = list(range(len(case.matched.ranks)))
-    cut = {one: max(float(evidence.gap[one]) - _USUAL_GAP_NS, 0.0) for one in ranks}
-    cost = replay_cost(case, ReplayChange(gap_ns=cut), case.steps)
-    hosts = case.hosts(ranks)
-    where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
-    text = (
-        f"host-bound: {where}: the devices of all {_count(ranks)} are equally idle, "
-        f"{gap / 1e3:.1f} µs after each kernel; compared with {_USUAL_GAP_NS / 1e3:.0f} µs "
-        f"this {cost.words}"
-    )
-    figures = {
-        "gap_us": round(gap / 1e3, 2),
-        "usual_gap_us": _USUAL_GAP_NS / 1e3,
-        "idle_ms_per_step": round(idle / NS_PER_MS, 4),
-    }
-    yield make_finding(case, SLOW_HOST, ranks, case.steps, cost, text, figures)
-
-
-def late_input(case: RuleContext) -> Iterator[Finding]:
-    """Ranks whose devices stand idle while their hosts wait for the data of a step."""
-    evidence = case.evidence
-    excess = evidence.input_at - evidence.peers_input_at
-    known = np.isfinite(excess)
-    if known.any():
-        scatter = excess
-        if len(excess) < _FEW_RANKS:  # half of them may be late: compare with itself
-            scatter = evidence.input_at - np.nanmedian(evidence.input_at, axis=1)[:, None]
-        limit = chance_limit(int(known.sum())) * robust_deviation(scatter[known])
-        limit = max(limit, MIN_STEP_SHARE * case.step_ns)
-        late_at = known & (excess > limit)
+    elif len(ranks) > 1:
+        kind = SLOW_RANK
+        text = (
+            f"slow kernels: ranks {join_first(context.global_ranks(ranks))}: their kernels take up "
+            f"to {factor:.2f} times as long{where} as those of the other ranks with their {peers}"
+        )
     else:
-        late_at = known
-    late = np.flatnonzero(late_at.any(axis=1)).tolist()
-    for one in late:
-        steps = np.flatnonzero(late_at[one]).tolist()
-        cut = {(one, evidence.steps[at]): float(excess[one, at]) for at in steps}
-        late_ns = float(np.median(excess[one, steps]))
-        late_ms = late_ns / NS_PER_MS
-        numbers = tuple(evidence.steps[at] for at in steps)
-        cost = replay_cost(case, ReplayChange(input_ns=cut), numbers, late_ns)
+        kind = SLOW_RANK
         text = (
-            f"late input: {case.named(one)}: its device waits for input {late_ms:.2f} ms "
-            f"longer than others{steps_suffix(case, numbers) or ' in every step'}; "
-            f"{cost.words}"
+            f"slow kernels: {context.describe(worst)}: its kernels take {amount} times as long"
+            f"{where} as those of the other ranks with its {peers}"
         )
-        figures = {"late_ms": round(late_ms, 4), "input_ms": _median_ms(evidence.input_at[one])}
-        yield make_finding(case, LATE_INPUT, [one], numbers, cost, text, figures)
-    if not late:
-        yield from _all_late(case)
-
-
-def _all_late(case: RuleContext) -> Iterator[Finding]:
-    at = case.evidence.input_at
-    known = np.isfinite(at)
-    if not known.any() or float(np.median(at[known])) <= _MUCH_IDLE * case.step_ns:
-        return
-    ranks = np.flatnonzero(known.any(axis=1)).tolist()
-    cut = {
-        (one, step): float(at[one, number])
-        for one in ranks
-        for number, step in enumerate(case.evidence.steps)
-        if known[one, number]
-    }
-    cost = replay_cost(case, ReplayChange(input_ns=cut), case.steps)
-    text = (
-        "late input: all ranks: their devices wait for input "
-        f"{float(np.median(at[known])) / NS_PER_MS:.2f} ms in every step; {cost.words}"
+    if trend := _trend(context, worst):
+        figures["trend"] = [round(value, 4) for value in trend]
+        text += f", rising from {trend[0]:.2f} to {trend[1]:.2f} times over the recorded steps"
+    return Candidate(
+        kind,
+        ranks,
+        tuple(steps),
+        change,
+        text,
+        figures,
+        bound_ns=float(work_ns[0]) * (1 - 1 / factor),
     )
-    figures = {"input_ms": round(float(np.median(at[known])) / NS_PER_MS, 4)}
-    yield make_finding(case, LATE_INPUT, ranks, case.steps, cost, text, figures)
 
 
-def slow_links(case: RuleContext) -> Iterator[Finding]:
-    """Pairs and groups whose data moves more slowly than that of others like them."""
-    pairs = slow_pairs(case.matched, case.waits)
-    groups = slow_groups(case.matched, case.waits)
-    at_times = slow_in_some_steps(case.matched, case.waits)
-    told = {(slow.ranks, slow.group) for slow in at_times}
-    always = [slow for slow in (*pairs, *groups) if (slow.ranks, slow.group) not in told]
-    for slow in (*always, *at_times):
-        steps = tuple(step for step in case.steps if step in slow.steps) or case.steps
-        change = ReplayChange(transfer=dict.fromkeys(slow.events, 1 / slow.ratio))
-        cost = replay_cost(case, change, steps)
-        # Networks hiccup: what is slow now and then and costs nothing is not worth a name.
-        if cost.each_ns is not None and cost.each_ns < MIN_STEP_SHARE * case.step_ns:
+def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:
+    """Return first and last factor of a rank whose kernels become slower step by step."""
+    values: Floats = context.signals.slowness_at[rank]
+    known = np.flatnonzero(np.isfinite(values))
+    if len(known) < _MIN_TREND_STEPS or float(np.ptp(values[known])) < _MIN_SLOWNESS_IN_STEPS:
+        return None
+    x, y = known - known.mean(), values[known] - values[known].mean()
+    slope = float((x * y).sum() / (x * x).sum())
+    correlation = float((x * y).sum() / np.sqrt((x * x).sum() * (y * y).sum()))
+    if correlation < _MIN_TREND_CORRELATION:
+        return None
+    first, last = (float(values[known].mean() + slope * x[at]) for at in (0, -1))
+    return float(np.exp(first)), float(np.exp(last))
+
+
+def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
+    """Yield ranks of which single kinds of kernel are always slower, equally often called."""
+    kernels = context.signals.kernels
+    steps = max(len(context.steps), 1)
+    in_general = {*_slow_in_all_steps(context), *(rank for rank, _ in _slow_in_some_steps(context))}
+    spread = np.array([robust_deviation(kernels.ratio[:, at]) for at in range(len(kernels.names))])
+    limit = np.maximum(chance_limit(kernels.ratio.size) * spread, _MIN_KERNEL_SLOWNESS)
+    peers = context.roles.peers
+    with np.errstate(invalid="ignore"):
+        excess = kernels.total * (1 - np.exp(-kernels.ratio))
+        slower = kernels.ratio > limit
+    for rank in np.flatnonzero(slower.any(axis=1)).tolist():
+        members = np.flatnonzero(peers == peers[rank])
+        if rank in in_general or len(members) < 2:
             continue
-        ranks = case.global_ranks(slow.ranks)
-        rates = f"{slow.gb_per_s:.1f} GB/s, similar links {slow.like_gb_per_s:.1f} GB/s"
-        figures: dict[str, Any] = {
-            "factor": round(slow.ratio, 4),
-            "gb_per_s": round(slow.gb_per_s, 3),
-            "like_gb_per_s": round(slow.like_gb_per_s, 3),
-            "told": slow.pair,
+        others = members[members != rank]
+        found: dict[int, float] = {}
+        for at in np.flatnonzero(slower[rank]).tolist():
+            usual_count = float(np.median(kernels.count[others, at]))
+            if kernels.count[rank, at] != usual_count:
+                continue
+            if len(others) == 1 and kernels.ratio[rank, at] < _MIN_KERNEL_SLOWNESS_OF_TWO:
+                continue
+            # The calls of experts vary with their tokens.
+            if has_experts(context) and kernels.shortest[rank, at] < kernels.peers_mean[rank, at]:
+                continue
+            found[at] = float(excess[rank, at])
+        saved_ns = sum(found.values()) / steps
+        if saved_ns < _MIN_KERNEL_SHARE * context.step_ns:
+            continue
+        at = max(found, key=lambda one: found[one])
+        if not _is_always_slower(context, rank, members.tolist(), kernels.names[at]):
+            continue
+        factor = float(np.exp(kernels.ratio[rank, at]))
+        name, module = kernels.names[at], _module(context, rank, kernels.names[at])
+        kernel = f"{name} ({module})" if module else name
+        more = f" ({len(found) - 1} more kinds are slower)" if len(found) > 1 else ""
+        figures = {
+            "factor": round(factor, 4),
+            "kernel": name,
+            "module": module,
+            "kernels": [kernels.names[one] for one in found],
+            "excess_ms_per_step": saved_ns / NS_PER_MS,
         }
-        where = steps_suffix(case, steps)
-        if slow.pair:
-            ends = f"ranks {ranks[0]} and {ranks[1]}{_on(case, slow)}"
-            text = f"slow link: between {ends}{where} {slow.ratio:.2f} times slower: {rates}"
-            ways = [(ranks[0], ranks[1])]
-        else:
-            kind = case.matched.groups[slow.group].kind
-            text = (
-                f"slow link: within the {kind} group of ranks "
-                f"{list_first(ranks)}{_on(case, slow)}: "
-                f"its collectives transfer data{where} {slow.ratio:.2f} times slower than "
-                "those of similar groups; the link cannot be determined"
-            )
-            order = [rank for rank in case.matched.groups[slow.group].ranks if rank in ranks]
-            ways = [*zip(order, [*order[1:], order[0]], strict=True)]
-        text = f"{text}; {cost.words}"
-        found = make_finding(case, SLOW_LINK, slow.ranks, steps, cost, text, figures)
-        yield replace(found, links=tuple(ways))
+        text = (
+            f"slow kernel: {context.describe(rank)}: {kernel} takes "
+            f"{factor:.2f} times as long per call as on other ranks{more}, "
+            f"{saved_ns / NS_PER_MS:.2f} ms per step; its other kernels are not slower"
+        )
+        segments = excess_segments(context, rank, others.tolist(), idle=False)
+        saved_all_ns = saved_ns * len(context.replay.steps)
+        change = ReplayChange(stretch_ns=remove_excess(rank, segments, saved_all_ns))
+        yield Candidate(SLOW_KERNEL, [rank], context.steps, change, text, figures)
 
 
-def _on(case: RuleContext, slow: SlowLink) -> str:
-    hosts = case.hosts(slow.ranks)
-    if not hosts:
-        return ""
-    return f" ({hosts[0]})" if len(hosts) == 1 else f" (between {list_first(hosts)})"
+def _is_always_slower(context: RuleContext, rank: int, members: Sequence[int], name: str) -> bool:
+    """Return whether a kind of kernel is slower than that of peers in most steps."""
+    role = np.zeros(len(members), np.int64)
+    results: list[bool] = []
+    for step in context.steps:
+        kernels = kernel_ratios(context.matched, role, [step], members)
+        if name in kernels.names:
+            ratio = kernels.ratio[members.index(rank), kernels.names.index(name)]
+            results.append(bool(ratio > _MIN_KERNEL_SLOWNESS / 2))
+    return bool(results) and sum(results) >= _MIN_SLOW_STEPS * len(results)
 
 
-RULES: tuple[Callable[[RuleContext], Iterator[Finding]], ...] = (
+def _module(context: RuleContext, rank: int, name: str) -> str:
+    """Return the module with most time in a kind of kernel; empty if none is recorded."""
+    partial = context.matched.partials[rank]
+    table = partial.kernels
+    totals: dict[str, int] = {}
+    for number, module, total in zip(
+        *(table[column].tolist() for column in ("name", "module", "total")), strict=True
+    ):
+        if partial.names[number] == name:
+            totals[partial.modules[module]] = totals.get(partial.modules[module], 0) + total
+    return max(totals, key=lambda one: totals[one], default="")
+
+
+def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
+    """Yield pipeline stages that have more work than the other stages."""
+    if not context.roles.by_stage:
+        return
+    peers, work = context.roles.peers, context.signals.work
+    stages = np.array([stage for stage in np.unique(peers).tolist() if stage >= 0], np.int64)
+    if len(stages) < 3:
+        return
+    per_stage = np.array([float(np.median(work[peers == stage])) for stage in stages.tolist()])
+    steps = max(len(context.steps), 1)
+    for at, stage in enumerate(stages.tolist()):
+        others = np.delete(per_stage, at)
+        usual = float(np.median(others))
+        members = np.flatnonzero(peers == stage).tolist()
+        # A stage of one rank is a slow rank or has more work, which cannot be distinguished.
+        if len(members) < 2 or not usual or per_stage[at] < _MIN_STAGE_FACTOR * usual:
+            continue
+        if per_stage[at] < float(others.max()) * (1 + (_MIN_STAGE_FACTOR - 1) / 2):
+            continue
+        factor = float(per_stage[at]) / usual
+        change = ReplayChange(work=dict.fromkeys(members, 1 / factor))
+        mean = float(per_stage.mean())
+        balanced = ReplayChange(
+            work={
+                rank: mean / float(per_stage[int(np.flatnonzero(stages == peers[rank])[0])])
+                for rank in range(len(peers))
+                if peers[rank] >= 0
+            }
+        )
+        saved_ms = context.replay.gain_ns(balanced) / max(len(context.replay.steps), 1) / NS_PER_MS
+        text = (
+            f"unequal pipeline stages: stage {stage} has {factor:.2f} times the kernel time of the "
+            f"median stage ({per_stage[at] / steps / NS_PER_MS:.2f} ms, "
+            f"{usual / steps / NS_PER_MS:.2f} ms); equal stages would save {saved_ms:.2f} ms per "
+            "step; the additional work"
+        )
+        figures = {
+            "stage": stage,
+            "factor": round(factor, 4),
+            "work_ms_per_step": float(per_stage[at]) / steps / NS_PER_MS,
+            "usual_work_ms_per_step": usual / steps / NS_PER_MS,
+            "balanced_gain_ms": saved_ms,
+        }
+        yield Candidate(UNEQUAL_STAGES, members, context.steps, change, text, figures)
+
+
+RULES: tuple[Callable[[RuleContext], Iterator[Candidate]], ...] = (
+    slow_ranks,
     slow_kernels,
-    idle_between_kernels,
+    unequal_stages,
+    idle_devices,
     late_input,
-    late_ranks,
+    absent_ranks,
     expert_imbalance,
     slow_links,
 )
-
-
-def _count(ranks: Sequence[int]) -> str:
-    return f"{len(ranks)} ranks" if len(ranks) > 1 else "its rank"
-
-
-def _median_ms(values: Floats) -> float:
-    return round(float(np.nanmedian(values)) / NS_PER_MS, 4)

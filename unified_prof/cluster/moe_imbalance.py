@@ -1,7 +1,7 @@
-"""Experts that get more tokens than others, step for step: the ranks beside them wait for theirs.
+"""Rule about experts that constantly get more tokens than others, for which other ranks wait.
 
-A router never divides tokens evenly, and how unevenly changes from batch to batch: a little of
-both is no fault. What counts is whose load stays above what is planned for.
+A router never divides tokens evenly, and the division changes from batch to batch: only a load
+that stays above the capacity that is planned for is a fault.
 """
 
 from __future__ import annotations
@@ -15,87 +15,89 @@ from numpy.typing import NDArray
 from unified_prof.arrays.types import Floats, Ints
 from unified_prof.cluster.matching import ClusterGroup
 from unified_prof.cluster.rank_partial import MARK_END, MARK_START
+from unified_prof.cluster.rank_signals import chance_limit
 from unified_prof.cluster.replay import ReplayChange
-from unified_prof.cluster.rule_context import (
-    RuleContext,
-    chance_limit,
-    list_first,
-    make_finding,
-    replay_cost,
-)
-from unified_prof.recording.model import Finding
+from unified_prof.cluster.rule_context import Candidate, RuleContext, join_first
 
 EXPERT_IMBALANCE = "expert_imbalance"
-
-_LEAST_LOAD = 1.25
-"""Over the mean of its group: the capacity that routers usually give an expert, who then drop what
-goes beyond; up to there memory and time are planned for."""
-_MOST_STEPS = 0.75
-"""In so many of the steps a rank has more than that: what changes from step to step evens out."""
-_EVEN = 1.02
-"""Where nobody's messages are longer than this many times the mean, they are padded: what experts
-compute tells their load then."""
-_EXPERTS_AT_WORK = 1.1
-"""Between two exchanges of a group, who works longest works so many times the mean: experts."""
+# Share of slower kernels from which a rank is slow for another reason than its tokens.
 GENERAL_SLOWNESS = 0.9
-"""Where so much of a rank's kernels are slower, that is no matter of tokens."""
-_NO_EXPERTS = ("tp", "cp", "pp")
+# Minimum load over the mean of the group: the capacity that routers usually plan for.
+_MIN_LOAD = 1.25
+# Share of the steps in which the load has to be that high.
+_MIN_STEPS = 0.75
+# Messages of equal sizes within this factor are padded; the work of the experts is compared then.
+_PADDED = 1.02
+# Experts work between two exchanges if the longest work of a rank is this many times the mean.
+_MIN_EXPERT_RATIO = 1.1
+_KINDS_WITHOUT_EXPERTS = ("tp", "cp", "pp")
 
 
 @dataclass(frozen=True, slots=True)
 class _Group:
-    """What the ranks of one group of experts got and did; steps by those that are compared."""
+    """Exchanges and work of the ranks of one expert group; arrays are members x exchanges."""
 
     members: tuple[int, ...]
-    """By number in the run."""
+    """Indices of the ranks."""
     events: Ints
-    """Its exchanges, in their order."""
+    """Its exchanges, in order."""
     step: Ints
     sent: Floats
-    """Members by exchanges: bytes; NaN where that is not recorded."""
+    """Bytes; NaN if not recorded."""
     work: Floats
-    """Members by exchanges: time of kernels from its end to the next one's begin."""
+    """Kernel time from the end of an exchange to the start of the next one, ns."""
     first: Ints
-    """Members by exchanges: the mark at which it ends, and the next one begins."""
+    """Mark of the end of the exchange."""
     last: Ints
+    """Mark of the start of the next one."""
 
 
 @dataclass(frozen=True, slots=True)
 class ExpertLoad:
-    """A rank whose experts get more than others."""
+    """A rank whose experts get more tokens than others."""
 
     rank: int
     ratio: float
-    """Its load over the mean of its group."""
+    """Load over the mean of its group."""
     by_bytes: bool
-    """Whether messages said so; else the work of experts did."""
+    """True if the load was measured in bytes, False if in kernel time of the experts."""
     work_ratio: float
-    """The same of its experts' time."""
+    """Kernel time of its experts over the mean of the group."""
 
 
-def expert_imbalance(case: RuleContext) -> Iterator[Finding]:
-    """Ranks whose experts get more tokens than those of others in their group."""
-    groups = list(_groups(case))
-    hot = [(group, load) for group in groups for load in _hot(case, group)]
-    if not hot:
+def has_experts(context: RuleContext) -> bool:
+    """Return whether the run has expert groups."""
+    matched = context.matched
+    exchanges = matched.is_kind(matched.events.kind, "all_to_all")
+    groups = np.unique(matched.events.group[exchanges]).tolist()
+    return any(_may_have_experts(matched.groups[group]) for group in groups) or any(
+        group.kind == "ep" for group in matched.groups
+    )
+
+
+def expert_imbalance(context: RuleContext) -> Iterator[Candidate]:
+    """Yield the ranks whose experts get more tokens than those of others in their group."""
+    overloaded = [
+        (group, load) for group in _groups(context) for load in _overloaded(context, group)
+    ]
+    if not overloaded:
         return
-    loads = sorted((load for _, load in hot), key=lambda one: (-one.ratio, one.rank))
-    concerned = {id(group): group for group, _ in hot}.values()
-    cost = replay_cost(case, _balanced(case, list(concerned)), case.steps)
+    loads = sorted((load for _, load in overloaded), key=lambda one: (-one.ratio, one.rank))
+    groups = [*{id(group): group for group, _ in overloaded}.values()]
     ranks = [load.rank for load in loads]
     first = loads[0]
-    numbers = case.global_ranks(ranks)
-    what = "as many tokens" if first.by_bytes else "as much work (messages have equal sizes)"
+    numbers = context.global_ranks(ranks)
+    amount = "as many tokens" if first.by_bytes else "as much work (messages have equal sizes)"
     if len(loads) == 1:
-        members = case.global_ranks(next(iter(concerned)).members)
+        members = join_first(context.global_ranks(groups[0].members))
         text = (
-            f"expert imbalance: {case.named(first.rank)}: its experts get "
-            f"{first.ratio:.2f} times {what} as the mean of ranks {list_first(members)}"
+            f"expert imbalance: {context.describe(first.rank)}: its experts get "
+            f"{first.ratio:.2f} times {amount} as the mean of ranks {members}"
         )
     else:
         text = (
-            f"expert imbalance: experts of {len(loads)} ranks ({list_first(numbers)}) get "
-            f"up to {first.ratio:.2f} times {what} as the mean of their group"
+            f"expert imbalance: experts of {len(loads)} ranks ({join_first(numbers)}) get "
+            f"up to {first.ratio:.2f} times {amount} as the mean of their group"
         )
     figures = {
         "load": round(first.ratio, 4),
@@ -104,55 +106,56 @@ def expert_imbalance(case: RuleContext) -> Iterator[Finding]:
             str(number): round(load.ratio, 4) for number, load in zip(numbers, loads, strict=True)
         },
     }
-    text = f"{text}, in every step; {cost.words}"
-    yield make_finding(case, EXPERT_IMBALANCE, ranks, case.steps, cost, text, figures)
+    change = _balanced(context, groups)
+    text = f"{text}, in every step"
+    yield Candidate(EXPERT_IMBALANCE, ranks, context.steps, change, text, figures)
 
 
-def _groups(case: RuleContext) -> Iterator[_Group]:
-    """Yield the groups of experts that exchange tokens, all of whose ranks are there."""
-    matched = case.matched
+def _groups(context: RuleContext) -> Iterator[_Group]:
+    """Yield the expert groups that exchange tokens and whose ranks are all present."""
+    matched = context.matched
     events, rows = matched.events, matched.rows
     exchange = matched.is_kind(events.kind, "all_to_all")
-    usable = ~matched.transfers & events.complete & np.isin(events.step, list(case.steps))
+    usable = ~matched.transfers & events.complete & np.isin(events.step, list(context.steps))
     number = {rank: index for index, rank in enumerate(matched.ranks)}
     for at, group in enumerate(matched.groups):
         if not _may_have_experts(group) or not all(rank in number for rank in group.ranks):
             continue
-        mine = np.flatnonzero(usable & (events.group == at))
-        if len(chosen := mine[exchange[mine]]):
-            mine = chosen
+        inside = np.flatnonzero(usable & (events.group == at))
+        if len(chosen := inside[exchange[inside]]):
+            inside = chosen
         elif group.kind != "ep":
             continue
-        if not len(mine) or int(events.members[mine].min()) != len(group.ranks):
+        if not len(inside) or int(events.members[inside].min()) != len(group.ranks):
             continue
-        mine = mine[np.argsort(rows.start[events.first[mine]], kind="stable")]
+        inside = inside[np.argsort(rows.start[events.first[inside]], kind="stable")]
         members = tuple(sorted(number[rank] for rank in group.ranks))
-        at_rows = events.first[mine] + np.arange(len(members))[:, None]
+        at_rows = events.first[inside] + np.arange(len(members))[:, None]
         size = rows.bytes[at_rows].astype(np.float64)
         yield _Group(
             members,
-            mine,
-            events.step[mine],
+            inside,
+            events.step[inside],
             np.where(size >= 0, size, np.nan),
-            *_between(case, members, rows.op[at_rows], events.step[mine]),
+            *_work_between(context, members, rows.op[at_rows], events.step[inside]),
         )
 
 
 def _may_have_experts(group: ClusterGroup) -> bool:
-    return group.told and len(group.ranks) > 1 and group.kind not in _NO_EXPERTS
+    return group.told and len(group.ranks) > 1 and group.kind not in _KINDS_WITHOUT_EXPERTS
 
 
-def _between(
-    case: RuleContext, members: Sequence[int], ops: Ints, step: Ints
+def _work_between(
+    context: RuleContext, members: Sequence[int], ops: Ints, step: Ints
 ) -> tuple[Floats, Ints, Ints]:
-    """Return the work of each member between exchanges, and the marks around it."""
+    """Return `work`, `first` and `last` of a `_Group`."""
     work = np.zeros(ops.shape)
     first, last = np.zeros(ops.shape, np.int64), np.zeros(ops.shape, np.int64)
-    # What follows the last exchange of a step is not for experts.
+    # What follows the last exchange of a step is not the work of experts.
     inside = np.r_[step[1:] == step[:-1], False]
     for place, index in enumerate(members):
-        marks = case.matched.partials[index].marks
-        count = len(case.matched.partials[index].communication["start"])
+        marks = context.matched.partials[index].marks
+        count = len(context.matched.partials[index].communication["start"])
         begins, ends = np.zeros(count, np.int64), np.zeros(count, np.int64)
         for found, what in ((begins, MARK_START), (ends, MARK_END)):
             at = np.flatnonzero(marks["what"] == what)
@@ -165,64 +168,63 @@ def _between(
     return work, first, last
 
 
-def _hot(case: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
-    """Yield the members that have more than others, step for step."""
+def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
+    """Yield the members that have more load than others, step for step."""
     by_bytes = bool(np.isfinite(group.sent).all()) and bool(group.sent.sum() > 0)
     if by_bytes:
         mean = group.sent.sum(axis=1) / group.sent.sum(axis=1).mean()
-        by_bytes = float(mean.max()) > _EVEN
-    work = group.work[:, _of_experts(group)]
-    works = work.sum(axis=1)
-    work_ratio = works / works.mean() if works.sum() else np.ones(len(works))
-    load, step = group.sent, group.step
-    if not by_bytes:
-        load, step = work, group.step[_of_experts(group)]
+        by_bytes = float(mean.max()) > _PADDED
+    with_experts = _have_experts(group)
+    work = group.work[:, with_experts]
+    total_work = work.sum(axis=1)
+    work_ratio = total_work / total_work.mean() if total_work.sum() else np.ones(len(total_work))
+    load, step = (group.sent, group.step) if by_bytes else (work, group.step[with_experts])
     if not load.shape[1]:
         return
     share = load / np.maximum(load.mean(axis=0), 1.0)
-    doubt = share.std(axis=1) / np.sqrt(share.shape[1])
+    error = share.std(axis=1) / np.sqrt(share.shape[1])
     ratio = load.sum(axis=1) / max(float(load.sum(axis=1).mean()), 1.0)
-    steps = np.unique(step)
-    by_step = np.stack([load[:, step == one].sum(axis=1) for one in steps.tolist()], 1)
-    above = by_step / np.maximum(by_step.mean(axis=0), 1.0) >= _LEAST_LOAD
-    sure = ratio - chance_limit(len(case.matched.ranks)) * doubt > 1.0
-    hot = (ratio >= _LEAST_LOAD) & (above.mean(axis=1) >= _MOST_STEPS) & sure
+    by_step = np.stack([load[:, step == one].sum(axis=1) for one in np.unique(step).tolist()], 1)
+    above = by_step / np.maximum(by_step.mean(axis=0), 1.0) >= _MIN_LOAD
+    significant = ratio - chance_limit(len(context.matched.ranks)) * error > 1.0
+    overloaded = (ratio >= _MIN_LOAD) & (above.mean(axis=1) >= _MIN_STEPS) & significant
     if not by_bytes:  # a rank whose kernels are all slower has no more tokens for that
-        hot &= ~(case.evidence.general[list(group.members)] > GENERAL_SLOWNESS)
-    for place in np.flatnonzero(hot).tolist():
+        general = context.signals.kernels.slower_share[list(group.members)]
+        overloaded &= ~(general > GENERAL_SLOWNESS)
+    for place in np.flatnonzero(overloaded).tolist():
         yield ExpertLoad(
             group.members[place], float(ratio[place]), by_bytes, float(work_ratio[place])
         )
 
 
-def _of_experts(group: _Group) -> NDArray[np.bool_]:
-    """Return after which exchanges experts work: there its members' times differ."""
+def _have_experts(group: _Group) -> NDArray[np.bool_]:
+    """Return after which exchanges experts work: the times of the members differ there."""
     mean = group.work.mean(axis=0)
-    return np.asarray((mean > 0) & (group.work.max(axis=0) > _EXPERTS_AT_WORK * mean))
+    return np.asarray((mean > 0) & (group.work.max(axis=0) > _MIN_EXPERT_RATIO * mean))
 
 
-def _balanced(case: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
-    """Return the run in which experts of these groups have as much as each other in the long run.
+def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
+    """Return the run in which the experts of these groups have the same load in total.
 
-    How unlike they are from one exchange to the next stays as it is.
+    Differences from one exchange to the next remain.
     """
     stretches: dict[tuple[int, int], float] = {}
     transfers: dict[int, float] = {}
     for group in groups:
-        experts = np.flatnonzero(_of_experts(group)).tolist()
-        works = group.work[:, experts].sum(axis=1)
-        for place, index in enumerate(group.members if works.all() else ()):
-            busy = case.matched.partials[index].marks["busy"]
-            less = 1 - float(works.mean() / works[place])
+        experts = np.flatnonzero(_have_experts(group)).tolist()
+        work = group.work[:, experts].sum(axis=1)
+        for place, rank in enumerate(group.members if work.all() else ()):
+            busy = context.matched.partials[rank].marks["busy"]
+            reduction = 1 - float(work.mean() / work[place])
             for at in experts:
                 for mark in range(group.first[place, at], group.last[place, at]):
-                    stretches[index, mark] = float(busy[mark]) * less
+                    stretches[rank, mark] = float(busy[mark]) * reduction
         sent = np.nan_to_num(group.sent)
-        sums = sent.sum(axis=1)
-        if not sums.all():
+        total = sent.sum(axis=1)
+        if not total.all():
             continue
         longest = sent.max(axis=0)
-        even = (sent * (sums.mean() / sums)[:, None]).max(axis=0)
+        even = (sent * (total.mean() / total)[:, None]).max(axis=0)
         for at in np.flatnonzero(longest > 0).tolist():
             transfers[int(group.events[at])] = float(even[at] / longest[at])
     return ReplayChange(stretch_ns=stretches, transfer=transfers)

@@ -1,24 +1,18 @@
-"""What is otherwise in a run that is walked again.
+"""Replay of a recorded run with changes: what a step would take without a fault.
 
-What each rank does, in order, as entries that can be walked.
-
-A rank's timeline is a row of stretches (kernels and the idle time around them) cut by the begins
-and ends of its communication; an end that the device stood idle for is one that it awaits.
-
-What a step would take if something were otherwise: the recorded run, walked again.
-
-Every rank's timeline is a row of stretches (kernels and the idle time around them) cut by the
-begins and ends of its communication. A collective ends when its last member has begun, plus what
-it takes itself; a rank goes on past an end only where the recording shows that it stood idle for
-it. Walking that with a culprit's kernels shortened gives what the run would gain, which is less
-than the waiting it caused: somebody else would then come last.
+Each rank's timeline is a sequence of stretches (kernels and the idle time around them) between the
+starts and ends of its communication. A collective ends when its last member has started plus its
+transfer time; a rank waits for an end only where the recording shows its device idle for it.
+Replaying that with a fault repaired gives what the run would gain. That is less than the waiting
+the fault caused, because another rank would then be last.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
+from typing import Any, NamedTuple
 
 import numpy as np
 from numpy.typing import NDArray
@@ -34,80 +28,124 @@ from unified_prof.cluster.rank_partial import (
     Partial,
 )
 from unified_prof.cluster.waits import Waits
-from unified_prof.recording.collectives import POINT_TO_POINT as _TRANSFERS
+from unified_prof.recording.collectives import POINT_TO_POINT
 
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """What is otherwise."""
+    """What differs from the recorded run; ranks are indices, times are ns."""
 
     work: Mapping[int, float] = field(default_factory=dict)
-    """Rank (by number) -> what its kernels' time is multiplied with."""
+    """Rank -> factor of its kernel times."""
     work_at: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> the same in that step."""
+    """(rank, step) -> factor of its kernel times in that step, instead of `work`."""
     gap_ns: Mapping[int, float] = field(default_factory=dict)
-    """Rank -> what the idle time behind each of its kernels is shortened by."""
+    """Rank -> reduction of the idle time after each of its kernels."""
     input_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, step) -> what its idle time at the step's begin is shortened by."""
+    """(rank, step) -> reduction of its idle time at the start of the step."""
     stretch_ns: Mapping[tuple[int, int], float] = field(default_factory=dict)
-    """(rank, mark) -> what the stretch behind that mark of its partial is shortened by."""
+    """(rank, mark) -> reduction of the stretch after that mark of its partial."""
+    transfer: Mapping[int, float] = field(default_factory=dict)
+    """Event -> factor of its transfer time."""
 
     @property
     def ranks(self) -> set[int]:
-        """Those whose own time is otherwise."""
+        """Ranks whose own time changes."""
         by_rank = {*self.work, *self.gap_ns}
         return by_rank | {rank for rank, _ in (*self.work_at, *self.input_ns, *self.stretch_ns)}
 
-    transfer: Mapping[int, float] = field(default_factory=dict)
-    """Event -> what its transfer is multiplied with."""
+    @staticmethod
+    def merge(changes: Sequence[ReplayChange]) -> ReplayChange:
+        """Return all changes as one: factors multiply; of reductions of one time the largest."""
+        merged = ReplayChange(*({} for _ in fields(ReplayChange)))
+        work_at: Any = merged.work_at
+        for change in changes:
+            for name in ("work", "work_at", "transfer"):
+                target = getattr(merged, name)
+                for key, factor in getattr(change, name).items():
+                    target[key] = target.get(key, 1.0) * factor
+            for name in ("gap_ns", "input_ns", "stretch_ns"):
+                target = getattr(merged, name)
+                for key, ns in getattr(change, name).items():
+                    target[key] = max(target.get(key, 0.0), ns)
+        for rank, step in work_at:
+            work_at[rank, step] *= merged.work.get(rank, 1.0)
+        return merged
 
 
-# What a rank's program consists of.
-GO, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)
+# Codes of program entries.
+RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)
+# An operation that starts this soon after another one of its group had been waiting for it, ns.
 _QUEUED_NS = 5_000
-"""An operation that begins this soon after another one of its group was waiting for it."""
-_LEAST_IDLE_NS = 10_000
-"""An end beside kernels that comes in less idle time came there by chance."""
+# Shorter idle time before an end, between kernels, does not show that the rank waited for it, ns.
+_MIN_IDLE_NS = 10_000
+# Maximum number of operations to replay; of a longer run the first steps are replayed.
+_MAX_OPERATIONS = 400_000
 
 
 @dataclass(slots=True)
 class RankProgram:
-    """What a rank does, entry by entry: a code, and up to three values that it gives a meaning."""
+    """What a rank does: entries of a code and up to three values whose meaning it defines.
+
+    RUN: kernel time, idle time, kernels. BEGIN: delay after the event before, that event, event.
+    AWAIT: event (third). STEP_BEGIN and INPUT: step (third).
+    """
 
     code: list[int]
     first: list[float]
     second: list[float]
     third: list[int]
     begin: float
-    """When it begins, on the common clock."""
+    """Start of the program on the common clock, ns."""
     mark: list[int] = field(default_factory=list)
-    """Of each entry, the mark of the partial that it comes of."""
+    """Mark of the partial that each entry belongs to."""
+
+
+class Stretch(NamedTuple):
+    """Part of a rank's timeline between two marks."""
+
+    mark: int
+    operation: tuple[str, str] | None
+    """(kind of group, kind of operation) whose end it follows; None if it follows another mark."""
+    ns: float
+    """Its kernel time or idle time."""
+    kernels: int
+    communicates: bool
+    """Whether an operation of communication runs meanwhile."""
 
 
 def build_program(
-    one: Partial,
+    partial: Partial,
     event_of: Ints,
     shift: int,
     steps: Sequence[int],
     *,
     cut: bool,
     within: bool,
-    usual: float,
+    usual_transfer: float,
 ) -> RankProgram:
-    """Return what a rank does.
+    """Return the program of a rank.
 
     Args:
-        one: the rank.
-        event_of: the event of each of its operations, NONE of those without a mate.
-        shift: of its clock.
-        steps: those that are walked.
-        cut: whether they are not all that there are.
-        within: whether what is before the first of them is left out as well.
-        usual: how long a transfer moves data whose other end is not there.
+        partial: The rank.
+        event_of: Event of each of its operations; NO_VALUE for unmatched ones.
+        shift: Offset of its clock, ns.
+        steps: The replayed steps.
+        cut: Whether `steps` are only some of the recorded steps.
+        within: Whether to omit what is before the first of `steps` as well.
+        usual_transfer: Transfer time of sends and receives whose other end is missing, ns.
     """
-    number = _kept(one, steps, within=within) if cut else np.arange(len(one.marks["time"]))
-    marks = {name: values[number] for name, values in one.marks.items()}
-    ops = one.communication
+    time = partial.marks["time"]
+    number = np.arange(len(time))
+    if cut:
+        chosen = np.isin(partial.steps["step"], list(steps))
+        last = int(partial.steps["end"][chosen].max(initial=0))
+        kept = time < last
+        if within:
+            kept &= time >= int(partial.steps["start"][chosen].min(initial=last))
+        number = np.flatnonzero(kept)
+    marks = {name: values[number] for name, values in partial.marks.items()}
+    ops = partial.communication
     count = len(marks["time"])
     if not count:
         return RankProgram([], [], [], [], 0.0)
@@ -119,41 +157,40 @@ def build_program(
     matched = np.full(count, NO_VALUE, np.int64)
     of_op = what != MARK_STEP
     matched[of_op] = event_of[op[of_op]]
-    # Time idle just before each mark, and whether the device is idle when it comes.
+    # Idle time just before each mark, and whether the device is idle at that mark.
     before = np.r_[0, np.where(busy > 0, tail, length)[:-1]]
     gaps = int((length - lead - tail - busy)[busy > 0].sum()) / max(int(kernels.sum()), 1)
-    enough = max(_LEAST_IDLE_NS, 2 * gaps)
+    enough = max(_MIN_IDLE_NS, 2 * gaps)
     uncovered = np.zeros(count, bool)
     uncovered[of_op] = ops["covered"][op[of_op]] == 0
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
-    nothing = busy == 0
+    no_kernels = busy == 0
     behind, delay = _queued(marks, ops, matched)
-    # What began there only because another operation had ended tells nothing of the device.
+    # A start that only follows the end of another operation does not show what the device did.
     passed = np.append(delay >= 0, False)
-    passed[:count] &= nothing
+    passed[:count] &= no_kernels
     ahead = np.where(passed, count, np.arange(count + 1))[1:]
     ahead = np.minimum.accumulate(ahead[::-1])[::-1]
     ends_next = np.r_[in_idle, False][ahead]
-    # Where the device stays idle until another end comes, it is that one that was waited for.
-    awaited = in_idle & ~(nothing & ends_next)
-    # The idle time before an end that is waited for goes when the end comes earlier.
-    waits_next = ends_next
-    idle = np.where(waits_next, np.where(nothing, 0, length - busy - tail), length - busy)
-    # Of a transfer without its other end it is not known what its wait was for.
-    kinds = np.isin(ops["kind"], [at for at, kind in enumerate(one.kinds) if kind in _TRANSFERS])
+    # If the device stays idle until another end, the rank waited for that one.
+    awaited = in_idle & ~(no_kernels & ends_next)
+    # Idle time before an awaited end shrinks if the end is earlier.
+    idle = np.where(ends_next, np.where(no_kernels, 0, length - busy - tail), length - busy)
+    # What a transfer without its other end waited for is unknown.
+    transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     lost = is_end & (matched < 0) & uncovered
-    lost[of_op] &= kinds[op[of_op]]
-    next_lost = np.r_[lost[1:], False] & nothing
-    idle = np.where(next_lost, np.minimum(idle, usual), idle)
-    # A mark is up to four entries, in this order.
-    code = np.full((count, 4), [NO_VALUE, STEP_BEGIN, GO, INPUT])
+    lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
+    next_lost = np.r_[lost[1:], False] & no_kernels
+    idle = np.where(next_lost, np.minimum(idle, usual_transfer), idle)
+    # A mark has up to four entries, in this order.
+    code = np.full((count, 4), [NO_VALUE, STEP_BEGIN, RUN, INPUT])
     first, second, third = np.zeros((3, count, 4))
     begins = (what == MARK_START) & (matched >= 0)
     code[begins, 0], code[awaited, 0] = BEGIN, AWAIT
     first[begins, 0], second[begins, 0], third[:, 0] = delay[begins], behind[begins], matched
     of_step = (what == MARK_STEP) & (op >= 0)
     step = np.full(count, NO_VALUE, np.int64)
-    step[of_step] = one.steps["step"][op[of_step]]
+    step[of_step] = partial.steps["step"][op[of_step]]
     third[:, 1], third[:, 3] = step, step
     first[:, 2], second[:, 2], third[:, 2] = busy, idle, kernels
     there = np.empty((count, 4), bool)
@@ -171,11 +208,11 @@ def build_program(
 
 
 def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
-    """Return for each mark the event behind whose end, one of its group, it begins, and the delay.
+    """Return for each start the previous event of its group and kind, and the delay after it.
 
-    One that follows at once was asked for earlier, when nobody knows: it begins when the other
-    one ends. The delay of one that does not is NONE: it begins where it stands, or later. Of all
-    other marks both are NONE.
+    An operation that follows at once had been enqueued earlier and starts when the other one ends.
+    The delay of others is NO_VALUE: they start where the rank has arrived, or later. Both are
+    NO_VALUE for all other marks.
     """
     behind, delays = np.full((2, len(matched)), NO_VALUE, np.int64)
     of_event = np.flatnonzero((marks["what"] != MARK_STEP) & (matched >= 0))
@@ -194,23 +231,8 @@ def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
     return behind, delays
 
 
-def _kept(one: Partial, steps: Sequence[int], *, within: bool) -> Ints:
-    """Return the marks up to the end of the last of some steps, from the first one's begin on."""
-    time = one.marks["time"]
-    chosen = np.isin(one.steps["step"], list(steps))
-    last = int(one.steps["end"][chosen].max(initial=0))
-    kept = time < last
-    if within:
-        kept &= time >= int(one.steps["start"][chosen].min(initial=last))
-    return np.flatnonzero(kept)
-
-
-_MOST_OPERATIONS = 400_000
-"""So many operations of all ranks are walked; of a longer run the first steps."""
-
-
 class Replay:
-    """The programs of all ranks."""
+    """The programs of all ranks, to be replayed with changes."""
 
     def __init__(
         self,
@@ -221,74 +243,72 @@ class Replay:
         *,
         within: bool = False,
     ) -> None:
-        """Make them.
+        """Prepare a replay.
 
         Args:
-            matched: the run.
-            waits: what its communication took.
-            offset: of each rank's clock.
-            steps: the steps to walk, from the first one on as many as can be walked in some
-                seconds.
-            within: what is before the first of them is left out as well.
+            matched: The run.
+            waits: Waits and transfer times of its communication.
+            offset: Clock offset of each rank, ns.
+            steps: The steps to replay: from the first one, as many as take some seconds.
+            within: Whether to omit what is before the first of `steps`.
         """
-        self._made_of = (matched, waits, offset)
-        self._transfer = waits.transfer.astype(np.float64)
-        self.steps = tuple(_walked(matched, steps))
-        """Those that are walked."""
+        self._inputs = (matched, waits, offset)
         self._within = within
+        chosen: list[int] = []
+        operations = 0
+        for step in steps:
+            operations += int((matched.rows.step == step).sum())
+            if chosen and operations > _MAX_OPERATIONS:
+                break
+            chosen.append(step)
+        self.steps = tuple(chosen)
+        """The replayed steps."""
         self._is_part = within or len(self.steps) < len(steps)
 
     @cached_property
     def _members(self) -> list[int]:
-        members: list[int] = self._made_of[0].events.members.tolist()
+        members: list[int] = self._inputs[0].events.members.tolist()
         return members
 
     @cached_property
-    def _least(self) -> NDArray[np.float64]:
-        matched, waits, _ = self._made_of
-        return _takes(matched, waits)
+    def _durations(self) -> NDArray[np.float64]:
+        matched, waits, _ = self._inputs
+        return usual_durations(matched, waits)
 
     @cached_property
-    def _ranks(self) -> list[RankProgram]:
-        """The programs; those of a healthy run nobody asks for."""
-        matched, waits, offset = self._made_of
-        event_of = _events_of_rows(matched, self.steps if self._is_part else None)
-        origin = min(
-            (
-                int(one.marks["time"][0]) + int(offset[i])
-                for i, one in enumerate(matched.partials)
-                if len(one.marks["time"])
-            ),
-            default=0,
-        )
-        usual = _usual_transfer(matched, waits)
+    def _programs(self) -> list[RankProgram]:
+        matched, waits, offset = self._inputs
+        event_of = _events_of_operations(matched, self.steps if self._is_part else None)
+        begins = [
+            int(partial.marks["time"][0]) + int(offset[index])
+            for index, partial in enumerate(matched.partials)
+            if len(partial.marks["time"])
+        ]
+        complete = matched.transfers & matched.events.complete
+        usual = float(np.median(waits.transfer[complete])) if complete.any() else float("inf")
         return [
             build_program(
-                one,
+                partial,
                 event_of[index],
-                int(offset[index]) - origin,
+                int(offset[index]) - min(begins, default=0),
                 self.steps,
                 cut=self._is_part,
                 within=self._within,
-                usual=usual,
+                usual_transfer=usual,
             )
-            for index, one in enumerate(matched.partials)
+            for index, partial in enumerate(matched.partials)
         ]
 
     def over(self, steps: Sequence[int]) -> Replay:
-        """Return the walk of these steps alone, as many from the first one on as can be."""
-        return Replay(*self._made_of, steps, within=True)
-
-    def cost_ns(self, change: ReplayChange) -> float:
-        """Return what a step would gain, on average."""
-        return self.gain_ns(change) / max(len(self.steps), 1)
+        """Return a replay of `steps` alone: from the first one, as many as are affordable."""
+        return Replay(*self._inputs, steps, within=True)
 
     def gain_ns(self, change: ReplayChange) -> float:
-        """Return what all steps together would gain.
+        """Return what all replayed steps together gain by a change.
 
-        That is what the first rank would, whose steps people read in logs: in a long run all
-        ranks gain alike. Where it has nothing to do with it, what the last of those would that
-        change nothing themselves: what a culprit does last of all nobody waits for.
+        That is the gain of the first rank, whose steps people see in logs; in a long run all
+        ranks gain alike. If it does not gain, it is the gain of the last of the ranks that the
+        change does not affect: no rank waits for the last thing that an affected rank does.
         """
         before, after = self._as_recorded, self.ends(change)[0]
         gain = before[0] - after[0]
@@ -298,55 +318,72 @@ class Replay:
         others = others or list(range(len(before)))
         return max(before[rank] for rank in others) - max(after[rank] for rank in others)
 
-    def longest_idle(self, rank: int, idle_ns: Mapping[int, float]) -> dict[tuple[int, int], float]:
-        """Return where a rank's longest idle times are, as a change of stretches.
-
-        Args:
-            rank: the rank.
-            idle_ns: step -> how much idle time is looked for there.
-        """
-        program = self._ranks[rank]
+    def idle_stretches(self, rank: int) -> dict[int, list[tuple[float, int]]]:
+        """Return step -> (idle time in ns, mark) of each stretch of a rank, the longest first."""
+        program = self._programs[rank]
         stretches: dict[int, list[tuple[float, int]]] = {}
         step = NO_VALUE
-        for what, idle, number, mark in zip(
+        for code, idle, number, mark in zip(
             program.code, program.second, program.third, program.mark, strict=True
         ):
-            if what == STEP_BEGIN:
+            if code == STEP_BEGIN:
                 step = number
-            elif what == GO and idle > 0:
+            elif code == RUN and idle > 0:
                 stretches.setdefault(step, []).append((idle, mark))
-        found: dict[tuple[int, int], float] = {}
-        for step, wanted in idle_ns.items():
-            for idle, mark in sorted(stretches.get(step, ()), reverse=True):
-                if wanted <= 0:
-                    break
-                found[rank, mark] = min(idle, wanted)
-                wanted -= idle
-        return found
+        for found in stretches.values():
+            found.sort(reverse=True)
+        return stretches
+
+    def stretches(self, rank: int, *, idle: bool) -> list[Stretch]:
+        """Return the stretches of a rank with their idle time or kernel time, in order."""
+        matched = self._inputs[0]
+        partial, program = matched.partials[rank], self._programs[rank]
+        groups = [
+            matched.groups[number].kind if number >= 0 else "other"
+            for number in [*matched.numbers[rank].tolist(), NO_VALUE]
+        ]
+        table, marks = partial.communication, partial.marks
+        is_open = np.cumsum(np.array([1, -1, 0])[marks["what"]]) > 0
+        result: list[Stretch] = []
+        entries = zip(
+            *(program.code, program.first, program.second, program.third, program.mark),
+            strict=True,
+        )
+        for code, busy_ns, idle_ns, kernels, mark in entries:
+            if code == RUN:
+                operation = None
+                if int(marks["what"][mark]) == MARK_END:
+                    op = int(marks["op"][mark])
+                    kind = partial.kinds[int(table["kind"][op])]
+                    operation = (groups[int(table["group"][op])], kind)
+                ns = idle_ns if idle else busy_ns
+                result.append(Stretch(mark, operation, ns, kernels, bool(is_open[mark])))
+        return result
 
     @cached_property
     def _as_recorded(self) -> list[float]:
         return self.ends(ReplayChange())[0]
 
     def ends(self, change: ReplayChange) -> tuple[list[float], list[float | None]]:
-        """Walk the run; return when each rank and each event end."""
-        least = self._least
+        """Replay the run; return the end of each rank and of each event (None: never), ns."""
+        duration = self._durations
         if change.transfer:
-            least = least.copy()
+            duration = duration.copy()
+            transfer = self._inputs[1].transfer
             for event, factor in change.transfer.items():
-                least[event] -= self._transfer[event] * (1 - factor)
-        takes = least.tolist()
+                duration[event] -= float(transfer[event]) * (1 - factor)
+        durations = duration.tolist()
         missing = list(self._members)
         last = [0.0] * len(missing)
         end: list[float | None] = [None] * len(missing)
         blocked: dict[int, list[int]] = {}
         behind: dict[int, list[tuple[int, float, float]]] = {}
-        at = [0] * len(self._ranks)
-        now = [rank.begin for rank in self._ranks]
-        works = [change.work.get(index, 1.0) for index in range(len(self._ranks))]
+        at = [0] * len(self._programs)
+        now = [rank.begin for rank in self._programs]
+        works = [change.work.get(index, 1.0) for index in range(len(self._programs))]
         by_step = {rank for rank, _ in change.work_at}
         by_stretch = {rank for rank, _ in change.stretch_ns}
-        todo = list(range(len(self._ranks)))[::-1]
+        todo = list(range(len(self._programs)))[::-1]
 
         def begin(event: int, time: float) -> None:
             nonlocal todo
@@ -358,7 +395,7 @@ class Replay:
                 missing[one] -= 1
                 if missing[one]:
                     continue
-                finish = end[one] = last[one] + takes[one]
+                finish = end[one] = last[one] + durations[one]
                 todo += blocked.pop(one, ())
                 settled += [
                     (other, max(finish + delay, soonest))
@@ -366,10 +403,10 @@ class Replay:
                 ]
 
         while True:
-            if not todo and not (todo := self._freed(at, now, blocked)):
+            if not todo and not (todo := _release_one(at, now, blocked)):
                 break
             index = todo.pop()
-            rank = self._ranks[index]
+            rank = self._programs[index]
             code, first, second, third = rank.code, rank.first, rank.second, rank.third
             work = works[index]
             gap = change.gap_ns.get(index, 0.0)
@@ -377,7 +414,7 @@ class Replay:
             time, place, count = now[index], at[index], len(code)
             while place < count:
                 what = code[place]
-                if what == GO:
+                if what == RUN:
                     idle = second[place]
                     if gap:
                         idle = max(idle - gap * third[place], 0.0)
@@ -387,7 +424,7 @@ class Replay:
                     time += took
                 elif what == BEGIN:
                     event, after, delay = third[place], int(second[place]), first[place]
-                    # Operations of one communicator follow one another, whoever asks for them.
+                    # Operations of one communicator run one after another.
                     soonest = 0.0 if delay >= 0 else time
                     delay = max(delay, 0.0)
                     if after < 0:
@@ -411,81 +448,63 @@ class Replay:
             now[index], at[index] = time, place
         return now, end
 
-    def _freed(self, at: list[int], now: list[float], blocked: dict[int, list[int]]) -> list[int]:
-        """Let one rank go on that waits for what can never come, the earliest.
 
-        Recordings whose times contradict one another may have ranks wait in a circle.
-        """
-        waiting = [index for members in blocked.values() for index in members]
-        if not waiting:
-            return []
-        freed = min(waiting, key=lambda index: now[index])
-        for members in blocked.values():
-            if freed in members:
-                members.remove(freed)
-        at[freed] += 1
-        return [freed]
+def _release_one(at: list[int], now: list[float], blocked: dict[int, list[int]]) -> list[int]:
+    """Let the earliest rank proceed that waits for an event that can never end.
+
+    Ranks of recordings with contradictory times may wait for each other in a cycle.
+    """
+    waiting = [rank for members in blocked.values() for rank in members]
+    if not waiting:
+        return []
+    released = min(waiting, key=lambda rank: now[rank])
+    for members in blocked.values():
+        if released in members:
+            members.remove(released)
+    at[released] += 1
+    return [released]
 
 
-def _takes(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:
-    """Return what each event takes when all have come.
+def usual_durations(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:
+    """Return the duration of each event once all members have started, ns.
 
-    Of one with members missing nobody knows who came last: it takes as long as others like it.
+    If members are missing, the last one may be among them: the duration is at most the median of
+    complete events of the same kind and size.
     """
     events = matched.events
     result = waits.least.astype(np.float64)
     sizes = np.array([group.size for group in matched.groups] or [0], np.int64)[events.group]
     sizes[events.src >= 0] = 2
-    usual: dict[tuple[int, int, int], float] = {}
+    usual: dict[tuple[int, ...], float] = {}
     keys = np.stack([events.kind, events.bytes, sizes], 1)
-    partly = np.flatnonzero(~events.complete)
-    for at in partly.tolist():
-        key = (int(keys[at, 0]), int(keys[at, 1]), int(keys[at, 2]))
+    for at in np.flatnonzero(~events.complete).tolist():
+        key = tuple(keys[at].tolist())
         if key not in usual:
-            like = events.complete & (keys == keys[at]).all(axis=1)
-            usual[key] = float(np.median(waits.least[like])) if like.any() else np.inf
+            alike = events.complete & (keys == keys[at]).all(axis=1)
+            usual[key] = float(np.median(waits.least[alike])) if alike.any() else np.inf
         result[at] = min(result[at], usual[key])
     return result
 
 
-def _walked(matched: MatchedCollectives, steps: Sequence[int]) -> list[int]:
-    """Return so many steps, from the first one on, as can be walked in some seconds."""
-    chosen: list[int] = []
-    walked = 0
-    for step in steps:
-        walked += int((matched.rows.step == step).sum())
-        if chosen and walked > _MOST_OPERATIONS:
-            break
-        chosen.append(step)
-    return chosen
-
-
-def _events_of_rows(matched: MatchedCollectives, steps: Sequence[int] | None) -> list[Ints]:
-    """Return for each rank the event of each of its operations, NONE where it has no mate.
+def _events_of_operations(matched: MatchedCollectives, steps: Sequence[int] | None) -> list[Ints]:
+    """Return for each rank the event of each of its operations; NO_VALUE for unmatched ones.
 
     Args:
         matched: The run.
-        steps: The only steps that are walked: an event that is not whole in these is none.
+        steps: The replayed steps, None for all; events that reach outside count as unmatched.
     """
     rows, events = matched.rows, matched.events
     result = [
         np.full(len(one.communication["start"]), NO_VALUE, np.int64) for one in matched.partials
     ]
     usable = np.flatnonzero(rows.event >= 0)
-    alone = np.zeros(len(events), bool)
     if steps is not None:
-        outside = ~np.isin(rows.step[usable], list(steps))
-        alone[rows.event[usable[outside]]] = True
-    usable = usable[~alone[rows.event[usable]]]
+        cut = np.zeros(len(events), bool)
+        cut[rows.event[usable[~np.isin(rows.step[usable], list(steps))]]] = True
+        usable = usable[~cut[rows.event[usable]]]
     order = usable[np.argsort(rows.rank[usable], kind="stable")]
     edges = np.searchsorted(rows.rank[order], np.arange(len(result) + 1))
-    for index, one in enumerate(result):
-        mine = order[edges[index] : edges[index + 1]]
-        one[rows.op[mine]] = rows.event[mine]
+    for index, event_of in enumerate(result):
+        chosen = order[edges[index] : edges[index + 1]]
+        event_of[rows.op[chosen]] = rows.event[chosen]
     return result
-
-
-def _usual_transfer(matched: MatchedCollectives, waits: Waits) -> float:
-    """Return how long a transfer moves data, for those whose other end is not there."""
-    whole = matched.transfers & matched.events.complete
-    return float(np.median(waits.transfer[whole])) if whole.any() else float("inf")

@@ -1,619 +1,317 @@
-"""What is unlike its likes: medians of the others, and how far values usually lie apart.
+"""Inputs of the cluster rules, candidates for findings, and their costs.
 
-Which part each rank has in the run: its place in tensor, data, pipeline ... parallelism.
-
-Evidence for causes that needs no other rank's waiting: kernels, gaps, input, by peers.
-
-Every figure of a rank is compared with the median of the other ranks that do the same work, and
-what counts as unlike is judged by how far ranks usually lie apart in this very run.
-
-All there is to judge of a run, and what findings about it have in common: words, costs.
+A rule yields candidates: a fault and the change that repairs it. The cost of a candidate is the
+time per step that the recorded run gains if it is replayed with that change.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import Any
 
 import numpy as np
 
-from unified_prof.arrays.types import Floats, Ints
-from unified_prof.cluster.matching import ClusterGroup, MatchedCollectives
-from unified_prof.cluster.rank_partial import NO_VALUE, Partial
-from unified_prof.cluster.replay import Replay, ReplayChange
+from unified_prof.cluster.matching import MatchedCollectives
+from unified_prof.cluster.rank_signals import RankRoles, RankSignals
+from unified_prof.cluster.replay import Replay, ReplayChange, Stretch
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.model import Finding
 
-_TO_DEVIATION = 1.4826
-
-
-def median_of_others(values: Floats) -> Floats:
-    """Return for each value the median of all others; NaN where there is no other."""
-    count = len(values)
-    if count < 2:
-        return np.full(count, np.nan)
-    order = np.argsort(values, kind="stable")
-    ascending = values[order]
-    place = np.empty(count, np.int64)
-    place[order] = np.arange(count)
-    low, high = (count - 2) // 2, (count - 1) // 2  # the middle of count - 1 values
-    return np.asarray(
-        (ascending[low + (place <= low)] + ascending[high + (place <= high)]) / 2, np.float64
-    )
-
-
-def robust_deviation(values: Floats) -> float:
-    """Return the robust standard deviation around 0 of values that should be 0."""
-    known = values[np.isfinite(values)]
-    return _TO_DEVIATION * float(np.median(np.abs(known))) if len(known) else 0.0
-
-
-def chance_limit(count: int) -> float:
-    """Return how many deviations nothing but chance keeps among so many values.
-
-    The most of `count` normal values lies at about sqrt(2 ln count); the deviation itself is an
-    estimate, the worse the fewer values it comes of.
-    """
-    return math.sqrt(2 * math.log(max(count, 2))) + 2.5 + 8 / max(count, 1)
-
-
-PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class RankRoles:
-    """Of each rank of a `Matched`."""
-
-    place: dict[str, list[int | None]]
-    """Kind -> the rank's place; None where nothing says it."""
-    peers: Ints
-    """Ranks with equal numbers do the same work: those of one pipeline stage."""
-    by_stage: bool
-    """Whether stages said so; else it was judged by the work itself."""
-
-
-def infer_roles(matched: MatchedCollectives, steps: list[int]) -> RankRoles:
-    """Find out, from what groups are called, else from what they do."""
-    _name_groups(matched)
-    place = {kind: _places(matched, kind) for kind in PARALLEL_KINDS}
-    stages = place["pp"]
-    if any(group.kind == "pp" for group in matched.groups):
-        peers = np.array([-1 if stage is None else stage for stage in stages], np.int64)
-        return RankRoles(place, peers, True)
-    return RankRoles(place, _by_work(matched, steps), False)
-
-
-def _name_groups(matched: MatchedCollectives) -> None:
-    """Give groups without a telling title a kind: by who is in them, and what they do."""
-    world = _world(matched)
-    transfers = set(matched.events.group[matched.transfers].tolist())
-    others = set(matched.events.group[~matched.transfers].tolist())
-    unnamed: list[tuple[int, ClusterGroup]] = []
-    for number, group in enumerate(matched.groups):
-        if group.kind != "other" or group.titles:
-            continue
-        if number in transfers and number not in others:
-            group.kind = "pp"
-        elif group.told and len(group.ranks) == world:
-            group.kind = "world"
-        elif group.told:
-            unnamed.append((number, group))
-    strides = {_stride(group.ranks) for _, group in unnamed}
-    if len(strides) == 2 and min(strides) == 1:
-        # Megatron's and everybody's order: ranks beside one another are tensor parallel.
-        for _, group in unnamed:
-            group.kind = "tp" if _stride(group.ranks) == 1 else "dp"
-
-
-def _stride(ranks: tuple[int, ...]) -> int:
-    ordered = sorted(ranks)
-    steps = {b - a for a, b in pairwise(ordered)}
-    return steps.pop() if len(steps) == 1 else 0
-
-
-def _world(matched: MatchedCollectives) -> int:
-    told = [one.world_size for one in matched.facts if one.world_size]
-    return max(told, default=0) or (max(matched.ranks, default=-1) + 1)
-
-
-def _places(matched: MatchedCollectives, kind: str) -> list[int | None]:
-    """Return each rank's place in its group of a kind; 0 where the run is not divided so."""
-    groups = [group for group in matched.groups if group.kind == kind and group.told]
-    place: dict[int, int] = {}
-    for group in sorted(groups, key=lambda one: one.size):
-        for at, rank in enumerate(sorted(group.ranks)):
-            place.setdefault(rank, at)
-    named = any(group.kind in PARALLEL_KINDS for group in matched.groups)
-    found: list[int | None] = []
-    for rank, facts in zip(matched.ranks, matched.facts, strict=True):
-        alone = facts.shape.get(kind) == 1 or (named and not groups)
-        found.append(place.get(rank, 0 if alone else None))
-    return found
-
-
-def _by_work(matched: MatchedCollectives, steps: list[int]) -> Ints:
-    """Put ranks together that run the same kernels equally often."""
-    signatures: dict[tuple[tuple[str, int], ...], int] = {}
-    result = np.empty(len(matched.ranks), np.int64)
-    for index, one in enumerate(matched.partials):
-        counts: dict[str, int] = {}
-        table = one.kernels
-        inside = np.isin(table["step"], steps)
-        for name, n in zip(
-            table["name"][inside].tolist(), table["n"][inside].tolist(), strict=True
-        ):
-            counts[one.names[name]] = counts.get(one.names[name], 0) + n
-        key = tuple(sorted(counts.items()))
-        result[index] = signatures.setdefault(key, len(signatures))
-    # Nearly as many kinds of work as ranks: counts depend on the data, and say nothing.
-    if len(signatures) > max(2, len(matched.ranks) // 2):
-        result[:] = 0
-    return result
-
-
-_FEW_RANKS = 6
-_FEW_HOSTS = 4
-
-
-@dataclass(frozen=True, slots=True, eq=False)
-class CauseSignals:
-    """Of each rank of a `Matched`, over the compared steps; NaN where it cannot be told."""
-
-    steps: tuple[int, ...]
-    work: Ints
-    """Time of its kernels, a sum, and the median of its peers."""
-    peers_work: Floats
-    work_at: Floats
-    """Time of its kernels: ranks by `steps`."""
-    slowness: Floats
-    """The logarithm of its kernels' time over that of its peers', one figure for all kinds."""
-    slowness_error: Floats
-    slowness_scatter: float
-    """How far ranks with the same work usually lie apart in it."""
-    general: Floats
-    """The share of its kernels' time in kinds that are slower than its peers'."""
-    slowness_at: Floats
-    """The same by step: ranks by `steps`, of the kernels' sum."""
-    kernels: Ints
-    gap: Floats
-    """From the end of a kernel to the next one's begin, on average, where nothing else begins or
-    ends in between; ns."""
-    peers_gap: Floats
-    """The median of peers on other hosts; where these are few, of all ranks on other hosts."""
-    middle_gap: Floats
-    """The gap that half of the kernels are behind at most: one long stop leaves it as it is."""
-    peers_middle_gap: Floats
-    gap_scatter: float
-    """How far gaps of ranks usually lie apart that should be alike."""
-    input_at: Floats
-    """Idle time for input: ranks by `steps`."""
-    peers_input_at: Floats
-    idle_at: Floats
-    """Idle time without input: ranks by `steps`."""
-    peers_idle_at: Floats
-
-
-def collect_cause_signals(
-    matched: MatchedCollectives, roles: RankRoles, steps: Sequence[int]
-) -> CauseSignals:
-    """Collect it."""
-    ranks, chosen = len(matched.ranks), list(steps)
-    column = {step: at for at, step in enumerate(chosen)}
-    names: dict[str, int] = {}
-    work_at = np.zeros((ranks, len(chosen)))
-    kernels = np.zeros(ranks, np.int64)
-    idle_at = np.full((ranks, len(chosen)), np.nan)
-    input_at = np.full((ranks, len(chosen)), np.nan)
-    cells: list[tuple[int, int, int, int]] = []  # rank, name, n, total
-    for index, one in enumerate(matched.partials):
-        number = [names.setdefault(name, len(names)) for name in one.names]
-        n = np.zeros(len(names), np.int64)
-        total = np.zeros(len(names), np.int64)
-        table = one.kernels
-        inside = np.isin(table["step"], chosen) & (table["name"] >= 0)
-        which = np.array([*number, NO_VALUE], np.int64)[table["name"][inside]]
-        np.add.at(n, which, table["n"][inside])
-        np.add.at(total, which, table["total"][inside])
-        at = np.array([column[step] for step in table["step"][inside].tolist()], np.int64)
-        np.add.at(work_at[index], at, table["total"][inside])
-        kernels[index] = int(n.sum())
-        cells += [
-            (index, name, int(n[name]), int(total[name])) for name in np.flatnonzero(n).tolist()
-        ]
-        table = one.steps
-        for step, rest, late in zip(
-            table["step"].tolist(), table["idle"].tolist(), table["input"].tolist(), strict=True
-        ):
-            if step in column:
-                idle_at[index, column[step]] = rest - max(late, 0)
-                input_at[index, column[step]] = max(late, 0)
-        if not one.facts.loader_recorded:
-            input_at[index] = np.nan
-    slowness, error, general, scatter = _slowness(cells, len(names), roles.peers)
-    work = work_at.sum(axis=1)
-    gaps = np.array([_gap(one) for one in matched.partials]).reshape(-1, 2)
-    gap, middle = gaps[:, 0], gaps[:, 1]
-    hosts = [facts.host for facts in matched.facts]
-    return CauseSignals(
-        steps=tuple(chosen),
-        work=work.astype(np.int64),
-        peers_work=_by_peers(work, roles.peers),
-        work_at=work_at,
-        slowness=slowness,
-        slowness_error=error,
-        slowness_scatter=scatter,
-        general=general,
-        slowness_at=_log_ratio(work_at, roles.peers),
-        kernels=kernels,
-        gap=gap,
-        peers_gap=_elsewhere(gap, roles.peers, hosts),
-        middle_gap=middle,
-        peers_middle_gap=_elsewhere(middle, roles.peers, hosts),
-        gap_scatter=_scatter(gap, roles.peers, hosts),
-        input_at=input_at,
-        peers_input_at=np.stack(
-            [_median_of_known_others(input_at[:, at]) for at in range(len(chosen))], axis=1
-        )
-        if chosen
-        else input_at,
-        idle_at=idle_at,
-        peers_idle_at=np.stack(
-            [_by_known_peers(idle_at[:, at], roles.peers) for at in range(len(chosen))], axis=1
-        )
-        if chosen
-        else idle_at,
-    )
-
-
-def slowness_in_steps(
-    matched: MatchedCollectives, peers: Ints, rank: int, steps: Sequence[int]
-) -> tuple[float, float, float]:
-    """Return a rank's slowness in some steps, its standard error, and how general it is.
-
-    Args:
-        matched: The run.
-        peers: Ranks with equal numbers do the same work.
-        rank: By number in `matched`.
-        steps: Those steps.
-    """
-    members = np.flatnonzero(peers == peers[rank])
-    if len(members) < 2:
-        members = np.arange(len(peers))
-    names: dict[str, int] = {}
-    cells: list[tuple[int, int, int, int]] = []
-    for place, index in enumerate(members.tolist()):
-        one = matched.partials[index]
-        table = one.kernels
-        inside = np.flatnonzero(np.isin(table["step"], list(steps)) & (table["name"] >= 0))
-        sums: dict[int, list[int]] = {}
-        for name, n, total in zip(
-            *(table[column][inside].tolist() for column in ("name", "n", "total")), strict=True
-        ):
-            cell = sums.setdefault(names.setdefault(one.names[name], len(names)), [0, 0])
-            cell[0] += n
-            cell[1] += total
-        cells += [(place, name, n, total) for name, (n, total) in sums.items()]
-    found = _slowness(cells, len(names), np.zeros(len(members), np.int64))
-    mine = int(np.flatnonzero(members == rank)[0])
-    return float(found[0][mine]), float(found[1][mine]), float(found[2][mine])
-
-
-def _median_of_known_others(values: Floats) -> Floats:
-    """Return the median of the other known values; NaN where there is none."""
-    result = np.full(len(values), np.nan)
-    known = np.flatnonzero(np.isfinite(values))
-    result[known] = median_of_others(values[known])
-    return result
-
-
-def _by_peers(values: Floats, peers: Ints) -> Floats:
-    result = np.full(len(values), np.nan)
-    for one in np.unique(peers):
-        mine = np.flatnonzero(peers == one)
-        result[mine] = median_of_others(values[mine])
-    return result
-
-
-def _by_known_peers(values: Floats, peers: Ints) -> Floats:
-    result = np.full(len(values), np.nan)
-    for one in np.unique(peers):
-        mine = np.flatnonzero((peers == one) & np.isfinite(values))
-        result[mine] = median_of_others(values[mine])
-    return result
-
-
-def _gap(one: Partial) -> tuple[float, float]:
-    """Return the mean and the middle of the times between kernels, 0 where there are none.
-
-    Only of kernels that follow one another. Of stretches between marks their means are known,
-    and count by the gaps they are of.
-    """
-    marks = one.marks
-    length = np.diff(marks["time"])
-    lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
-    # A stretch that begins within a kernel has that one as well.
-    gaps = np.where(busy > 0, begun - (lead > 0), 0)
-    count = int(gaps[gaps > 0].sum())
-    if not count:
-        return 0.0, 0.0
-    idle, gaps = (length - lead - busy - tail)[gaps > 0], gaps[gaps > 0]
-    order = np.argsort(idle / gaps, kind="stable")
-    at = int(np.searchsorted(np.cumsum(gaps[order]), count / 2))
-    return float(idle.sum()) / count, float((idle / gaps)[order[at]])
-
-
-def _elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:
-    """Return the median of each rank's peers on other hosts; all peers where there is one host.
-
-    A whole host may be at fault, and all of a stage may be on it.
-    """
-    names = sorted({host for host in hosts if host is not None})
-    if len(names) < 2:
-        return _by_peers(values, peers)
-    number = np.array([names.index(host) if host is not None else NO_VALUE for host in hosts])
-    result = np.full(len(values), np.nan)
-    for host in np.unique(number).tolist():
-        there = number != host
-        anywhere = float(np.median(values[there]))
-        for one in np.unique(peers[number == host]).tolist():
-            like = there & (peers == one)
-            mine = (number == host) & (peers == one)
-            # One other host says nothing: it may be the one at fault.
-            enough = len(np.unique(number[like])) > 1
-            result[mine] = float(np.median(values[like])) if enough else anywhere
-    return result
-
-
-def _scatter(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> float:
-    """Return how far values of ranks usually lie apart: of few hosts, on the same one.
-
-    Where half of all ranks are on one host, its fault would pass for scatter otherwise.
-    """
-    if len(set(hosts)) >= _FEW_HOSTS:
-        return robust_deviation(values - _elsewhere(values, peers, hosts))
-    away = np.full(len(values), np.nan)
-    for host in set(hosts):
-        here = np.array([one == host for one in hosts])
-        for one in np.unique(peers[here]).tolist():
-            mine = here & (peers == one)
-            away[mine] = values[mine] - np.median(values[mine])
-    return robust_deviation(away)
-
-
-def _log_ratio(work_at: Floats, peers: Ints) -> Floats:
-    result = np.full(work_at.shape, np.nan)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for at in range(work_at.shape[1]):
-            column = work_at[:, at]
-            result[:, at] = np.log(column / _by_peers(column, peers))
-    return result
-
-
-def _slowness(
-    cells: Sequence[tuple[int, int, int, int]], names: int, peers: Ints
-) -> tuple[Floats, Floats, Floats, float]:
-    """Return each rank's slowness, its standard error, how general it is, and the usual scatter.
-
-    Kinds of kernel count by how little they vary between ranks: what depends on the data, or
-    on its neighbours in memory, says less.
-    """
-    ranks = len(peers)
-    mean = np.full((ranks, names), np.nan)
-    count = np.zeros((ranks, names))
-    total = np.zeros((ranks, names))
-    if cells:
-        rank, name, n, time = np.array(cells, np.int64).T
-        mean[rank, name] = time / n
-        count[rank, name] = n
-        total[rank, name] = time
-    ratio = np.full((ranks, names), np.nan)
-    away_from_middle = ratio.copy()
-    groups = [np.flatnonzero(peers == one) for one in np.unique(peers)]
-    # A stage with one rank has no peers; kinds of kernel that all stages share stand in.
-    if any(len(members) < 2 for members in groups):
-        groups = [np.arange(ranks)]
-    with np.errstate(divide="ignore", invalid="ignore"):
-        for members in groups:
-            for at in range(names):
-                known = members[np.isfinite(mean[members, at]) & (mean[members, at] > 0)]
-                if len(known) > 1:
-                    values = np.log(mean[known, at])
-                    ratio[known, at] = values - median_of_others(values)
-                    # Of three ranks one slow one takes the others' median of others with it.
-                    away_from_middle[known, at] = values - np.median(values)
-    weight = _weights(ratio, count)
-    known = np.isfinite(ratio)
-    weight = np.where(known, weight, 0.0)
-    filled = np.where(known, ratio, 0.0)
-    whole = weight.sum(axis=1)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        slowness = (weight * filled).sum(axis=1) / whole
-        away = weight * np.where(known, ratio - slowness[:, None], 0.0) ** 2
-        kinds = np.maximum(known.sum(axis=1), 1)
-        error = np.sqrt(away.sum(axis=1) / whole / kinds)
-        middle = (weight * np.where(known, away_from_middle, 0.0)).sum(axis=1) / whole
-        slower = (total * (known & (ratio > slowness[:, None] / 2))).sum(axis=1)
-        general = slower / np.where(known, total, 0.0).sum(axis=1)
-    slowness[whole == 0] = np.nan
-    return slowness, error, general, robust_deviation(middle)
-
-
-def _weights(ratio: Floats, count: Floats) -> Floats:
-    """Weigh kinds of kernel by their scatter between ranks, where there are enough of these."""
-    if ratio.shape[0] < _FEW_RANKS:
-        return count
-    scatter = np.array([robust_deviation(ratio[:, at]) for at in range(ratio.shape[1])])
-    seen = np.isfinite(ratio).sum(axis=0) >= _FEW_RANKS
-    usual = float(np.median(scatter[seen & (scatter > 0)])) if (seen & (scatter > 0)).any() else 1.0
-    scatter = np.where(seen, np.maximum(scatter, usual / 4), usual)
-    return np.broadcast_to(1 / scatter**2, ratio.shape)
-
-
 NS_PER_MS = 1e6
+# Minimum share of a step for a time to count as a symptom.
 MIN_STEP_SHARE = 0.002
-"""Time that is a smaller part of a step is not worth a name."""
-_MOST_OF_A_HOST = 0.75
-_FEW_STEPS = 5
+# Minimum cost of a finding as a share of the step.
+_MIN_COST_SHARE = 0.0003
+# Share of a host's ranks with a fault from which the host is named.
+_MIN_HOST_SHARE = 0.75
+# Share of a rank's collectives with missing members from which its costs are lower bounds.
+_MAX_INCOMPLETE_SHARE = 0.05
+# Maximum number of steps listed in a sentence.
+_MAX_STEPS_LISTED = 5
 
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """All there is to judge."""
+    """A run as the rules see it; ranks are indices in `matched.ranks` unless called global."""
 
     matched: MatchedCollectives
     waits: Waits
     roles: RankRoles
-    evidence: CauseSignals
-    walk: Replay
+    signals: RankSignals
+    replay: Replay
     steps: tuple[int, ...]
+    """The compared steps."""
     step_ns: float
-    """Length of a step, the median over ranks."""
+    """Median length of a step."""
 
-    def with_communication(self, steps: Sequence[int]) -> list[int]:
-        """Return those of some steps of which there is communication."""
-        there = set(np.unique(self.matched.rows.step).tolist())
-        return [step for step in steps if step in there]
-
-    def host(self, index: int) -> str | None:
+    def host(self, rank: int) -> str | None:
         """Return the host of a rank."""
-        return self.matched.facts[index].host
+        return self.matched.facts[rank].host
 
     def hosts(self, ranks: Sequence[int]) -> tuple[str, ...]:
-        """Return the hosts of ranks, each once."""
-        return tuple(sorted({host for one in ranks if (host := self.host(one)) is not None}))
+        """Return the sorted distinct hosts of ranks."""
+        return tuple(sorted({host for rank in ranks if (host := self.host(rank)) is not None}))
 
-    def named(self, index: int) -> str:
+    def describe(self, rank: int) -> str:
         """Return a rank and its host in words."""
-        host = self.host(index)
-        rank = f"rank {self.matched.ranks[index]}"
-        return rank if host is None else f"{rank} on {host}"
+        host = self.host(rank)
+        name = f"rank {self.matched.ranks[rank]}"
+        return name if host is None else f"{name} on {host}"
 
     def global_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the global numbers of ranks."""
-        return tuple(self.matched.ranks[one] for one in ranks)
+        """Return the global ranks of indices."""
+        return tuple(self.matched.ranks[rank] for rank in ranks)
+
+    def has_steps(self) -> bool:
+        """Return whether steps were recorded; otherwise the whole recording is one step."""
+        return any(facts.steps_recorded for facts in self.matched.facts)
+
+    def replay_of(self, steps: Sequence[int]) -> Replay:
+        """Return a replay that contains `steps` as far as their collectives are in memory."""
+        if set(steps) <= set(self.replay.steps) or set(steps) >= set(self.steps):
+            return self.replay
+        present = set(np.unique(self.matched.rows.step).tolist())
+        return self.replay.over([step for step in steps if step in present])
+
+
+@dataclass(frozen=True, slots=True)
+class Candidate:
+    """A possible finding, before its cost is known."""
+
+    kind: str
+    ranks: Sequence[int]
+    """Indices of the ranks at fault."""
+    steps: tuple[int, ...]
+    change: ReplayChange
+    """The run without the fault."""
+    text: str
+    """The sentence without its cost."""
+    figures: dict[str, Any]
+    links: tuple[tuple[int, int], ...] = ()
+    """Global ranks of both ends of each slow link."""
+    bound_ns: float = 0.0
+    """Maximum cost in each of `steps`, used if none of them can be replayed."""
+    min_cost_ns: float = 0.0
+    """Minimum cost per affected step for this kind of finding."""
+    global_ranks: tuple[int, ...] | None = None
+    """Global ranks if the ranks at fault are not part of the run."""
+    is_bound: bool = False
+    """Whether the change repairs more than the fault, so that its gain is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What something costs."""
+    """What a fault costs."""
 
     ns: float
-    """A step, on average over all."""
-    each_ns: float | None = None
-    """Each of the steps in which it is; None: it is in all of them."""
-    at_most: bool = False
-    """Whether these are bounds: what came of it could not be walked."""
+    """Per step, mean over all compared steps."""
+    affected_ns: float | None = None
+    """Per affected step; None if all steps are affected."""
+    qualifier: str = ""
+    """`at most`, `at least` or empty."""
+    scope: str = "every step"
+    condition: str = ""
 
     @property
-    def words(self) -> str:
-        """The end of a sentence."""
-        ns = self.ns if self.each_ns is None else self.each_ns
-        if ns < 500:
-            return (
-                f"currently costs {'the step' if self.each_ns is None else 'these steps'} nothing"
-            )
-        most = "at most " if self.at_most else ""
-        if self.each_ns is None:
-            return f"costs every step {most}{_ms(ns)}"
-        return f"costs each of these {most}{_ms(ns)}, {_ms(self.ns)} per step on average"
+    def text(self) -> str:
+        """The cost as the end of a sentence."""
+        qualifier = f"{self.qualifier} " if self.qualifier else ""
+        if self.affected_ns is None:
+            return f"costs {self.scope} {qualifier}{_format_ms(self.ns)}{self.condition}"
+        return (
+            f"costs each of these {qualifier}{_format_ms(self.affected_ns)}, "
+            f"{_format_ms(self.ns)} per step on average{self.condition}"
+        )
 
     @property
     def figures(self) -> dict[str, Any]:
-        """What of it is not in every finding."""
-        return {} if self.each_ns is None else {"cost_ms_in_these_steps": self.each_ns / NS_PER_MS}
+        """Figures that only some findings have."""
+        if self.affected_ns is None:
+            return {}
+        return {"cost_ms_in_these_steps": self.affected_ns / NS_PER_MS}
 
 
-def replay_cost(
-    case: RuleContext, change: ReplayChange, steps: Sequence[int], most_ns: float = 0.0
-) -> Cost:
-    """Return what a fault costs that a change takes away.
+def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list[Finding]:
+    """Return the candidates that cost time as findings, costliest first.
 
-    Args:
-        case: The run.
-        change: The run without the fault.
-        steps: Those in which it is.
-        most_ns: What it costs each of these at most, for steps whose communication is not there.
+    A fault may cost nothing alone because another one hides it. Its cost is then the gain from
+    repairing it after all others.
     """
-    everywhere = set(steps) >= set(case.steps)
-    walk = case.walk
-    if not set(steps) <= set(walk.steps):
-        if everywhere:
-            return Cost(walk.cost_ns(change))
-        walk = walk.over(case.with_communication(steps))
-    elif everywhere:
-        return Cost(walk.cost_ns(change))
-    inside = len(set(steps) & set(walk.steps))
-    share = len(steps) / max(len(case.steps), 1)
-    if not inside:
-        return Cost(most_ns * share, most_ns, at_most=True)
-    each = walk.gain_ns(change) / inside
-    return Cost(each * share, each)
+    if not candidates:
+        return []
+    alone = [_gain(context, one) for one in candidates]
+    together = context.replay.gain_ns(ReplayChange.merge([one.change for one in candidates]))
+    findings: list[Finding] = []
+    for at, (candidate, (gain_ns, replayed)) in enumerate(zip(candidates, alone, strict=True)):
+        affected = len(candidate.steps)
+        share = affected / max(len(context.steps), 1)
+        if set(candidate.steps) >= set(context.steps):
+            share = 1.0
+        condition = ""
+        needed = max(_MIN_COST_SHARE * context.step_ns, candidate.min_cost_ns * share)
+        cost_ns = gain_ns / replayed * share if replayed else candidate.bound_ns * share
+        if cost_ns < needed and replayed and len(candidates) > 1:
+            others = [one.change for other, one in enumerate(candidates) if other != at]
+            gain_ns = together - context.replay.gain_ns(ReplayChange.merge(others))
+            cost_ns = gain_ns / replayed * share
+            condition = " once the other findings are fixed"
+        if cost_ns < needed:
+            continue
+        qualifier = "at most" if candidate.is_bound or not replayed else ""
+        if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
+            qualifier = "at least"
+        scope = "every step" if context.has_steps() else "the whole recording"
+        each = cost_ns / share if share < 1 else None
+        cost = Cost(cost_ns, each, qualifier, scope, condition)
+        findings.append(_finding(context, candidate, cost))
+    return sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind, one.ranks))
 
 
-def make_finding(
-    case: RuleContext,
-    kind: str,
-    ranks: Sequence[int],
-    steps: Sequence[int],
-    cost: Cost,
-    text: str,
-    figures: dict[str, Any],
-) -> Finding:
-    """Return a finding about ranks, by their number in the run."""
+def _gain(context: RuleContext, candidate: Candidate) -> tuple[float, int]:
+    """Return the gain of a candidate in all replayed steps, ns, and how many have the fault."""
+    if candidate.change == ReplayChange():
+        return 0.0, 0
+    replay = context.replay_of(candidate.steps)
+    everywhere = set(candidate.steps) >= set(context.steps)
+    replayed = len(replay.steps if everywhere else set(candidate.steps) & set(replay.steps))
+    return (replay.gain_ns(candidate.change) if replayed else 0.0), replayed
+
+
+def _has_incomplete_collectives(context: RuleContext, ranks: Sequence[int]) -> bool:
+    events, rows = context.matched.events, context.matched.rows
+    if events.complete.all():
+        return False
+    matched = np.flatnonzero((rows.event >= 0) & np.isin(rows.rank, list(ranks)))
+    complete = events.complete[rows.event[matched]]
+    return bool(len(complete)) and float((~complete).mean()) > _MAX_INCOMPLETE_SHARE
+
+
+def _finding(context: RuleContext, candidate: Candidate, cost: Cost) -> Finding:
+    figures = {
+        name: round(float(value), 6) if isinstance(value, float) else value
+        for name, value in {**candidate.figures, **cost.figures}.items()
+    }
     return Finding(
-        kind,
-        case.global_ranks(ranks),
-        case.hosts(ranks),
-        (),
-        tuple(steps),
+        candidate.kind,
+        candidate.global_ranks or context.global_ranks(candidate.ranks),
+        context.hosts(candidate.ranks),
+        candidate.links,
+        candidate.steps,
         round(cost.ns / NS_PER_MS, 6),
-        text,
-        {
-            name: round(float(value), 6) if isinstance(value, float) else value
-            for name, value in {**figures, **cost.figures}.items()
-        },
+        f"{candidate.text}; {cost.text}",
+        figures,
     )
 
 
-def group_by_host(case: RuleContext, ranks: Sequence[int]) -> list[tuple[list[int], str | None]]:
-    """Put ranks of one host together where most of that host's are among them.
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """Part of a rank's timeline between two ends of the same kind of collective."""
 
-    The host is None where it is the rank alone.
+    excess_ns: float
+    """How much longer it is than on other ranks."""
+    parts: tuple[tuple[int, float], ...]
+    """(mark, ns) of its stretches."""
+
+
+def excess_segments(
+    context: RuleContext, rank: int, others: Sequence[int], *, idle: bool
+) -> list[Segment]:
+    """Return the segments in which a rank has more kernel or idle time than others do.
+
+    Segments end with the kind of collective that the rank has most of. They are compared one by one
+    with the ranks that have as many of them; without any, each stretch is a segment.
+
+    Args:
+        context: The run.
+        rank: The rank.
+        others: Ranks with the same role.
+        idle: Whether to compare idle time; otherwise kernel time.
     """
-    of_host: dict[str, list[int]] = {}
-    for index in range(len(case.matched.ranks)):
-        if (host := case.host(index)) is not None:
-            of_host.setdefault(host, []).append(index)
-    chosen = set(ranks)
+    stretches = context.replay.stretches(rank, idle=idle)
+    counts: dict[tuple[str, str], int] = {}
+    for one in stretches:
+        if one.operation is not None:
+            counts[one.operation] = counts.get(one.operation, 0) + 1
+    anchor = max(counts, key=lambda operation: counts[operation], default=None)
+    segments = _segments(stretches, anchor)
+    found = [_segments(context.replay.stretches(one, idle=idle), anchor) for one in others]
+    found = [one for one in found if len(one) == len(segments)]
+    if not found:
+        return [Segment(one.ns, ((one.mark, one.ns),)) for one in stretches if one.ns > 0]
+    usual = np.median([[sum(ns for _, ns in part) for part in one] for one in found], axis=0)
+    result: list[Segment] = []
+    for parts, usual_ns in zip(segments, usual.tolist(), strict=True):
+        excess_ns = sum(ns for _, ns in parts) - usual_ns
+        if excess_ns > 0:
+            result.append(Segment(excess_ns, tuple(parts)))
+    return result
+
+
+def _segments(
+    stretches: Sequence[Stretch], anchor: tuple[str, str] | None
+) -> list[list[tuple[int, float]]]:
+    """Return (mark, ns) of the stretches, cut at the ends of an operation."""
+    segments: list[list[tuple[int, float]]] = [[]]
+    for one in stretches:
+        if one.operation == anchor:
+            segments.append([])
+        segments[-1].append((one.mark, one.ns))
+    return segments
+
+
+def remove_excess(
+    rank: int, segments: Sequence[Segment], total_ns: float
+) -> dict[tuple[int, int], float]:
+    """Return (rank, mark) -> reductions that remove `total_ns` in proportion to the excess."""
+    excess_ns = sum(one.excess_ns for one in segments)
+    cut: dict[tuple[int, int], float] = {}
+    for segment in segments:
+        share = min(total_ns / excess_ns, 1.0) * segment.excess_ns
+        length_ns = sum(ns for _, ns in segment.parts)
+        for mark, ns in segment.parts:
+            cut[rank, mark] = min(ns / length_ns, 1.0) * share
+    return cut
+
+
+def group_by_host(context: RuleContext, ranks: Sequence[int]) -> list[tuple[list[int], str | None]]:
+    """Group ranks by host if most ranks of that host are among them.
+
+    Returns:
+        (ranks, host) for such hosts, and ([rank], None) for each other rank.
+    """
+    by_host: dict[str, list[int]] = {}
+    for rank in range(len(context.matched.ranks)):
+        if (host := context.host(rank)) is not None:
+            by_host.setdefault(host, []).append(rank)
+    left = set(ranks)
     result: list[tuple[list[int], str | None]] = []
-    for host, members in of_host.items():
-        mine = [one for one in members if one in chosen]
-        if len(members) > 1 and len(mine) >= _MOST_OF_A_HOST * len(members):
-            result.append((mine, host))
-            chosen -= set(mine)
-    return [*result, *(([one], None) for one in sorted(chosen))]
+    for host, members in by_host.items():
+        chosen = [rank for rank in members if rank in left]
+        if len(members) > 1 and len(chosen) >= _MIN_HOST_SHARE * len(members):
+            result.append((chosen, host))
+            left -= set(chosen)
+    return [*result, *(([rank], None) for rank in sorted(left))]
 
 
-def steps_suffix(case: RuleContext, steps: Sequence[int]) -> str:
-    """Say in which steps something is, with a blank before it; nothing where it is in all."""
-    if set(steps) >= set(case.steps):
-        return ""
+def steps_text(context: RuleContext, steps: Sequence[int], everywhere: str = "") -> str:
+    """Return ` in steps ...` for a sentence; `everywhere` if these are all compared steps."""
+    if set(steps) >= set(context.steps):
+        return everywhere if context.has_steps() else ""
     if len(steps) == 1:
         return f" in step {steps[0]}"
-    if len(steps) <= _FEW_STEPS:
+    if len(steps) > 2 and tuple(steps) == context.steps[-len(steps) :]:
+        return f" since step {steps[0]}"
+    if len(steps) <= _MAX_STEPS_LISTED:
         return f" in steps {', '.join(map(str, steps[:-1]))} and {steps[-1]}"
-    return f" in {len(steps)} of {len(case.steps)} steps ({list_first(steps, _FEW_STEPS)})"
+    return f" in {len(steps)} of {len(context.steps)} steps ({join_first(steps, 5)})"
 
 
-def list_first(items: Sequence[object], most: int = 8) -> str:
-    """Return the first of some things in words."""
-    shown = [str(one) for one in items[:most]]
-    return ", ".join(shown) + (", ..." if len(items) > most else "")
+def join_first(items: Sequence[object], limit: int = 8) -> str:
+    """Return the first items as text, followed by `...` if there are more."""
+    return ", ".join(map(str, items[:limit])) + (", ..." if len(items) > limit else "")
 
 
-def _ms(ns: float) -> str:
+def _format_ms(ns: float) -> str:
     ms = ns / NS_PER_MS
     return f"{ms:.3g} ms" if ms < 1 else f"{ms:.2f} ms"

@@ -1,18 +1,12 @@
-"""Which way data moved, and how quickly.
+"""Rule about slow links: hosts, ranks, pairs and groups whose data moves slowly.
 
-Only moving data counts, never waiting: transfers by what the shorter of the two ends took,
-collectives by their least duration without set-up.
-
-Pairs and groups of ranks whose data moves more slowly than that of others like them.
-
-Like ones move as many bytes, inside a host or between hosts, and groups are as large.
-
-Pairs and groups whose data moves more slowly in some steps than in others.
+Only moving data counts, never waiting: of a send and its receive the shorter duration, of a
+collective its least duration without set-up.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 
@@ -20,311 +14,375 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Floats, Ints
+from unified_prof.cluster.links import crosses_hosts
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
-from unified_prof.cluster.rule_context import chance_limit, median_of_others, robust_deviation
+from unified_prof.cluster.rank_signals import (
+    chance_limit,
+    median_of_others,
+    robust_deviation,
+    upper_cluster,
+)
+from unified_prof.cluster.replay import ReplayChange
+from unified_prof.cluster.rule_context import (
+    MIN_STEP_SHARE,
+    Candidate,
+    RuleContext,
+    join_first,
+    steps_text,
+)
 from unified_prof.cluster.waits import Waits
 
-P2P, COLLECTIVE = "p2p", "collective"
-_NS = 1e9
+SLOW_LINK, SLOW_HOST_LINK = "slow_link", "slow_host_link"
 
 
-@dataclass(frozen=True, slots=True)
-class MeasuredLink:
-    """What moved from one rank (by number in `Matched.ranks`) to another."""
-
-    src: int
-    dst: int
-    kind: str
-    across: bool | None
-    n: int
-    bytes: int
-    transfer_ns: int
-    wait_ns: int | None
-    p50: float
-    """bytes/ns, which is GB/s"""
-    p99: float
-    like: float | None
-
-
-def crosses_hosts(matched: MatchedCollectives, a: int, b: int) -> bool | None:
-    """Say whether two ranks are on different hosts; None where that is not known."""
-    one, other = matched.facts[a].host, matched.facts[b].host
-    return None if one is None or other is None else one != other
-
-
-def measure_links(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
-    """Return all of them, transfers first."""
-    return [*_transfers(matched, waits), *_parts(matched)]
-
-
-def _transfers(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
-    events = matched.events
-    usable = np.flatnonzero(
-        matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    )
-    if not len(usable):
-        return []
-    # Both rows of a transfer follow one another; the receiver's wait is that of its row.
-    rows = matched.rows
-    first = events.first[usable]
-    receiver = np.where(rows.rank[first] == events.dst[usable], first, first + 1)
-    rate = events.bytes[usable] / waits.transfer[usable]
-    src, dst = events.src[usable], events.dst[usable]
-    order = np.lexsort((rate, dst, src))
-    src, dst, rate = src[order], dst[order], rate[order]
-    usable, receiver = usable[order], receiver[order]
-    heads = np.flatnonzero(np.r_[True, (np.diff(src) != 0) | (np.diff(dst) != 0)])
-    n = np.diff(np.r_[heads, len(src)])
-    size = np.add.reduceat(events.bytes[usable], heads)
-    total = np.add.reduceat(waits.transfer[usable], heads)
-    waited = np.add.reduceat(np.maximum(waits.wait[receiver], 0), heads)
-    p50, p99 = rate[heads + n // 2], rate[heads + n // 100]
-    between = [
-        crosses_hosts(matched, int(a), int(b)) for a, b in zip(src[heads], dst[heads], strict=True)
-    ]
-    like = _like(between, _size_class(size / n), p50)
-    return [
-        MeasuredLink(*row)
-        for row in zip(
-            src[heads].tolist(),
-            dst[heads].tolist(),
-            [P2P] * len(heads),
-            between,
-            n.tolist(),
-            size.tolist(),
-            total.tolist(),
-            waited.tolist(),
-            p50.tolist(),
-            p99.tolist(),
-            like,
-            strict=True,
-        )
-    ]
-
-
-def _parts(matched: MatchedCollectives) -> list[MeasuredLink]:
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
-    found: dict[tuple[int, int], list[float]] = {}
-    for one in matched.partials:
-        table = one.links
-        for src, dst, n, size, total, p50, p99 in zip(
-            *(v.tolist() for v in table.values()), strict=True
-        ):
-            if src in number and dst in number:
-                row = found.setdefault((number[src], number[dst]), [0, 0, 0, 0.0, np.inf, 0])
-                row[0] += n
-                row[1] += size
-                row[2] += total
-                if n > row[5]:
-                    row[3], row[5] = p50 / _NS, n
-                row[4] = min(row[4], p99 / _NS)
-    keys = sorted(found)
-    between = [crosses_hosts(matched, *key) for key in keys]
-    size = np.array([found[key][1] / found[key][0] for key in keys])
-    p50 = np.array([found[key][3] for key in keys])
-    like = _like(between, _size_class(size), p50)
-    return [
-        MeasuredLink(
-            *key,
-            COLLECTIVE,
-            far,
-            int(row[0]),
-            int(row[1]),
-            int(row[2]),
-            None,
-            row[3],
-            row[4],
-            usual,
-        )
-        for key, far, usual in zip(keys, between, like, strict=True)
-        for row in [found[key]]
-    ]
-
-
-def _size_class(size: Floats) -> Ints:
-    return np.floor(np.log2(np.maximum(size, 1))).astype(np.int64)
-
-
-def _like(between: list[bool | None], size: Ints, rate: Floats) -> list[float | None]:
-    """Return the median rate of links between or inside hosts with sizes of the same order."""
-    classes: dict[tuple[bool | None, int], list[int]] = {}
-    for index, (far, order) in enumerate(zip(between, size.tolist(), strict=True)):
-        classes.setdefault((far, order), []).append(index)
-    result: list[float | None] = [None] * len(between)
-    for members in classes.values():
-        usual = float(np.median(rate[members]))
-        for index in members:
-            result[index] = usual
-    return result
-
-
-LEAST_RATIO = 1.25
-"""What is slower by less is not worth a name, however sure."""
-
-_SURE_OF_TWO = 1.5
-"""Of two alike one is called slow only from here on: nobody else says which one is usual."""
+# Minimum ratio of a slow transfer time to the usual one.
+MIN_RATIO = 1.25
+# The same if it is unknown which of two classes of times is usual.
+_MIN_RATIO_OF_TWO = 1.5
+# Share of the links of a host or rank that have to be slow to blame the host or rank.
+_MIN_CAUSE_SHARE = 0.75
 
 
 @dataclass(frozen=True, slots=True)
 class SlowLink:
-    """A pair or a group whose data moves more slowly than that of others like it."""
+    """A directed pair of ranks, or a group, whose transfers are slower than comparable ones."""
 
     ranks: tuple[int, ...]
-    """By number in `Matched.ranks`; of a pair two."""
-    pair: bool
+    """Indices of the ranks, sorted."""
+    ends: tuple[int, int] | None
+    """Sender and receiver; None for a group of more than two ranks or of collectives."""
+    group: int
+    """Number of the group; NO_VALUE for sends and receives."""
     ratio: float
     events: tuple[int, ...]
     gb_per_s: float
-    like_gb_per_s: float
-    group: int = NO_VALUE
+    usual_gb_per_s: float
     steps: tuple[int, ...] = ()
-    """Those in which it is; none: in all."""
+    """Affected steps; empty: all."""
+    is_majority: bool = False
+    """Whether most comparable links are as slow: reported only if they have a common cause."""
+
+    def merge(self, other: SlowLink, matched: MatchedCollectives) -> SlowLink:
+        """Return two findings about the same ranks as one, with the figures of the larger."""
+        largest = max(self, other, key=lambda one: int(matched.events.bytes[[*one.events]].sum()))
+        return replace(
+            largest,
+            events=(*self.events, *other.events),
+            steps=tuple(sorted({*self.steps, *other.steps})),
+        )
 
 
-def slow_pairs(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
-    """Return pairs of ranks whose transfers take longer than those of like pairs."""
+@dataclass(frozen=True, slots=True)
+class _Cause:
+    """A common end of links: traffic of a host or rank in one direction."""
+
+    host: str | None
+    rank: int
+    """Index; NO_VALUE for a host."""
+    direction: str
+    """`out` or `in`."""
+
+
+@dataclass(slots=True)
+class _Measured:
+    """All comparable links and the slow ones among them."""
+
+    slow: list[SlowLink]
+    links: set[tuple[int, int] | int]
+    """Compared pairs (sender, receiver) and groups (number)."""
+    uncompared: int = 0
+    """Pairs and groups that were not compared because hosts are unknown."""
+
+
+def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
+    """Return pairs and groups with longer transfer times than comparable ones, over all steps.
+
+    Comparable transfers have the same size and are all inside hosts or all between hosts; groups
+    also have the same kind of collective, size and number of hosts. Links of unknown hosts are
+    not compared: links between hosts are slower than links inside of them.
+    """
     events = matched.events
-    usable = np.flatnonzero(
-        matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    )
-    by_class: dict[tuple[object, int], dict[tuple[int, int], list[int]]] = {}
-    for event in usable.tolist():
-        ends = (int(events.src[event]), int(events.dst[event]))
-        key = (crosses_hosts(matched, *ends), int(events.bytes[event]))
-        by_class.setdefault(key, {}).setdefault(ends, []).append(event)
-    worst: dict[tuple[int, int], SlowLink] = {}
-    for (_, size), pairs in by_class.items():
-        keys = list(pairs)
-        took = np.array([float(np.median(waits.transfer[pairs[key]])) for key in keys])
-        for place, ratio, usual in _outliers(took):
-            ends = keys[place]
-            pair = (min(ends), max(ends))
-            found = SlowLink(
-                pair, True, ratio, tuple(pairs[ends]), size / took[place], size / usual
-            )
-            old = worst.get(pair)
-            both = found if old is None or found.ratio > old.ratio else old
-            joined = found.events if old is None else (*old.events, *found.events)
-            worst[pair] = SlowLink(
-                pair, True, both.ratio, joined, both.gb_per_s, both.like_gb_per_s
-            )
-    return sorted(worst.values(), key=lambda one: -one.ratio)
-
-
-def slow_groups(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
-    """Return groups whose collectives move data more slowly than those of like groups."""
-    events = matched.events
-    usable = np.flatnonzero(
-        ~matched.transfers & events.complete & (waits.transfer > 0) & (events.bytes > 0)
-    )
+    usable = np.flatnonzero(events.complete & (waits.transfer > 0) & (events.bytes > 0))
     number = {rank: index for index, rank in enumerate(matched.ranks)}
-    hosts = [
-        len({matched.facts[number[rank]].host for rank in group.ranks if rank in number})
+    group_hosts = [
+        [matched.facts[number[rank]].host for rank in group.ranks if rank in number]
         for group in matched.groups
     ]
-    by_class: dict[tuple[int, int, int, int], dict[int, list[int]]] = {}
-    for event, group, kind, size in zip(
-        usable.tolist(),
-        events.group[usable].tolist(),
-        events.kind[usable].tolist(),
-        events.bytes[usable].tolist(),
-        strict=True,
-    ):
-        key = (kind, size, matched.groups[group].size, hosts[group])
-        by_class.setdefault(key, {}).setdefault(group, []).append(event)
-    worst: dict[int, SlowLink] = {}
-    for (_, size, *_), groups in by_class.items():
-        keys = list(groups)
-        took = np.array([float(np.median(waits.transfer[groups[key]])) for key in keys])
-        for place, ratio, usual in _outliers(took):
-            group = keys[place]
-            ranks = tuple(sorted(number[rank] for rank in matched.groups[group].ranks))
-            found = SlowLink(
-                ranks,
-                len(ranks) == 2,
+    classes: dict[tuple[object, ...], dict[tuple[int, int] | int, list[int]]] = {}
+    transfers = matched.transfers
+    unknown: set[tuple[int, int] | int] = set()
+    for event in usable.tolist():
+        size = int(events.bytes[event])
+        link: tuple[int, int] | int
+        key: tuple[object, ...]
+        if transfers[event]:
+            link = (int(events.src[event]), int(events.dst[event]))
+            crossing = crosses_hosts(matched, *link)
+            known, key = crossing is not None, ("p2p", crossing, size)
+        else:
+            link = int(events.group[event])
+            hosts = group_hosts[link]
+            known = None not in hosts
+            key = (int(events.kind[event]), size, matched.groups[link].size, len(set(hosts)))
+        if known:
+            classes.setdefault(key, {}).setdefault(link, []).append(event)
+        else:
+            unknown.add(link)
+    found: dict[tuple[int, int] | int, SlowLink] = {}
+    for (*_,), members in classes.items():
+        links = list(members)
+        took = np.array([float(np.median(waits.transfer[members[link]])) for link in links])
+        for at, ratio, usual, is_majority in _slow_times(took):
+            link = links[at]
+            size = int(events.bytes[members[link][0]])
+            pair = link if isinstance(link, tuple) else None
+            members_of = matched.groups[link].ranks if isinstance(link, int) else ()
+            ranks = pair or [number[rank] for rank in members_of]
+            slow = SlowLink(
+                tuple(sorted(ranks)),
+                pair,
+                link if isinstance(link, int) else NO_VALUE,
                 ratio,
-                tuple(groups[group]),
-                size / took[place],
+                tuple(members[link]),
+                size / took[at],
                 size / usual,
-                group,
+                is_majority=is_majority,
             )
-            old = worst.get(group)
-            # The largest messages say most about bandwidth.
-            best = (
-                found
-                if old is None or len(found.events) * size > moved_bytes(matched, old)
-                else old
-            )
-            events_of = found.events if old is None else (*old.events, *found.events)
-            worst[group] = SlowLink(
-                ranks,
-                best.pair,
-                best.ratio,
-                events_of,
-                best.gb_per_s,
-                best.like_gb_per_s,
-                group,
-            )
-    return sorted(worst.values(), key=lambda one: -one.ratio)
+            found[link] = found[link].merge(slow, matched) if link in found else slow
+    compared = {link for members in classes.values() for link in members}
+    return _Measured([*found.values()], compared, len(unknown))
 
 
-def moved_bytes(matched: MatchedCollectives, slow: SlowLink) -> int:
-    """Return how many bytes the slow events moved together."""
-    return int(matched.events.bytes[list(slow.events)].sum())
-
-
-def link_scatter(took: Floats) -> float:
-    """Return how far times usually lie apart, as logarithms.
-
-    From the middle of all: of three the slow one takes the others' median of others with it.
-    """
+def link_spread(took: Floats) -> float:
+    """Return the robust deviation of the logarithms of times from their median."""
     logs = np.log(took)
     return robust_deviation(logs - np.median(logs))
 
 
-def _outliers(took: Floats) -> list[tuple[int, float, float]]:
-    """Return (place, ratio, what is usual) of times that are longer than chance allows."""
+def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
+    """Return (position, ratio, usual time, is_majority) of times that are longer than usual.
+
+    Times far above the median of the others are. If there are none but the times form two distinct
+    clusters, those of the upper one are.
+    """
     if len(took) < 2:
         return []
     usual = median_of_others(took)
     away = np.log(took / usual)
+    limit = max(chance_limit(len(took)) * link_spread(took), np.log(MIN_RATIO))
     if len(took) == 2:
-        return [
-            (place, float(np.exp(away[place])), float(usual[place]))
-            for place in range(2)
-            if away[place] > np.log(_SURE_OF_TWO)
-        ]
-    limit = max(chance_limit(len(took)) * link_scatter(took), np.log(LEAST_RATIO))
-    return [
-        (int(place), float(np.exp(away[place])), float(usual[place]))
-        for place in np.flatnonzero(away > limit)
-    ]
+        limit = np.log(_MIN_RATIO_OF_TWO)
+    elif (
+        not (away > limit).any()
+        and (above := upper_cluster(np.log(took), majority=True)) is not None
+    ):
+        away, limit = above, np.log(_MIN_RATIO_OF_TWO)
+        usual = took / np.exp(above)
+    slow = np.flatnonzero(away > limit).tolist()
+    is_majority = 2 * len(slow) > len(took)
+    return [(at, float(np.exp(away[at])), float(usual[at]), is_majority) for at in slow]
 
 
-_FEW_CELLS = 4
-"""So many medians of steps are needed to know what is usual among them."""
+def slow_links(context: RuleContext) -> Iterator[Candidate]:
+    """Yield hosts, ranks, pairs and groups whose data moves more slowly than that of others."""
+    matched, waits = context.matched, context.waits
+    measured = compare_links(matched, waits)
+    if measured.uncompared:
+        count = measured.uncompared
+        matched.left_out.add(
+            "links_not_compared", f"hosts of {count} pairs or groups of ranks are unknown", count
+        )
+    in_steps = slow_in_some_steps(matched, waits)
+    known = {(one.ranks, one.group) for one in in_steps}
+    by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
+    for one in measured.slow:
+        if (one.ranks, one.group) not in known:
+            by_steps.setdefault((), []).append(one)
+    for one in in_steps:
+        by_steps.setdefault(one.steps, []).append(one)
+    for links in by_steps.values():
+        left = links
+        while found := _common_cause(context, measured.links, left):
+            causes, members = found
+            left = [one for one in left if one not in members]
+            yield _of_cause(context, causes, members)
+        pairs: dict[tuple[tuple[int, ...], int], SlowLink] = {}
+        for one in (one for one in left if not one.is_majority):
+            key = (one.ranks, one.group)
+            pairs[key] = pairs[key].merge(one, matched) if key in pairs else one
+        for one in pairs.values():
+            yield _of_link(context, one)
+
+
+def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[int]) -> set[_Cause]:
+    """Return the common ends that could be the cause of a slow link."""
+    if isinstance(link, int):
+        hosts = context.hosts(ranks)
+        both = ("out", "in") if len(hosts) > 1 else ()
+        return {_Cause(host, NO_VALUE, direction) for host in hosts for direction in both}
+    source, target = (context.host(rank) for rank in link)
+    found = {_Cause(None, link[0], "out"), _Cause(None, link[1], "in")}
+    if source != target:
+        found |= {_Cause(source, NO_VALUE, "out"), _Cause(target, NO_VALUE, "in")}
+    return found
+
+
+def _common_cause(
+    context: RuleContext, compared: set[tuple[int, int] | int], slow: Sequence[SlowLink]
+) -> tuple[list[_Cause], list[SlowLink]] | None:
+    """Return the causes that explain most slow links, and these; None if links have none in common.
+
+    A cause explains links if most links that it takes part in are slow. Both directions of one
+    host are one cause.
+    """
+    number = {rank: index for index, rank in enumerate(context.matched.ranks)}
+    groups = context.matched.groups
+    totals: dict[_Cause, int] = {}
+    for link in compared:
+        ranks: Sequence[int] = ()
+        if isinstance(link, int):
+            ranks = [number[rank] for rank in groups[link].ranks if rank in number]
+        for cause in _causes(context, link, ranks):
+            totals[cause] = totals.get(cause, 0) + 1
+    members: dict[_Cause, list[SlowLink]] = {}
+    for one in slow:
+        link = one.group if one.ends is None else one.ends
+        for cause in _causes(context, link, one.ranks):
+            members.setdefault(cause, []).append(one)
+    explained = {
+        cause: links
+        for cause, links in members.items()
+        if len(links) > 1 and len(links) >= _MIN_CAUSE_SHARE * totals.get(cause, 0)
+    }
+    if not explained:
+        return None
+    best = max(
+        explained,
+        key=lambda cause: (len(explained[cause]), cause.host is None, cause.direction == "out"),
+    )
+    opposite = replace(best, direction="in" if best.direction == "out" else "out")
+    links = explained[best]
+    causes = [best]
+    if more := explained.get(opposite):
+        causes.append(opposite)
+        links = [*links, *(one for one in more if one not in links)]
+    return causes, links
+
+
+def _of_cause(
+    context: RuleContext, causes: Sequence[_Cause], links: Sequence[SlowLink]
+) -> Candidate:
+    """Return the candidate of links with a common end."""
+    cause = causes[0]
+    direction = cause.direction if len(causes) == 1 else "both"
+    steps = links[0].steps or context.steps
+    ratio, rate, usual = (
+        float(np.median([getattr(one, name) for one in links]))
+        for name in ("ratio", "gb_per_s", "usual_gb_per_s")
+    )
+    ends = [one.ends for one in links if one.ends is not None]
+    if cause.host is None:
+        ranks = [cause.rank]
+        subject, others = context.describe(cause.rank), "other ranks"
+    else:
+        involved = sorted({rank for one in links for rank in one.ranks})
+        ranks = [rank for rank in involved if context.host(rank) == cause.host]
+        subject, others = f"host {cause.host}", "other hosts"
+    words = {
+        "out": f"traffic from {subject} to {others}",
+        "in": f"traffic from {others} to {subject}",
+        "both": f"traffic between {subject} and {others}",
+    }[direction]
+    text = (
+        f"slow link: {words} is {ratio:.2f} times slower{steps_text(context, steps)}, on "
+        f"{len(links)} links or groups: {rate:.1f} GB/s, similar links {usual:.1f} GB/s"
+    )
+    figures = {
+        "factor": round(ratio, 4),
+        "gb_per_s": round(rate, 3),
+        "like_gb_per_s": round(usual, 3),
+        "host": cause.host,
+        "direction": direction,
+        "links": len(links),
+    }
+    change = ReplayChange(transfer={event: 1 / one.ratio for one in links for event in one.events})
+    return Candidate(
+        SLOW_LINK if cause.host is None else SLOW_HOST_LINK,
+        ranks,
+        tuple(steps),
+        change,
+        text,
+        figures,
+        links=tuple((context.matched.ranks[a], context.matched.ranks[b]) for a, b in sorted(ends)),
+    )
+
+
+def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
+    """Return the candidate of one pair or group."""
+    steps = tuple(step for step in context.steps if step in slow.steps) or context.steps
+    ranks = context.global_ranks(slow.ranks)
+    rates = f"{slow.gb_per_s:.1f} GB/s, similar links {slow.usual_gb_per_s:.1f} GB/s"
+    is_pair = len(ranks) == 2
+    figures = {
+        "factor": round(slow.ratio, 4),
+        "gb_per_s": round(slow.gb_per_s, 3),
+        "like_gb_per_s": round(slow.usual_gb_per_s, 3),
+        "told": is_pair,
+    }
+    where, hosts = steps_text(context, steps), context.hosts(slow.ranks)
+    location = f" ({'between ' if len(hosts) > 1 else ''}{join_first(hosts)})" if hosts else ""
+    if is_pair:
+        text = (
+            f"slow link: between ranks {ranks[0]} and {ranks[1]}{location}{where} "
+            f"{slow.ratio:.2f} times slower: {rates}"
+        )
+        links: tuple[tuple[int, int], ...] = ((ranks[0], ranks[1]),)
+    else:
+        group = context.matched.groups[slow.group]
+        text = (
+            f"slow link: within the {group.kind} group of ranks {join_first(ranks)}{location}: its "
+            f"collectives transfer data{where} {slow.ratio:.2f} times slower than those of similar "
+            "groups; the link cannot be determined"
+        )
+        ring = [rank for rank in group.ranks if rank in ranks]
+        links = tuple(zip(ring, [*ring[1:], ring[0]], strict=True))
+    return Candidate(
+        SLOW_LINK,
+        slow.ranks,
+        steps,
+        ReplayChange(transfer=dict.fromkeys(slow.events, 1 / slow.ratio)),
+        text,
+        figures,
+        links=links,
+        # Links that are slow now and then and cost nothing are usual in networks.
+        min_cost_ns=MIN_STEP_SHARE * context.step_ns if slow.steps else 0.0,
+    )
+
+
+# Minimum number of medians per step to know the usual time.
+_MIN_CELLS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cells:
-    """What the same pair or group did in one step, of the same kind and size."""
+    """Transfers of one pair or group in one step, of the same kind and size; an entry each."""
 
-    who: Ints
-    """A pair in its direction, below 0, or a group."""
-    like: Ints
-    """Those of the same number can be compared."""
+    link: Ints
+    """Directed pair (negative) or number of the group."""
+    comparable: Ints
+    """Cells with the same number are comparable."""
     step: Ints
     took: Floats
-    """The median of its events."""
+    """Median transfer time, ns."""
     events: list[Ints]
 
 
 def slow_in_some_steps(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
-    """Return pairs and groups whose data moves more slowly in some steps than in others.
+    """Return pairs and groups that are slower in some steps than in their other steps.
 
-    Compared are the medians of a step, with those of all steps and likes, and with those of
-    likes in the same step: what is slow for all at once is no link's fault.
+    They also have to be slower than comparable links in the same step: what is slow for all at
+    once is not the fault of a link.
     """
     events = matched.events
     usable = np.flatnonzero(
@@ -334,59 +392,57 @@ def slow_in_some_steps(matched: MatchedCollectives, waits: Waits) -> list[SlowLi
         return []
     number = {rank: index for index, rank in enumerate(matched.ranks)}
     cells = _cells(matched, usable, waits.transfer[usable], number)
-    found: dict[tuple[int, ...] | int, SlowLink] = {}
-    edges = np.flatnonzero(np.r_[True, np.diff(cells.like) != 0, True])
+    found: dict[int, SlowLink] = {}
+    edges = np.flatnonzero(np.r_[True, np.diff(cells.comparable) != 0, True])
     for begin, end in pairwise(edges.tolist()):
-        if end - begin < _FEW_CELLS:
+        if end - begin < _MIN_CELLS:
             continue
-        own = np.arange(begin, end)
-        for one, hot, ratio, usual in _at_times(cells.who[own], cells.step[own], cells.took[own]):
-            if one < 0:
-                ranks = tuple(sorted(divmod(-1 - one, len(matched.ranks))))
-            else:
-                ranks = tuple(sorted(number[rank] for rank in matched.groups[one].ranks))
-            chosen = own[hot]
-            mine = np.concatenate([cells.events[cell] for cell in chosen.tolist()]).tolist()
-            size = int(events.bytes[mine[0]])
+        inside = np.arange(begin, end)
+        arrays = (cells.link[inside], cells.step[inside], cells.took[inside])
+        for link, places, ratio, usual in _slow_cells(*arrays):
+            pair = divmod(-1 - link, len(matched.ranks)) if link < 0 else None
+            ranks = pair or [number[rank] for rank in matched.groups[link].ranks]
+            chosen = inside[places]
+            members = np.concatenate([cells.events[cell] for cell in chosen.tolist()]).tolist()
+            size = int(events.bytes[members[0]])
             slow = SlowLink(
-                ranks,
-                len(ranks) == 2,
+                tuple(sorted(ranks)),
+                pair,
+                NO_VALUE if link < 0 else link,
                 ratio,
-                tuple(mine),
+                tuple(members),
                 size / (usual * ratio),
                 size / usual,
-                NO_VALUE if one < 0 else one,
                 tuple(sorted(set(cells.step[chosen].tolist()))),
             )
-            key = ranks if one < 0 else one
-            old = found.get(key)
-            found[key] = slow if old is None else _together(matched, old, slow)
+            found[link] = found[link].merge(slow, matched) if link in found else slow
     return sorted(found.values(), key=lambda one: -one.ratio)
 
 
 def _cells(
     matched: MatchedCollectives, usable: NDArray[np.intp], took: Ints, number: Mapping[int, int]
 ) -> _Cells:
-    """Return the cells of events, those alike one after another."""
+    """Return the cells of events; comparable ones are adjacent."""
     events = matched.events
-    # Who: a pair in its direction, or a group.
     pair = -1 - (events.src[usable] * len(matched.ranks) + events.dst[usable])
-    who = np.where(matched.transfers[usable], pair, events.group[usable])
-    like, step = _likes(matched, usable, number), events.step[usable]
-    order = np.lexsort((took, step, who, like))
-    who, like, took, step = who[order], like[order], took[order], step[order]
+    link = np.where(matched.transfers[usable], pair, events.group[usable])
+    comparable, step = _comparable(matched, usable, number), events.step[usable]
+    order = np.lexsort((took, step, link, comparable))
+    link, comparable, took, step = link[order], comparable[order], took[order], step[order]
     new = np.ones(len(order), bool)
-    new[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in (like, who, step)])
+    new[1:] = np.logical_or.reduce([one[1:] != one[:-1] for one in (comparable, link, step)])
     heads = np.flatnonzero(new)
     n = np.diff(np.r_[heads, len(order)])
-    middle = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
-    return _Cells(who[heads], like[heads], step[heads], middle, np.split(usable[order], heads[1:]))
+    median = (took[heads + (n - 1) // 2] + took[heads + n // 2]) / 2
+    return _Cells(
+        link[heads], comparable[heads], step[heads], median, np.split(usable[order], heads[1:])
+    )
 
 
-def _likes(
+def _comparable(
     matched: MatchedCollectives, usable: NDArray[np.intp], number: Mapping[int, int]
 ) -> Ints:
-    """Number events so that those alike have the same: kind, bytes, members, across hosts."""
+    """Return equal numbers for events of the same kind, bytes, members and number of hosts."""
     events = matched.events
     host_of = {name: at for at, name in enumerate({facts.host for facts in matched.facts})}
     host = np.array([host_of[facts.host] for facts in matched.facts])
@@ -399,48 +455,38 @@ def _likes(
         or [0]
     )
     sizes = np.array([one.size for one in matched.groups] or [0])
-    far = host[events.src[usable]] != host[events.dst[usable]]
-    like = np.zeros(len(usable), np.int64)
+    between = host[events.src[usable]] != host[events.dst[usable]]
+    result = np.zeros(len(usable), np.int64)
     for column in (
         np.where(sends, NO_VALUE, events.kind[usable]),
         events.bytes[usable],
         np.where(sends, 2, sizes[group]),
-        np.where(sends, far, hosts[group]),
+        np.where(sends, between, hosts[group]),
     ):
         found, code = np.unique(column, return_inverse=True)
-        like = like * len(found) + code.reshape(-1)
-    return like
+        result = result * len(found) + code.reshape(-1)
+    return result
 
 
-def _together(matched: MatchedCollectives, old: SlowLink, slow: SlowLink) -> SlowLink:
-    """Return one of two findings of the same pair or group; the larger one gives the figures."""
-    best = slow if moved_bytes(matched, slow) > moved_bytes(matched, old) else old
-    return replace(
-        best,
-        events=(*old.events, *slow.events),
-        steps=tuple(sorted({*old.steps, *slow.steps})),
-    )
-
-
-def _at_times(
-    who: Ints, step: Ints, took: Floats
+def _slow_cells(
+    link: Ints, step: Ints, took: Floats
 ) -> Iterator[tuple[int, NDArray[np.intp], float, float]]:
-    """Yield (who, which cells, ratio, what is usual) of whoever is slow in some steps alone."""
+    """Yield (link, positions, ratio, usual time) of links that are slow in some steps only."""
     usual = median_of_others(took)
     away = np.log(took / usual)
-    then = np.full(len(took), np.nan)
+    in_step = np.full(len(took), np.nan)
     for one in np.unique(step).tolist():
-        mine = np.flatnonzero(step == one)
-        if len(mine) > 2:
-            then[mine] = np.log(took[mine] / median_of_others(took[mine]))
-    least = np.log(LEAST_RATIO)
-    hot = away > max(chance_limit(len(took)) * link_scatter(took), least)
-    # Where nobody did the same in that step, the first one may be slow for all.
-    hot &= np.where(np.isfinite(then), then > least, step > step.min())
-    for one in np.unique(who[hot]).tolist():
-        mine = np.flatnonzero(who == one)
-        chosen = mine[hot[mine]]
-        rest = away[np.setdiff1d(mine, chosen)]
+        places = np.flatnonzero(step == one)
+        if len(places) > 2:
+            in_step[places] = np.log(took[places] / median_of_others(took[places]))
+    minimum = np.log(MIN_RATIO)
+    slow = away > max(chance_limit(len(took)) * link_spread(took), minimum)
+    # Without comparable links in that step, the first step may be slow for all.
+    slow &= np.where(np.isfinite(in_step), in_step > minimum, step > step.min())
+    for one in np.unique(link[slow]).tolist():
+        places = np.flatnonzero(link == one)
+        chosen = places[slow[places]]
+        rest = away[np.setdiff1d(places, chosen)]
         level = float(np.median(away[chosen]))
         if len(rest) and (rest < level / 2).all():
             yield one, chosen, float(np.exp(level)), float(np.median(usual[chosen]))

@@ -25,8 +25,9 @@ from unified_prof.cluster.clocks import align_clocks
 from unified_prof.cluster.findings import find_all
 from unified_prof.cluster.matching import MatchedCollectives, match_collectives
 from unified_prof.cluster.rank_partial import Columns, Partial, PartialSource, UnreadableRecording
+from unified_prof.cluster.rank_signals import collect_signals, infer_roles
 from unified_prof.cluster.replay import Replay
-from unified_prof.cluster.rule_context import RuleContext, collect_cause_signals, infer_roles
+from unified_prof.cluster.rule_context import RuleContext
 from unified_prof.cluster.summary_rows import Row
 from unified_prof.cluster.waits import compute_waits
 from unified_prof.errors import StoreError, UsageError
@@ -286,7 +287,7 @@ def summarize_run(
     steps = _compared_steps(matched)
     part = infer_roles(matched, steps)
     clock = align_clocks(matched)
-    proof = collect_cause_signals(matched, part, steps)
+    proof = collect_signals(matched, part, steps)
     walked = [step for step in steps if until is None or step <= until]
     whole = None
     if read is not None:

@@ -10,12 +10,12 @@ from typing import Any
 import numpy as np
 
 from unified_prof.arrays.grouping import distinct
-from unified_prof.cluster import slow_links as moved
+from unified_prof.cluster import links as moved
 from unified_prof.cluster import waits
 from unified_prof.cluster.clocks import AlignedClocks
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE, PartialSource, UnreadableRecording
-from unified_prof.cluster.rule_context import PARALLEL_KINDS, CauseSignals, RankRoles
+from unified_prof.cluster.rank_signals import PARALLEL_KINDS, RankRoles, RankSignals
 from unified_prof.cluster.waits import Waits
 from unified_prof.recording.collectives import bus_factor
 from unified_prof.recording.model import Finding
@@ -139,7 +139,7 @@ def group_rows(matched: MatchedCollectives) -> list[Row]:
 def step_rows(
     matched: MatchedCollectives,
     waited: Waits,
-    proof: CauseSignals,
+    proof: RankSignals,
     whole: waits.StreamedSums | None,
 ) -> list[Row]:
     """Return STEP_RANK: where the time of each step of each rank went."""
@@ -281,7 +281,7 @@ def _collective(
 def blame_rows(
     matched: MatchedCollectives,
     waited: Waits,
-    proof: CauseSignals,
+    proof: RankSignals,
     told: Sequence[Finding],
     whole_run: waits.StreamedSums | None,
 ) -> list[Row]:
@@ -311,7 +311,7 @@ def blame_rows(
     result: list[Row] = []
     for index, rank in enumerate(matched.ranks):
         reason = cause.get(rank)
-        gap = proof.peers_gap[index] * proof.kernels[index]
+        gap = proof.peers_gap[index] * proof.launches[index]
         result.append(
             (
                 rank,
@@ -319,7 +319,7 @@ def blame_rows(
                 int(times[index]),
                 int(proof.work[index]),
                 _whole(proof.peers_work[index]),
-                _real(np.exp(proof.slowness[index])),
+                _real(proof.work[index] / proof.peers_work[index]),
                 int(np.nansum(proof.idle_at[index])),
                 _whole(gap),
                 int(late[index]) if some[index] else None,

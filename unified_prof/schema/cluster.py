@@ -136,7 +136,7 @@ class RankBlame(ClusterBase):
     work_ns: Mapped[int] = mapped_column(doc="its kernels in the compared steps, a sum")
     stage_work_ns: Mapped[int | None] = mapped_column(doc="the median of ranks with its stage")
     work_ratio: Mapped[float | None] = mapped_column(
-        doc="its kernels over those of its stage, the median over kinds of kernel"
+        doc="its kernel time over the median of the ranks with its stage"
     )
     host_gap_ns: Mapped[int | None] = mapped_column(
         doc="its device idle between kernels that follow one another, a sum"

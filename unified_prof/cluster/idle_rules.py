@@ -1,0 +1,498 @@
+"""Rules about idle devices: slow launches, late input, pauses, and waits for absent ranks."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays.types import Floats
+from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
+from unified_prof.cluster.rank_signals import (
+    chance_limit,
+    median_elsewhere,
+    robust_deviation,
+    spread_of_alike,
+)
+from unified_prof.cluster.replay import ReplayChange, usual_durations
+from unified_prof.cluster.rule_context import (
+    MIN_STEP_SHARE,
+    NS_PER_MS,
+    Candidate,
+    RuleContext,
+    excess_segments,
+    group_by_host,
+    join_first,
+    steps_text,
+)
+
+SLOW_HOST = "slow_host"
+SLOW_LAUNCH = "slow_launch"
+LATE_INPUT = "late_input"
+LATE_RANK = "late_rank"
+PAUSE_OF_ALL = "pause_of_all"
+SCATTERED_PAUSES = "scattered_pauses"
+WAITS_FOR_ABSENT = "waits_for_absent"
+
+# Gaps that are longer by a smaller share are not reported.
+_MIN_GAP_EXCESS = 0.5
+# Share of the excess idle time from which it is an equal gap after each kernel.
+_MIN_GAP_SHARE = 0.9
+# Time between two kernels that both wait for the device, on devices of any vendor, ns.
+_USUAL_GAP_NS = 2_000.0
+# Share of a step that all ranks wait for input, or are idle between kernels, to be a finding.
+_MIN_INPUT_SHARE_OF_ALL = 0.1
+_MIN_IDLE_SHARE_OF_ALL = 0.05
+# Minimum idle time, as a share of a step, to report without a recorded cause.
+_MIN_IDLE_SHARE = 0.005
+# With fewer ranks, half of which may be late, a rank is compared with its own other steps.
+_MIN_RANKS = 5
+# Minimum number of compared steps to tell what is usual.
+_MIN_STEPS = 3
+# Excess idle time is not spread over a step if one segment has this share of it.
+_MAX_LONGEST_SHARE = 0.5
+# A step is a pause of all ranks from this multiple of the median step, on this share of the ranks.
+_PAUSED_STEP_FACTOR = 1.5
+_PAUSED_RANKS = 0.75
+# Ranks, and pauses, from which pauses in different steps are one finding.
+_MIN_PAUSED_RANKS = 3
+_MIN_PAUSES = 4
+# Share of the step that ranks wait for absent ones, to be a finding.
+_MIN_ABSENT_WAIT = 0.01
+# The wait for an absent rank has to be this many times the longest for a present one.
+_MIN_ABSENT_FACTOR = 1.5
+# With more absent ranks in a group none of them is named.
+_MAX_ABSENT_RANKS = 4
+
+
+def idle_devices(context: RuleContext) -> Iterator[Candidate]:
+    """Yield slow launches and pauses: idle devices without another recorded cause."""
+    signals = context.signals
+    paused = np.zeros(len(context.steps), bool)
+    if len(context.steps) >= _MIN_STEPS:
+        paused, found = _pause_of_all(context)
+        yield from found
+    idle = np.where(paused, np.nan, signals.idle_at)
+    launch_bound = _slow_launches_by_gaps(context)
+    if not launch_bound:
+        yield from _idle_on_all_ranks(context)
+    launch_bound |= _slow_launches_by_host(context, idle, launch_bound)
+    excess = idle - signals.peers_idle_at
+    # Slow launches are in all steps: only much more idle time in some of them is a pause.
+    for rank, ns in launch_bound.items():
+        excess[rank] = idle[rank] - _row_medians(idle[[rank]])[0] - ns / 2
+    late = _outliers(context, excess, idle, _MIN_IDLE_SHARE)
+    if len(context.steps) < _MIN_STEPS:  # which of two steps is usual is unknown
+        late = late & late.all(axis=1, keepdims=True)
+    pauses: list[Candidate] = []
+    for rank in np.flatnonzero(late.any(axis=1)).tolist():
+        places = np.flatnonzero(late[rank]).tolist()
+        steps = tuple(signals.steps[at] for at in places)
+        late_ns = {signals.steps[at]: float(excess[rank, at]) for at in places}
+        in_all = set(steps) >= set(context.steps)
+        if rank not in launch_bound and in_all and _is_spread(context, rank):
+            launch_bound[rank] = float(np.nansum(excess[rank])) / len(context.steps)
+        else:
+            pauses.append(_late_rank(context, rank, steps, late_ns))
+    for ranks, host in group_by_host(context, [*launch_bound]):
+        yield _slow_launches(context, ranks, host, launch_bound)
+    yield from _scattered_pauses(context, pauses) or pauses
+
+
+def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
+    """Return rank -> idle time per step (ns) of devices that are idle after most kernels."""
+    signals = context.signals
+    excess = signals.gap - signals.peers_gap
+    if not np.isfinite(excess).any():
+        return {}
+    per_step = excess * signals.launches / max(len(context.steps), 1)
+    limit = chance_limit(len(excess)) * signals.gap_spread
+    # One long pause is not a slow launch of each kernel.
+    general = signals.median_gap - signals.peers_median_gap > _MIN_GAP_EXCESS * excess
+    slow: NDArray[np.bool_] = general & (
+        excess > np.maximum(limit, _MIN_GAP_EXCESS * signals.peers_gap)
+    )
+    slow = slow & (per_step > MIN_STEP_SHARE * context.step_ns)
+    # Between operations of communication the device is idle as well.
+    more = _row_medians(signals.idle_at) - np.nan_to_num(_idle_elsewhere(context, signals.idle_at))
+    return {
+        rank: max(float(per_step[rank]), float(more[rank]))
+        for rank in np.flatnonzero(slow).tolist()
+    }
+
+
+def _idle_elsewhere(context: RuleContext, idle: Floats) -> Floats:
+    """Return the median idle time per step of the peers of each rank on other hosts, ns."""
+    hosts = [context.host(rank) for rank in range(len(idle))]
+    return median_elsewhere(_row_medians(idle), context.roles.peers, hosts)
+
+
+def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
+    """Yield all ranks if they are equally idle between kernels, compared with the device."""
+    signals = context.signals
+    if not len(signals.gap):
+        return
+    gap_ns = float(np.median(signals.gap))
+    idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)
+    if gap_ns <= 2 * _USUAL_GAP_NS or idle_ns <= _MIN_IDLE_SHARE_OF_ALL * context.step_ns:
+        return
+    ranks = list(range(len(context.matched.ranks)))
+    cut = {rank: max(float(signals.gap[rank]) - _USUAL_GAP_NS, 0.0) for rank in ranks}
+    hosts = context.hosts(ranks)
+    where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
+    text = (
+        f"host-bound: {where}: the devices of all {_count(ranks)} are equally idle, "
+        f"{gap_ns / 1e3:.1f} µs after each kernel; compared with {_USUAL_GAP_NS / 1e3:.0f} µs this"
+    )
+    figures = {
+        "gap_us": round(gap_ns / 1e3, 2),
+        "usual_gap_us": _USUAL_GAP_NS / 1e3,
+        "idle_ms_per_step": round(idle_ns / NS_PER_MS, 4),
+    }
+    change = ReplayChange(gap_ns=cut)
+    yield Candidate(SLOW_HOST, ranks, context.steps, change, text, figures)
+
+
+def late_input(context: RuleContext) -> Iterator[Candidate]:
+    """Yield ranks whose devices are idle while their hosts wait for the data of a step."""
+    signals = context.signals
+    excess = signals.input_at - signals.peers_input_at
+    late = _outliers(context, excess, signals.input_at, MIN_STEP_SHARE)
+    for rank in np.flatnonzero(late.any(axis=1)).tolist():
+        places = np.flatnonzero(late[rank]).tolist()
+        steps = tuple(signals.steps[at] for at in places)
+        cut = {(rank, signals.steps[at]): float(excess[rank, at]) for at in places}
+        late_ns = float(np.median(excess[rank, places]))
+        text = (
+            f"late input: {context.describe(rank)}: its device waits for input "
+            f"{late_ns / NS_PER_MS:.2f} ms longer than others"
+            f"{steps_text(context, steps, ' in every step')}"
+        )
+        figures = {
+            "late_ms": round(late_ns / NS_PER_MS, 4),
+            "input_ms": round(float(np.nanmedian(signals.input_at[rank])) / NS_PER_MS, 4),
+        }
+        change = ReplayChange(input_ns=cut)
+        yield Candidate(LATE_INPUT, [rank], steps, change, text, figures, bound_ns=late_ns)
+    known = np.isfinite(signals.input_at)
+    if late.any() or not known.any():
+        return
+    usual_ns = float(np.median(signals.input_at[known]))
+    if usual_ns <= _MIN_INPUT_SHARE_OF_ALL * context.step_ns:
+        return
+    cut = {
+        (rank, signals.steps[at]): float(signals.input_at[rank, at])
+        for rank, at in zip(*(found.tolist() for found in np.nonzero(known)), strict=True)
+    }
+    ranks = np.flatnonzero(known.any(axis=1)).tolist()
+    text = (
+        f"late input: all ranks: their devices wait for input {usual_ns / NS_PER_MS:.2f} ms"
+        f"{steps_text(context, context.steps, ' in every step')}"
+    )
+    figures = {"input_ms": round(usual_ns / NS_PER_MS, 4)}
+    change = ReplayChange(input_ns=cut)
+    yield Candidate(LATE_INPUT, ranks, context.steps, change, text, figures)
+
+
+def _outliers(
+    context: RuleContext, excess: Floats, values: Floats, min_share: float
+) -> NDArray[np.bool_]:
+    """Return where the excess of ranks x steps is more than chance and a share of the step."""
+    known = np.isfinite(excess)
+    if not known.any():
+        return known
+    spread = excess
+    if len(excess) < _MIN_RANKS:
+        own = np.where(known, values, np.nan)
+        with np.errstate(invalid="ignore"):
+            spread = own - _row_medians(own)[:, None]
+    limit = chance_limit(int(known.sum())) * robust_deviation(spread[known])
+    return np.asarray(known & (excess > max(limit, min_share * context.step_ns)))
+
+
+def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candidate]]:
+    """Return which steps all ranks pause in, and the candidate that describes them."""
+    signals = context.signals
+    length, idle = signals.length_at, signals.idle_at
+    usual_length, usual_idle = _row_medians(length), _row_medians(idle)
+    with np.errstate(invalid="ignore"):
+        longer = length - usual_length[:, None]
+        more_idle = idle - usual_idle[:, None]
+        paused_ranks = (length > _PAUSED_STEP_FACTOR * usual_length[:, None]) & (
+            more_idle > longer / 2
+        )
+    paused = paused_ranks.mean(axis=0) >= _PAUSED_RANKS
+    places = np.flatnonzero(paused).tolist()
+    if not places or len(places) > len(context.steps) / 2:
+        return np.zeros(len(context.steps), bool), []
+    steps = tuple(signals.steps[at] for at in places)
+    cut: dict[tuple[int, int], float] = {}
+    for rank in range(len(context.matched.ranks)):
+        by_step = {signals.steps[at]: float(more_idle[rank, at]) for at in places}
+        cut |= _longest_stretches(context, rank, by_step)
+    pause_ms = float(np.median(more_idle[:, places])) / NS_PER_MS
+    longest_ms = float(np.median(length[:, places])) / NS_PER_MS
+    text = (
+        f"pause of all ranks{steps_text(context, steps)}: their devices are idle or copy "
+        f"for {pause_ms:.2f} ms longer than usual (step of {longest_ms:.2f} ms, median "
+        f"{context.step_ns / NS_PER_MS:.2f} ms), for example for a checkpoint"
+    )
+    figures = {"pause_ms": round(pause_ms, 4), "step_ms": round(longest_ms, 4)}
+    ranks = list(range(len(context.matched.ranks)))
+    change = ReplayChange(stretch_ns=cut)
+    bound = pause_ms * NS_PER_MS
+    return paused, [Candidate(PAUSE_OF_ALL, ranks, steps, change, text, figures, bound_ns=bound)]
+
+
+def _slow_launches_by_host(
+    context: RuleContext, idle: Floats, known: Mapping[int, float]
+) -> dict[int, float]:
+    """Return rank -> excess idle time per step (ns) of hosts whose devices are idle all along."""
+    hosts = [context.host(rank) for rank in range(len(idle))]
+    if len(set(hosts)) < 2 or None in hosts:
+        return {}
+    median = _row_medians(idle)
+    excess = median - _idle_elsewhere(context, idle)
+    limit = max(
+        chance_limit(len(median)) * spread_of_alike(median, context.roles.peers, hosts),
+        _MIN_IDLE_SHARE * context.step_ns,
+    )
+    late = (excess > limit) & (excess > _MIN_GAP_EXCESS * (median - excess))
+    found: dict[int, float] = {}
+    for ranks, host in group_by_host(context, np.flatnonzero(late).tolist()):
+        by_rank = {rank: float(excess[rank]) for rank in ranks if rank not in known}
+        spread = [_is_spread(context, rank) for rank in by_rank]
+        if host is not None and sum(spread) > len(ranks) / 2:
+            found |= by_rank
+    return found
+
+
+def _is_spread(context: RuleContext, rank: int) -> bool:
+    """Return whether excess idle time is spread over each step, as that of slow launches."""
+    peers, host = context.roles.peers, context.host(rank)
+    elsewhere = [
+        one
+        for one in np.flatnonzero(peers == peers[rank]).tolist()
+        if one != rank and (host is None or context.host(one) != host)
+    ]
+    segments = excess_segments(context, rank, elsewhere, idle=True)
+    excess = sorted((one.excess_ns for one in segments), reverse=True)
+    return sum(excess[: len(context.replay.steps)]) < _MAX_LONGEST_SHARE * sum(excess)
+
+
+def _slow_launches(
+    context: RuleContext, ranks: list[int], host: str | None, excess_ns: Mapping[int, float]
+) -> Candidate:
+    """Return the candidate of ranks that are idle because their hosts launch slowly."""
+    signals = context.signals
+    steps = max(len(context.steps), 1)
+    gaps: dict[int, float] = {}
+    cut: dict[tuple[int, int], float] = {}
+    for rank in ranks:
+        gap_ns = max(float(signals.gap[rank] - signals.peers_gap[rank]), 0.0)
+        if gap_ns * float(signals.launches[rank]) / steps >= _MIN_GAP_SHARE * excess_ns[rank]:
+            gaps[rank] = gap_ns
+            continue
+        stretches = context.replay.stretches(rank, idle=True)
+        idle_ns = sum(one.ns for one in stretches if not one.communicates)
+        wanted_ns = excess_ns[rank] * len(context.replay.steps)
+        share = min(wanted_ns / idle_ns, 1.0) if idle_ns else 0.0
+        for one in stretches:
+            # Idle time beside communication is not part of the excess: reduce its gaps.
+            late_ns = min(one.ns, gap_ns * one.kernels) if one.communicates else one.ns * share
+            cut[rank, one.mark] = late_ns
+    gap_us, usual_us = (
+        float(np.median(values[ranks])) / 1e3 for values in (signals.gap, signals.peers_gap)
+    )
+    idle_ms = float(np.median([excess_ns[rank] for rank in ranks])) / NS_PER_MS
+    figures = {
+        "gap_us": round(gap_us, 2),
+        "usual_gap_us": round(usual_us, 2),
+        "idle_ms_per_step": round(idle_ms, 4),
+    }
+    idle = (
+        f"idle {gap_us:.1f} µs after each kernel, {usual_us:.1f} µs elsewhere ({idle_ms:.2f} ms "
+        "longer per step): its launches are late"
+    )
+    text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
+    if host is not None:
+        text = f"host-bound: host {host}: the devices of {_count(ranks)} are {idle}"
+    kind = SLOW_LAUNCH if host is None else SLOW_HOST
+    change = ReplayChange(gap_ns=gaps, stretch_ns=cut)
+    return Candidate(kind, ranks, context.steps, change, text, figures)
+
+
+def _longest_stretches(
+    context: RuleContext, rank: int, idle_ns: Mapping[int, float]
+) -> dict[tuple[int, int], float]:
+    """Return (rank, mark) -> reductions that remove `idle_ns` (by step), longest first."""
+    cut: dict[tuple[int, int], float] = {}
+    stretches = context.replay_of([*idle_ns]).idle_stretches(rank)
+    for step, wanted in idle_ns.items():
+        left = wanted
+        for idle, mark in stretches.get(step, ()):
+            if left <= 0:
+                break
+            cut[rank, mark] = min(idle, left)
+            left -= idle
+    return cut
+
+
+def _late_rank(
+    context: RuleContext, rank: int, steps: tuple[int, ...], idle_ns: Mapping[int, float]
+) -> Candidate:
+    late_ns = float(np.median([*idle_ns.values()]))
+    cut = _longest_stretches(context, rank, idle_ns)
+    where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
+    cause = "cause unknown from its recording"
+    if not context.matched.facts[rank].loader_recorded:
+        cause = "possibly late input (no data loader was recorded), otherwise cause unknown"
+    text = (
+        f"straggler: {context.describe(rank)}: its device is idle {late_ns / NS_PER_MS:.2f} ms "
+        f"longer than others{steps_text(context, steps, ' in every step')}"
+        f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
+    )
+    figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
+    change = ReplayChange(stretch_ns=cut)
+    return Candidate(LATE_RANK, [rank], steps, change, text, figures, bound_ns=late_ns)
+
+
+def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list[Candidate]:
+    """Return one candidate for pauses of many ranks in different steps; none if there are few."""
+    ranks = sorted({pause.ranks[0] for pause in pauses})
+    count = sum(len(pause.steps) for pause in pauses)
+    steps = tuple(sorted({step for pause in pauses for step in pause.steps}))
+    everywhere = any(set(pause.steps) >= set(context.steps) for pause in pauses)
+    if len(ranks) < _MIN_PAUSED_RANKS or count < _MIN_PAUSES or len(steps) < 2 or everywhere:
+        return []
+    late_ms = sorted(pause.figures["late_ms"] for pause in pauses)
+    text = (
+        f"scattered pauses: {len(ranks)} ranks ({join_first(context.global_ranks(ranks))}) pause "
+        f"{count} times for {late_ms[0]:.2f} to {late_ms[-1]:.2f} ms, in different steps, as "
+        "unsynchronized garbage collection does (gc.freeze, gc.disable)"
+    )
+    figures = {"pauses": count, "late_ms": late_ms[len(late_ms) // 2]}
+    change = ReplayChange.merge([pause.change for pause in pauses])
+    return [
+        Candidate(
+            SCATTERED_PAUSES,
+            ranks,
+            steps,
+            change,
+            text,
+            figures,
+            bound_ns=max(pause.bound_ns for pause in pauses),
+        )
+    ]
+
+
+def _location(context: RuleContext, stretch: tuple[int, int]) -> str:
+    """Describe where a stretch (rank, mark) of a rank's timeline is."""
+    rank, mark = stretch
+    marks = context.matched.partials[rank].marks
+    following = mark + 1
+    last = following >= len(marks["what"])
+    lead, busy, tail = (int(marks[name][mark]) for name in ("lead", "busy", "tail"))
+    length = lead + busy + tail if last else int(marks["time"][following] - marks["time"][mark])
+    between = length - lead - busy - tail
+    starts = not last and int(marks["what"][following]) == MARK_START
+    operation = _operation(context, rank, int(marks["op"][following])) if starts else None
+    if busy and between > max(lead, tail):
+        return f"between kernels{f' before its {operation}' if operation else ''}"
+    if int(marks["what"][mark]) == MARK_STEP and (lead >= tail or not busy):
+        return "at the start of the step"
+    if operation and (tail > lead or not busy):
+        return f"before its {operation}"
+    return f"after its {_operation(context, rank, int(marks['op'][mark]))}"
+
+
+def _operation(context: RuleContext, rank: int, op: int) -> str:
+    """Describe a communication operation of a rank: its kind and that of its group."""
+    partial = context.matched.partials[rank]
+    kind = partial.kinds[int(partial.communication["kind"][op])]
+    group = int(partial.communication["group"][op])
+    number = int(context.matched.numbers[rank][group]) if group >= 0 else NO_VALUE
+    group_kind = context.matched.groups[number].kind if number >= 0 else "other"
+    return kind if group_kind == "other" else f"{kind} ({group_kind})"
+
+
+def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
+    """Yield absent ranks that all present members of their groups wait for."""
+    matched = context.matched
+    events = matched.events
+    usable = np.flatnonzero(~events.complete & ~matched.transfers & (events.step >= 0))
+    usable = usable[np.isin(events.step[usable], list(context.steps))]
+    if not len(usable):
+        return
+    usual = usual_durations(matched, context.waits)
+    present = set(matched.ranks)
+    waits: dict[tuple[int, ...], dict[int, float]] = {}
+    # The first collective of a group includes its set-up.
+    _, first = np.unique(events.group, return_index=True)
+    for event in np.setdiff1d(usable, first).tolist():
+        group = matched.groups[int(events.group[event])]
+        absent = tuple(sorted(set(group.ranks) - present))
+        late_ns = float(context.waits.least[event]) - float(usual[event])
+        if not group.told or not 0 < len(absent) <= _MAX_ABSENT_RANKS or late_ns <= 0:
+            continue
+        by_step = waits.setdefault(absent, {})
+        step = int(events.step[event])
+        by_step[step] = by_step.get(step, 0.0) + late_ns
+    steps = max(len(context.steps), 1)
+    expected_ns = float(_waits_if_absent(context).max()) / steps
+    for absent, by_step in waits.items():
+        wait_ns = sum(by_step.values()) / steps
+        if wait_ns < max(_MIN_ABSENT_FACTOR * expected_ns, _MIN_ABSENT_WAIT * context.step_ns):
+            continue
+        who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {join_first(absent)}"
+        text = (
+            f"waits for an absent rank: all present ranks of its groups wait for {who}, whose "
+            f"recording is missing, {wait_ns / NS_PER_MS:.2f} ms per step in total"
+        )
+        figures = {"wait_ms_per_step": round(wait_ns / NS_PER_MS, 4)}
+        yield Candidate(
+            WAITS_FOR_ABSENT,
+            [],
+            context.steps,
+            ReplayChange(),
+            text,
+            figures,
+            bound_ns=wait_ns,
+            global_ranks=absent,
+        )
+
+
+def _waits_if_absent(context: RuleContext) -> Floats:
+    """Return how long all others wait for each rank in complete collectives, in total, ns.
+
+    That is what would be seen of a rank if its recording were missing.
+    """
+    events, rows = context.matched.events, context.matched.rows
+    result = np.zeros(len(context.matched.ranks))
+    usable = np.flatnonzero(
+        events.complete
+        & (events.members > 1)
+        & ~context.matched.transfers
+        & np.isin(events.step, list(context.steps))
+    )
+    if not len(usable):
+        return result
+    count = int(events.members.sum())
+    order = np.lexsort((context.waits.wait[:count], rows.event[:count]))
+    second = context.waits.wait[order[events.first[usable] + 1]]
+    np.add.at(result, rows.rank[context.waits.last[usable]], second)
+    return result
+
+
+def _row_medians(values: Floats) -> Floats:
+    """Return the median of the finite values of each row; 0 if there are none."""
+    result = np.zeros(len(values))
+    for index, row in enumerate(values):
+        if (known := row[np.isfinite(row)]).size:
+            result[index] = float(np.median(known))
+    return result
+
+
+def _count(ranks: Sequence[int]) -> str:
+    return f"{len(ranks)} ranks" if len(ranks) > 1 else "its rank"
