@@ -130,7 +130,7 @@ def test_a_partial_of_another_version_is_refused(monkeypatch: pytest.MonkeyPatch
     pytest.importorskip("pyarrow")
     data = partials.partial_to_parquet(partial_of(make(PLAN), 0))
     monkeypatch.setattr(partials, "PARTIAL_VERSION", 99)
-    with pytest.raises(StoreError, match="of version 2, expected 99"):
+    with pytest.raises(StoreError, match="of version 3, expected 99"):
         partials.partial_from_parquet(data, "it")
 
 

@@ -9,6 +9,7 @@ import pytest
 from unified_prof.cluster.matching import match_collectives
 from unified_prof.cluster.rank_map import read_partials
 from unified_prof.cluster.waits import compute_waits
+from unified_prof.pipeline.cluster import summary_of
 
 
 def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
@@ -34,3 +35,9 @@ def test_waiting_in_the_first_all_reduce(shared: Path) -> None:
     # Their tasks speak of eight places in the group: six ranks' recordings are not there.
     assert matched.groups[0].size == 8
     assert not matched.events.complete.any()
+
+
+def test_the_largest_group_is_the_least_number_of_ranks(shared: Path) -> None:
+    found = summary_of([str(shared / "samples" / "ascend" / "level1")], jobs=1)
+    assert (found.world_size, found.world_size_is_minimum) == (8, True)
+    assert (found.ranks_read, found.absent) == (2, (2, 3, 4, 5, 6, 7))

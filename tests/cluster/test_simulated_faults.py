@@ -147,6 +147,13 @@ def test_a_slow_nic_is_described_by_host_and_direction(tmp_path: Path) -> None:
     assert {source // 8 for source, _ in finding.links} == {1}
 
 
+def test_hosts_come_from_file_names_of_the_trace_handler(tmp_path: Path) -> None:
+    scenario = replace(TWO_NODES, host_names=False, file_hosts=True, links={(4, 5): 4})
+    found, _ = summary(scenario, tmp_path)
+    assert {row[1] for row in found.tables["RANK"]} == {"gpu000", "gpu001"}
+    assert [(one.kind, one.ranks) for one in found.findings] == [("slow_link", (4, 5))]
+
+
 def test_a_trend_is_described(tmp_path: Path) -> None:
     found, _ = summary(Scenario(steps=8, drift={12: 0.25}), tmp_path)
     assert "since step 3" in found.findings[0].text

@@ -407,6 +407,31 @@ def test_inputs_and_run_elsewhere(run: Path, elsewhere: str) -> None:
     assert (again.new, again.already) == (0, True)
 
 
+@pytest.mark.parametrize(
+    ("words", "text"),
+    [
+        (["report", "RUN"], "RUN: 4 ranks"),
+        (["report", "RUN", "--format", "html"], "<title>"),
+        (["report", "RUN/cluster.sqlite", "--rank", "2"], "4 of 4 ranks"),
+        (["diff", "RUN", "RUN"], "RUN"),
+        (["gate", "RUN", "RUN", "--metric", "imbalance"], "imbalance"),
+    ],
+)
+def test_a_run_at_a_url_is_read(
+    run: Path, elsewhere: str, words: list[str], text: str, tmp_path: Path
+) -> None:
+    url = f"{elsewhere}/run.cluster"
+    build([str(run)], url, jobs=1)
+    output = tmp_path / "out.html"
+    words = [word.replace("RUN", url) for word in words]
+    if "html" in words:
+        words += ["-o", str(output)]
+    result = CliRunner().invoke(app, ["cluster", *words])
+    assert result.exception is None or isinstance(result.exception, SystemExit), result.exception
+    shown = output.read_text(encoding="utf-8") if output.exists() else result.stdout
+    assert text.replace("RUN", url) in shown
+
+
 def test_a_wrong_scheduler_is_said_before_anything_is_read(run: Path, target: str) -> None:
     with pytest.raises(UsageError, match="is not a scheduler"):
         build([str(run)], target, scheduler="tcp:/x")

@@ -12,7 +12,7 @@ import pytest
 
 from tests.decoders.kineto.made import kernel, write
 from tests.prof_generator import Recipe, generate
-from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in, resolved
+from unified_prof.pipeline.cluster_inputs import Input, host_in, inputs_of, rank_in, resolved
 from unified_prof.pipeline.convert import convert
 from unified_prof.pipeline.remote import StorageDirectory, fetch
 
@@ -164,3 +164,28 @@ def test_elsewhere() -> None:
             assert [local.path.name for local in resolved(path)] == ["ascend_pytorch_profiler_0.db"]
     finally:
         fsspec.filesystem("memory").store.clear()
+
+
+def test_links_to_directories_are_followed_once(tmp_path: Path) -> None:
+    made = database(tmp_path / "scratch" / "rank0.db")
+    runs = tmp_path / "runs"
+    (runs / "own").mkdir(parents=True)
+    (runs / "host0").symlink_to(made.parent)
+    (runs / "same").symlink_to(made.parent)
+    (runs / "own" / "loop").symlink_to(runs)
+    assert locations(runs) == [str(runs / "host0" / "rank0.db")]
+
+
+@pytest.mark.parametrize(
+    ("location", "host"),
+    [
+        ("/logs/gpu001_4123.1763600000000000000.pt.trace.json.gz", "gpu001"),
+        ("/logs/ip-10-0-3-7.ec2_88.1763600000000.pt.trace.db", "ip-10-0-3-7.ec2"),
+        ("/logs/node7_1234_20260101000000123_ascend_pt/ASCEND_PROFILER_OUTPUT/x.db", "node7"),
+        ("s3://job/host-12/rank3.json", "host-12"),
+        ("/logs/rank3_4123.1763600000000.pt.trace.json", None),
+        ("/runs/rank3/trace.json", None),
+    ],
+)
+def test_hosts_in_names(location: str, host: str | None) -> None:
+    assert host_in(location) == host

@@ -47,7 +47,8 @@ else:
 _DIFF_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".markdown")}
 
 Run = Annotated[
-    Path, argument(metavar="RUN", help="Directory of a cluster run, or its cluster.sqlite.")
+    str,
+    argument(metavar="RUN", help="Directory or URL of a cluster run, or its cluster.sqlite."),
 ]
 
 
@@ -68,16 +69,25 @@ class RoleOption(str, Enum):
 
 
 @contextmanager
-def open_run(path: Path) -> Iterator[Overview]:
-    """Open a cluster run.
+def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview]:
+    """Open a cluster run; of a URL, its summary is copied for as long as the run is open.
+
+    Args:
+        location: Its directory, its summary file, or the URL of either.
+        with_partials: Whether the partials of a URL are needed, too.
 
     Raises:
         StoreError: The run is missing or damaged.
     """
     from unified_prof.cluster.overview import Overview
+    from unified_prof.cluster.rank_partial import SUMMARY_FILE_NAME
     from unified_prof.cluster.stored_run import open_run
+    from unified_prof.pipeline import remote
 
-    with open_run(path) as run:
+    source = location
+    if remote.is_remote(location) and not with_partials and not location.endswith(".sqlite"):
+        source = remote.joined(location, SUMMARY_FILE_NAME)
+    with remote.fetched(source) as path, open_run(path, location) as run:
         yield Overview(run)
 
 
@@ -124,7 +134,7 @@ def report(
         width=width,
         color=color,
     )
-    with open_run(run) as overview:
+    with open_run(run, with_partials=shape.name == "html") as overview:
         show(overview, shape, request, file, force=force, quiet=quiet)
         missing = overview.coverage if overview.missing else ""
     if missing and not quiet:
@@ -172,8 +182,8 @@ def show(
 
 def diff(
     context: click.Context,
-    base: Annotated[Path, argument(metavar="BASE", help="Baseline run.")],
-    new: Annotated[Path, argument(metavar="NEW", help="Candidate run.")],
+    base: Annotated[str, argument(metavar="BASE", help="Baseline run.")],
+    new: Annotated[str, argument(metavar="NEW", help="Candidate run.")],
     by: Annotated[
         RoleOption,
         option(help="Group ranks by pipeline stage, by stage and data rank, or not at all."),
@@ -218,8 +228,8 @@ def diff(
 def gate(
     *,
     context: click.Context,
-    base: Annotated[Path, argument(metavar="BASE", help="Baseline run.")],
-    new: Annotated[Path, argument(metavar="NEW", help="Candidate run.")],
+    base: Annotated[str, argument(metavar="BASE", help="Baseline run.")],
+    new: Annotated[str, argument(metavar="NEW", help="Candidate run.")],
     metric: Annotated[
         list[str] | None,
         option(
@@ -254,7 +264,7 @@ def gate(
         before, after = (stack.enter_context(open_run(path)) for path in (base, new))
         verdict = run_comparison.gate_cluster_run(before, after, metric or ["step"], limits)
         _warn(before, after, quiet=quiet)
-    labels = (str(base), str(new))
+    labels = (base, new)
     if file is not None:
         printing.write(file, verdict_text(verdict, labels, shape, to_file=True), force=force)
     elif not (quiet and shape is FormatOption.TEXT):

@@ -249,7 +249,8 @@ class Overview:
     def coverage(self) -> str:
         """How many of the ranks have figures, and why the others have none."""
         run = self.run
-        text = f"{len(run.read):,} of {run.world_size:,} ranks"
+        at_least = "at least " if run.facts.get("world_size_is_minimum") == "true" else ""
+        text = f"{len(run.read):,} of {at_least}{run.world_size:,} ranks"
         absent = [one.rank for one in run.ranks if one.status == "absent"]
         if absent:
             text += f"; missing: {format_ranges(absent)}"

@@ -24,7 +24,7 @@ from numpy.typing import NDArray
 from unified_prof.arrays.types import Ints
 from unified_prof.errors import StoreError, UsageError
 
-PARTIAL_VERSION = 2
+PARTIAL_VERSION = 3
 """Part of the files' names: partials of another version are made anew."""
 
 Columns = Mapping[str, Ints]

@@ -193,13 +193,13 @@ class StoredRun:
     """The summary of a run that lies open; made by `open_run`.
 
     Attributes:
-        path: What was opened: the run's folder, or the file.
-        file: The summary itself.
+        path: The run's directory, file or URL, as it was given.
+        file: The summary file; of a URL, its local copy.
         facts: META_DATA.
     """
 
-    def __init__(self, path: Path, report: Report) -> None:
-        self.path = path
+    def __init__(self, path: str | os.PathLike[str], report: Report) -> None:
+        self.path = str(path)
         self.file = report.path
         self._report = report
         self.facts: dict[str, str] = {
@@ -324,8 +324,12 @@ class StoredRun:
 
 
 @contextmanager
-def open_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
-    """Open the summary of a run: its folder, or the file `cluster.sqlite` in it.
+def open_run(path: str | os.PathLike[str], location: str | None = None) -> Iterator[StoredRun]:
+    """Open the summary of a run.
+
+    Args:
+        path: Its directory, or the file `cluster.sqlite` in it.
+        location: Where the run is if `path` is a copy.
 
     Raises:
         StoreError: there is none, it is damaged, or it is a report of another kind.
@@ -347,7 +351,7 @@ def open_run(path: str | os.PathLike[str]) -> Iterator[StoredRun]:
                 hint=f"use `uprof report {file}`",
                 slug="wrong-kind-of-report",
             )
-        yield StoredRun(path, report)
+        yield StoredRun(location or path, report)
 
 
 def _columns(record: type) -> tuple[str, ...]:

@@ -242,6 +242,7 @@ class RunSummary:
     unread: tuple[UnreadableRecording, ...]
     steps: tuple[int, ...]
     left_out: Ledger = field(default_factory=Ledger)
+    world_size_is_minimum: bool = False
 
     @property
     def whole(self) -> bool:
@@ -309,11 +310,11 @@ def summarize_run(
         _step_length(matched, steps),
     )
     told = find_all(case)
-    world = _world(matched)
+    world, is_minimum = _world_size(matched)
     bad = {one.rank for one in unread}
     absent = tuple(rank for rank in range(world) if rank not in matched.ranks and rank not in bad)
     tables = {
-        "META_DATA": rows.fact_rows(matched, clock, steps, world, unread),
+        "META_DATA": rows.fact_rows(matched, clock, steps, (world, is_minimum), unread),
         "RANK": rows.rank_rows(matched, part, clock, where, unread, absent),
         "GROUP": rows.group_rows(matched),
         "STEP_RANK": rows.step_rows(matched, waited, proof, whole),
@@ -332,6 +333,7 @@ def summarize_run(
         tuple(unread),
         tuple(steps),
         matched.left_out,
+        is_minimum,
     )
 
 
@@ -387,12 +389,17 @@ def _tell_of_other_times(matched: MatchedCollectives) -> None:
         until = max(until, end)
 
 
-def _world(matched: MatchedCollectives) -> int:
-    told = [one.world_size for one in matched.facts if one.world_size]
-    if told:
-        return max(told)
+def _world_size(matched: MatchedCollectives) -> tuple[int, bool]:
+    """Return the number of ranks of the run, and whether it is a lower bound.
+
+    It is one unless the recordings have a world size: then the largest rank and group count.
+    """
+    recorded = [one.world_size for one in matched.facts if one.world_size]
+    if recorded:
+        return max(recorded), False
     in_groups = [max(group.ranks) for group in matched.groups if group.told]
-    return max([*matched.ranks, *in_groups]) + 1
+    largest = max([group.size for group in matched.groups], default=0)
+    return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
 
 
 def _compared_steps(matched: MatchedCollectives) -> list[int]:

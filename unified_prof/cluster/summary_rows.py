@@ -33,13 +33,14 @@ def fact_rows(
     matched: MatchedCollectives,
     clock: AlignedClocks,
     steps: list[int],
-    world: int,
+    world: tuple[int, bool],
     unread: Sequence[UnreadableRecording],
 ) -> list[Row]:
     """Return META_DATA: what holds for the run as a whole; values are JSON."""
     nameless = [{"file": one.file, "why": one.why} for one in unread if one.rank is None]
     facts: dict[str, Any] = {
-        "world_size": world,
+        "world_size": world[0],
+        "world_size_is_minimum": world[1],
         "ranks_read": len(matched.ranks),
         "steps": steps,
         "clock_islands": len(set(clock.island.tolist())),

@@ -43,6 +43,8 @@ if TYPE_CHECKING:
 _MADE_OF = "made_of"
 """Fact of UPROF_RUN: tells whether a summary is of these very partials."""
 _COMMAND = "uprof cluster build"
+# Facts of META_DATA that a ClusterOutcome is made of.
+_OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,7 @@ class ClusterOutcome:
     """One sentence each, the costliest first."""
     already: bool = False
     """Whether the summary was there, and of the same."""
+    world_size_is_minimum: bool = False
 
     @property
     def whole(self) -> bool:
@@ -71,7 +74,8 @@ class ClusterOutcome:
     @property
     def coverage(self) -> str:
         """How many of the ranks were read, and why the others were not."""
-        parts = [f"{self.ranks_read:,} of {self.world_size:,} ranks"]
+        at_least = "at least " if self.world_size_is_minimum else ""
+        parts = [f"{self.ranks_read:,} of {at_least}{self.world_size:,} ranks"]
         if self.absent:
             parts.append(f"missing: {_few(map(str, self.absent))}")
         for one in self.unread[:_FEW]:
@@ -263,7 +267,7 @@ def _before(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
             facts = {
                 str(name): json.loads(str(value))
                 for name, value in report.rows("SELECT name, value FROM META_DATA")
-                if name in ("world_size", "ranks_read", "steps", "unnumbered")
+                if name in _OUTCOME_FACTS
             }
             bad = list(report.rows("SELECT rank, file, why, status FROM RANK ORDER BY rank"))
             findings = list(report.rows("SELECT text FROM FINDING ORDER BY place"))
@@ -285,6 +289,7 @@ def _before(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
         tuple(unread),
         tuple(str(text) for (text,) in findings),
         already=True,
+        world_size_is_minimum=facts["world_size_is_minimum"],
     )
 
 
@@ -390,6 +395,7 @@ def _outcome(run: StorageDirectory, summary: RunSummary, new: int) -> ClusterOut
         summary.absent,
         summary.unread,
         tuple(one.text for one in summary.findings),
+        world_size_is_minimum=summary.world_size_is_minimum,
     )
 
 

@@ -31,6 +31,11 @@ _OTHERS = re.compile(
 )
 """Databases that are no rank's, by their names."""
 _FACTS = re.compile(r"(?:profiler_info|profiler_metadata|truth|run)[^/]*\.json\Z")
+# Names of files and directories that begin with the host.
+_NAMED_HOST = re.compile(r"(?P<host>[\w.-]+)_\d+(?:\.\d{10,}\.pt\.trace\b|_\d{14,}_ascend_pt$)")
+_HOST_DIRECTORY = re.compile(r"(?:host|node|server|machine)[-_.]?[\w.-]*\d", re.IGNORECASE)
+# Parts at the end of a path that are searched for a host.
+_NEAR_HOST = 4
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 _MADE_IN = ("ASCEND_PROFILER_OUTPUT", "")
 """Where in a recording that is a folder a database of it lies."""
@@ -111,9 +116,22 @@ def rank_in(location: str) -> int | None:
     return int(ranks[0]) if len(ranks) == 1 else None
 
 
+def host_in(location: str) -> str | None:
+    """Return the host that a path contains, for recordings that have none.
+
+    `tensorboard_trace_handler` names files HOST_PID.TIME.pt.trace.json, torch_npu directories
+    HOST_PID_TIME_ascend_pt. Otherwise a directory named like a host counts.
+    """
+    parts = re.split(r"[/\\]", location)[-_NEAR_HOST:]
+    for part in reversed(parts):
+        if (match := _NAMED_HOST.match(part)) and not match["host"].startswith("rank"):
+            return match["host"]
+    return next((part for part in reversed(parts[:-1]) if _HOST_DIRECTORY.fullmatch(part)), None)
+
+
 def resolved(path: Path) -> list[Local]:
     """Return what is to be opened of `path`: itself, its database, or what lies in it."""
-    return list(_found(path, DEEPEST, lambda _: None, asked=True))
+    return list(_found(path, DEEPEST, lambda _: None, set(), asked=True))
 
 
 def _facts_beside(path: Path) -> list[Path]:
@@ -146,10 +164,11 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
         names = glob.glob(str(given), recursive=True)  # noqa: PTH207 (it takes whole paths)
         paths = [Path(name) for name in sorted(names)] or paths
     count = 0
+    visited: set[tuple[int, int]] = set()
     for path in paths:
         if not path.exists():
             raise discovery.refusal(path)
-        for local in _found(path, DEEPEST, progress, asked=True):
+        for local in _found(path, DEEPEST, progress, visited, asked=True):
             count += 1
             yield Input(os.path.abspath(local.path), _stamp(local))  # noqa: PTH100 (links stay)
     if not count:
@@ -172,11 +191,21 @@ def _stamp(local: Local) -> str:
 
 
 def _found(
-    path: Path, depth: int, progress: Callable[[str], None], *, asked: bool = False
+    path: Path,
+    depth: int,
+    progress: Callable[[str], None],
+    visited: set[tuple[int, int]],
+    *,
+    asked: bool = False,
 ) -> Iterator[Local]:
+    """Yield the recordings below a path; links to directories are followed, each directory once."""
     if not path.is_dir():
         yield from _of_file(path, asked=asked)
         return
+    status = path.stat()
+    if (status.st_dev, status.st_ino) in visited:
+        return
+    visited.add((status.st_dev, status.st_ino))
     # What such a folder is, of which there may be thousands, is not asked where it is nothing new.
     named = path.name.endswith("_ascend_pt")
     source = None
@@ -203,8 +232,8 @@ def _found(
         if child.name.startswith(".") or child.name.endswith(".cluster"):
             continue
         below = Path(child.path)
-        if child.is_dir(follow_symlinks=False):
-            yield from _found(below, depth - 1, progress)
+        if child.is_dir():
+            yield from _found(below, depth - 1, progress, visited)
         elif child.is_file():
             for local in _of_file(below):
                 if local.source is None or f"{local.source.stem(below)}.db" not in names:

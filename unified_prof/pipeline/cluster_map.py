@@ -17,7 +17,7 @@ from pathlib import Path
 from unified_prof.cluster import rank_partial as partials
 from unified_prof.cluster.rank_partial import OPERATIONS_IN_MEMORY, Partial
 from unified_prof.errors import StoreError, UprofError, UsageError
-from unified_prof.pipeline.cluster_inputs import Input, Local, resolved
+from unified_prof.pipeline.cluster_inputs import Input, Local, host_in, resolved
 from unified_prof.pipeline.executors import Failure, WorkerPool, map_unordered
 from unified_prof.pipeline.executors.processes import InlinePool
 from unified_prof.pipeline.remote import StorageDirectory, fetch
@@ -259,11 +259,18 @@ def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) 
         paths.append(str(database))
         convert(local.path, database, source=local.source)
     try:
-        return _told_or_named(database, one)
+        return [_with_host(partial, one.location) for partial in _told_or_named(database, one)]
     except StoreError:
         if local.source is None and _is_of_others(database, named=one.likely_rank is not None):
             raise _NoRank from None
         raise
+
+
+def _with_host(partial: Partial, location: str) -> Partial:
+    """Return a partial with the host of its file's name if its recording has none."""
+    if partial.facts.host is not None:
+        return partial
+    return replace(partial, facts=replace(partial.facts, host=host_in(location)))
 
 
 def partials_of(database: Path, rank: int | None = None) -> list[Partial]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from unified_prof.cluster.overview import (
@@ -20,6 +21,9 @@ from unified_prof.report.document import Column, Document
 from unified_prof.report.formats import ClusterBreakdown, ClusterRequest
 from unified_prof.report.renderers import render_markdown
 from unified_prof.report.terminal import render_text
+
+# Share of the step in exposed transfers from which a run without findings mentions them.
+_MIN_EXPOSED_SHARE = 0.3
 
 
 def rank_columns(rows: Sequence[RankRow]) -> list[Column]:
@@ -279,7 +283,7 @@ def cluster_title(overview: Overview, *, folder: bool = True) -> str:
     devices = sorted({one.device_name for one in run.ranks if one.device_name})
     if devices:
         parts.append(" and ".join(devices[:3]))
-    name = str(run.path) if folder else run.path.absolute().name
+    name = run.path if folder else Path(run.path).absolute().name
     return f"{names.neutral(name)}: {names.neutral(', '.join(parts))}"
 
 
@@ -328,13 +332,27 @@ def cluster_remarks(overview: Overview) -> list[str]:
     return found
 
 
+def _no_findings(overview: Overview) -> str:
+    """Return the verdict on a run without findings, with what all ranks may have in common."""
+    whole = overview.whole
+    exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
+    share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
+    text = "no findings: no rank, host or link stands out"
+    if share < _MIN_EXPOSED_SHARE:
+        return text
+    return (
+        f"{text}; on all ranks alike, exposed transfers take {names.format_share(share, 1.0)} of "
+        "the step: compare with an earlier run (`uprof cluster diff`)"
+    )
+
+
 def verdict(overview: Overview, *, most: int = _MAX_FINDINGS) -> list[str]:
     """Return the findings as text, most expensive first."""
     found = overview.run.findings
     if not found and not overview.whole.get("compute_ns"):
         return ["no kernels recorded within steps: no analysis possible"]
     if not found:
-        return ["no findings: no rank, host or link slows the run down"]
+        return [_no_findings(overview)]
     lines = [
         f"{number}. {names.neutral(one.text)}" for number, one in enumerate(found[:most], start=1)
     ]
