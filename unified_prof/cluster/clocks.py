@@ -1,15 +1,12 @@
-"""From the time of a rank's own clock to that of all.
-
-One clock for all ranks, from the ends of what they did together.
+"""One clock for all ranks, from the ends of what they did together.
 
 All members of a collective leave it together, as do both ends of a transfer: the difference of
-their ends is that of their clocks. Differences are taken along a tree of the surest edges, then
-all edges pull everything into its place. In long recordings a difference changes, as no two
-crystals are alike: how quickly it does, along the same tree, tells by how much each clock goes
-slow. Ranks that share nothing with the others are an island of their own: between islands nothing
-is known, and nothing is guessed.
+their ends is that of their clocks. Differences are added along a tree of the most certain edges,
+then all edges adjust the result. In long recordings a difference drifts, because no two crystals
+are alike; the drift of each clock follows from the same tree. Ranks without common events with the
+others form an island of their own: the offset between islands is unknown.
 
-Only merged timelines, one-way times and orders between hosts need this; waiting does not.
+Only merged timelines and the replay need this; waits do not.
 """
 
 from __future__ import annotations
@@ -27,55 +24,61 @@ from unified_prof.cluster.matching import MatchedCollectives
 
 @dataclass(frozen=True, slots=True)
 class CommonClock:
-    """What takes a rank's times to the common clock."""
+    """Conversion of a rank's times to the common clock."""
 
     offset_ns: int = 0
     drift: float = 0.0
-    """By how much it goes slow: seconds that it loses in one."""
+    """Seconds that the rank's clock loses per second."""
     at_ns: int = 0
-    """When the offset is `offset_ns`."""
+    """Time at which the offset is `offset_ns`."""
 
     def common(self, times: Ints) -> Ints:
-        """Return times of the rank's clock as those of the common one."""
+        """Return times of the rank's clock on the common clock."""
         moved = times + self.offset_ns
         if self.drift:
             moved = moved + np.rint((times - self.at_ns) * self.drift).astype(np.int64)
         return moved
 
     def common_at(self, time: int) -> int:
-        """Return one time as that of the common clock."""
+        """Return one time on the common clock."""
         return int(self.common(np.array([time], np.int64))[0])
 
 
+# Maximum number of relaxation rounds.
 _ROUNDS = 60
-_SAME_CLOCK_NS = 5_000.0
-"""Ranks of one host whose clocks differ by less, in the middle, share one."""
-_TO_DEVIATION = 1.4826  # of the median of absolute deviations of a normal distribution
-_LEAST_SPREAD_NS = 200.0
+# Ranks of one host share a clock if the median difference of their clocks is smaller, ns.
+_MAX_SAME_CLOCK_NS = 5_000.0
+# Converts a median absolute deviation to the standard deviation of a normal distribution.
+_MAD_TO_DEVIATION = 1.4826
+# Minimum spread of differences, ns.
+_MIN_SPREAD_NS = 200.0
 _PPB = 1e9
-_ASKED = 64
-"""So many events of each group and kind tell how quickly clocks drift apart."""
-_PAIRS_ASKED = 200
-_LEAST_FOR_DRIFT = 12
-_LEAST_DRIFT_NS = 1_000.0
-"""What drifts less over a recording is as good as one offset."""
-_SURE = 5.0
-"""In so many standard errors, as many pairs are asked."""
+# Events of each group and kind from which the drift is measured.
+_SAMPLED_EVENTS = 64
+# Pairs of ranks that decide whether clocks drift at all.
+_SAMPLED_PAIRS = 200
+# Minimum number of events of a pair to measure its drift.
+_MIN_EVENTS_FOR_DRIFT = 12
+# Smaller drift over a recording is ignored, ns.
+_MIN_DRIFT_NS = 1_000.0
+# Minimum drift in standard errors, as many pairs are tested.
+_MIN_DRIFT_ERRORS = 5.0
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class AlignedClocks:
-    """Of each rank of a `Matched`."""
+    """Clocks of all ranks, indexed like `MatchedCollectives.ranks`."""
 
     offset: Ints
-    """What is added to its times to get the common clock of its island."""
+    """Added to the times of a rank to get the common clock of its island, ns."""
     error: Ints
-    """One standard error of that."""
+    """Standard error of the offset, ns."""
     island: Ints
+    """Ranks of different islands have no common clock; the largest island is 0."""
     drift: Floats
-    """By how much its clock goes slow, seconds in one; 0 where that cannot be told from nothing."""
+    """Seconds that its clock loses per second; 0 if not significant."""
     at: int
-    """When the offsets are those, by whichever clock."""
+    """Time at which the offsets hold."""
 
     def of(self, index: int) -> CommonClock:
         """Return the clock of a rank."""
@@ -87,12 +90,12 @@ class _Edges:
     a: Ints
     b: Ints
     difference: NDArray[np.float64]
-    """Ends of b less those of a."""
+    """End of b minus end of a, ns."""
     error: NDArray[np.float64]
 
 
 def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
-    """Align the clocks of all ranks that are connected by what they did together."""
+    """Align the clocks of all ranks that are connected by common events."""
     ends = matched.rows.end[matched.events.first] if len(matched.events) else np.empty(0, np.int64)
     at = (int(ends.min()) + int(ends.max())) // 2 if len(ends) else 0
     slopes = _slopes(matched)
@@ -102,7 +105,7 @@ def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
         drift, unsure, _ = _solved(matched, slopes)
         drift, unsure = drift / _PPB, unsure / _PPB
     offset, error, island = _solved(matched, _edges(matched, drift, at))
-    # Who did things together long ago is sure of that time alone.
+    # An offset is less certain the further it is extrapolated.
     half = (int(ends.max()) - int(ends.min())) / 2 if len(ends) else 0.0
     error = np.hypot(error, unsure * half)
     return AlignedClocks(
@@ -115,7 +118,7 @@ def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
 
 
 def _solved(matched: MatchedCollectives, edges: _Edges) -> tuple[Floats, Floats, Ints]:
-    """Return each rank's value, its error and its island, from the differences of pairs."""
+    """Return value, error and island of each rank from the differences of pairs."""
     count = len(matched.ranks)
     offset = np.zeros(count)
     error = np.zeros(count)
@@ -138,28 +141,27 @@ def _solved(matched: MatchedCollectives, edges: _Edges) -> tuple[Floats, Floats,
 
 
 def _slopes(matched: MatchedCollectives) -> _Edges | None:
-    """Return how quickly clocks of pairs drift apart, ns in a second; None: none does for sure.
+    """Return the drift between the clocks of pairs, ns per second; None if not significant.
 
-    The difference of the ends at the begin of the recording is compared with that at its end.
-    Some events of each group are enough for that.
+    The median difference in the first third of the events is compared with that in the last third.
     """
     events, rows = matched.events, matched.rows
     if not len(events):
         return None
     keys = [np.where(events.src >= 0, -1 - events.src, events.group), events.dst, events.kind]
     usable = np.flatnonzero(events.members > 1)
-    usable = usable[_some([key[usable] for key in keys])]
-    a, b, first, others = _members(matched, usable)
+    usable = usable[sample_events([key[usable] for key in keys], _SAMPLED_EVENTS)]
+    a, b, first, others = member_pairs(matched, usable)
     difference, time = rows.end[others] - rows.end[first], rows.end[first]
     order = np.lexsort((time, b, a))
     a, b, difference, time = a[order], b[order], difference[order], time[order]
     heads = np.flatnonzero(np.r_[True, (np.diff(a) != 0) | (np.diff(b) != 0)][: len(a)])
     sizes = np.diff(np.r_[heads, len(a)])
-    enough = np.flatnonzero(sizes >= _LEAST_FOR_DRIFT)
-    # Whether any drifts at all some of them tell.
-    for chosen in (enough[:: -(-len(enough) // _PAIRS_ASKED) or 1], enough):
+    enough = np.flatnonzero(sizes >= _MIN_EVENTS_FOR_DRIFT)
+    # A sample of the pairs decides whether clocks drift at all.
+    for chosen in (enough[:: -(-len(enough) // _SAMPLED_PAIRS) or 1], enough):
         found: list[tuple[int, int, float, float]] = []
-        sure = False
+        significant = False
         for head, n in zip(heads[chosen].tolist(), sizes[chosen].tolist(), strict=True):
             part = slice(head, head + n)
             apart, when = difference[part] - difference[head], (time[part] - time[head]) / 1e9
@@ -169,11 +171,11 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
                 continue
             slope = float(np.median(apart[-third:]) - np.median(apart[:third])) / run
             rest = apart - slope * when
-            spread = _TO_DEVIATION * float(np.median(np.abs(rest - np.median(rest))))
-            doubt = 1.2533 * max(spread, _LEAST_SPREAD_NS) * (2 / third) ** 0.5 / run
+            spread = _MAD_TO_DEVIATION * float(np.median(np.abs(rest - np.median(rest))))
+            doubt = 1.2533 * max(spread, _MIN_SPREAD_NS) * (2 / third) ** 0.5 / run
             found.append((int(a[head]), int(b[head]), slope, doubt))
-            sure |= abs(slope) * run > max(_LEAST_DRIFT_NS, _SURE * doubt * run)
-        if not sure:
+            significant |= abs(slope) * run > max(_MIN_DRIFT_NS, _MIN_DRIFT_ERRORS * doubt * run)
+        if not significant:
             return None
     table = np.array(found)
     return _Edges(
@@ -181,19 +183,22 @@ def _slopes(matched: MatchedCollectives) -> _Edges | None:
     )
 
 
-def _some(keys: Sequence[Ints]) -> NDArray[np.bool_]:
-    """Choose some of the events that have equal keys, which follow one another."""
-    count = len(keys[0])
-    new = np.ones(count, bool)
+def sample_events(keys: Sequence[Ints], count: int) -> NDArray[np.bool_]:
+    """Select up to `count` evenly spaced events of each run of equal keys, and the last one."""
+    if not len(keys[0]):
+        return np.zeros(0, bool)
+    new = np.ones(len(keys[0]), bool)
     new[1:] = np.logical_or.reduce([key[1:] != key[:-1] for key in keys])
     heads = np.flatnonzero(new)
-    n = np.diff(np.r_[heads, count])
-    place = np.arange(count) - np.repeat(heads, n)
-    return np.asarray(place % np.repeat(np.maximum(-(-n // _ASKED), 1), n) == 0)
+    n = np.diff(np.r_[heads, len(new)])
+    place = np.arange(len(new)) - np.repeat(heads, n)
+    chosen = np.asarray(place % np.repeat(np.maximum(-(-n // count), 1), n) == 0)
+    chosen[heads + n - 1] = True
+    return chosen
 
 
-def _members(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pair each member of events with the first: both ranks, and both rows."""
+def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
+    """Pair each further member of events with the first: both ranks, and both rows."""
     rows = matched.rows
     size = matched.events.members[events]
     first = np.repeat(matched.events.first[events], size - 1)
@@ -211,9 +216,9 @@ def _largest_first(island: Ints) -> Ints:
 
 
 def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
-    """Pair each member of an event with its first member, and sum up by pairs of ranks."""
+    """Return the median clock differences of all pairs of ranks with common events."""
     rows = matched.rows
-    a, b, first, others = _members(matched, np.flatnonzero(matched.events.members > 1))
+    a, b, first, others = member_pairs(matched, np.flatnonzero(matched.events.members > 1))
     difference = rows.end[others] - rows.end[first]
     if drift.any():
         difference = difference + np.rint(
@@ -228,9 +233,9 @@ def _edges(matched: MatchedCollectives, drift: Floats, at: int) -> _Edges:
     middle = (difference[heads + (n - 1) // 2] + difference[heads + n // 2]) / 2
     away = np.abs(difference - np.repeat(middle, n))
     away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
-    spread = _TO_DEVIATION * (away[heads + (n - 1) // 2] + away[heads + n // 2]) / 2
-    error = 1.2533 * np.maximum(spread, _LEAST_SPREAD_NS) / np.sqrt(n)
-    # Of one or two events nobody knows the spread: that of the run in general.
+    spread = _MAD_TO_DEVIATION * (away[heads + (n - 1) // 2] + away[heads + n // 2]) / 2
+    error = 1.2533 * np.maximum(spread, _MIN_SPREAD_NS) / np.sqrt(n)
+    # One or two events have no spread: use that of the run.
     usual = float(np.median(spread[n > 2])) if (n > 2).any() else 1_000.0
     few = n <= 2
     error[few] = np.maximum(error[few], 1.2533 * usual / np.sqrt(n[few]))
@@ -245,7 +250,7 @@ def _spread_from(
     error: NDArray[np.float64],
     island: Ints,
 ) -> None:
-    """Reach every rank over the path with the least doubt."""
+    """Set the offsets of all ranks reachable from a root, over the most certain paths."""
     waiting = [(0.0, root, 0.0)]
     while waiting:
         doubt, one, value = heapq.heappop(waiting)
@@ -260,7 +265,7 @@ def _spread_from(
 def _relaxed(
     edges: _Edges, offset: NDArray[np.float64], roots: Sequence[int], island: Ints
 ) -> NDArray[np.float64]:
-    """Let all edges count, by their weight: the tree alone adds up errors along its paths."""
+    """Adjust the offsets to all edges by weight: the tree alone adds up errors along its paths."""
     if not len(edges.a):
         return offset
     weight = 1 / edges.error**2
@@ -273,7 +278,7 @@ def _relaxed(
     moving = ~held & (total > 0)
     for _ in range(_ROUNDS):
         pull = np.zeros(len(offset))
-        # The time of a plus its offset is that of b plus its own, and ends differ by b - a.
+        # Time plus offset is equal for a and b, and their ends differ by b - a.
         np.add.at(pull, edges.a, weight * (offset[edges.b] + edges.difference))
         np.add.at(pull, edges.b, weight * (offset[edges.a] - edges.difference))
         new = offset.copy()
@@ -290,7 +295,7 @@ def _by_host(
     error: NDArray[np.float64],
     island: Ints,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give ranks of one host one offset, where they share a clock."""
+    """Give ranks of one host one offset if they share a clock."""
     offset, error = offset.copy(), error.copy()
     hosts: dict[tuple[str, int], list[int]] = {}
     for index, facts in enumerate(matched.facts):
@@ -299,10 +304,10 @@ def _by_host(
     for members in hosts.values():
         own = offset[members]
         middle = float(np.median(own))
-        if len(members) > 2 and float(np.median(np.abs(own - middle))) < _SAME_CLOCK_NS:
+        if len(members) > 2 and float(np.median(np.abs(own - middle))) < _MAX_SAME_CLOCK_NS:
             spread = float(np.std(own))
             offset[members] = middle
             error[members] = np.minimum(
-                error[members], max(spread, _LEAST_SPREAD_NS) / len(members) ** 0.5
+                error[members], max(spread, _MIN_SPREAD_NS) / len(members) ** 0.5
             )
     return offset, error

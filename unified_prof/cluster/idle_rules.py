@@ -328,14 +328,12 @@ def _longest_stretches(
 ) -> dict[tuple[int, int], float]:
     """Return (rank, mark) -> reductions that remove `idle_ns` (by step), longest first."""
     cut: dict[tuple[int, int], float] = {}
-    stretches = context.replay_of([*idle_ns]).idle_stretches(rank)
-    for step, wanted in idle_ns.items():
-        left = wanted
-        for idle, mark in stretches.get(step, ()):
-            if left <= 0:
-                break
-            cut[rank, mark] = min(idle, left)
-            left -= idle
+    left_ns = dict(idle_ns)
+    stretches = context.replay_of([*idle_ns]).stretches(rank, idle=True)
+    for one in sorted(stretches, key=lambda one: -one.ns):
+        if (left := left_ns.get(one.step, 0.0)) > 0 and one.ns > 0:
+            cut[rank, one.mark] = min(one.ns, left)
+            left_ns[one.step] = left - one.ns
     return cut
 
 

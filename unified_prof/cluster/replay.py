@@ -105,6 +105,7 @@ class Stretch(NamedTuple):
     """Part of a rank's timeline between two marks."""
 
     mark: int
+    step: int
     operation: tuple[str, str] | None
     """(kind of group, kind of operation) whose end it follows; None if it follows another mark."""
     ns: float
@@ -318,22 +319,6 @@ class Replay:
         others = others or list(range(len(before)))
         return max(before[rank] for rank in others) - max(after[rank] for rank in others)
 
-    def idle_stretches(self, rank: int) -> dict[int, list[tuple[float, int]]]:
-        """Return step -> (idle time in ns, mark) of each stretch of a rank, the longest first."""
-        program = self._programs[rank]
-        stretches: dict[int, list[tuple[float, int]]] = {}
-        step = NO_VALUE
-        for code, idle, number, mark in zip(
-            program.code, program.second, program.third, program.mark, strict=True
-        ):
-            if code == STEP_BEGIN:
-                step = number
-            elif code == RUN and idle > 0:
-                stretches.setdefault(step, []).append((idle, mark))
-        for found in stretches.values():
-            found.sort(reverse=True)
-        return stretches
-
     def stretches(self, rank: int, *, idle: bool) -> list[Stretch]:
         """Return the stretches of a rank with their idle time or kernel time, in order."""
         matched = self._inputs[0]
@@ -349,15 +334,18 @@ class Replay:
             *(program.code, program.first, program.second, program.third, program.mark),
             strict=True,
         )
-        for code, busy_ns, idle_ns, kernels, mark in entries:
-            if code == RUN:
+        step = NO_VALUE
+        for code, busy_ns, idle_ns, number, mark in entries:
+            if code == STEP_BEGIN:
+                step = number
+            elif code == RUN:
                 operation = None
                 if int(marks["what"][mark]) == MARK_END:
                     op = int(marks["op"][mark])
                     kind = partial.kinds[int(table["kind"][op])]
                     operation = (groups[int(table["group"][op])], kind)
                 ns = idle_ns if idle else busy_ns
-                result.append(Stretch(mark, operation, ns, kernels, bool(is_open[mark])))
+                result.append(Stretch(mark, step, operation, ns, number, bool(is_open[mark])))
         return result
 
     @cached_property

@@ -1,11 +1,8 @@
-"""Whether recordings are of one run: two runs of one program look alike but for when they ran.
+"""Summary of a run: the partials of all ranks become the rows of its summary file.
 
-World size, groups and kinds of collectives are the same. What is not: all members of a collective
-leave it together. So the ends of one rank's collectives follow those of another's at a distance
-that is the same for all of them, that of their clocks; of two runs it changes from one to the
-next. And ranks of one host have one clock: if they end an hour apart, they did not meet.
-
-All partials of a run to the rows of its summary file.
+Recordings of other runs are excluded. Two runs of one program have the same world size, groups and
+collectives, but all members of a collective leave it together: within one run, the ends of the
+collectives of two ranks differ by a constant clock offset, and ranks of one host share a clock.
 """
 
 from __future__ import annotations
@@ -20,8 +17,7 @@ import numpy as np
 from unified_prof.arrays.types import Ints
 from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
-from unified_prof.cluster import waits as streamed_sums
-from unified_prof.cluster.clocks import align_clocks
+from unified_prof.cluster.clocks import align_clocks, member_pairs, sample_events
 from unified_prof.cluster.findings import find_all
 from unified_prof.cluster.matching import MatchedCollectives, match_collectives
 from unified_prof.cluster.rank_partial import Columns, Partial, PartialSource, UnreadableRecording
@@ -29,25 +25,26 @@ from unified_prof.cluster.rank_signals import collect_signals, infer_roles
 from unified_prof.cluster.replay import Replay
 from unified_prof.cluster.rule_context import RuleContext
 from unified_prof.cluster.summary_rows import Row
-from unified_prof.cluster.waits import compute_waits
+from unified_prof.cluster.waits import compute_waits, stream_sums
 from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
 
+# Operations that a sender may leave before the others have arrived.
 _ONE_SIDED = (*POINT_TO_POINT, "broadcast", "scatter", "gather", "reduce")
-"""A sender may leave these before the others have come."""
-_ASKED = 32
-"""So many events of each group and kind are looked at: the first, the last, some in between."""
-_LEAST_EVENTS = 3
-_SAME_CLOCK_NS = 100_000_000
-"""Ranks of one host cannot be so far apart."""
-_ANOTHER_TIME_NS = 60_000_000_000
-"""Hosts whose clocks differ by so much are odd: less is asked for to take them for two runs."""
-_DRIFT = 2e-4
-"""Of two clocks: four times what crystals are sold for."""
-_SPREAD_NS = 1_000_000
-_SPREAD_THEN_NS = 20_000
-"""How far distances may lie apart beside that: jitter of ends; of another time."""
+# Events per group and kind that are compared to find recordings of other runs.
+_SAMPLED_EVENTS = 32
+# Minimum number of events to tell whether two ranks belong together.
+_MIN_EVENTS = 3
+# Clocks of ranks on one host differ by less, ns.
+_MAX_HOST_CLOCK_NS = 100_000_000
+# Clocks of hosts rarely differ by more, ns: then a smaller spread shows that runs differ.
+_MAX_CLOCK_NS = 60_000_000_000
+# Maximum relative drift of two clocks: four times the tolerance of crystals.
+_MAX_DRIFT = 2e-4
+# Maximum spread of the offsets beside drift, ns; and for clocks beyond _MAX_CLOCK_NS.
+_MAX_SPREAD_NS = 1_000_000
+_MAX_FAR_SPREAD_NS = 20_000
 
 
 def recordings_of_other_runs(
@@ -56,95 +53,115 @@ def recordings_of_other_runs(
     """Return the recordings that are of another run than most, with the reason.
 
     Args:
-        matched: All that were read, as one run.
-        where: Where they come from.
+        matched: All recordings, matched as one run.
+        where: Global rank -> where its recording comes from.
 
     Raises:
-        UsageError: no run has most of them: two are named.
+        UsageError: No run has more than half of the recordings.
     """
     runs = _runs(matched)
     if len(runs) < 2:
         return []
-    first, second = runs[0], runs[1]
+
+    def file(index: int) -> str:
+        rank = matched.ranks[index]
+        return where.get(rank, PartialSource()).file or f"rank {rank}"
+
+    def start(index: int) -> int:
+        return _span(matched.partials[index])[0]
+
+    first = runs[0]
     if 2 * len(first) <= len(matched.ranks):
+        sides = []
+        for members in runs[:2]:
+            facts = matched.facts[members[0]]
+            host = f" on {facts.host}" if facts.host is not None else ""
+            more = f" and {len(members) - 1:,} more" if len(members) > 1 else ""
+            at = _time_text(start(members[0]))
+            sides.append(f"{file(members[0])} (rank {facts.rank}{host}, {at}){more}")
         raise UsageError(
-            f"these recordings are from {len(runs)} runs: {_words(matched, where, first)}; "
-            f"{_words(matched, where, second)}",
+            f"these recordings are from {len(runs)} runs: {'; '.join(sides)}",
             hint="give the recordings of one run",
             slug="several-runs",
         )
-    usual = matched.ranks[first[0]]
-    return [
-        UnreadableRecording(
-            _file(matched, where, index),
-            f"belongs to another run than rank {usual} and {len(first) - 1:,} more "
-            f"({_file(matched, where, first[0])}): "
-            f"{_why(matched, first, index)}",
-            matched.ranks[index],
+    result: list[UnreadableRecording] = []
+    for index in (index for members in runs[1:] for index in members):
+        apart = (start(index) - start(first[0])) / 1e9
+        reason = "their collectives do not end together"
+        if abs(apart) >= 1:
+            order = "after" if apart > 0 else "before"
+            reason = f"recorded {abs(apart):,.0f} s {order} that, and {reason}"
+        text = (
+            f"belongs to another run than rank {matched.ranks[first[0]]} and {len(first) - 1:,} "
+            f"more ({file(first[0])}): {reason}"
         )
-        for members in runs[1:]
-        for index in members
-    ]
+        result.append(UnreadableRecording(file(index), text, matched.ranks[index]))
+    return result
 
 
 def _runs(matched: MatchedCollectives) -> list[list[int]]:
-    """Return the ranks of each run, the largest first; one list where nothing speaks for more."""
-    fits, misfits = _pairs(matched)
+    """Return the ranks (indices) of each run, the largest first; one list if all fit together."""
+    fits, misfits = _compare_pairs(matched)
     if not len(misfits):
         return [list(range(len(matched.ranks)))]
-    of = list(range(len(matched.ranks)))
+    parent = list(range(len(matched.ranks)))
 
-    def find(one: int) -> int:
-        while of[one] != one:
-            of[one] = of[of[one]]
-            one = of[one]
-        return one
+    def find(rank: int) -> int:
+        while parent[rank] != rank:
+            parent[rank] = parent[parent[rank]]
+            rank = parent[rank]
+        return rank
 
     for a, b in fits.tolist():
-        of[find(a)] = find(b)
-    # Who shares nothing is of the same, unless it is of one that does not fit.
+        parent[find(a)] = find(b)
+    # Ranks without common collectives belong together unless one of their runs does not fit.
     spans = [_span(one) for one in matched.partials]
-    roots = sorted({find(one) for one in of}, key=lambda root: spans[root])
+    roots = sorted({find(rank) for rank in parent}, key=lambda root: spans[root])
     apart = {frozenset((find(a), find(b))) for a, b in misfits.tolist()}
-    for index, root in enumerate(roots):
-        for other in roots[:index]:
-            ours, theirs = find(root), find(other)
-            members = [[at for at in range(len(of)) if find(at) == one] for one in (ours, theirs)]
-            both = frozenset((ours, theirs))
-            if ours != theirs and both not in apart and _overlap(spans, *members):
-                of[ours] = theirs
-                apart = {frozenset(find(one) for one in pair) for pair in apart}
+    for at, root in enumerate(roots):
+        for other in roots[:at]:
+            one, two = find(root), find(other)
+            members = [[r for r in range(len(parent)) if find(r) == side] for side in (one, two)]
+            if one != two and frozenset((one, two)) not in apart and _overlap(spans, *members):
+                parent[one] = two
+                apart = {frozenset(find(rank) for rank in pair) for pair in apart}
     runs: dict[int, list[int]] = {}
-    for one in range(len(of)):
-        runs.setdefault(find(one), []).append(one)
+    for rank in range(len(parent)):
+        runs.setdefault(find(rank), []).append(rank)
     return sorted(runs.values(), key=lambda members: (-len(members), members))
 
 
-def _overlap(spans: Sequence[tuple[int, int]], one: Sequence[int], other: Sequence[int]) -> bool:
-    begin, end = (max(spans[at][0] for at in one), min(spans[at][1] for at in one))
-    first, last = (max(spans[at][0] for at in other), min(spans[at][1] for at in other))
-    return first < end + _ANOTHER_TIME_NS and begin < last + _ANOTHER_TIME_NS
+def _overlap(spans: Sequence[tuple[int, int]], one: Sequence[int], two: Sequence[int]) -> bool:
+    sides = [
+        (max(spans[rank][0] for rank in side), min(spans[rank][1] for rank in side))
+        for side in (one, two)
+    ]
+    (begin, end), (other_begin, other_end) = sides
+    return other_begin < end + _MAX_CLOCK_NS and begin < other_end + _MAX_CLOCK_NS
 
 
-def _span(one: Partial) -> tuple[int, int]:
-    time = one.marks["time"]
+def _span(partial: Partial) -> tuple[int, int]:
+    time = partial.marks["time"]
     return (int(time[0]), int(time[-1])) if len(time) else (0, 0)
 
 
-def _pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
+def _time_text(ns: int) -> str:
+    try:
+        return f"{datetime.fromtimestamp(ns / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
+    except (OverflowError, ValueError, OSError):
+        return f"at {ns / 1e9:.0f} s"
+
+
+def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     """Return the pairs of ranks whose collectives end together, and those whose do not."""
     events, rows = matched.events, matched.rows
-    nothing = np.empty((0, 2), np.int64)
-    both_ways = ~matched.is_kind(events.kind, *_ONE_SIDED) & (events.members > 1)
-    usable = _some(events.group, events.kind, np.flatnonzero(both_ways))
+    two_sided = ~matched.is_kind(events.kind, *_ONE_SIDED) & (events.members > 1)
+    usable = np.flatnonzero(two_sided)
+    keys = [events.group[usable], events.kind[usable]]
+    usable = usable[sample_events(keys, _SAMPLED_EVENTS)]
     if not len(usable):
-        return nothing, nothing
-    size = events.members[usable]
-    first = np.repeat(events.first[usable], size - 1)
-    others = (
-        first + 1 + np.arange(len(first)) - np.repeat(np.cumsum(size - 1) - (size - 1), size - 1)
-    )
-    a, b = rows.rank[first], rows.rank[others]
+        return np.empty((0, 2), np.int64), np.empty((0, 2), np.int64)
+    a, b, first, others = member_pairs(matched, usable)
     difference = rows.end[others] - rows.end[first]
     order = np.lexsort((difference, b, a))
     a, b, difference = a[order], b[order], difference[order]
@@ -154,85 +171,31 @@ def _pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     middle = difference[heads + n // 2]
     away = np.abs(difference - np.repeat(middle, n))
     away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
-    # Three of four are to fit: the first of all may have been cut.
+    # Three of four have to fit: the first one may have been cut.
     spread = away[heads + (n - 1) * 3 // 4]
     span = np.maximum.reduceat(end, heads) - np.minimum.reduceat(end, heads)
     hosts = [facts.host for facts in matched.facts]
-    together = np.array(
+    same_host = np.array(
         [
             hosts[x] is not None and hosts[x] == hosts[y]
             for x, y in zip(a[heads].tolist(), b[heads].tolist(), strict=True)
         ],
         bool,
     )
-    least = np.where(np.abs(middle) > _ANOTHER_TIME_NS, _SPREAD_THEN_NS, _SPREAD_NS)
-    misfits = spread > least + _DRIFT * span
     distance = np.abs(middle)
-    apart = together & (distance > _SAME_CLOCK_NS)
-    misfits |= apart
-    if apart.any():  # then it is no clock that makes others as far apart
+    limit = np.where(distance > _MAX_CLOCK_NS, _MAX_FAR_SPREAD_NS, _MAX_SPREAD_NS)
+    apart = same_host & (distance > _MAX_HOST_CLOCK_NS)
+    misfits = (spread > limit + _MAX_DRIFT * span) | apart
+    if apart.any():  # then clocks do not explain that others are as far apart
         misfits |= distance > int(distance[apart].min()) // 2
-    known = n >= _LEAST_EVENTS
+    known = n >= _MIN_EVENTS
     pairs = np.stack([a[heads], b[heads]], 1)
     return pairs[known & ~misfits], pairs[known & misfits]
 
 
-def _some(group: Ints, kind: Ints, usable: Ints) -> Ints:
-    """Return some events of each group and kind; they follow one another."""
-    if not len(usable):
-        return usable
-    new = np.r_[True, (np.diff(group[usable]) != 0) | (np.diff(kind[usable]) != 0)]
-    heads = np.flatnonzero(new)
-    n = np.diff(np.r_[heads, len(usable)])
-    place = np.arange(len(usable)) - np.repeat(heads, n)
-    every = np.maximum(-(-n // _ASKED), 1)
-    kept = place % np.repeat(every, n) == 0
-    kept[heads + n - 1] = True
-    return np.asarray(usable[kept], np.int64)
-
-
-def _file(matched: MatchedCollectives, where: Mapping[int, PartialSource], index: int) -> str:
-    rank = matched.ranks[index]
-    return where.get(rank, PartialSource()).file or f"rank {rank}"
-
-
-def _words(
-    matched: MatchedCollectives, where: Mapping[int, PartialSource], members: Sequence[int]
-) -> str:
-    """Name a run by one of its recordings, how many more, when and where it ran."""
-    index = members[0]
-    facts = matched.facts[index]
-    more = f" and {len(members) - 1:,} more" if len(members) > 1 else ""
-    host = f" on {facts.host}" if facts.host is not None else ""
-    rank = f"rank {facts.rank}{host}, {_when(matched, index)}"
-    return f"{_file(matched, where, index)} ({rank}){more}"
-
-
-def _when(matched: MatchedCollectives, index: int) -> str:
-    begin, _ = _span(matched.partials[index])
-    try:
-        return f"{datetime.fromtimestamp(begin / 1e9, timezone.utc):%Y-%m-%d %H:%M:%S} UTC"
-    except (OverflowError, ValueError, OSError):
-        return f"at {begin / 1e9:.0f} s"
-
-
-def _why(matched: MatchedCollectives, first: Sequence[int], index: int) -> str:
-    begin, _ = _span(matched.partials[first[0]])
-    own, _ = _span(matched.partials[index])
-    apart = abs(own - begin) / 1e9
-    if apart >= 1:
-        word = "after" if own > begin else "before"
-        return f"recorded {apart:,.0f} s {word} that, and their collectives do not end together"
-    return "their collectives do not end together"
-
-
-_APART_NS = 60 * 1_000_000_000
-"""Recordings of one run overlap; no clock of a host is off by so much."""
-
-
 @dataclass(slots=True)
 class RunSummary:
-    """What the summary file holds: table -> rows, in the order of the schema's columns."""
+    """Contents of the summary file: table -> rows, in the order of the schema's columns."""
 
     tables: dict[str, list[Row]]
     findings: list[Finding]
@@ -244,11 +207,6 @@ class RunSummary:
     left_out: Ledger = field(default_factory=Ledger)
     world_size_is_minimum: bool = False
 
-    @property
-    def whole(self) -> bool:
-        """Whether every rank of the run could be read."""
-        return not self.absent and not self.unread
-
 
 def summarize_run(
     partials: Iterable[Partial],
@@ -258,75 +216,70 @@ def summarize_run(
     read: Callable[[int], Columns] | None = None,
     until: int | None = None,
 ) -> RunSummary:
-    """Read partials of one run, each rank once, as one run.
+    """Combine the partials of the ranks of one run.
 
     Args:
-        partials: Of its ranks.
-        where: Where they come from.
-        unread: Ranks that could not be read.
-        read: Where `partials` hold the first steps alone: returns all communication of a rank,
-            by its global number; sums over the whole run are then taken of that.
-        until: The last of those steps.
+        partials: One per rank.
+        where: Global rank -> where its partial comes from.
+        unread: Recordings that could not be read.
+        read: Returns all communication of a global rank, if `partials` have the first steps only;
+            sums over the whole run are then taken from it.
+        until: The last step that `partials` have completely.
 
     Raises:
-        StoreError: there is no rank that could be read.
-        UsageError: they are of several runs, none of which has most of them.
+        StoreError: No rank could be read.
+        UsageError: They are of several runs, and none has more than half of them.
     """
-    found = list(partials)
     where = where or {}
-    found, strangers = _one_run(found, where)
-    unread = (*unread, *strangers)
+    found, others = _of_one_run(list(partials), where)
+    unread = (*unread, *others)
     if not found:
         raise _nothing_read(unread)
     matched = match_collectives(found)
     if others := recordings_of_other_runs(matched, where):
         unread = (*unread, *others)
-        left = {one.rank for one in others}
-        matched = match_collectives(one for one in found if one.facts.rank not in left)
-    _tell_of_other_times(matched)
-    waited = compute_waits(matched)
+        excluded = {one.rank for one in others}
+        matched = match_collectives(one for one in found if one.facts.rank not in excluded)
+    _note_other_times(matched)
+    waits = compute_waits(matched)
     steps = _compared_steps(matched)
-    part = infer_roles(matched, steps)
+    roles = infer_roles(matched, steps)
     clock = align_clocks(matched)
-    proof = collect_signals(matched, part, steps)
-    walked = [step for step in steps if until is None or step <= until]
-    whole = None
+    signals = collect_signals(matched, roles, steps)
+    sums = None
     if read is not None:
-        ask = read
-        whole = streamed_sums.stream_sums(matched, lambda index: ask(matched.ranks[index]))
+        read_rank = read
+        sums = stream_sums(matched, lambda index: read_rank(matched.ranks[index]))
     offset = np.zeros_like(clock.offset)
     if int(clock.island.max(initial=0)) == 0:
-        times = [one.marks["time"] for one in matched.partials]
-        begins = [int(time[0]) if len(time) else clock.at for time in times]
-        shifts = [clock.of(at).common_at(begin) - begin for at, begin in enumerate(begins)]
-        offset = np.array(shifts, np.int64)
-    case = RuleContext(
-        matched,
-        waited,
-        part,
-        proof,
-        Replay(matched, waited, offset, walked),
-        tuple(steps),
-        _step_length(matched, steps),
+        for index, partial in enumerate(matched.partials):
+            time = partial.marks["time"]
+            begin = int(time[0]) if len(time) else clock.at
+            offset[index] = clock.of(index).common_at(begin) - begin
+    replay = Replay(
+        matched, waits, offset, [step for step in steps if until is None or step <= until]
     )
-    told = find_all(case)
+    context = RuleContext(
+        matched, waits, roles, signals, replay, tuple(steps), _step_length(matched, steps)
+    )
+    findings = find_all(context)
     world, is_minimum = _world_size(matched)
-    bad = {one.rank for one in unread}
-    absent = tuple(rank for rank in range(world) if rank not in matched.ranks and rank not in bad)
+    failed = {one.rank for one in unread}
+    absent = tuple(rank for rank in range(world) if rank not in {*matched.ranks, *failed})
     tables = {
         "META_DATA": rows.fact_rows(matched, clock, steps, (world, is_minimum), unread),
-        "RANK": rows.rank_rows(matched, part, clock, where, unread, absent),
+        "RANK": rows.rank_rows(matched, roles, clock, where, unread, absent),
         "GROUP": rows.group_rows(matched),
-        "STEP_RANK": rows.step_rows(matched, waited, proof, whole),
-        "COLLECTIVE": rows.collective_rows(matched, waited, whole),
-        "BLAME": rows.blame_rows(matched, waited, proof, told, whole),
-        "LINK": rows.link_rows(matched, waited),
+        "STEP_RANK": rows.step_rows(matched, waits, signals, sums),
+        "COLLECTIVE": rows.collective_rows(matched, waits, sums),
+        "BLAME": rows.blame_rows(matched, waits, signals, findings, sums),
+        "LINK": rows.link_rows(matched, waits),
         "OPERATION_RANK": rows.operation_rows(matched, steps),
-        "FINDING": rows.finding_rows(told),
+        "FINDING": rows.finding_rows(findings),
     }
     return RunSummary(
         tables,
-        told,
+        findings,
         world,
         len(matched.ranks),
         absent,
@@ -338,7 +291,7 @@ def summarize_run(
 
 
 def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
-    """Return the error of a run without a rank: the first file, why, and what to do about it."""
+    """Return the error of a run without a readable rank: the first file, the reason, the remedy."""
     text = "no rank's recording could be read"
     if not unread:
         return StoreError(text, slug="no-rank-readable")
@@ -349,43 +302,35 @@ def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
     )
 
 
-def _one_run(
-    found: Sequence[Partial], where: Mapping[int, PartialSource]
+def _of_one_run(
+    found: list[Partial], where: Mapping[int, PartialSource]
 ) -> tuple[list[Partial], list[UnreadableRecording]]:
-    """Keep the ranks of the run that most are of; those of another world size are another's."""
+    """Separate the ranks with the most frequent world size from those of another one."""
     sizes = Counter(one.facts.world_size for one in found if one.facts.world_size)
-    if len(sizes) < 2:
-        return list(found), []
-    usual = max(sizes, key=lambda size: (sizes[size], size))
-    kept, others = [], []
-    for one in found:
-        size = one.facts.world_size
-        if size is None or size == usual:
-            kept.append(one)
-        else:
-            file = where.get(one.facts.rank, PartialSource()).file or f"rank {one.facts.rank}"
-            words = f"from a run of {size} ranks, the others from one of {usual}"
-            others.append(UnreadableRecording(file, words, one.facts.rank))
-    return kept, others
+    usual = max(sizes, key=lambda size: (sizes[size], size), default=None)
+    others = [
+        UnreadableRecording(
+            where.get(one.facts.rank, PartialSource()).file or f"rank {one.facts.rank}",
+            f"from a run of {one.facts.world_size} ranks, the others from one of {usual}",
+            one.facts.rank,
+        )
+        for one in found
+        if one.facts.world_size not in (None, usual)
+    ]
+    return [one for one in found if one.facts.world_size in (None, usual)], others
 
 
-def _tell_of_other_times(matched: MatchedCollectives) -> None:
-    """Tell of ranks that were recorded when the others were not: they can be of another run.
-
-    Hosts' clocks differ by milliseconds, and ranks of one run wait for each other.
-    """
+def _note_other_times(matched: MatchedCollectives) -> None:
+    """Note ranks that were recorded after the others had ended: they may be of another run."""
     spans = sorted(
-        (int(times.min()), int(times.max()), one.facts.rank)
-        for one in matched.partials
-        if len(times := one.marks["time"])
+        (*_span(one), one.facts.rank) for one in matched.partials if len(one.marks["time"])
     )
     until = spans[0][1] if spans else 0
     for begin, end, rank in spans:
-        if begin - until > _APART_NS:
-            words = (
-                f"rank {rank} was recorded {(begin - until) / 1e9:,.0f} s after others had ended"
-            )
-            matched.left_out.add("ranks_recorded_apart", f"{words}: possibly from another run")
+        if begin - until > _MAX_CLOCK_NS:
+            apart = (begin - until) / 1e9
+            text = f"rank {rank} was recorded {apart:,.0f} s after others had ended"
+            matched.left_out.add("ranks_recorded_apart", f"{text}: possibly from another run")
         until = max(until, end)
 
 
@@ -403,7 +348,7 @@ def _world_size(matched: MatchedCollectives) -> tuple[int, bool]:
 
 
 def _compared_steps(matched: MatchedCollectives) -> list[int]:
-    """Return the steps that all ranks have; where there is none, those that most have."""
+    """Return the steps that most ranks have; these are usually all ranks."""
     counts: Counter[int] = Counter()
     for one in matched.partials:
         counts.update(set(one.steps["step"].tolist()))
