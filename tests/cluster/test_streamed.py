@@ -70,12 +70,12 @@ def test_events_by_slice_are_those_by_number() -> None:
         rows = rng.permutation(count)
         table = {name: rng.integers(-1, 9, count) for name in ("move", "step", "bytes")}
         own = rng.integers(1, 50, count)
-        at = waits._in_a_row(numbers)
+        at = waits._as_slice(numbers)
         assert at == slice(first, first + count)
         for held, where in ((quick, at), (slow, numbers)):
             held.grow(first + count)
             held.take(where, rank, own, table, rows)
     for name in ("least", "spent", "members", "last", "moved", "step", "bytes"):
         np.testing.assert_array_equal(getattr(quick, name), getattr(slow, name), name)
-    assert isinstance(waits._in_a_row(np.array([0, 1, 3])), np.ndarray)
-    assert isinstance(waits._in_a_row(np.array([1, 0, 2])), np.ndarray)
+    assert isinstance(waits._as_slice(np.array([0, 1, 3])), np.ndarray)
+    assert isinstance(waits._as_slice(np.array([1, 0, 2])), np.ndarray)

@@ -1,16 +1,13 @@
-"""Waiting, moving data, set-up: what the time in communication was.
+"""Waits, transfers and set-up: where the time in communication went.
 
-All members of a collective leave it together, and whoever came last waited least. So the least
-duration is what the collective itself took, and the rest of every other one is waiting. No
-common clock is needed. On NPUs the parts of a collective say when data moved; what is left of the
+All members of a collective leave it together, and the last one to arrive waits least. The least
+duration is therefore that of the collective itself, and what is longer on other members is waiting.
+No common clock is needed. On NPUs the parts of a collective show when data moved; the rest of the
 least duration is set-up.
 
-Sums over all communication of a run that memory would not hold, one rank at a time.
-
-What needs single operations of all ranks at once (clocks, links, what-if) is worked out over the
-first steps, which are in memory; what is summed up over the whole run comes from here. Sequences
-are numbered without gaps, so that an operation's place in its event is an index: nothing is
-sorted or joined, and what is held is a row an event, not a row an operation.
+Sums over runs that do not fit in memory are streamed one rank at a time. Sequences are numbered
+without gaps, so the number of an operation is its index: nothing is sorted or joined, and a row per
+event is held, not a row per operation.
 """
 
 from __future__ import annotations
@@ -31,22 +28,22 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Of rows and events of a `Matched`; where nothing is known, NONE."""
+    """Waits by row and parts by event of `MatchedCollectives`, ns; NO_VALUE if unknown."""
 
     wait: Ints
-    """Of each row: waiting for the last comer; known where two members or more are."""
+    """By row: wait for the last member; known for events with two members or more."""
     exposed: Ints
-    """Of each row: the part of `wait` that no kernel covers."""
+    """By row: the part of `wait` that no kernel covers."""
     least: Ints
-    """Of each event: the least duration, set-up and transfer."""
+    """By event: the least duration, which is set-up plus transfer."""
     transfer: Ints
     setup: Ints
     last: Ints
-    """Of each event: the row that came last."""
+    """By event: the row that came last."""
 
 
 def compute_waits(matched: MatchedCollectives) -> Waits:
-    """Divide up the time of all communication."""
+    """Return waits, transfers and set-up of all communication."""
     rows, events = matched.rows, matched.events
     duration = rows.end - rows.start
     wait = np.full(len(rows), NO_VALUE, np.int64)
@@ -74,7 +71,7 @@ def compute_waits(matched: MatchedCollectives) -> Waits:
 
 
 def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
-    """Take off each wait what kernels of the same rank cover; a wait is an operation's begin."""
+    """Subtract from each wait what kernels cover; it is at the start of its operation."""
     rows = matched.rows
     exposed = wait.copy()
     partly = np.flatnonzero((wait > 0) & (rows.covered > 0))
@@ -91,7 +88,7 @@ def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
 
 
 class Covered:
-    """How much kernels cover of a rank's time, from its marks: exact at these, near in between."""
+    """Time covered by kernels, from the marks of a rank; interpolated between them."""
 
     def __init__(self, one: Partial) -> None:
         marks = one.marks
@@ -108,111 +105,94 @@ class Covered:
         )
 
     def until(self, at: Ints) -> NDArray[np.float64]:
-        """Return how much of the time before each point kernels cover."""
+        """Return how much of the time before each point is covered by kernels, ns."""
         if not len(self._at):
             return np.zeros(len(at))
         return np.interp((at - self._origin).astype(np.float64), self._at, self._sum)
 
 
 SumRow = tuple[Any, ...]
+# Key of events: (group, kind), of transfers (-1 - source, target); all are indices.
 SumKey = tuple[int, int]
-"""Of events: (group, kind), of transfers (-1 - source, target); all by number in `Matched`."""
-
-STREAMED_COLUMNS = (
-    "group",
-    "kind",
-    "seq",
-    "start",
-    "end",
-    "bytes",
-    "peer",
-    "move",
-    "step",
-    "covered",
-)
-
-_ENDLESS = np.iinfo(np.int64).max
 
 
 @dataclass(frozen=True, slots=True)
 class StreamedSums:
-    """What is summed up over the whole run; ranks, groups and kinds by number in `Matched`."""
+    """Sums over the whole run; ranks, groups and kinds are indices."""
 
     waits: dict[tuple[int, int], tuple[int, int, int, int]]
-    """(step, rank) -> wait, exposed wait, set-up, bubble."""
+    """(step, rank) -> wait, exposed wait, set-up, bubble, ns."""
     collectives: list[SumRow]
-    """group, kind, step, bytes, n, complete, transfer, wait, setup, median, p99 of transfer."""
+    """Group, kind, step, bytes, n, complete, transfer, wait, set-up, median and p99 of transfer."""
     caused: dict[int, tuple[int, int]]
-    """rank -> waiting caused, times."""
+    """Rank -> wait of others that it caused (ns), and how often."""
 
 
 class _StreamedEvents:
-    """The events of one key, by their number."""
+    """The events of one key, by number; columns are arrays of equal length."""
+
+    # Initial values: the shortest duration, the sum of durations, members, the rank with the
+    # shortest duration, its time of moving data, step, bytes.
+    _INITIAL = np.array([np.iinfo(np.int64).max, 0, 0, 0, NO_VALUE, NO_VALUE, NO_VALUE])
 
     def __init__(self) -> None:
-        self.count = 0
-        self._held = np.empty((7, 0), np.int64)
+        self._count = 0
+        self._held = np.empty((len(self._INITIAL), 0), np.int64)
 
     def grow(self, count: int) -> None:
-        """Make room for so many."""
-        if count > self.count:
-            room = self._held.shape[1]
-            if count > room:
-                more = np.zeros((7, max(count, room * 3 // 2)), np.int64)
-                more[:, : self.count] = self._held[:, : self.count]
-                more[0, self.count :] = _ENDLESS
-                more[4:, self.count :] = NO_VALUE
-                self._held = more
-            self.count = count
+        """Make room for `count` events."""
+        if count > self._held.shape[1]:
+            room = max(count, self._held.shape[1] * 3 // 2)
+            more = np.repeat(self._INITIAL[:, None], room - self._held.shape[1], axis=1)
+            self._held = np.concatenate([self._held, more], axis=1)
+        self._count = max(self._count, count)
 
-    def __getattr__(self, name: str) -> Ints:
-        """Return a column: least, spent, members, last, moved, step, bytes."""
-        at = ("least", "spent", "members", "last", "moved", "step", "bytes").index(name)
-        return self._held[at, : self.count]
+    def columns(self) -> tuple[Ints, ...]:
+        """Return least, spent, members, last, moved, step and bytes of all events."""
+        return tuple(self._held[:, : self._count])
 
-    def take(self, at: slice | Ints, rank: int, own: Ints, table: Columns, rows: Ints) -> None:
-        """Take in a sequence of a rank.
+    def add(self, at: slice | Ints, rank: int, duration: Ints, table: Columns, rows: Ints) -> None:
+        """Add a sequence of operations of a rank.
 
         Args:
-            at: The numbers of its events; a slice where they follow one another.
-            rank: The rank.
-            own: How long each took there.
-            table: The rank's communication.
-            rows: The rows of the sequence.
+            at: Numbers of the events; a slice if they are consecutive.
+            rank: Index of the rank.
+            duration: Duration of each operation, ns.
+            table: Communication of the rank.
+            rows: Rows of the sequence in it.
         """
-        columns = [self._held[place, : self.count] for place in range(7)]
-        # Of a slice these are the columns themselves, of numbers copies to be put back.
-        parts = [column[at] for column in columns]
+        # Parts are views if `at` is a slice, otherwise copies that are written back.
+        parts = [column[at] for column in self.columns()]
         least, spent, members, last, moved, step, size = parts
-        first = own < least
-        np.copyto(least, own, where=first)
-        np.copyto(last, rank, where=first)
-        np.copyto(moved, table["move"][rows], where=first)
-        spent += own
+        shortest = duration < least
+        np.copyto(least, duration, where=shortest)
+        np.copyto(last, rank, where=shortest)
+        np.copyto(moved, table["move"][rows], where=shortest)
+        spent += duration
         members += 1
         np.maximum(step, table["step"][rows], out=step)
         np.maximum(size, table["bytes"][rows], out=size)
         if not isinstance(at, slice):
-            for column, part in zip(columns, parts, strict=True):
+            for column, part in zip(self.columns(), parts, strict=True):
                 column[at] = part
 
 
 def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> StreamedSums:
-    """Sum up the whole run.
+    """Return sums over the whole run.
 
     Args:
-        matched: What the first steps say: groups, kinds, and how sequences are shifted.
-        read: Returns COLUMNS of all communication of a rank, by its number; called twice.
+        matched: The first steps, for groups, kinds and shifts of sequences.
+        read: Returns all communication of a rank (index); called twice per rank.
     """
     shifts = _shifts(matched)
     events: dict[SumKey, _StreamedEvents] = {}
     for rank in range(len(matched.ranks)):
         table = read(rank)
         duration = table["end"] - table["start"]
-        for key, rows, number in _keyed(matched, rank, table, shifts):
+        for key, rows, number in _sequences(matched, rank, table, shifts):
             held = events.setdefault(key, _StreamedEvents())
             held.grow(number.stop if isinstance(number, slice) else int(number.max()) + 1)
-            held.take(number, rank, duration[rows], table, rows)
+            held.add(number, rank, duration[rows], table, rows)
     waits: dict[tuple[int, int], tuple[int, int, int, int]] = {}
     for rank in range(len(matched.ranks)):
         table = read(rank)
@@ -220,15 +200,15 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
     return StreamedSums(waits, list(_collectives(matched, events)), _caused(matched, events))
 
 
-def _keyed(
+def _sequences(
     matched: MatchedCollectives,
     rank: int,
     table: Columns,
     shifts: dict[tuple[int, int, int, int], int],
 ) -> Iterator[tuple[SumKey, Ints, slice | Ints]]:
-    """Yield each sequence of a rank: its key, its rows, and the numbers of their events.
+    """Yield (key, rows, event numbers) of each sequence of operations of a rank.
 
-    These are a slice where they follow one another, as those of a whole recording do.
+    The numbers are a slice if they are consecutive, as those of a complete recording.
     """
     one = matched.partials[rank]
     codes = np.array([*(matched.kinds.index(kind) for kind in one.kinds), NO_VALUE], np.int64)
@@ -254,11 +234,11 @@ def _keyed(
         else:
             key = (int(group[at]), own)
             shift = shifts.get((rank, *key, NO_VALUE), 0)
-        yield key, rows, _in_a_row(table["seq"][rows] + shift)
+        yield key, rows, _as_slice(table["seq"][rows] + shift)
 
 
-def _in_a_row(numbers: Ints) -> slice | Ints:
-    """Return numbers that follow one another as a slice: of arrays that costs no index a row."""
+def _as_slice(numbers: Ints) -> slice | Ints:
+    """Return consecutive numbers as a slice, which saves an index per row."""
     first, last = int(numbers[0]), int(numbers[-1])
     if first >= 0 and last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
         return slice(first, last + 1)
@@ -266,9 +246,9 @@ def _in_a_row(numbers: Ints) -> slice | Ints:
 
 
 def _shifts(matched: MatchedCollectives) -> dict[tuple[int, int, int, int], int]:
-    """Return by how much sequences are shifted that do not begin at 0 together.
+    """Return the shift of sequences that start later on some ranks.
 
-    They are told by rank, group (of collectives), kind, and peer (of transfers).
+    Keys are (rank, group or NO_VALUE, kind, peer or NO_VALUE).
     """
     rows = matched.rows
     counts = [len(one.communication["seq"]) for one in matched.partials]
@@ -295,36 +275,27 @@ def _streamed_waits(
     events: dict[SumKey, _StreamedEvents],
     shifts: dict[tuple[int, int, int, int], int],
 ) -> dict[tuple[int, int], tuple[int, int, int, int]]:
+    """Return (step, rank) -> wait, exposed wait, set-up and bubble of one rank, ns."""
     duration = table["end"] - table["start"]
     sums = np.zeros((4, len(duration)))
     known = np.zeros(len(duration), bool)
-    for key, rows, number in _keyed(matched, rank, table, shifts):
-        held = events[key]
-        least, moved = held.least[number], held.moved[number]
-        shared = held.members[number] > 1
+    for key, rows, number in _sequences(matched, rank, table, shifts):
+        least, _, members, _, moved, _, _ = (column[number] for column in events[key].columns())
+        shared = members > 1
         wait = np.where(shared, duration[rows] - least, 0)
-        # What kernels cover of an operation is taken to be spread over it evenly.
-        shown = wait * (1 - table["covered"][rows] / np.maximum(duration[rows], 1))
+        # Kernels are assumed to cover an operation evenly.
+        exposed = wait * (1 - table["covered"][rows] / np.maximum(duration[rows], 1))
         known[rows] = shared
-        sums[0, rows], sums[1, rows] = wait, shown
+        sums[0, rows], sums[1, rows] = wait, exposed
         sums[2, rows] = np.where(shared & (moved >= 0), np.maximum(least - moved, 0), 0)
-        sums[3, rows] = shown if key[0] < 0 else 0
+        sums[3, rows] = exposed if key[0] < 0 else 0
     inside = np.flatnonzero(known & (table["step"] >= 0))
     if not len(inside):
         return {}
     steps, place = distinct(table["step"][inside])
     totals = [np.rint(np.bincount(place, one[inside])).astype(np.int64).tolist() for one in sums]
-    return {
-        (step, rank): (wait, shown, setup, bubble)
-        for step, wait, shown, setup, bubble in zip(steps.tolist(), *totals, strict=True)
-    }
-
-
-def _took(held: _StreamedEvents) -> tuple[Ints, Ints]:
-    """Return transfer and set-up of each event."""
-    moved = np.minimum(held.moved, held.least)
-    told = held.moved >= 0
-    return np.where(told, moved, held.least), np.where(told, held.least - moved, 0)
+    keys = ((step, rank) for step in steps)
+    return dict(zip(keys, zip(*totals, strict=True), strict=True))
 
 
 def _collectives(
@@ -333,42 +304,41 @@ def _collectives(
     for (group, kind), held in sorted(events.items()):
         if group < 0:
             continue
-        there = np.flatnonzero(held.members > 0)
-        took, setup = _took(held)
-        order = there[np.lexsort((took[there], held.bytes[there], held.step[there]))]
-        runs = Runs(held.step[order], held.bytes[order])
-        for start, size in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
-            mine = order[start : start + size]
-            usable = mine[held.members[mine] > 1]
-            count = len(usable)
-            wait = held.spent[usable] - held.members[usable] * held.least[usable]
-            yield (
-                group,
-                kind,
-                int(held.step[mine[0]]),
-                int(held.bytes[mine[0]]),
-                size,
-                int((held.members[mine] == matched.groups[group].size).sum()),
-                int(took[usable].sum()),
-                int(wait.sum()),
-                int(setup[usable].sum()),
-                int(took[usable[-(-count // 2) - 1]]) if count else None,
-                int(took[usable[-(-count * 99 // 100) - 1]]) if count else None,
-            )
+        least, spent, members, _, moved, step, size = held.columns()
+        has_moved = moved >= 0
+        moved = np.minimum(moved, least)
+        transfer, setup = np.where(has_moved, moved, least), np.where(has_moved, least - moved, 0)
+        wait = spent - members * least
+        present = np.flatnonzero(members > 0)
+        order = present[np.lexsort((transfer[present], size[present], step[present]))]
+        runs = Runs(step[order], size[order])
+        for start, count in zip(runs.starts.tolist(), runs.sizes.tolist(), strict=True):
+            inside = order[start : start + count]
+            usable = inside[members[inside] > 1]
+            sums = (int(values[usable].sum()) for values in (transfer, wait, setup))
+            complete = int((members[inside] == matched.groups[group].size).sum())
+            keys = (group, kind, int(step[inside[0]]), int(size[inside[0]]))
+            yield (*keys, count, complete, *sums, *transfer_quantiles(transfer[usable]))
+
+
+def transfer_quantiles(ascending: Ints) -> tuple[int | None, int | None]:
+    """Return median and 99th percentile of ascending times; None if there are none."""
+    count = len(ascending)
+    if not count:
+        return None, None
+    return int(ascending[-(-count // 2) - 1]), int(ascending[-(-count * 99 // 100) - 1])
 
 
 def _caused(
     matched: MatchedCollectives, events: dict[SumKey, _StreamedEvents]
 ) -> dict[int, tuple[int, int]]:
-    caused = np.zeros(len(matched.ranks), np.int64)
-    times = np.zeros(len(matched.ranks), np.int64)
+    """Return rank -> wait of others in complete events that it was last in (ns), and how many."""
+    caused, times = np.zeros((2, len(matched.ranks)), np.int64)
     for (group, _), held in events.items():
-        members = 2 if group < 0 else matched.groups[group].size
-        whole = np.flatnonzero((held.members == members) & (held.members > 1))
-        np.add.at(caused, held.last[whole], held.spent[whole] - members * held.least[whole])
-        np.add.at(times, held.last[whole], 1)
-    return {
-        rank: (wait, count)
-        for rank, (wait, count) in enumerate(zip(caused.tolist(), times.tolist(), strict=True))
-        if count
-    }
+        least, spent, members, last, *_ = held.columns()
+        size = 2 if group < 0 else matched.groups[group].size
+        complete = np.flatnonzero((members == size) & (members > 1))
+        np.add.at(caused, last[complete], spent[complete] - size * least[complete])
+        np.add.at(times, last[complete], 1)
+    pairs = enumerate(zip(caused.tolist(), times.tolist(), strict=True))
+    return {rank: (wait, count) for rank, (wait, count) in pairs if count}
