@@ -86,8 +86,8 @@ def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview
 
     source = location
     if remote.is_remote(location) and not with_partials and not location.endswith(".sqlite"):
-        source = remote.joined(location, SUMMARY_FILE_NAME)
-    with remote.fetched(source) as path, open_run(path, location) as run:
+        source = remote.join(location, SUMMARY_FILE_NAME)
+    with remote.fetch(source) as path, open_run(path, location) as run:
         yield Overview(run)
 
 

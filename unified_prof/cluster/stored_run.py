@@ -1,18 +1,18 @@
-"""A summed-up run of many ranks as it lies on disk: the tables of `cluster.sqlite` as records.
+"""Summary of a multi-rank run on disk: the tables of `cluster.sqlite` as records and columns.
 
-What comes once a rank, a group or a link is a record; what comes once a rank and step is columns.
+Field names of the records are the columns of their tables.
 """
 
 from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,6 +23,8 @@ from unified_prof.errors import StoreError
 from unified_prof.schema.catalogue import CLUSTER
 from unified_prof.sqlite.reader import Report, open_report
 
+Record = TypeVar("Record")
+# Columns of STEP_RANK with the parts of a step.
 STEP_PARTS = (
     "compute_ns",
     "communication_ns",
@@ -34,14 +36,13 @@ STEP_PARTS = (
     "input_late_ns",
     "idle_ns",
 )
-"""Columns of STEP_RANK that say where the time of a step went; NaN: not known."""
+# Values of RANK.status of ranks that have figures.
 READ_STATES = ("read", "partly")
-"""Values of RANK.status of ranks that have figures."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankRecord:
-    """One row of RANK: who it is, where it runs, whether it could be read."""
+    """One row of RANK: identity of a rank, and whether it was read."""
 
     rank: int
     host: str | None
@@ -80,7 +81,7 @@ class BlameRecord:
 
 @dataclass(frozen=True, slots=True)
 class GroupRecord:
-    """One row of GROUP: ranks that communicate with one another."""
+    """One row of GROUP: a communicator."""
 
     id: int
     kind: str
@@ -92,7 +93,7 @@ class GroupRecord:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveRecord:
-    """One row of COLLECTIVE: collectives of a group that are alike, in one step."""
+    """One row of COLLECTIVE: collectives of one group, kind and size in one step."""
 
     group_id: int
     kind: str
@@ -126,7 +127,7 @@ class LinkRecord:
 
     @property
     def ratio(self) -> float | None:
-        """Its bandwidth over that of links like it; below 1 it is slower."""
+        """Bandwidth over that of comparable links; below 1 the link is slower."""
         if not self.like_gb_per_s or self.gb_per_s_p50 is None:
             return None
         return self.gb_per_s_p50 / self.like_gb_per_s
@@ -147,7 +148,7 @@ class OperationRecord:
 
 @dataclass(frozen=True, slots=True)
 class FindingRecord:
-    """One row of FINDING: something that costs the run time."""
+    """One row of FINDING: a fault that costs time."""
 
     kind: str
     ranks: tuple[int, ...]
@@ -161,7 +162,7 @@ class FindingRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyRecord:
-    """Something odd about the recordings, how often, and the first case in words."""
+    """A problem of the recordings, how often it occurred, and the first occurrence."""
 
     name: str
     count: int
@@ -176,21 +177,21 @@ class StepTable:
     rank: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    """Points in time by the rank's own clock."""
+    """By the rank's own clock."""
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
-    """Where the time went: a column of nanoseconds for each of PARTS, NaN where not known."""
+    """STEP_PARTS -> ns; NaN if unknown."""
 
     def __len__(self) -> int:
         return len(self.step)
 
     @cached_property
     def span_ns(self) -> NDArray[np.float64]:
-        """How long each step of each rank took."""
+        """Length of each step of each rank, ns."""
         return (self.end_ns - self.start_ns).astype(np.float64)
 
 
 class StoredRun:
-    """The summary of a run that lies open; made by `open_run`.
+    """The open summary of a run; made by `open_run`.
 
     Attributes:
         path: The run's directory, file or URL, as it was given.
@@ -208,19 +209,19 @@ class StoredRun:
 
     @cached_property
     def ranks(self) -> tuple[RankRecord, ...]:
-        """All ranks that are known of, in their order."""
-        return tuple(RankRecord(*row) for row in self._records(RankRecord, "RANK", order="rank"))
+        """All known ranks, by number."""
+        return self._records(RankRecord, "RANK", order="rank")
 
     def clock(self, rank: RankRecord) -> CommonClock:
-        """Return what takes times of a rank to the common clock of its island."""
-        told = self._drift
-        drift = float(told.get("ppb", {}).get(str(rank.rank), 0.0)) / 1e9
-        return CommonClock(rank.clock_offset_ns or 0, drift, int(told.get("at_ns", 0)))
+        """Return the conversion of a rank's times to the common clock of its island."""
+        drifts = self._drift.get("ppb", {})
+        drift = float(drifts.get(str(rank.rank), 0.0)) / 1e9
+        return CommonClock(rank.clock_offset_ns or 0, drift, int(self._drift.get("at_ns", 0)))
 
     @cached_property
     def _drift(self) -> dict[str, Any]:
-        told = json.loads(self.facts.get("clock_drift", "{}"))
-        return told if isinstance(told, dict) else {}
+        found = json.loads(self.facts.get("clock_drift", "{}"))
+        return found if isinstance(found, dict) else {}
 
     @cached_property
     def blame(self) -> dict[int, BlameRecord]:
@@ -230,46 +231,24 @@ class StoredRun:
 
     @cached_property
     def groups(self) -> tuple[GroupRecord, ...]:
-        """All groups, in the order of their numbers."""
-        return tuple(
-            GroupRecord(
-                number, kind, tuple(_list(names)), tuple(map(int, _list(ranks))), size, hosts
-            )
-            for number, kind, names, ranks, size, hosts in self._records(
-                GroupRecord, "GROUP", order="id"
-            )
-        )
+        """All groups, by number."""
+        return self._records(GroupRecord, "GROUP", order="id", as_json=("names", "ranks"))
 
     @cached_property
     def collectives(self) -> tuple[CollectiveRecord, ...]:
-        """Collectives, summed up by group, kind, size and step."""
-        found = self._records(CollectiveRecord, "COLLECTIVE", order="group_id, kind, bytes, step")
-        return tuple(CollectiveRecord(*row) for row in found)
+        """Collectives by group, kind, size and step."""
+        return self._records(CollectiveRecord, "COLLECTIVE", order="group_id, kind, bytes, step")
 
     @cached_property
     def links(self) -> tuple[LinkRecord, ...]:
         """What moved from rank to rank."""
-        found = self._records(LinkRecord, "LINK", order="src_rank, dst_rank, kind")
-        return tuple(LinkRecord(*row) for row in found)
+        return self._records(LinkRecord, "LINK", order="src_rank, dst_rank, kind")
 
     @cached_property
     def findings(self) -> tuple[FindingRecord, ...]:
-        """What stands out, the costliest first."""
-        return tuple(
-            FindingRecord(
-                kind,
-                tuple(map(int, _list(ranks))),
-                tuple(map(str, _list(hosts))),
-                tuple((int(src), int(dst)) for src, dst in _list(links)),
-                tuple(map(int, _list(steps))),
-                cost,
-                json.loads(figures),
-                text,
-            )
-            for kind, ranks, hosts, links, steps, cost, figures, text in self._records(
-                FindingRecord, "FINDING", order="place"
-            )
-        )
+        """Findings, costliest first."""
+        columns = ("ranks", "hosts", "links", "steps", "figures")
+        return self._records(FindingRecord, "FINDING", order="place", as_json=columns)
 
     @cached_property
     def steps(self) -> StepTable:
@@ -285,35 +264,47 @@ class StoredRun:
         return StepTable(step, rank, start_ns, end_ns, parts)
 
     def operations(self, ranks: tuple[int, ...] | None = None) -> Iterator[OperationRecord]:
-        """Yield the kernels by rank and kind, of all ranks or of some."""
+        """Yield kernels by rank and kind, of all ranks or of some."""
         names = ", ".join(_columns(OperationRecord))
         where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
         sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
         return (OperationRecord(*row) for row in self._report.rows(sql, ranks or ()))
 
     @cached_property
-    def oddities(self) -> tuple[AnomalyRecord, ...]:
-        """What of the recordings could not be used, or may not belong together."""
-        told = json.loads(self.facts.get("left_out", "[]"))
+    def anomalies(self) -> tuple[AnomalyRecord, ...]:
+        """Data of the recordings that was not used, and recordings that may not belong together."""
+        left_out = json.loads(self.facts.get("left_out", "[]"))
         return tuple(
             AnomalyRecord(str(one["what"]), int(one["n"]), str(one["first"]))
-            for one in told
+            for one in left_out
             if one["n"]
         )
 
     @property
     def world_size(self) -> int:
-        """How many ranks the run had, as far as anybody says."""
-        told = self.facts.get("world_size", "")
-        return int(told) if told.isdecimal() else len(self.ranks)
+        """Number of ranks of the run."""
+        recorded = self.facts.get("world_size", "")
+        return int(recorded) if recorded.isdecimal() else len(self.ranks)
 
     @property
     def read(self) -> tuple[RankRecord, ...]:
-        """The ranks that have figures."""
+        """The ranks that were read."""
         return tuple(one for one in self.ranks if one.status in READ_STATES)
 
-    def _records(self, record: type, table: str, *, order: str) -> list[tuple[Any, ...]]:
-        return self._rows(table, _columns(record), order)
+    def _records(
+        self, record: type[Record], table: str, *, order: str, as_json: Sequence[str] = ()
+    ) -> tuple[Record, ...]:
+        """Return the rows of a table; columns in `as_json` are decoded, lists become tuples."""
+        names = _columns(record)
+        decoded = [names.index(name) for name in as_json]
+        records: list[Record] = []
+        for row in self._rows(table, names, order):
+            values = list(row)
+            for at in decoded:
+                found = json.loads(values[at])
+                values[at] = _as_tuple(found) if isinstance(found, list) else found
+            records.append(record(*values))
+        return tuple(records)
 
     def _rows(
         self, table: str, names: tuple[str, ...], order: str = "rowid"
@@ -332,16 +323,16 @@ def open_run(path: str | os.PathLike[str], location: str | None = None) -> Itera
         location: Where the run is if `path` is a copy.
 
     Raises:
-        StoreError: there is none, it is damaged, or it is a report of another kind.
-        SchemaVersionError: it is of a revision that uprof does not know.
+        StoreError: The summary is missing, damaged, or a report of another kind.
+        SchemaVersionError: Its revision is unknown.
     """
     path = Path(path)
     file = path / SUMMARY_FILE_NAME if path.is_dir() else path
     if path.is_dir() and not file.exists():
-        begun = completion_hint(path)
+        hint = completion_hint(path)
         raise StoreError(
             f"{path} has no {SUMMARY_FILE_NAME}",
-            hint=begun or f"build a run: `uprof cluster build {path} -o RUN`",
+            hint=hint or f"build a run: `uprof cluster build {path} -o RUN`",
             slug="no-cluster-run",
         )
     with open_report(file) as report:
@@ -358,9 +349,8 @@ def _columns(record: type) -> tuple[str, ...]:
     return tuple(record.__dataclass_fields__)  # type: ignore[attr-defined]
 
 
-def _list(text: str) -> list[Any]:
-    found = json.loads(text)
-    return found if isinstance(found, list) else []
+def _as_tuple(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(_as_tuple(one) if isinstance(one, list) else one for one in values)
 
 
 def _floats(values: NDArray[Any]) -> NDArray[np.float64]:

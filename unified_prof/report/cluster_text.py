@@ -326,7 +326,7 @@ def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
 def cluster_remarks(overview: Overview) -> list[str]:
     """Return the anomalies of the recordings, one line each."""
     found = []
-    for one in overview.run.oddities:
+    for one in overview.run.anomalies:
         times = f" ({one.count:,} times)" if one.count > 1 else ""
         found.append(names.neutral(f"{one.detail or one.name.replace('_', ' ')}{times}"))
     return found
