@@ -155,7 +155,7 @@ def reduce(folder: str, ranks: int) -> None:
     place = Folder(folder)
     before = time.process_time()
     with open_executor(jobs=1) as crew:
-        _, summary = cluster.put_together([], found, place, crew)
+        _, summary = cluster.combine([], found, place, crew)
     cpu = time.process_time() - before
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
     print(json.dumps({"cpu_s": cpu, "memory_mb": memory, "findings": len(summary.findings)}))

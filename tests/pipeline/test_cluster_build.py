@@ -111,14 +111,14 @@ def test_large_partials_are_neither_held_nor_sent_beside_their_files(
 ) -> None:
     monkeypatch.setattr(cluster_map, limit, 1)
     found: list[bool] = []
-    real = cluster_map._kept
+    real = cluster_map._store
 
     def kept(*given: Any) -> list[cluster_map.RankFile]:
         files = real(*given)
         found.extend(one.partial is not None for one in files)
         return files
 
-    monkeypatch.setattr(cluster_map, "_kept", kept)
+    monkeypatch.setattr(cluster_map, "_store", kept)
     assert build([str(run)], target, jobs=jobs).new == 4
     assert found == [held] * 4
 

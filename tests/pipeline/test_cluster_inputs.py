@@ -158,9 +158,9 @@ def test_elsewhere() -> None:
         inputs, errors = inputs_of(["memory://cluster/run", "memory://cluster/none"])
         assert [type(error).__name__ for _, error in errors] == ["RawFormatError"]
         assert [Path(one.location).name for one in inputs] == ["a_ascend_pt", "rank1.json.gz"]
-        assert all(isinstance(one, Input) and one.elsewhere for one in inputs)
-        assert inputs[0].elsewhere is not None
-        with fetch(inputs[0].elsewhere) as path:
+        assert all(isinstance(one, Input) and one.remote for one in inputs)
+        assert inputs[0].remote is not None
+        with fetch(inputs[0].remote) as path:
             assert [local.path.name for local in resolved(path)] == ["ascend_pytorch_profiler_0.db"]
     finally:
         fsspec.filesystem("memory").store.clear()

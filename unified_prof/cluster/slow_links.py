@@ -14,7 +14,6 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Floats, Ints
-from unified_prof.cluster.links import crosses_hosts
 from unified_prof.cluster.matching import MatchedCollectives
 from unified_prof.cluster.rank_partial import NO_VALUE
 from unified_prof.cluster.rank_signals import (
@@ -96,62 +95,78 @@ class _Measured:
 
 
 def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
-    """Return pairs and groups with longer transfer times than comparable ones, over all steps.
+    """Return pairs and groups with longer transfer times than comparable ones.
 
     Comparable transfers have the same size and are all inside hosts or all between hosts; groups
     also have the same kind of collective, size and number of hosts. Links of unknown hosts are
-    not compared: links between hosts are slower than links inside of them.
+    compared with their own other steps only: links between hosts are slower than inside of them.
     """
     events = matched.events
     usable = np.flatnonzero(events.complete & (waits.transfer > 0) & (events.bytes > 0))
+    measured = _Measured([], set())
+    if not len(usable):
+        return measured
     number = {rank: index for index, rank in enumerate(matched.ranks)}
-    group_hosts = [
-        [matched.facts[number[rank]].host for rank in group.ranks if rank in number]
-        for group in matched.groups
-    ]
-    classes: dict[tuple[object, ...], dict[tuple[int, int] | int, list[int]]] = {}
-    transfers = matched.transfers
-    unknown: set[tuple[int, int] | int] = set()
-    for event in usable.tolist():
-        size = int(events.bytes[event])
-        link: tuple[int, int] | int
-        key: tuple[object, ...]
-        if transfers[event]:
-            link = (int(events.src[event]), int(events.dst[event]))
-            crossing = crosses_hosts(matched, *link)
-            known, key = crossing is not None, ("p2p", crossing, size)
-        else:
-            link = int(events.group[event])
-            hosts = group_hosts[link]
-            known = None not in hosts
-            key = (int(events.kind[event]), size, matched.groups[link].size, len(set(hosts)))
-        if known:
-            classes.setdefault(key, {}).setdefault(link, []).append(event)
-        else:
-            unknown.add(link)
-    found: dict[tuple[int, int] | int, SlowLink] = {}
-    for (*_,), members in classes.items():
-        links = list(members)
-        took = np.array([float(np.median(waits.transfer[members[link]])) for link in links])
-        for at, ratio, usual, is_majority in _slow_times(took):
-            link = links[at]
-            size = int(events.bytes[members[link][0]])
-            pair = link if isinstance(link, tuple) else None
-            members_of = matched.groups[link].ranks if isinstance(link, int) else ()
-            ranks = pair or [number[rank] for rank in members_of]
-            slow = SlowLink(
-                tuple(sorted(ranks)),
-                pair,
-                link if isinstance(link, int) else NO_VALUE,
-                ratio,
-                tuple(members[link]),
-                size / took[at],
-                size / usual,
-                is_majority=is_majority,
-            )
-            found[link] = found[link].merge(slow, matched) if link in found else slow
-    compared = {link for members in classes.values() for link in members}
-    return _Measured([*found.values()], compared, len(unknown))
+    hosts = [facts.host for facts in matched.facts]
+    cells = _cells(matched, usable, waits.transfer[usable], number)
+    in_steps: dict[int, SlowLink] = {}
+    always: dict[int, SlowLink] = {}
+    unknown: set[int] = set()
+
+    def add(
+        found: dict[int, SlowLink], link: int, members: list[int], ratio: float, usual: float,
+        steps: tuple[int, ...] = (), *, is_majority: bool = False,
+    ) -> None:  # fmt: skip
+        ends = _ends(matched, link)
+        ranks = ends or [number[rank] for rank in matched.groups[link].ranks]
+        size = int(events.bytes[members[0]])
+        rates = (size / (usual * ratio), size / usual)
+        group = NO_VALUE if ends else link
+        slow = SlowLink(
+            tuple(sorted(ranks)), ends, group, ratio, tuple(members), *rates, steps, is_majority
+        )
+        found[link] = found[link].merge(slow, matched) if link in found else slow
+
+    edges = np.flatnonzero(np.r_[True, np.diff(cells.comparable) != 0, True])
+    for begin, end in pairwise(edges.tolist()):
+        inside = np.arange(begin, end)
+        inside = inside[cells.step[inside] >= 0]
+        if len(inside) >= _MIN_CELLS and np.ptp(cells.step[inside]) > 0:
+            arrays = (cells.link[inside], cells.step[inside], cells.took[inside])
+            for link, places, ratio, usual in _slow_cells(*arrays):
+                chosen = inside[places]
+                members = np.concatenate([cells.events[at] for at in chosen.tolist()]).tolist()
+                steps = tuple(sorted(set(cells.step[chosen].tolist())))
+                add(in_steps, link, members, ratio, usual, steps)
+        links, first = np.unique(cells.link[begin:end], return_index=True)
+        bounds = [*(first + begin).tolist(), end]
+        members_of = [
+            np.concatenate(cells.events[low:high]).tolist() for low, high in pairwise(bounds)
+        ]
+        took: list[float] = []
+        known: list[int] = []
+        for at, link in enumerate(links.tolist()):
+            ends = _ends(matched, link)
+            ranks = ends or [number[one] for one in matched.groups[link].ranks if one in number]
+            if any(hosts[rank] is None for rank in ranks):
+                unknown.add(link)
+                continue
+            measured.links.add(ends or link)
+            known.append(at)
+            took.append(float(np.median(waits.transfer[members_of[at]])))
+        for place, ratio, usual, is_majority in _slow_times(np.array(took)):
+            at = known[place]
+            link = int(links[at])
+            add(always, link, members_of[at], ratio, usual, is_majority=is_majority)
+    measured.slow += [*in_steps.values()]
+    measured.slow += [slow for link, slow in always.items() if link not in in_steps]
+    measured.uncompared = len(unknown)
+    return measured
+
+
+def _ends(matched: MatchedCollectives, link: int) -> tuple[int, int] | None:
+    """Return sender and receiver of a link of `_Cells`; None for a group."""
+    return divmod(-1 - link, len(matched.ranks)) if link < 0 else None
 
 
 def link_spread(took: Floats) -> float:
@@ -193,13 +208,8 @@ def slow_links(context: RuleContext) -> Iterator[Candidate]:
         matched.left_out.add(
             "links_not_compared", f"hosts of {count} pairs or groups of ranks are unknown", count
         )
-    in_steps = slow_in_some_steps(matched, waits)
-    known = {(one.ranks, one.group) for one in in_steps}
     by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
     for one in measured.slow:
-        if (one.ranks, one.group) not in known:
-            by_steps.setdefault((), []).append(one)
-    for one in in_steps:
         by_steps.setdefault(one.steps, []).append(one)
     for links in by_steps.values():
         left = links
@@ -376,47 +386,6 @@ class _Cells:
     took: Floats
     """Median transfer time, ns."""
     events: list[Ints]
-
-
-def slow_in_some_steps(matched: MatchedCollectives, waits: Waits) -> list[SlowLink]:
-    """Return pairs and groups that are slower in some steps than in their other steps.
-
-    They also have to be slower than comparable links in the same step: what is slow for all at
-    once is not the fault of a link.
-    """
-    events = matched.events
-    usable = np.flatnonzero(
-        events.complete & (waits.transfer > 0) & (events.bytes > 0) & (events.step >= 0)
-    )
-    if not len(usable) or int(events.step[usable].min()) == int(events.step[usable].max()):
-        return []
-    number = {rank: index for index, rank in enumerate(matched.ranks)}
-    cells = _cells(matched, usable, waits.transfer[usable], number)
-    found: dict[int, SlowLink] = {}
-    edges = np.flatnonzero(np.r_[True, np.diff(cells.comparable) != 0, True])
-    for begin, end in pairwise(edges.tolist()):
-        if end - begin < _MIN_CELLS:
-            continue
-        inside = np.arange(begin, end)
-        arrays = (cells.link[inside], cells.step[inside], cells.took[inside])
-        for link, places, ratio, usual in _slow_cells(*arrays):
-            pair = divmod(-1 - link, len(matched.ranks)) if link < 0 else None
-            ranks = pair or [number[rank] for rank in matched.groups[link].ranks]
-            chosen = inside[places]
-            members = np.concatenate([cells.events[cell] for cell in chosen.tolist()]).tolist()
-            size = int(events.bytes[members[0]])
-            slow = SlowLink(
-                tuple(sorted(ranks)),
-                pair,
-                NO_VALUE if link < 0 else link,
-                ratio,
-                tuple(members),
-                size / (usual * ratio),
-                size / usual,
-                tuple(sorted(set(cells.step[chosen].tolist()))),
-            )
-            found[link] = found[link].merge(slow, matched) if link in found else slow
-    return sorted(found.values(), key=lambda one: -one.ratio)
 
 
 def _cells(

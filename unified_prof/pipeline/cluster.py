@@ -1,14 +1,14 @@
-"""Many ranks' recordings to one run on disk: partials of each, and the summary of all.
+"""Recordings of many ranks to one run on disk: a partial of each rank, and the summary of all.
 
-A run is a folder: `cluster.sqlite`, and `partials/` beside it. What is there already and made of
-the same inputs is left as it is, so that a call goes on where the one before was stopped.
+A run is a directory with `cluster.sqlite` and `partials/`. Partials and summaries that were made of
+the same inputs are kept, so that a build continues where an earlier one stopped.
 """
 
 from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -27,7 +27,7 @@ from unified_prof.cluster.rank_partial import (
 from unified_prof.errors import OutputError, SchemaVersionError, StoreError, UprofError
 from unified_prof.pipeline import executors
 from unified_prof.pipeline.cluster_inputs import Input, inputs_of, rank_in
-from unified_prof.pipeline.cluster_map import Progress, RankFile, mapped, named
+from unified_prof.pipeline.cluster_map import Progress, RankFile, assign_ranks, map_inputs
 from unified_prof.pipeline.executors import WorkerPool
 from unified_prof.pipeline.remote import StorageDirectory, fetch, local_path
 from unified_prof.schema.catalogue import CLUSTER
@@ -40,30 +40,34 @@ from unified_prof.version import VERSION
 if TYPE_CHECKING:
     from unified_prof.cluster.summary import RunSummary
 
+# Row of UPROF_RUN that identifies the partials of a summary.
 _MADE_OF = "made_of"
-"""Fact of UPROF_RUN: tells whether a summary is of these very partials."""
 _COMMAND = "uprof cluster build"
 # Facts of META_DATA that a ClusterOutcome is made of.
 _OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
+# Maximum number of ranks listed in the coverage.
+_MAX_LISTED = 12
+# Below this number of ranks, this process reads them before others have started.
+_MIN_RANKS_FOR_PROCESSES = 64
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterOutcome:
-    """What became of a run."""
+    """Result of a build."""
 
     target: str
-    """Its folder, or the URL of it."""
+    """Directory or URL of the run."""
     world_size: int
     ranks_read: int
     new: int
-    """Of how many ranks partials were made now."""
+    """Number of ranks whose partials were made by this build."""
     steps: tuple[int, ...]
     absent: tuple[int, ...]
     unread: tuple[UnreadableRecording, ...]
     findings: tuple[str, ...]
-    """One sentence each, the costliest first."""
+    """One sentence each, costliest first."""
     already: bool = False
-    """Whether the summary was there, and of the same."""
+    """Whether the summary existed and was up to date."""
     world_size_is_minimum: bool = False
 
     @property
@@ -77,16 +81,16 @@ class ClusterOutcome:
         at_least = "at least " if self.world_size_is_minimum else ""
         parts = [f"{self.ranks_read:,} of {at_least}{self.world_size:,} ranks"]
         if self.absent:
-            parts.append(f"missing: {_few(map(str, self.absent))}")
-        for one in self.unread[:_FEW]:
-            who = f"rank {one.rank}" if one.rank is not None else one.file
-            parts.append(f"{who}: {one.why}")
-        if len(self.unread) > _FEW:
-            parts.append(f"and {len(self.unread) - _FEW:,} more unreadable")
+            more = len(self.absent) - _MAX_LISTED
+            listed = ", ".join(map(str, self.absent[:_MAX_LISTED]))
+            parts.append(f"missing: {listed}" + (f" and {more:,} more" if more > 0 else ""))
+        parts += [
+            f"{one.file if one.rank is None else f'rank {one.rank}'}: {one.why}"
+            for one in self.unread[:_MAX_LISTED]
+        ]
+        if len(self.unread) > _MAX_LISTED:
+            parts.append(f"and {len(self.unread) - _MAX_LISTED:,} more unreadable")
         return "; ".join(parts)
-
-
-_FEW = 12
 
 
 def build(
@@ -100,21 +104,21 @@ def build(
     progress: Progress = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> ClusterOutcome:
-    """Make or complete the run of all ranks that `given` names.
+    """Build the run of all ranks that `given` names, or complete it.
 
     Args:
-        given: Databases, recordings and folders of them; patterns, URLs, `RANK=PATH`.
-        target: The run's folder, here or elsewhere.
-        scheduler: As `executors.open_executor` takes it.
-        jobs: The same.
-        force: Make everything anew.
-        verbose: Whether a scheduler of Dask may log.
-        progress: Told in a few words what is going on.
-        note: Told what is odd.
+        given: Databases, recordings, directories of them, patterns, URLs and `RANK=PATH`.
+        target: Directory or URL of the run.
+        scheduler: See `executors.open_executor`.
+        jobs: See `executors.open_executor`.
+        force: Whether to make everything again.
+        verbose: Whether Dask may log.
+        progress: Called with the current activity.
+        note: Called with warnings.
 
     Raises:
-        UprofError: nothing can be read; two files are of one rank; the folder is something else,
-            or cannot be written; there is nobody to do the work.
+        UprofError: No rank can be read; two files are of one rank; the target is something else or
+            cannot be written; no worker is available.
     """
     executors.check_scheduler(scheduler)
     run = StorageDirectory(target)
@@ -124,32 +128,48 @@ def build(
     with executors.open_executor(
         scheduler, jobs=_jobs(jobs, len(inputs)), note=note, verbose=verbose
     ) as pool:
-        found = mapped(inputs, folder, pool, force=force, progress=progress)
-        made_of = _made_of(found, lost)
-        if not force and (before := _before(run, made_of)) is not None:
-            return before
+        found = map_inputs(inputs, folder, pool, force=force, progress=progress)
+        rows = sorted(f"{one.rank} {one.name} {one.location} {one.why}" for one in (*found, *lost))
+        text = "\n".join((VERSION, *rows)).encode(errors="surrogateescape")
+        made_of = hashlib.blake2b(text, digest_size=16).hexdigest()
+        if not force and (existing := _existing_outcome(run, made_of)) is not None:
+            return existing
         progress("combining ranks")
-        found, summary = put_together(inputs, found, folder, pool, lost, progress)
+        found, summary = combine(inputs, found, folder, pool, lost, progress)
     _write(run, summary, made_of)
-    _remove_older(folder, found)
-    return _outcome(run, summary, sum(one.is_new for one in found))
+    used = {one.name for one in found if one.name is not None}
+    replaced = {f"{one.rank:05d}" for one in found if one.is_new}
+    for name in folder.names() if replaced else ():
+        if name not in used and name.partition("-")[0] in replaced:
+            folder.remove(name)
+    return ClusterOutcome(
+        run.location,
+        summary.world_size,
+        summary.ranks_read,
+        sum(one.is_new for one in found),
+        summary.steps,
+        summary.absent,
+        summary.unread,
+        tuple(one.text for one in summary.findings),
+        world_size_is_minimum=summary.world_size_is_minimum,
+    )
 
 
 def summary_of(
     given: Sequence[str], *, jobs: int | None = None, progress: Progress = lambda _: None
 ) -> RunSummary:
-    """Return the summary of all ranks that `given` names; nothing is written.
+    """Return the summary of all ranks that `given` names, without writing anything.
 
     Raises:
-        UprofError: nothing can be read, or two files are of one rank.
+        UprofError: No rank can be read, or two files are of one rank.
     """
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as pool:
-        found = mapped(inputs, None, pool, progress=progress)
+        found = map_inputs(inputs, None, pool, progress=progress)
     return _summary(found, [one.partial for one in found if one.partial is not None], lost)
 
 
-def put_together(
+def combine(
     inputs: Sequence[Input],
     found: list[RankFile],
     folder: StorageDirectory,
@@ -157,41 +177,60 @@ def put_together(
     lost: Sequence[RankFile] = (),
     progress: Progress = lambda _: None,
 ) -> tuple[list[RankFile], RunSummary]:
-    """Return the summary of ranks whose partials lie in a folder, and what became of each.
+    """Return the ranks and their summary; damaged partials are made again, once.
+
+    Of a run that does not fit in memory, only the first steps of each rank are held.
 
     Args:
-        inputs: What the partials were made of, for one that turns out to be damaged.
+        inputs: What the partials were made of.
         found: The ranks.
         folder: Where their partials are.
-        pool: Who makes a damaged one anew.
-        lost: What could not even be opened.
-        progress: Told in a few words what is going on.
+        pool: Makes damaged partials again.
+        lost: Inputs that could not be opened.
+        progress: Called with the current activity.
 
     Raises:
-        UprofError: no rank can be read.
+        UprofError: No rank can be read.
     """
-    found, read = _read(inputs, found, folder, pool, progress)
+    limit = OPERATIONS_IN_MEMORY // max(len(found), 1)
+    read: list[Partial] = []
+    damaged: list[str] = []
+    for one in found:
+        if one.name is None:
+            continue
+        try:
+            partial = one.partial or partials.partial_from_parquet(folder.read(one.name), one.name)
+            read.append(partials.limit_to_first_steps(partial, limit))
+        except StoreError:
+            damaged.append(one.name)
+    if damaged:
+        for name in damaged:
+            folder.remove(name)
+        found = map_inputs(inputs, folder, pool, progress=progress)
+        again = [one.name for one in found if one.name is not None]
+        read = [
+            partials.limit_to_first_steps(
+                partials.partial_from_parquet(folder.read(name), name), limit
+            )
+            for name in again
+        ]
     names = {one.rank: one.name for one in found if one.rank is not None and one.name is not None}
     pool.release_idle()
 
-    def whole(rank: int) -> Columns:
+    def communication(rank: int) -> Columns:
         return partials.read_communication(folder.read(names[rank]), names[rank])
 
-    return found, _summary(found, read, lost, whole)
+    return found, _summary(found, read, lost, communication)
 
 
-_WORTH_PROCESSES = 64
-"""So many ranks are read in this process unasked, sooner than others have started."""
-
-
-def _jobs(asked: int | None, inputs: int) -> int | None:
-    if asked is not None:
-        return asked
-    return 1 if inputs < _WORTH_PROCESSES else None
+def _jobs(requested: int | None, inputs: int) -> int | None:
+    if requested is None and inputs < _MIN_RANKS_FOR_PROCESSES:
+        return 1
+    return requested
 
 
 def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list[RankFile]]:
-    """Return all inputs, and as ranks that could not be read what names none."""
+    """Return all inputs, and the arguments without any as ranks that could not be read."""
     inputs, errors = inputs_of(given, progress)
     if not inputs and errors:
         raise errors[0][1]
@@ -202,7 +241,7 @@ def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list
 
 
 def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
-    """Refuse to write among files that are no run's."""
+    """Raise an error if the target has files that are not part of a run."""
     if run.is_remote:
         return
     path = local_path(run.location)
@@ -228,7 +267,7 @@ def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
 
 
 def _refuse_foreign(file: Path) -> None:
-    """Refuse to replace a sound database that this uprof did not make; a damaged one may go."""
+    """Raise an error if a valid database is not a summary of a known revision."""
     try:
         found = detect(file)
     except UprofError:
@@ -248,15 +287,8 @@ def _refuse_foreign(file: Path) -> None:
         )
 
 
-def _made_of(found: Iterable[RankFile], lost: Iterable[RankFile]) -> str:
-    """Return what is the same only for a summary of the very same."""
-    rows = sorted(f"{one.rank} {one.name} {one.location} {one.why}" for one in (*found, *lost))
-    text = "\n".join((VERSION, *rows))
-    return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=16).hexdigest()
-
-
-def _before(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
-    """Return what the summary says that is there, if it is of the very same."""
+def _existing_outcome(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
+    """Return the outcome that the existing summary contains, if it is of the same partials."""
     if SUMMARY_FILE_NAME not in run.names():
         return None
     try:
@@ -293,40 +325,6 @@ def _before(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
     )
 
 
-def _read(
-    inputs: Sequence[Input],
-    found: list[RankFile],
-    folder: StorageDirectory,
-    pool: WorkerPool,
-    progress: Progress,
-) -> tuple[list[RankFile], list[Partial]]:
-    """Return all partials; one that turns out to be damaged is made anew, once.
-
-    Of a run that memory would not hold, each has its first steps alone.
-    """
-    read: list[Partial] = []
-    most = OPERATIONS_IN_MEMORY // max(len(found), 1)
-    damaged: set[str] = set()
-    for one in found:
-        if one.name is not None:
-            try:
-                whole = one.partial or partials.partial_from_parquet(
-                    folder.read(one.name), one.name
-                )
-                read.append(partials.limit_to_first_steps(whole, most))
-            except StoreError:
-                damaged.add(one.location)
-    if not damaged:
-        return found, read
-    for one in found:
-        if one.location in damaged and one.name is not None:
-            folder.remove(one.name)
-    found = mapped(inputs, folder, pool, progress=progress)
-    names = [one.name for one in found if one.name is not None]
-    again = (partials.partial_from_parquet(folder.read(name), name) for name in names)
-    return found, [partials.limit_to_first_steps(one, most) for one in again]
-
-
 def _summary(
     found: Sequence[RankFile],
     read: Sequence[Partial],
@@ -338,7 +336,7 @@ def _summary(
     absent = sorted(set(range(max(set(sizes), key=sizes.count))) - ranks) if sizes else []
     unread: list[UnreadableRecording] = []
     taken = set(ranks)
-    for one in named([*(one for one in found if one.why is not None), *lost], absent):
+    for one in assign_ranks([*(one for one in found if one.why is not None), *lost], absent):
         if one.rank in taken:  # a damaged copy of a rank that was read
             one = replace(one, rank=None)
         elif one.rank is not None:
@@ -374,32 +372,3 @@ def _write(run: StorageDirectory, summary: RunSummary, made_of: str) -> None:
         )
         if run.is_remote:
             run.write(SUMMARY_FILE_NAME, (folder / SUMMARY_FILE_NAME).read_bytes())
-
-
-def _remove_older(folder: StorageDirectory, found: Iterable[RankFile]) -> None:
-    """Remove partials of ranks of which there are newer ones."""
-    used = {one.name for one in found if one.name is not None}
-    anew = {f"{one.rank:05d}" for one in found if one.is_new}
-    for name in folder.names() if anew else ():
-        if name not in used and name.partition("-")[0] in anew:
-            folder.remove(name)
-
-
-def _outcome(run: StorageDirectory, summary: RunSummary, new: int) -> ClusterOutcome:
-    return ClusterOutcome(
-        run.location,
-        summary.world_size,
-        summary.ranks_read,
-        new,
-        summary.steps,
-        summary.absent,
-        summary.unread,
-        tuple(one.text for one in summary.findings),
-        world_size_is_minimum=summary.world_size_is_minimum,
-    )
-
-
-def _few(words: Iterable[str]) -> str:
-    every = list(words)
-    more = f" and {len(every) - _FEW:,} more" if len(every) > _FEW else ""
-    return ", ".join(every[:_FEW]) + more

@@ -1,8 +1,8 @@
-"""What a user means by the files of a cluster's run: one input a recording or database.
+"""The inputs of a cluster run: one per recording or database.
 
-A folder is searched by names and first bytes alone, for there may be ten thousand ranks in it;
-whether a database is one of a rank turns out where it is opened. A recording of which a database
-was made lies beside it and is passed over.
+Directories are searched by names and first bytes only, because there may be ten thousand ranks;
+whether a database is one of a rank shows when it is opened. Recordings with a database beside them
+are skipped.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ DEEPEST = discovery.MAX_DEPTH
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _SQLITE = b"SQLite format 3\0"
+# Names of databases that are not of a rank.
 _OTHERS = re.compile(
     r"(?:analysis|cluster_analysis|communication_analyzer)\.db\Z"
     r"|(?:run_time|memory)[^/]*\.sqlite\Z|cluster\.sqlite\Z"
 )
-"""Databases that are no rank's, by their names."""
 _FACTS = re.compile(r"(?:profiler_info|profiler_metadata|truth|run)[^/]*\.json\Z")
 # Names of files and directories that begin with the host.
 _NAMED_HOST = re.compile(r"(?P<host>[\w.-]+)_\d+(?:\.\d{10,}\.pt\.trace\b|_\d{14,}_ascend_pt$)")
@@ -37,8 +37,8 @@ _HOST_DIRECTORY = re.compile(r"(?:host|node|server|machine)[-_.]?[\w.-]*\d", re.
 # Parts at the end of a path that are searched for a host.
 _NEAR_HOST = 4
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
-_MADE_IN = ("ASCEND_PROFILER_OUTPUT", "")
-"""Where in a recording that is a folder a database of it lies."""
+# Subdirectories of a recording that may contain its database.
+_DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,28 +46,28 @@ class Input:
     """One recording or database, of one rank or of several."""
 
     location: str
-    """Its path or URL, as it is shown; absolute, for whoever opens it."""
+    """Absolute path, or URL."""
     stamp: str
-    """Changes when its contents do."""
+    """Changes with its content."""
     rank: int | None = None
-    """Whose it is, where the user said so."""
-    elsewhere: Remote | None = None
+    """Its rank, if the user gave one."""
+    remote: Remote | None = None
 
     @property
     def content(self) -> str:
-        """What the names of its partials hold."""
+        """Identifier of its content in the names of its partials."""
         text = f"{self.location}\0{self.stamp}\0{self.rank}"
         return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=10).hexdigest()
 
     @property
     def likely_rank(self) -> int | None:
-        """Whose it is by its name, None if that says nothing; what it holds knows better."""
+        """Its rank as given by the user, else by its name; the recording itself may differ."""
         return self.rank if self.rank is not None else rank_in(self.location)
 
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A file or folder of this machine: a database, or with its source what becomes one."""
+    """A local database, or a recording with the source that converts it."""
 
     path: Path
     source: Source | None = None
@@ -76,11 +76,11 @@ class Local:
 def inputs_of(
     given: Sequence[str], progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Input], list[tuple[str, UprofError]]]:
-    """Return all inputs that paths, patterns, URLs and `RANK=PATH` name, and what names none.
+    """Return all inputs, and the arguments without any with their errors.
 
     Args:
-        given: As the user gives them.
-        progress: Told in a few words what is going on.
+        given: Paths, patterns, URLs and `RANK=PATH`.
+        progress: Called with the current activity.
     """
     inputs: dict[str, Input] = {}
     errors: list[tuple[str, UprofError]] = []
@@ -100,7 +100,7 @@ def inputs_of(
                 )
             for found in every:
                 inputs.setdefault(
-                    found.location, Input(found.location, found.stamp, rank, found.elsewhere)
+                    found.location, Input(found.location, found.stamp, rank, found.remote)
                 )
         except UprofError as err:
             errors.append((text, err))
@@ -108,7 +108,7 @@ def inputs_of(
 
 
 def rank_in(location: str) -> int | None:
-    """Return the rank that a name says, as torch_npu, torch.profiler's users and uprof write it."""
+    """Return the rank in a name as torch_npu, users of torch.profiler and uprof write it."""
     if (rank := rank_near(location)) is not None:
         return rank
     facts = [path.name for path in _facts_beside(Path(location))]
@@ -130,12 +130,12 @@ def host_in(location: str) -> str | None:
 
 
 def resolved(path: Path) -> list[Local]:
-    """Return what is to be opened of `path`: itself, its database, or what lies in it."""
+    """Return the recordings of `path`: itself, its database, or those below it."""
     return list(_found(path, DEEPEST, lambda _: None, set(), asked=True))
 
 
 def _facts_beside(path: Path) -> list[Path]:
-    """Return what torch_npu writes about a rank into the folder of its recording."""
+    """Return the files with the rank that torch_npu writes into the directory of a recording."""
     for folder in (path, path.parent.parent):
         if folder.name.endswith("_ascend_pt"):
             try:
@@ -180,7 +180,7 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
 
 
 def _stamp(local: Local) -> str:
-    """Return what changes with the contents; a file that goes meanwhile is told of when opened."""
+    """Return a text that changes with the content; a vanished file fails when opened."""
     try:
         if local.source is not None and local.path.is_dir():
             return f"{local.source.modified_ns(local.path)}"
@@ -206,7 +206,7 @@ def _found(
     if (status.st_dev, status.st_ino) in visited:
         return
     visited.add((status.st_dev, status.st_ino))
-    # What such a folder is, of which there may be thousands, is not asked where it is nothing new.
+    # Skip the detection for directories of torch_npu, of which there may be thousands.
     named = path.name.endswith("_ascend_pt")
     source = None
     if not named or (made := _made_in(path)) is None:
@@ -241,12 +241,12 @@ def _found(
 
 
 def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
-    """Yield the file if it may be a rank's; one that was asked for by name in any case."""
+    """Yield the file if it may be of a rank; one that the user named in any case."""
     name = path.name
     if not asked and (_OTHERS.search(name) or _FACTS.search(name)):
         return
     if name.lower().endswith(_DATABASES) and not name.lower().endswith(".sqlite"):
-        yield Local(path)  # without a look: a cut or empty one is a rank as well
+        yield Local(path)  # unread: a cut or empty one is a rank, too
         return
     source = sources.find_source(path) if asked else sources.certain_source(path)
     if source is not None:
@@ -264,9 +264,9 @@ def _is_sqlite(path: Path) -> bool:
 
 
 def _made_in(folder: Path) -> Path | None:
-    """Return the newest database that was made of a recording and lies in it."""
+    """Return the newest database inside the directory of a recording."""
     databases: list[tuple[int, Path]] = []
-    for name in _MADE_IN:
+    for name in _DATABASE_DIRECTORIES:
         try:
             with os.scandir(folder / name) as entries:
                 databases += [

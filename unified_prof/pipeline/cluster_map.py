@@ -1,8 +1,7 @@
-"""From the inputs of a run to one partial a rank, whoever does the work and whatever is broken.
+"""Inputs of a run to one partial per rank, whichever process makes it.
 
-A partial is named by what it was made of: a second call makes only what lacks, and so does one
-that goes on after the first was stopped. What cannot be used is a rank with a reason, never an
-exception: the others' answer stands without it.
+A partial is named after the content it was made of: a later call makes only the missing ones. An
+unreadable input is a rank with a reason, never an exception: the other ranks are analyzed.
 """
 
 from __future__ import annotations
@@ -28,56 +27,56 @@ Progress = Callable[[str], None]
 _NAME = re.compile(
     r"(?P<rank>\d+)-(?P<content>[0-9a-f]{20})-v(?P<version>\d+)-(?P<count>\d+)\.parquet\Z"
 )
-_WORTH_THE_WAY = 2_000
-"""Operations of a partial that goes to another process as it is: of more, its file is so much
-smaller that reading it again costs less, and between machines nothing else is to travel."""
-_END = b"PAR1"
-"""How a Parquet file ends; after a machine went down, one on its disk may not."""
+# Maximum operations of a partial that another process returns in memory. The file of a larger one
+# is so much smaller that reading it again costs less.
+_MAX_RETURNED_OPERATIONS = 2_000
+# End of a Parquet file; after a crash of the machine it may be missing.
+_PARQUET_END = b"PAR1"
 
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """What became of one rank of one input."""
+    """One rank of one input, with its partial or the reason why it has none."""
 
     rank: int | None
-    """None: not known, for nothing could be read."""
+    """None if unknown because nothing could be read."""
     location: str
     name: str | None = None
-    """Of its partial; None: it has none."""
+    """File name of its partial."""
     why: str | None = None
-    """Why it has none."""
+    """Reason if it could not be read."""
     hint: str | None = None
-    """What to do about that."""
     partial: Partial | None = None
-    """It itself, where there is no folder for it, and where it was made now and is not large."""
+    """The partial, if it is not stored, or was made now and is small."""
     is_new: bool = False
-    """Whether it was made now."""
+    """Whether the partial was made by this call."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Task:
-    """One input, as it goes to whoever opens it."""
+    """One input for a worker."""
 
     input: Input
     folder: str | None
-    """Where partials are written by whoever makes them; None: they come back."""
+    """Where the worker writes partials; None if it returns them."""
     as_bytes: bool
-    most: int = 0
-    """Partials of so many operations come back as they are, besides: read again they cost more."""
+    """Whether to encode partials."""
+    max_operations: int = 0
+    """Partials with up to this many operations are returned in memory, too."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """What came of it."""
+    """Result of a task."""
 
     partials: tuple[tuple[int, bytes | None, Partial | None], ...] = ()
     why: str | None = None
     hint: str | None = None
     is_rank: bool = True
-    """False: it is something else that lay in the folder."""
+    """False if the input is another kind of database in a directory of recordings."""
 
 
-def mapped(
+def map_inputs(
     inputs: Sequence[Input],
     folder: StorageDirectory | None,
     pool: WorkerPool,
@@ -85,40 +84,40 @@ def mapped(
     force: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[RankFile]:
-    """Return one entry for each rank of each input, by rank; make the partials that lack.
+    """Return the ranks of all inputs by number, and make the missing partials.
 
     Args:
         inputs: Recordings and databases.
-        folder: Where partials are kept; None: they are kept in memory, which needs no package.
-        pool: Who does the work.
-        force: Make all anew.
-        progress: Told in a few words what is going on.
+        folder: Where partials are stored; None keeps them in memory, which needs no pyarrow.
+        pool: Workers.
+        force: Whether to make all partials again.
+        progress: Called with the current activity.
 
     Raises:
-        UsageError: two inputs are of the same rank; pyarrow is not installed.
-        EngineError: there is nobody left to do the work; partials that were made are kept.
-        OutputError: the folder cannot be written to.
+        UsageError: Two inputs are of one rank, or pyarrow is not installed.
+        EngineError: No worker is left; partials that were made are kept.
+        OutputError: The folder cannot be written.
     """
     ranks: list[RankFile] = []
     todo = list(inputs)
     if folder is not None:
         _refuse_without_parquet()
         folder.tidy()
-        there = {} if force else _there(folder)
-        todo = [one for one in inputs if one.content not in there]
+        stored = {} if force else _stored_partials(folder)
+        todo = [one for one in inputs if one.content not in stored]
         for one in inputs:
-            for rank, name in there.get(one.content, ()):
+            for rank, name in stored.get(one.content, ()):
                 ranks.append(RankFile(rank, one.location, name))
     elsewhere = folder is not None and folder.is_remote
-    most = OPERATIONS_IN_MEMORY // max(len(inputs), 1)
+    limit = OPERATIONS_IN_MEMORY // max(len(inputs), 1)
     if not isinstance(pool, InlinePool):
-        most = min(most, _WORTH_THE_WAY)
+        limit = min(limit, _MAX_RETURNED_OPERATIONS)
     tasks = (
-        _Task(one, folder.location if elsewhere and folder else None, folder is not None, most)
+        _Task(one, folder.location if elsewhere and folder else None, folder is not None, limit)
         for one in todo
     )
     for done, (task, result) in enumerate(map_unordered(pool, _do, tasks), start=1):
-        ranks.extend(_kept(task.input, result, folder))
+        ranks.extend(_store(task.input, result, folder))
         progress(f"{done} of {len(todo)} ranks read")
     ranks.sort(key=lambda one: (one.rank is None, one.rank or 0, one.location))
     _refuse_twice(ranks)
@@ -126,29 +125,29 @@ def mapped(
 
 
 def name_of(rank: int, content: str, count: int) -> str:
-    """Return the name of the partial of a rank, one of `count` that an input has."""
+    """Return the file name of the partial of a rank, one of `count` partials of an input."""
     return f"{rank:05d}-{content}-v{partials.PARTIAL_VERSION}-{count}.parquet"
 
 
-def named(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
-    """Give what could not be read its rank: by elimination, where one rank lacks for one file."""
+def assign_ranks(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
+    """Return unreadable inputs with their rank if one input has none and one rank is missing."""
     result = list(failed)
-    nameless = [one for one in result if one.rank is None]
-    left = sorted(set(absent) - {one.rank for one in result if one.rank is not None})
-    if len(nameless) == len(left) == 1:
-        result[result.index(nameless[0])] = replace(nameless[0], rank=left[0])
+    unnumbered = [one for one in result if one.rank is None]
+    missing = sorted(set(absent) - {one.rank for one in result if one.rank is not None})
+    if len(unnumbered) == len(missing) == 1:
+        result[result.index(unnumbered[0])] = replace(unnumbered[0], rank=missing[0])
     return result
 
 
-def _there(folder: StorageDirectory) -> dict[str, list[tuple[int, str]]]:
-    """Return the ranks of each content of which all partials are there, and whole."""
+def _stored_partials(folder: StorageDirectory) -> dict[str, list[tuple[int, str]]]:
+    """Return content -> (rank, file name) of inputs whose partials are stored completely."""
     found: dict[str, list[tuple[int, str, int]]] = {}
     for name in folder.names():
         match = _NAME.match(name)
         if (
             match is not None
             and int(match["version"]) == partials.PARTIAL_VERSION
-            and folder.ends_with(name, _END)
+            and folder.ends_with(name, _PARQUET_END)
         ):
             entry = (int(match["rank"]), name, int(match["count"]))
             found.setdefault(match["content"], []).append(entry)
@@ -159,8 +158,10 @@ def _there(folder: StorageDirectory) -> dict[str, list[tuple[int, str]]]:
     }
 
 
-def _kept(one: Input, result: _Mapped | Failure, folder: StorageDirectory | None) -> list[RankFile]:
-    """Write what came back, and say what became of each rank."""
+def _store(
+    one: Input, result: _Mapped | Failure, folder: StorageDirectory | None
+) -> list[RankFile]:
+    """Write the partials that a worker returned, and return the ranks of its input."""
     if isinstance(result, Failure):
         why = f"the process that read it {result}, twice"
         return [RankFile(one.likely_rank, one.location, why=why)]
@@ -199,7 +200,7 @@ def _refuse_twice(ranks: Sequence[RankFile]) -> None:
 
 
 def _folders(one: str, other: str) -> tuple[str, str] | None:
-    """Return the folders that tell two recordings apart; None where their names alone do."""
+    """Return the directories in which two recordings differ; None if only their names differ."""
     ours, theirs = one.split("/"), other.split("/")
     at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
     if not at or at + 1 >= min(len(ours), len(theirs)):
@@ -218,16 +219,13 @@ def _refuse_without_parquet() -> None:
         )
 
 
-# ---- what is done where the input lies
-
-
 def _do(task: _Task) -> _Mapped:
-    """Make the partials of one input; whatever is wrong with it is its own misfortune."""
+    """Make the partials of one input; every error becomes its reason."""
     one = task.input
     paths = [one.location]
     try:
         with ExitStack() as resources:
-            path = resources.enter_context(fetch(one.elsewhere or one.location))
+            path = resources.enter_context(fetch(one.remote or one.location))
             found = resolved(path)
             if not found:
                 return _Mapped(is_rank=False)
@@ -235,21 +233,21 @@ def _do(task: _Task) -> _Mapped:
             made = [
                 partial for local in found for partial in _partials(local, one, resources, paths)
             ]
-            return _Mapped(tuple((p.facts.rank, *_put(p, task, len(made))) for p in made))
+            return _Mapped(tuple((p.facts.rank, *_encode(p, task, len(made))) for p in made))
     except _NoRank:
         return _Mapped(is_rank=False)
     except UprofError as err:
-        return _Mapped(why=_without(paths, str(err)), hint=err.hint)
-    except Exception as err:  # a fault of ours, or of a file that nobody thought of
+        return _Mapped(why=_without_paths(paths, str(err)), hint=err.hint)
+    except Exception as err:  # a defect of uprof, or an unforeseen file
         return _Mapped(why=f"it cannot be read: {type(err).__name__}: {err}"[:500])
 
 
-class _NoRank(Exception):  # noqa: N818 (nothing is wrong)
-    """A database of another family, which lay in the folder."""
+class _NoRank(Exception):  # noqa: N818 (not an error)
+    """The input is a database of another family."""
 
 
 def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) -> list[Partial]:
-    """Return the partials of one database or recording; `paths` learns what it was made into."""
+    """Return the partials of one database or recording; add the converted database to `paths`."""
     database = local.path
     if local.source is not None:
         from unified_prof.pipeline.convert import convert
@@ -259,9 +257,9 @@ def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) 
         paths.append(str(database))
         convert(local.path, database, source=local.source)
     try:
-        return [_with_host(partial, one.location) for partial in _told_or_named(database, one)]
+        return [_with_host(partial, one.location) for partial in _partials_of_input(database, one)]
     except StoreError:
-        if local.source is None and _is_of_others(database, named=one.likely_rank is not None):
+        if local.source is None and _is_other_database(database, named=one.likely_rank is not None):
             raise _NoRank from None
         raise
 
@@ -274,14 +272,14 @@ def _with_host(partial: Partial, location: str) -> Partial:
 
 
 def partials_of(database: Path, rank: int | None = None) -> list[Partial]:
-    """Return the partials of a database; what reads it is imported by whoever has one to read."""
+    """Return the partials of a database; imports the reader only where one is read."""
     from unified_prof.cluster import rank_map
 
     return rank_map.read_partials(database, rank)
 
 
-def _told_or_named(database: Path, one: Input) -> list[Partial]:
-    """Return the partials of ranks as the user has it, else the database, else its name."""
+def _partials_of_input(database: Path, one: Input) -> list[Partial]:
+    """Return the partials of ranks given by the user, else by the database, else by its name."""
     if one.rank is not None:
         return partials_of(database, one.rank)
     try:
@@ -292,10 +290,10 @@ def _told_or_named(database: Path, one: Input) -> list[Partial]:
         return partials_of(database, one.likely_rank)
 
 
-def _is_of_others(database: Path, *, named: bool) -> bool:
-    """Tell reports of other families, and databases of other tools unless a rank names them.
+def _is_other_database(database: Path, *, named: bool) -> bool:
+    """Return whether a valid database is a report of another family, or of another tool.
 
-    A damaged file is neither.
+    A database of another tool that is named like a rank is not: it is a rank with a reason.
     """
     from unified_prof.schema.catalogue import MSPROF
     from unified_prof.sqlite.detect import detect
@@ -307,11 +305,11 @@ def _is_of_others(database: Path, *, named: bool) -> bool:
     return not named if found.family is None else found.family != MSPROF
 
 
-def _put(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Partial | None]:
-    """Return what is to be written of a partial, and it itself where it is to come back."""
+def _encode(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Partial | None]:
+    """Return the encoded partial unless the worker writes it, and the partial if it is small."""
     if not task.as_bytes:
         return None, partial
-    back = partial if len(partial.communication["start"]) <= task.most else None
+    back = partial if len(partial.communication["start"]) <= task.max_operations else None
     data = partials.partial_to_parquet(partial)
     if task.folder is None:
         return data, back
@@ -320,8 +318,8 @@ def _put(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Parti
     return None, back
 
 
-def _without(paths: Sequence[str], text: str) -> str:
-    """Return a message without the file, which is named beside it, or is a copy under way."""
+def _without_paths(paths: Sequence[str], text: str) -> str:
+    """Return a message without paths: the file is named beside it, or is a temporary copy."""
     for path in paths:
         text = text.removeprefix(f"{path}: ").replace(path, "its file")
     return text
