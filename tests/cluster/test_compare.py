@@ -93,6 +93,8 @@ def test_markdown_and_text_say_the_same(tmp_path: Path) -> None:
         ("slowest-rank", Made(steps=12, slow={3: 1.2}), 1),
         ("imbalance", Made(steps=12, slow={3: 1.2}), 1),
         ("imbalance", Made(steps=12, step_factor=1.2), 0),
+        ("stage", Made(steps=12, step_factor=1.2), 1),
+        ("stage", Made(steps=12, slow={3: 1.2}), 0),
         ("exposed-communication", Made(steps=12, step_factor=1.3), 1),
         ("step", Made(steps=4, step_factor=1.2), 3),
     ],

@@ -234,7 +234,7 @@ def gate(
         list[str] | None,
         option(
             metavar="METRIC",
-            help="Metric: step, slowest-rank, imbalance or exposed-communication.",
+            help="Metric: step, slowest-rank, stage, imbalance or exposed-communication.",
             show_default="step",
         ),
     ] = None,

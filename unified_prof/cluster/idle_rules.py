@@ -432,7 +432,7 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
         group = matched.groups[int(events.group[event])]
         absent = tuple(sorted(set(group.ranks) - present))
         late_ns = float(context.waits.least[event]) - float(usual[event])
-        if not group.told or not 0 < len(absent) <= _MAX_ABSENT_RANKS or late_ns <= 0:
+        if not group.is_recorded or not 0 < len(absent) <= _MAX_ABSENT_RANKS or late_ns <= 0:
             continue
         by_step = waits.setdefault(absent, {})
         step = int(events.step[event])

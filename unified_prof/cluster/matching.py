@@ -1,11 +1,9 @@
-"""By how much sequences of ranks are apart: a recording may begin some collectives later.
+"""Matches the ranks' partials: which rows of which ranks are one collective or transfer.
 
-Puts the ranks' partials together: which rows of which ranks are one collective or transfer.
-
-The key is (global ranks, kind, sequence), of transfers (source, target, sequence); never a name:
-names collide and differ between ranks. Where the sequences of a group do not begin at the same
-operation (one recording began later), they are shifted by the numbers of the steps, else by the
-sizes; a group that fits neither way is left out and named.
+The key is (global ranks, kind, sequence number), of transfers (source, target, sequence number);
+never a name: names repeat and differ between ranks. If a recording starts later than others, its
+sequences are shifted by the step numbers, else by the message sizes; a group that fits neither way
+is left out and noted.
 """
 
 from __future__ import annotations
@@ -22,13 +20,14 @@ from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
-_AGREEMENT = 0.9
-"""How many of the sizes must be equal for two sequences to be taken for the same."""
-_FARTHEST_SHIFT = 4096
+# Share of equal sizes from which two sequences are the same.
+_MIN_AGREEMENT = 0.9
+# Maximum shift that is tried by message sizes.
+_MAX_SHIFT = 4096
 
 
 def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
-    """Return by how much each sequence is to be shifted so that equal numbers mean one event."""
+    """Return the shift of each sequence with which equal numbers are one event; None if unknown."""
     reference = max(range(len(steps)), key=lambda at: len(steps[at]))
     result = []
     for step, size in zip(steps, sizes, strict=True):
@@ -43,7 +42,7 @@ def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | 
 
 
 def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | None:
-    """Shift so that each step that both have begins at the same number."""
+    """Return the shift with which common steps begin at the same number."""
     mine, mine_at = np.unique(step, return_index=True)
     theirs, theirs_at = np.unique(other, return_index=True)
     both, left, right = np.intersect1d(mine, theirs, return_indices=True)
@@ -56,7 +55,7 @@ def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | No
     if not differences:
         return None
     shift = max(set(differences), key=differences.count)
-    return shift if _agreement(size, other_size, shift) >= _AGREEMENT else None
+    return shift if _agreement(size, other_size, shift) >= _MIN_AGREEMENT else None
 
 
 def _equal_counts(step: Ints, other: Ints, number: int) -> bool:
@@ -64,18 +63,18 @@ def _equal_counts(step: Ints, other: Ints, number: int) -> bool:
 
 
 def _by_sizes(size: Ints, other: Ints) -> int | None:
-    """Shift so that sizes agree, where one shift does that best."""
-    if len(size) == len(other) and _agreement(size, other, 0) >= _AGREEMENT:
+    """Return the shift with which sizes agree, if one shift is best."""
+    if len(size) == len(other) and _agreement(size, other, 0) >= _MIN_AGREEMENT:
         return 0
-    farthest = min(max(len(size), len(other)) // 2, _FARTHEST_SHIFT)
+    farthest = min(max(len(size), len(other)) // 2, _MAX_SHIFT)
     scores = {at: _agreement(size, other, at) for at in range(-farthest, farthest + 1)}
     best = max(scores.values())
     winners = [at for at, score in scores.items() if score == best]
-    return winners[0] if best >= _AGREEMENT and len(winners) == 1 else None
+    return winners[0] if best >= _MIN_AGREEMENT and len(winners) == 1 else None
 
 
 def _agreement(size: Ints, other: Ints, shift: int) -> float:
-    """Return which part of the sizes agree where `size[n]` stands beside `other[n + shift]`."""
+    """Return the share of equal sizes of `size[n]` and `other[n + shift]`."""
     low, high = max(0, shift), min(len(other), len(size) + shift)
     if high <= low:
         return 0.0
@@ -84,14 +83,14 @@ def _agreement(size: Ints, other: Ints, shift: int) -> float:
 
 @dataclass(slots=True)
 class ClusterGroup:
-    """A group of ranks, whatever its ranks call it."""
+    """A communicator, whatever its ranks call it."""
 
     ranks: tuple[int, ...]
-    """Global ranks; where nobody tells them, those whose recordings name the group."""
-    told: bool
-    """Whether the ranks are told, and not only found."""
+    """Global ranks; if not recorded, those whose recordings contain the group."""
+    is_recorded: bool
+    """Whether `ranks` were recorded."""
     size: int
-    """How many they are; NONE: not known."""
+    """Number of ranks; NO_VALUE if unknown."""
     kind: str = "other"
     names: set[str] = field(default_factory=set)
     titles: set[str] = field(default_factory=set)
@@ -99,16 +98,15 @@ class ClusterGroup:
 
 @dataclass(slots=True, eq=False)
 class MatchedRows:
-    """All communication of all ranks, a row an operation of a rank, and the events they make up.
+    """Communication of all ranks, one row per operation of a rank.
 
-    Rows are sorted by event, then by rank; those that match nothing come last, their event is
-    NONE.
+    Rows are sorted by event, then by rank; unmatched ones come last, their event is NO_VALUE.
     """
 
     rank: Ints
-    """Number of the rank in `Matched.ranks`."""
+    """Index in `MatchedCollectives.ranks`."""
     op: Ints
-    """The row in its partial."""
+    """Row in the communication of its partial."""
     group: Ints
     kind: Ints
     seq: Ints
@@ -127,19 +125,19 @@ class MatchedRows:
 
 @dataclass(slots=True, eq=False)
 class MatchedEvents:
-    """Collectives and transfers: a row each, by the first of its rows in `Rows`."""
+    """Collectives and transfers, one entry each."""
 
     first: Ints
-    """Number of its first row; its rows follow one another."""
+    """Its first row in `MatchedRows`; its rows are adjacent."""
     members: Ints
-    """How many ranks' rows there are."""
+    """Number of its rows."""
     complete: NDArray[np.bool_]
     group: Ints
     kind: Ints
     step: Ints
     bytes: Ints
     src: Ints
-    """Of transfers: number of the sender's rank in `Matched.ranks`; NONE of collectives."""
+    """Index of the sender of a transfer; NO_VALUE for collectives."""
     dst: Ints
 
     def __len__(self) -> int:
@@ -148,10 +146,10 @@ class MatchedEvents:
 
 @dataclass(slots=True, eq=False)
 class MatchedCollectives:
-    """The run as one."""
+    """Ranks, groups and events of a run."""
 
     ranks: tuple[int, ...]
-    """Global ranks that were read, ascending."""
+    """Global ranks of the partials, ascending."""
     facts: tuple[RankFacts, ...]
     partials: tuple[Partial, ...]
     groups: list[ClusterGroup]
@@ -160,33 +158,33 @@ class MatchedCollectives:
     events: MatchedEvents
     left_out: Ledger
     numbers: list[Ints] = field(default_factory=list)
-    """Of each rank: the number in `groups` of each of its own groups."""
+    """For each rank: the index in `groups` of each group of its partial."""
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
-        """Return which codes are of these kinds."""
+        """Return which indices of `kinds` are of these kinds."""
         wanted = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
         return np.isin(codes, wanted)
 
     @property
     def transfers(self) -> NDArray[np.bool_]:
-        """Which events are sends with their receives."""
+        """Which events are transfers: a send and its receive."""
         return np.asarray(self.events.src >= 0)
 
 
 def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
-    """Match the communication of ranks, each of which is there once."""
+    """Match the communication of ranks; each rank has one partial."""
     found = tuple(sorted(partials, key=lambda one: one.facts.rank))
     ranks = tuple(one.facts.rank for one in found)
     left_out = Ledger()
     kinds: list[str] = [SEND, RECEIVE]
     groups, numbers = _groups(found)
-    columns = _joined(found, numbers, kinds)
+    columns = _concatenate(found, numbers, kinds)
     peer = np.searchsorted(np.array(ranks, np.int64), columns["peer"])
     known = (columns["peer"] >= 0) & (peer < len(ranks))
     known &= np.array([*ranks, NO_VALUE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
     transfer = columns["kind"] < len(POINT_TO_POINT)
     sends = columns["kind"] == 0
-    # What a transfer is keyed by in place of group and kind: the pair, from source to target.
+    # The key of a transfer instead of group and kind: the pair of source and target.
     src = np.where(sends, columns["rank"], peer)
     dst = np.where(sends, peer, columns["rank"])
     pair = -1 - (src * (len(ranks) + 1) + dst)
@@ -198,9 +196,9 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
     seq = columns.pop("seq") + shift
-    # Of millions of rows each column counts: none is held twice for longer than it takes.
+    # With millions of rows each column counts: free them as soon as possible.
     del pair, known, peer, sends, shift, bad
-    # Rows come rank after rank, so that those of an event are by rank as well.
+    # Rows are ordered by rank, so those of an event are, too.
     event_key = stable_order((~usable).astype(np.int64), first, second, seq)
     ordered = {name: columns.pop(name)[event_key] for name in list(columns)}
     keys = [one[event_key] for one in (first, second, seq)]
@@ -256,8 +254,10 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     )
 
 
-def _joined(found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str]) -> dict[str, Ints]:
-    """Put the ranks' rows one after another, kinds and groups in numbers that hold for all."""
+def _concatenate(
+    found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str]
+) -> dict[str, Ints]:
+    """Concatenate the rows of all ranks, with kinds and groups numbered for the whole run."""
     parts: dict[str, list[Ints]] = {}
     code = {kind: index for index, kind in enumerate(kinds)}
     for index, one in enumerate(found):
@@ -277,10 +277,10 @@ def _joined(found: Sequence[Partial], numbers: Sequence[Ints], kinds: list[str])
 
 
 def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
-    """Find out which ranks' groups are one: by their ranks, where these are told.
+    """Return the groups of the run, and the index in them of each group of each rank.
 
-    Several communicators of the same ranks are told apart by name if all use the same names,
-    else by the order in which a rank first uses them.
+    Groups are identified by their ranks if recorded. Several communicators of the same ranks are
+    distinguished by name if all ranks use the same names, else by order of first use.
     """
     with_ranks: dict[tuple[int, ...], list[tuple[int, list[int]]]] = {}
     by_name: dict[str, list[tuple[int, int]]] = {}
@@ -303,7 +303,7 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
         key.titles |= {group.title} - {""}
         if key.kind == "other":
             key.kind = group.kind
-        numbers[index][number] = len(result) - 1  # the one that was just added
+        numbers[index][number] = len(result) - 1  # the group just added
 
     for _, users in sorted(with_ranks.items()):
         names = [{found[index].groups[number].name for number in mine} for index, mine in users]
@@ -315,8 +315,8 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
                 apart.setdefault(key, []).append((index, number))
         for members in apart.values():
             index, number = members[0]
-            told = found[index].groups[number].ranks
-            result.append(ClusterGroup(told, True, len(told)))
+            recorded = found[index].groups[number].ranks
+            result.append(ClusterGroup(recorded, True, len(recorded)))
             for member in members:
                 place(result[-1], *member)
     for _, members in sorted(by_name.items()):
@@ -346,9 +346,9 @@ def _shifts(
     ranks: Sequence[int],
     left_out: Ledger,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return what to add to each row's sequence, and which rows cannot be put into one.
+    """Return what to add to the sequence number of each row, and which rows do not fit.
 
-    A sequence is one rank's operations of one group and kind, or one side of a pair.
+    A sequence is the operations of a rank of one group and kind, or one side of a pair.
     """
     shift = np.zeros(len(first), np.int64)
     bad = np.zeros(len(first), bool)
@@ -362,9 +362,9 @@ def _shifts(
     new_sequence = new_group | _changes(side)
     starts = np.flatnonzero(new_sequence)
     counts = np.diff(np.r_[starts, len(order)])
-    number = np.cumsum(new_group)[starts]  # which group each sequence is of
+    number = np.cumsum(new_group)[starts]  # group of each sequence
     steps = columns["step"][order]
-    # Quickly: as many operations everywhere, the first and the last in the same step.
+    # Sequences fit if they have equally many operations in the same first and last step.
     head, tail = steps[starts], steps[starts + counts - 1]
     odd = np.zeros(int(number[-1]) + 1, bool)
     same = np.diff(number) == 0
@@ -393,9 +393,9 @@ def _shifts(
 def _by_sequence(
     columns: dict[str, Ints], chosen: NDArray[np.intp], first: Ints, second: Ints
 ) -> NDArray[np.intp]:
-    """Return the chosen rows by group and kind (or pair), rank, kind, and number."""
+    """Return the chosen rows by group and kind (or pair), rank, kind and sequence number."""
     order = chosen[stable_order(first[chosen], second[chosen])]
-    # Rows come rank after rank, and by their numbers; whether they did is seen afterwards.
+    # Rows are usually in this order within a key already: check before sorting by all columns.
     keys = [first, second, columns["rank"], columns["kind"], columns["seq"]]
     if _ascending([key[order] for key in keys]):
         return order
@@ -403,7 +403,7 @@ def _by_sequence(
 
 
 def _ascending(columns: Sequence[Ints]) -> bool:
-    """Return whether no row is less than the one before it."""
+    """Return whether the rows are in ascending order."""
     equal = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         step = np.diff(column)

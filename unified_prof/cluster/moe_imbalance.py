@@ -142,7 +142,7 @@ def _groups(context: RuleContext) -> Iterator[_Group]:
 
 
 def _may_have_experts(group: ClusterGroup) -> bool:
-    return group.told and len(group.ranks) > 1 and group.kind not in _KINDS_WITHOUT_EXPERTS
+    return group.is_recorded and len(group.ranks) > 1 and group.kind not in _KINDS_WITHOUT_EXPERTS
 
 
 def _work_between(

@@ -1,7 +1,6 @@
-"""The figures that people look at first: each rank, step, kind of group and link in one row.
+"""The headline figures of a run: one row per rank, step, kind of group and link.
 
-Times are ns a step. Over ranks they are means, so that the parts of a step add up to the whole;
-who stands out is told by name beside them.
+Times are ns per step. Over ranks they are means, so that the parts of a step add up to the step.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ class RankRow:
     rank: RankRecord
     steps: int
     span_ns: float | None
-    """Mean length of its steps; None: it has none."""
+    """Mean length of its steps; None without steps."""
     parts: dict[str, float | None]
-    """Where a step's time went: PARTS, means over the steps."""
+    """STEP_PARTS -> mean over the steps."""
     blame: BlameRecord | None
 
     @property
     def cost_ns(self) -> tuple[float, float]:
-        """What orders ranks: what a step would gain without it, then the waiting that it causes."""
+        """Sort key of ranks: the gain per step without it, then the wait that it causes, ns."""
         if self.blame is None:
             return 0.0, 0.0
         return self.blame.saved_ns_per_step or 0.0, self.blame.caused_wait_ns / max(1, self.steps)
@@ -56,32 +55,32 @@ class StepRow:
     span_ns: float
     """Mean over the ranks."""
     longest_ns: float
-    """Of the rank that took longest."""
+    """Length on the slowest rank."""
     longest_rank: int
     parts: dict[str, float | None]
-    """Means over the ranks that know them."""
+    """STEP_PARTS -> mean over the ranks where it is known."""
     most_compute_ns: float
     most_compute_rank: int
 
 
 @dataclass(frozen=True, slots=True)
 class GroupRow:
-    """The collectives of one kind and size in groups of one kind and size, over all steps."""
+    """Collectives of one kind and size in groups of one kind and size, over all steps."""
 
     group_kind: str
     size: int
     groups: int
-    """How many such groups had one."""
+    """Number of such groups with such collectives."""
     kind: str
     bytes: int | None
     per_step: float
-    """How many of them a step, in one group."""
+    """Number per step and group."""
     incomplete: int
-    """How many lack the recordings of some member; they are in no time here."""
+    """Number with missing members; they are not part of the times."""
     transfer_ns: float | None
-    """Moving data, a step of one group; None: none of them is complete."""
+    """Transfer time per step and group; None if none of them is complete."""
     wait_ns: float | None
-    """Waiting for the last comer, a step and member."""
+    """Wait per step and member."""
     setup_ns: float | None
     bus_gb_per_s: float | None
     """Median over groups and steps."""
@@ -91,21 +90,21 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """A link, and how it does beside those like it."""
+    """A link and its bandwidth over that of comparable links."""
 
     link: LinkRecord
     ratio: float | None
 
 
 class Overview:
-    """A run in short; every table is made when it is asked for."""
+    """Tables of a run; each is computed on first use."""
 
     def __init__(self, run: StoredRun) -> None:
         self.run = run
 
     @cached_property
     def steps(self) -> tuple[StepRow, ...]:
-        """The steps in their order."""
+        """The steps by number."""
         table = self.run.steps
         if not len(table):
             return ()
@@ -134,7 +133,7 @@ class Overview:
 
     @cached_property
     def ranks(self) -> tuple[RankRow, ...]:
-        """The ranks in their order."""
+        """The ranks by number."""
         table = self.run.steps
         order = np.argsort(table.rank, kind="stable")
         ordered = table.rank[order]
@@ -156,20 +155,20 @@ class Overview:
 
     @cached_property
     def worst(self) -> tuple[RankRow, ...]:
-        """The ranks that have figures, the costliest first."""
+        """The ranks with figures, most expensive first."""
         known = (row for row in self.ranks if row.steps)
         return tuple(sorted(known, key=lambda row: row.cost_ns, reverse=True))
 
     @cached_property
     def whole(self) -> dict[str, float | None]:
-        """Mean step: `span_ns` and PARTS, means over ranks and steps."""
+        """Mean step: `span_ns` and STEP_PARTS, means over ranks and steps."""
         table = self.run.steps
         parts = {name: _mean(table.parts[name]) for name in STEP_PARTS} if len(table) else {}
         return {"span_ns": _mean(table.span_ns), **parts}
 
     @cached_property
     def groups(self) -> tuple[GroupRow, ...]:
-        """Collectives by kind of group, what costs most first."""
+        """Collectives by kind of group, most expensive first."""
         known = {one.id: one for one in self.run.groups}
         alike: dict[tuple[Any, ...], list[CollectiveRecord]] = {}
         for one in self.run.collectives:
@@ -181,13 +180,13 @@ class Overview:
 
     @cached_property
     def links(self) -> tuple[LinkRow, ...]:
-        """Links, the slowest beside those like them first."""
+        """Links, the slowest compared with similar ones first."""
         rows = [LinkRow(one, one.ratio) for one in self.run.links]
         return tuple(sorted(rows, key=lambda row: (row.ratio is None, row.ratio or 0.0)))
 
     @cached_property
     def layout(self) -> str:
-        """How ranks are divided, as `tp 4 x dp 4 x pp 4`; empty where nobody knows."""
+        """The parallel layout, such as `tp 4 x dp 4 x pp 4`; empty if unknown."""
         sizes = {}
         for name in ("tp", "cp", "ep", "dp", "pp"):
             places = {getattr(one, name) for one in self.run.ranks} - {None}
@@ -199,7 +198,7 @@ class Overview:
         """Return one rank.
 
         Raises:
-            UsageError: the run has no such rank.
+            UsageError: The run has no such rank.
         """
         for row in self.ranks:
             if row.rank.rank == number:
@@ -212,19 +211,19 @@ class Overview:
         )
 
     def step(self, number: int) -> tuple[RankRow, ...]:
-        """Return one step, a row a rank.
+        """Return one step, one row per rank.
 
         Raises:
-            UsageError: the run has no such step.
+            UsageError: The run has no such step.
         """
         table = self.run.steps
         rows = np.flatnonzero(table.step == number)
         if not len(rows):
             known = [row.step for row in self.steps]
-            told = f"{known[0]} to {known[-1]}" if known else "none"
+            steps = f"{known[0]} to {known[-1]}" if known else "none"
             raise UsageError(
                 f"{self.run.path} has no step {number}",
-                hint=f"its steps: {told}",
+                hint=f"its steps: {steps}",
                 slug="no-such-step",
             )
         by_rank = {one.rank: one for one in self.run.ranks}
@@ -242,7 +241,7 @@ class Overview:
 
     @property
     def missing(self) -> tuple[RankRecord, ...]:
-        """Ranks that are not read whole."""
+        """Ranks that are missing or incomplete."""
         return tuple(one for one in self.run.ranks if one.status != "read")
 
     @property
@@ -259,18 +258,18 @@ class Overview:
 
 
 def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
-    """Return numbers in short: `3, 17 to 24`; beyond `most` pieces how many more there are."""
-    pieces: list[list[int]] = []
+    """Return numbers as ranges, such as `3, 17 to 24`, and the count beyond `most` ranges."""
+    ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
-        if pieces and pieces[-1][1] == number - 1:
-            pieces[-1][1] = number
+        if ranges and ranges[-1][1] == number - 1:
+            ranges[-1][1] = number
         else:
-            pieces.append([number, number])
+            ranges.append([number, number])
     words = [
         str(low) if low == high else f"{low}, {high}" if high == low + 1 else f"{low} to {high}"
-        for low, high in pieces
+        for low, high in ranges
     ]
-    left = sum(high - low + 1 for low, high in pieces[most:])
+    left = sum(high - low + 1 for low, high in ranges[most:])
     return ", ".join(words[:most]) + (f" and {left:,} more" if left else "")
 
 

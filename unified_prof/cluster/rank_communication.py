@@ -1,10 +1,7 @@
-"""Time that a set of intervals covers, asked for many stretches at once.
+"""Communication of one rank, and columns of a partial from times alone.
 
-What a partial says of communication, steps and kernels, from columns of their times alone.
-
-One rank's database, open: what every part of its partial is read from.
-
-What a rank did together with others: collectives, their groups, and who sent to whom.
+`RankDatabase` is the open database of a rank, `RankCommunication` its collectives, transfers and
+groups. The functions compute what kernels cover, parts of steps and the marks of the timeline.
 """
 
 from __future__ import annotations
@@ -34,14 +31,14 @@ from unified_prof.sqlite.reader import Report
 
 
 class CoveredTime:
-    """A merged set of intervals with the sums that questions about stretches need."""
+    """A merged set of intervals with its running sums."""
 
     def __init__(self, merged: IntervalSet, starts: Ints | None = None) -> None:
-        """Keep a set.
+        """Prepare the sums.
 
         Args:
-            merged: the set.
-            starts: begins of the single pieces behind it, ascending.
+            merged: The set.
+            starts: Ascending starts of the intervals before merging.
         """
         self.set = merged
         self._starts = merged.start_ns if starts is None else starts
@@ -49,7 +46,7 @@ class CoveredTime:
         np.cumsum(merged.end_ns - merged.start_ns, out=self._before[1:])
 
     def until(self, at: Ints) -> Ints:
-        """Return how much of the time before each point is covered."""
+        """Return the covered time before each point, ns."""
         if not len(self.set):
             return np.zeros(len(at), np.int64)
         place = np.searchsorted(self.set.start_ns, at, side="right") - 1
@@ -58,19 +55,19 @@ class CoveredTime:
         return np.where(place >= 0, self._before[np.maximum(place, 0)] + inside, 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Return how much of each stretch is covered."""
+        """Return the covered time of each stretch, ns."""
         return self.until(end) - self.until(start)
 
     def begun(self, start: Ints, end: Ints) -> Ints:
-        """Return how many pieces begin in each stretch."""
+        """Return how many intervals start in each stretch."""
         return np.asarray(
             np.searchsorted(self._starts, end) - np.searchsorted(self._starts, start), np.int64
         )
 
     def stretches(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return for each stretch the time before the first piece, covered, after the last one.
+        """Return for each stretch the time before the first interval, covered, and after the last.
 
-        A stretch that is not covered at all lies before a first piece as a whole.
+        A stretch without intervals is all before the first one.
         """
         covered = self.within(start, end)
         length = end - start
@@ -82,16 +79,16 @@ class CoveredTime:
         before = np.searchsorted(self.set.start_ns, end, side="left") - 1
         finish = self.set.end_ns[np.maximum(before, 0)]
         tail = np.where(before >= 0, np.maximum(end - finish, 0), length)
-        nothing = covered == 0
+        uncovered = covered == 0
         return (
-            np.where(nothing, length, np.minimum(lead, length)),
+            np.where(uncovered, length, np.minimum(lead, length)),
             covered,
-            np.where(nothing, 0, np.minimum(tail, length)),
+            np.where(uncovered, 0, np.minimum(tail, length)),
         )
 
 
 def is_kind(codes: Ints, kinds: list[str], kind: str) -> NDArray[np.bool_]:
-    """Return where the code of a kind is that of `kind`."""
+    """Return which indices of `kinds` are of `kind`."""
     return np.equal(codes, kinds.index(kind) if kind in kinds else NO_VALUE - 1)
 
 
@@ -103,7 +100,7 @@ def message_sizes(
     *,
     counts_parts: bool,
 ) -> Ints:
-    """Return the larger message of each operation; NONE where it is not known."""
+    """Return the bytes of the larger message of each operation; NO_VALUE if unknown."""
     types, inverse = np.unique(columns["data"], return_inverse=True)
     width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NO_VALUE)
@@ -118,7 +115,7 @@ def message_sizes(
 def size_groups(
     groups: list[RankGroup], group: Ints, owner: Ints, parts: Mapping[str, Ints]
 ) -> None:
-    """Note how many a group without told ranks must be: places inside of it go that far."""
+    """Set the size of groups without recorded ranks to the largest position in them plus 1."""
     for index, one in enumerate(groups):
         if one.size == NO_VALUE:
             mine = (owner >= 0) & (group[np.maximum(owner, 0)] == index)
@@ -131,7 +128,7 @@ def size_groups(
 def fill_peers(
     rank: int, result: dict[str, Ints], groups: list[RankGroup], kinds: list[str]
 ) -> None:
-    """In a group of two the other one is meant."""
+    """Set the peer of transfers in groups of two ranks."""
     transfers = is_kind(result["kind"], kinds, kinds_of.SEND)
     transfers |= is_kind(result["kind"], kinds, kinds_of.RECEIVE)
     for index in np.flatnonzero(transfers & (result["peer"] < 0)).tolist():
@@ -141,10 +138,10 @@ def fill_peers(
 
 
 def sequence_numbers(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
-    """Count operations of one group and kind, transfers of one pair and direction, from 0."""
+    """Number the operations of each group and kind, and of each pair and direction, from 0."""
     transfer = is_kind(result["kind"], kinds, kinds_of.SEND)
     transfer |= is_kind(result["kind"], kinds, kinds_of.RECEIVE)
-    # A pair's transfers are one sequence whatever group they are made in.
+    # Transfers of a pair are one sequence, whatever their group.
     group = np.where(
         transfer & (result["peer"] >= 0), NO_VALUE - 1 - result["peer"], result["group"]
     )
@@ -155,7 +152,7 @@ def sequence_numbers(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
 
 
 def union_by_owner(owner: Ints, start: Ints, duration: Ints, owners: int) -> Ints:
-    """Return how long at least one of each owner's intervals lasts; NONE where it has none."""
+    """Return the length of the union of the intervals of each owner; NO_VALUE without any."""
     result = np.full(owners, NO_VALUE, np.int64)
     if not len(owner):
         return result
@@ -169,7 +166,7 @@ def union_by_owner(owner: Ints, start: Ints, duration: Ints, owners: int) -> Int
 
 
 def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, Ints]:
-    """Sum up parts of collectives by their two ranks: counts, bytes, times, bandwidths."""
+    """Return counts, bytes, times and rates of parts of collectives by source and target."""
     if not len(src):
         return partials.empty_columns("links")
     order = np.lexsort((size / duration, dst, src))
@@ -189,7 +186,7 @@ def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, In
 
 
 def step_at(at: Ints, steps: Mapping[str, Ints]) -> Ints:
-    """Return the number of the step in which each time lies, NONE outside of any."""
+    """Return the step that contains each time; NO_VALUE outside of all steps."""
     if not len(steps["start"]):
         return np.full(len(at), NO_VALUE, np.int64)
     place = np.searchsorted(steps["start"], at, side="right") - 1
@@ -203,7 +200,7 @@ def work_by_name(
     module: NDArray[np.integer],
     duration: NDArray[np.integer],
 ) -> dict[str, Ints]:
-    """Sum up kernels by step, name and module."""
+    """Return counts and times of kernels by step, name and module."""
     inside = step >= 0
     step, duration = step[inside], duration[inside].astype(np.int64)
     name, module = name[inside].astype(np.int64), module[inside].astype(np.int64)
@@ -231,11 +228,13 @@ def step_time_parts(
     busy: IntervalSet,
     loader: IntervalSet | None,
 ) -> dict[str, Ints]:
-    """Return where the time of each step went: unions of intervals, clipped to the step."""
+    """Return the parts of each step: unions of intervals, clipped to the step."""
     communication = CoveredTime(intervals.merge(operations["start"], operations["end"]))
-    work, all_ = CoveredTime(kernels), CoveredTime(busy)
+    compute, any_busy = CoveredTime(kernels), CoveredTime(busy)
     start, end = steps["start"], steps["end"]
-    compute, talk, any_ = (one.within(start, end) for one in (work, communication, all_))
+    compute_ns, communication_ns, busy_ns = (
+        one.within(start, end) for one in (compute, communication, any_busy)
+    )
     late = np.full(len(start), NO_VALUE, np.int64)
     if loader is not None:
         late = CoveredTime(loader).within(start, end)
@@ -244,10 +243,10 @@ def step_time_parts(
         "step": steps["step"],
         "start": start,
         "end": end,
-        "compute": compute,
-        "communication": talk,
-        "exposed": any_ - compute,
-        "idle": (end - start) - any_,
+        "compute": compute_ns,
+        "communication": communication_ns,
+        "exposed": busy_ns - compute_ns,
+        "idle": (end - start) - busy_ns,
         "input": late,
     }
 
@@ -255,7 +254,7 @@ def step_time_parts(
 def cut_at_marks(
     operations: Mapping[str, Ints], steps: Mapping[str, Ints], kernels: CoveredTime
 ) -> dict[str, Ints]:
-    """Cut the timeline where communication or a step begins or ends; see `partial.MARKS`."""
+    """Cut the timeline where communication or a step starts or ends; see `MARK_COLUMNS`."""
     count = len(operations["start"])
     number = np.arange(count)
     time = np.concatenate([operations["start"], operations["end"], steps["start"]])
@@ -265,7 +264,7 @@ def cut_at_marks(
     first = kernels.set.start_ns[:1]
     if len(steps["end"]):
         last = np.concatenate([last, steps["end"][-1:]])
-    # A step begins before what begins with it; what ends makes room for what begins then.
+    # At equal times, ends come first, then the start of a step, then other starts.
     order = np.lexsort((op, np.array([2, 1, 0])[what], time))
     time, what, op = time[order], what[order], op[order]
     if len(first) and (not len(time) or first[0] < time[0]):
@@ -286,7 +285,7 @@ def cut_at_marks(
 
 
 class RankDatabase:
-    """An msprof database of any revision, and what of it several parts look at."""
+    """An open msprof database of any revision, with the parts that are read repeatedly."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -298,7 +297,7 @@ class RankDatabase:
         self.tasks = Tasks(report, self.strings, self.findings)
 
     def texts(self, table: str) -> dict[str, str]:
-        """Return a table of names and values."""
+        """Return a table of names and values; empty if missing."""
         if table not in self.report.tables:
             return {}
         rows = self.report.rows(f"SELECT name, value FROM {table}")
@@ -306,13 +305,13 @@ class RankDatabase:
 
 
 class RankCommunication:
-    """Operations of a rank with others, their groups and kinds by number, and data by link.
+    """Communication operations of a rank, their groups and kinds, and data by link.
 
     Args:
-        database: where they stand.
-        rank: whose they are to be.
-        device: the rank's own.
-        only: whether the database has no other rank.
+        database: The database.
+        rank: The global rank.
+        device: Its device.
+        only: Whether the database has no other rank.
     """
 
     def __init__(
@@ -334,7 +333,7 @@ class RankCommunication:
             self._describe(columns)
 
     def _rows(self, device: int | None, *, only: bool) -> dict[str, Ints]:
-        """Return operations in order of their begins."""
+        """Return the operations by start."""
         columns = self._database.report.integers(
             "COMMUNICATION_OP",
             {
@@ -363,7 +362,7 @@ class RankCommunication:
         return {name: values[order] for name, values in columns.items()}
 
     def _describe(self, columns: Mapping[str, Ints]) -> None:
-        """Tell kinds, groups, sizes, links, peers and places in sequences, in this order."""
+        """Set kinds, groups, sizes, links, peers and sequence numbers, in this order."""
         found, is_gpu = self.operations, self._database.is_gpu
         found["kind"] = self._numbered_kinds(columns)
         found["group"] = self._numbered_groups(columns)
@@ -375,7 +374,7 @@ class RankCommunication:
         found["seq"] = sequence_numbers(found, self.kinds)
 
     def _numbered_kinds(self, columns: Mapping[str, Ints]) -> Ints:
-        """Number the kinds; where none is recorded, the operation's own name has it."""
+        """Return the index of each kind: by the recorded type, else by the operation's name."""
         by_type = columns["type"] != MISSING
         ids, inverse = np.unique(
             np.where(by_type, columns["type"], columns["name"]), return_inverse=True
@@ -388,7 +387,7 @@ class RankCommunication:
         return np.array([number[text] for text in texts], np.int64)[inverse]
 
     def _numbered_groups(self, columns: Mapping[str, Ints]) -> Ints:
-        """Number the groups; ranks that stand beside an operation come before its group's name."""
+        """Return the index of each group: by the recorded ranks, else by its name."""
         ranks = self._recorded_ranks(columns["id"])
         pairs, first, inverse = np.unique(
             np.stack([columns["group"], ranks], 1), axis=0, return_index=True, return_inverse=True
@@ -396,7 +395,7 @@ class RankCommunication:
         for (name_id, ranks_id), at in zip(pairs.tolist(), first.tolist(), strict=True):
             name = self._database.strings.get(name_id) or (str(name_id) if name_id >= 0 else "")
             known = self._database.groups.get(name)
-            told = _rank_list(self._database.strings.get(ranks_id)) or (
+            ranks_of_group = _rank_list(self._database.strings.get(ranks_id)) or (
                 known.ranks if known else ()
             )
             size = int(columns["size"][at])
@@ -405,26 +404,26 @@ class RankCommunication:
                     name=name,
                     kind=known.kind if known else "other",
                     title=known.title if known else "",
-                    ranks=told,
-                    size=len(told) or (size if 0 < size < NO_RANK else NO_VALUE),
+                    ranks=ranks_of_group,
+                    size=len(ranks_of_group) or (size if 0 < size < NO_RANK else NO_VALUE),
                 )
             )
         return inverse.reshape(-1).astype(np.int64)
 
     def _recorded_ranks(self, ids: Ints) -> Ints:
-        """Return the string id of the group's ranks beside each operation; -1: none."""
+        """Return the string id of the recorded ranks of each operation's group; -1 without any."""
         found = np.full(len(ids), NO_VALUE, np.int64)
         if "UPROF_COLLECTIVES" not in self._database.report.tables:
             return found
-        told = self._database.report.integers(
+        recorded = self._database.report.integers(
             "UPROF_COLLECTIVES", {"id": "opId", "ranks": "coalesce(groupRanks, -1)"}
         )
-        row = Lookup(told["id"]).rows(ids)
-        found[row >= 0] = told["ranks"][row[row >= 0]]
+        row = Lookup(recorded["id"]).rows(ids)
+        found[row >= 0] = recorded["ranks"][row[row >= 0]]
         return found
 
     def _parts(self, columns: Mapping[str, Ints]) -> dict[str, Ints]:
-        """Read what collectives consist of: who sends to whom, and when data moves."""
+        """Return data by link, and set peers and transfer times from the parts of operations."""
         operations = self.operations
         parts = self._database.report.integers(
             "COMMUNICATION_TASK_INFO",
@@ -453,7 +452,7 @@ class RankCommunication:
             known = np.flatnonzero(mine & (peer >= 0) & (peer != self._rank))[::-1]
             operations["peer"][owner[known]] = peer[known]
         if self._database.is_gpu:
-            return partials.empty_columns("links")  # one row is a whole kernel, waiting included
+            return partials.empty_columns("links")  # a row is a whole kernel, with waiting
         row = Lookup(self._database.tasks.identity).rows(parts["task"])
         timed = row >= 0
         owner, row = owner[timed], row[timed]
@@ -466,14 +465,14 @@ class RankCommunication:
         return link_parts(src[usable], dst[usable], size[usable], duration[usable])
 
     def _ends(self, parts: Mapping[str, Ints], group: Ints) -> tuple[Ints, Ints]:
-        """Return source and target as global ranks; they are counted inside the group.
+        """Return source and target as global ranks; they are positions in the group.
 
-        Imports of older uprofs have the one end that a trace names, as a global rank.
+        Databases of older versions of uprof have one end only, as a global rank.
         """
         known = [parts[end] < NO_RANK for end in ("src", "dst")]
-        told_globally = np.not_equal(known[0], known[1])
+        is_global = np.not_equal(known[0], known[1])
         if not self._database.is_gpu:
-            told_globally[:] = False
+            is_global[:] = False
         width = max((len(one.ranks) for one in self.groups), default=0) + 1
         table = np.full((len(self.groups), width), NO_VALUE, np.int64)
         for index, one in enumerate(self.groups):
@@ -482,8 +481,8 @@ class RankCommunication:
         for end in ("src", "dst"):
             place = np.where((parts[end] >= 0) & (parts[end] < width - 1), parts[end], width - 1)
             inside = table[group, place]
-            as_told = np.where(parts[end] < NO_RANK, parts[end], NO_VALUE)
-            ends.append(np.where(told_globally, as_told, inside))
+            recorded = np.where(parts[end] < NO_RANK, parts[end], NO_VALUE)
+            ends.append(np.where(is_global, recorded, inside))
         return ends[0], ends[1]
 
 

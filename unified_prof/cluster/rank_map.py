@@ -1,8 +1,6 @@
-"""Whose a database is, and where it was recorded: what it says itself, and never a guess.
+"""Maps one database to partials, one per rank, without reading any other rank.
 
-When a rank's steps were, and when it waited for input.
-
-Maps one database to partials: one a rank, without a look at any other rank.
+Identity, steps and input waits of a rank come from its own recording.
 """
 
 from __future__ import annotations
@@ -43,7 +41,7 @@ _SIZES = {
 
 
 class RankIdentity:
-    """What a database says of its ranks and their host."""
+    """Ranks, host and device of a database."""
 
     def __init__(self, database: RankDatabase) -> None:
         self._report = database.report
@@ -53,9 +51,9 @@ class RankIdentity:
         self._meta = database.texts("META_DATA")
 
     def owners(self, given: int | None) -> list[tuple[int, int | None]]:
-        """Return (rank, device) of each rank in the file; never a number that nothing says."""
+        """Return (rank, device) of each rank in the file; ranks are never guessed."""
         rows = self._report.rows("SELECT DISTINCT rankId, deviceId FROM RANK_DEVICE_MAP")
-        told = sorted(
+        recorded = sorted(
             (rank, device)
             for rank, device in rows
             if isinstance(rank, int) and 0 <= rank < NO_RANK and isinstance(device, int)
@@ -63,11 +61,11 @@ class RankIdentity:
         devices = np.unique(self._database.tasks.device).tolist()
         if given is not None:
             return [(given, devices[0] if len(devices) == 1 else None)]
-        if len({rank for rank, _ in told}) == len(told) > 1:
-            here: list[tuple[int, int | None]] = [one for one in told if one[1] in devices]
-            return here or [told[0]]
-        if len(told) == 1:
-            return [told[0]]
+        if len({rank for rank, _ in recorded}) == len(recorded) > 1:
+            here: list[tuple[int, int | None]] = [one for one in recorded if one[1] in devices]
+            return here or [recorded[0]]
+        if len(recorded) == 1:
+            return [recorded[0]]
         device = devices[0] if len(devices) == 1 else None
         if (rank := self._own_rank()) is not None:
             return [(rank, device)]
@@ -94,7 +92,7 @@ class RankIdentity:
         loader_recorded: bool,
         notes: tuple[str, ...],
     ) -> RankFacts:
-        """Return what is known of a rank beside its times."""
+        """Return the facts of a rank."""
         return RankFacts(
             rank=rank,
             world_size=self._world_size(),
@@ -110,10 +108,10 @@ class RankIdentity:
 
     def _world_size(self) -> int | None:
         with suppress(ValueError, KeyError, TypeError):
-            told = json.loads(self._run["trace_metadata"])["distributedInfo"]["world_size"]
-            return int(told) if int(told) > 0 else None
-        told = self._arguments().get("world_size")
-        return told if isinstance(told, int) and told > 0 else None
+            info = json.loads(self._run["trace_metadata"])["distributedInfo"]
+            return int(info["world_size"]) if int(info["world_size"]) > 0 else None
+        size = self._arguments().get("world_size")
+        return size if isinstance(size, int) and size > 0 else None
 
     def _arguments(self) -> dict[str, Any]:
         found = self._meta.get("distributed_args")
@@ -123,11 +121,11 @@ class RankIdentity:
         return {}
 
     def _shape(self) -> dict[str, int]:
-        told = self._arguments()
+        arguments = self._arguments()
         return {
             kind: value
             for kind, name in _SIZES.items()
-            if isinstance(value := told.get(name), int) and value > 0
+            if isinstance(value := arguments.get(name), int) and value > 0
         }
 
     def _host(self) -> str | None:
@@ -145,8 +143,8 @@ class RankIdentity:
         return rows.get(device) or next(iter(rows.values()), None)
 
     def _vendor(self) -> str | None:
-        if told := self._run.get("device_vendor"):
-            return {"NVIDIA": "nvidia", "AMD": "amd"}.get(told, told.lower())
+        if vendor := self._run.get("device_vendor"):
+            return {"NVIDIA": "nvidia", "AMD": "amd"}.get(vendor, vendor.lower())
         return "nvidia" if self._is_gpu else "huawei"
 
 
@@ -155,7 +153,10 @@ _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 
 
 def read_steps(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
-    """Return number, begin and end of each step, and whether any is recorded; else all is one."""
+    """Return number, start and end of each step, and whether steps were recorded.
+
+    Without any, the whole recording is one step.
+    """
     rows = report.rows(
         "SELECT id, startNs, endNs FROM STEP_TIME"
         " WHERE typeof(startNs) = 'integer' AND typeof(endNs) = 'integer' AND endNs > startNs"
@@ -221,8 +222,8 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
     """Return the partial of every rank in a database.
 
     Args:
-        path: an msprof database of any revision, by whomever it was made.
-        rank: whose it is, where the user or a manifest says so.
+        path: An msprof database of any revision.
+        rank: Its rank, if the user gave one.
 
     Raises:
         StoreError: The file is damaged, not an msprof database, made from a truncated recording, or
@@ -260,7 +261,7 @@ def _refuse_truncated(report: Report) -> None:
 def _partial(
     database: RankDatabase, identity: RankIdentity, rank: int, device: int | None, *, only: bool
 ) -> Partial:
-    """Put together what a rank did: its own work, that with others, its steps."""
+    """Return the partial of one rank."""
     tasks = database.tasks
     chosen = tasks.kind == KERNEL
     if not only:
@@ -309,16 +310,16 @@ def _partial(
 
 
 def _modules(database: RankDatabase, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:
-    """Return the modules that kernels ran for, and the number of each kernel's.
+    """Return the modules of kernels, and the index of each kernel's module.
 
-    Empty is what ran outside of any, and what cannot be told. Host ranges are read only where
-    there are modules among them.
+    The module is empty if there is none or it is unknown. Host ranges are read only if there are
+    modules among them.
     """
-    told = database.report.rows(
+    found = database.report.rows(
         "SELECT 1 FROM STRING_IDS WHERE value GLOB ? OR value = 'Module' LIMIT 1",
         (f"{MODULE_PREFIX}*",),
     )
-    if not told or not len(rows):
+    if not found or not len(rows):
         return ("",), np.zeros(len(rows), np.int64)
     framework = Framework(database.report, database.strings, Findings())
     call = framework.launches(database.tasks.connection[rows]).call

@@ -1,12 +1,8 @@
-"""A partial: what the cluster needs of one rank, as a few compact columns.
+"""A partial: what the analysis of a run needs of one rank, as a few compact columns.
 
-Written as one Parquet file (needs pyarrow): one table of all rows, `part` telling which room they
-are of, so that an engine may read the communication of ten thousand ranks by a plain query; texts
-about the rank stand in the file's metadata. In memory NumPy alone is needed.
-
-What the ranks of a run were read from, and what could not be.
-
-Where a summed-up run lies; asked of every path, so nothing else is imported.
+It is stored as one Parquet file (needs pyarrow): a table of all rows with a column `part`, so that
+other engines can query the communication of ten thousand ranks, and texts in the file's metadata.
+In memory only NumPy is needed.
 """
 
 from __future__ import annotations
@@ -24,38 +20,38 @@ from numpy.typing import NDArray
 from unified_prof.arrays.types import Ints
 from unified_prof.errors import StoreError, UsageError
 
+# Part of the file names: partials of another version are made again.
 PARTIAL_VERSION = 3
-"""Part of the files' names: partials of another version are made anew."""
 
 Columns = Mapping[str, Ints]
 
+# Unknown or none, in columns of non-negative numbers.
 NO_VALUE = -1
-"""In columns of non-negative numbers: not known, or none."""
 
-# The parts and their columns, all int64 in memory. `kind`, `name` and `module` are numbers of
-# texts in the file's metadata.
+# The parts and their columns, int64 in memory. `kind`, `name` and `module` are indices of texts in
+# the metadata; times are ns.
+
+# One row per collective or transfer, by start. `seq` counts from 0 within group and kind (of
+# transfers: and peer); `move` is how long data moved, `covered` how much of it kernels cover.
 COMMUNICATION_COLUMNS = (
     *("group", "kind", "seq", "start", "end", "bytes", "peer", "move", "step"),
     *("covered",),
 )
-"""One row a collective or transfer, by start. `seq` counts from 0 within group and kind (of
-transfers: and peer); `move` is the time in which data moved, `covered` is how much of it kernels
-cover."""
-
+# The rank's timeline, cut where communication or a step starts or ends: of the stretch from a mark
+# to the next one, the time before the first kernel, with kernels, and after the last kernel.
 MARK_COLUMNS = ("time", "op", "what", "lead", "busy", "tail", "kernels")
-"""The rank's timeline, cut where communication or a step begins or ends: of the stretch from here
-to the next mark, the time before the first kernel, with kernels, after the last one."""
 MARK_START, MARK_END, MARK_STEP = 0, 1, 2
 
 STEP_COLUMNS = ("step", "start", "end", "compute", "communication", "exposed", "idle", "input")
 KERNEL_COLUMNS = ("step", "name", "module", "n", "total", "min", "max")
+# Parts of collectives from rank to rank; rates are bytes/s.
 LINK_COLUMNS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
-"""Parts of collectives from rank to rank; the rates are bytes/s."""
 
+# Operations of all ranks that are held in memory; of a larger run only the first steps are.
 OPERATIONS_IN_MEMORY = 4_000_000
-"""Of all ranks; of a run with more the first steps are held."""
 
-_ROWS_OF_THEIR_OWN = 4096
+# Number of operations from which communication has its own row groups.
+_MIN_OWN_ROW_GROUP = 4096
 
 PARTIAL_PARTS: Mapping[str, tuple[str, ...]] = {
     "communication": COMMUNICATION_COLUMNS,
@@ -68,21 +64,21 @@ PARTIAL_PARTS: Mapping[str, tuple[str, ...]] = {
 
 @dataclass(frozen=True, slots=True)
 class RankGroup:
-    """A communicator that the rank takes part in."""
+    """A communicator of the rank."""
 
     name: str
     kind: str
-    """tp, dp, pp, ep, cp, world or other, as far as its title says."""
+    """tp, dp, pp, ep, cp, world or other."""
     title: str
     ranks: tuple[int, ...]
-    """Global ranks by their place; empty: not told."""
+    """Global ranks by position; empty if not recorded."""
     size: int = NO_VALUE
-    """How many they are, where that is known without their numbers."""
+    """Number of ranks, if known without their numbers."""
 
 
 @dataclass(frozen=True, slots=True)
 class RankFacts:
-    """Who a rank is."""
+    """Identity of a rank and what its recording contains."""
 
     rank: int
     world_size: int | None = None
@@ -91,12 +87,12 @@ class RankFacts:
     device_name: str | None = None
     vendor: str | None = None
     shape: Mapping[str, int] = field(default_factory=dict)
-    """tp, pp, dp, ep, cp: how many each, where the recording says it."""
+    """Recorded sizes of tp, pp, dp, ep and cp."""
     steps_recorded: bool = False
-    """Whether steps are the recording's own; else all of it is one."""
+    """Whether steps were recorded; otherwise the whole recording is one step."""
     loader_recorded: bool = False
     notes: tuple[str, ...] = ()
-    """What is missing, in words."""
+    """What is missing, as text."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -114,10 +110,10 @@ class Partial:
     kernels: Columns
     links: Columns
     until: int | None = None
-    """The last step of which there is communication here; None: all of it is."""
+    """The last step whose communication is included; None if all of it is."""
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Go to other processes as one block of numbers, not as one a column."""
+        """Pickle as one block of numbers, which is faster than one per column."""
         texts = (self.facts, self.groups, self.kinds, self.names, self.modules, self.until)
         parts = [(getattr(self, part), columns) for part, columns in PARTIAL_PARTS.items()]
         sizes = [len(part[columns[0]]) for part, columns in parts]
@@ -146,9 +142,9 @@ def empty_columns(part: str) -> dict[str, Ints]:
 
 
 def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
-    """Return a rank's first steps, with so many operations at most, but one step at least.
+    """Return the first steps of a rank with at most `operations` operations, at least one step.
 
-    What is summed up by step stays whole; `until` is the last step that is there.
+    Sums per step stay complete; `until` is the last step whose communication is included.
     """
     if len(partial.communication["start"]) <= operations or len(partial.steps["end"]) < 2:
         return partial
@@ -170,7 +166,7 @@ def partial_to_parquet(partial: Partial) -> bytes:
     """Return the Parquet file of a partial.
 
     Raises:
-        UsageError: pyarrow is not installed.
+        UsageError: Pyarrow is not installed.
     """
     arrow, parquet = _pyarrow()
     sizes = [len(getattr(partial, part)[columns[0]]) for part, columns in PARTIAL_PARTS.items()]
@@ -179,32 +175,30 @@ def partial_to_parquet(partial: Partial) -> bytes:
     merged: dict[str, tuple[Ints, NDArray[np.bool_]]] = {}
     for (part, names), size in zip(PARTIAL_PARTS.items(), sizes, strict=True):
         for name in names:
-            if name not in merged:
-                merged[name] = (np.zeros(rows, np.int64), np.ones(rows, bool))
-            values, absent = merged[name]
+            unset = (np.zeros(rows, np.int64), np.ones(rows, bool))
+            values, absent = merged.setdefault(name, unset)
             values[begin : begin + size] = getattr(partial, part)[name]
             absent[begin : begin + size] = False
         begin += size
     part_of_rows = np.repeat(np.arange(len(PARTIAL_PARTS), dtype=np.int8), sizes)
-    titles, arrays = ["part"], [arrow.array(part_of_rows)]
+    arrays = {"part": arrow.array(part_of_rows)}
     for name, (values, absent) in merged.items():
-        titles.append(name)
-        arrays.append(arrow.array(values, mask=absent))
-    table = arrow.Table.from_arrays(arrays, names=titles)
+        arrays[name] = arrow.array(values, mask=absent)
+    table = arrow.table(arrays)
     sink = arrow.BufferOutputStream()
     with parquet.ParquetWriter(
         sink,
         table.schema,
-        # Times ascend and numbers are small: differences take two thirds of what zstd makes of
-        # the numbers, and half the time.
+        # Times ascend and numbers are small: differences take two thirds of the size that zstd
+        # reaches, and half the time.
         column_encoding="DELTA_BINARY_PACKED",
         compression="lz4",
         use_dictionary=False,
         write_statistics=["part"],
         store_schema=False,
     ) as writer:
-        # Of many rows communication is row groups of its own, see `communication`.
-        writer.write_table(table, sizes[0] if sizes[0] >= _ROWS_OF_THEIR_OWN else None)
+        # Communication can then be read without the other parts.
+        writer.write_table(table, sizes[0] if sizes[0] >= _MIN_OWN_ROW_GROUP else None)
         writer.add_key_value_metadata({"uprof": json.dumps(_about(partial))})
     return bytes(sink.getvalue())
 
@@ -213,8 +207,8 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
     """Return the partial that a Parquet file holds.
 
     Raises:
-        StoreError: it is damaged, of another version, or no partial; `name` says which.
-        UsageError: pyarrow is not installed.
+        StoreError: It is damaged, of another version, or not a partial.
+        UsageError: Pyarrow is not installed.
     """
     arrow, parquet = _pyarrow()
     try:
@@ -226,13 +220,12 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
                 f"{name} is a partial of version {about['version']}, expected {PARTIAL_VERSION}",
                 slug="other-version",
             )
-        if metadata.num_row_groups == 1:
-            return _partial(_parts(file, PARTIAL_PARTS), about)
-        # Each part without the columns that only others have.
-        return _partial(
-            {name: found for part in PARTIAL_PARTS for name, found in _parts(file, [part]).items()},
-            about,
+        # With several row groups, read each part without the columns that only others have.
+        wanted = (
+            [PARTIAL_PARTS] if metadata.num_row_groups == 1 else [[one] for one in PARTIAL_PARTS]
         )
+        parts = {name: part for names in wanted for name, part in _parts(file, names).items()}
+        return _partial(parts, about)
     except (arrow.ArrowException, OSError, KeyError, TypeError, ValueError) as err:
         raise StoreError(
             f"{name} is not a partial of a rank, or it is damaged: {err}", slug="damaged-file"
@@ -240,10 +233,10 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
 
 
 def read_communication(data: bytes, name: str) -> Columns:
-    """Return the communication that a Parquet file holds, and nothing else of it.
+    """Return only the communication of a Parquet file.
 
     Raises:
-        StoreError: it is damaged, or no partial.
+        StoreError: It is damaged, or not a partial.
     """
     arrow, parquet = _pyarrow()
     try:
@@ -256,24 +249,21 @@ def read_communication(data: bytes, name: str) -> Columns:
 
 
 def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
-    """Read some parts of a file, and no row groups and columns that these have nothing in."""
+    """Read some parts of a file, skipping row groups and columns that they do not use."""
     numbers = {number for number, part in enumerate(PARTIAL_PARTS) if part in wanted}
     groups = []
     for number in range(file.metadata.num_row_groups):
-        told = file.metadata.row_group(number).column(0).statistics  # of `part`
+        statistics = file.metadata.row_group(number).column(0).statistics  # of `part`
         if (
-            told is None
-            or not told.has_min_max
-            or any(told.min <= part <= told.max for part in numbers)
+            statistics is None
+            or not statistics.has_min_max
+            or any(statistics.min <= part <= statistics.max for part in numbers)
         ):
             groups.append(number)
-    # A slice keeps all of its column in memory, with the empty cells of other parts.
+    # A slice would keep the whole column in memory, with the empty cells of other parts.
     is_mixed = len(wanted) == len(PARTIAL_PARTS)
-    if not is_mixed:
-        columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
-        table = file.read_row_groups(groups, columns=columns, use_threads=False)
-    else:
-        table = file.read_row_groups(groups, use_threads=False)
+    columns = ["part", *dict.fromkeys(name for part in wanted for name in PARTIAL_PARTS[part])]
+    table = file.read_row_groups(groups, columns=columns, use_threads=False)
     edges = np.searchsorted(
         table.column("part").to_numpy(), np.arange(len(PARTIAL_PARTS) + 1)
     ).tolist()
@@ -308,20 +298,9 @@ def _about(partial: Partial) -> dict[str, Any]:
 def _partial(parts: Mapping[str, Columns], about: Mapping[str, Any]) -> Partial:
     facts = dict(about["facts"])
     facts["notes"] = tuple(facts["notes"])
-    return Partial(
-        facts=RankFacts(**facts),
-        groups=tuple(
-            RankGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"]
-        ),
-        kinds=tuple(about["kinds"]),
-        names=tuple(about["names"]),
-        modules=tuple(about["modules"]),
-        communication=parts["communication"],
-        marks=parts["marks"],
-        steps=parts["steps"],
-        kernels=parts["kernels"],
-        links=parts["links"],
-    )
+    groups = (RankGroup(**{**group, "ranks": tuple(group["ranks"])}) for group in about["groups"])
+    columns: dict[str, Any] = {name: tuple(about[name]) for name in ("kinds", "names", "modules")}
+    return Partial(RankFacts(**facts), tuple(groups), **{**columns, **parts})
 
 
 def _pyarrow() -> tuple[Any, Any]:
@@ -337,7 +316,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PartialSource:
-    """Where a rank's columns come from."""
+    """Recording and partial of a rank."""
 
     file: str | None = None
     partial: str | None = None
@@ -350,24 +329,23 @@ class UnreadableRecording:
     file: str
     why: str
     rank: int | None = None
-    """None: it does not say whose it is."""
+    """None if unknown."""
     hint: str | None = field(default=None, compare=False)
-    """What to do about that; a summary does not keep it."""
+    """Remedy; not stored in summaries."""
 
 
+# Names within the directory of a run.
 SUMMARY_FILE_NAME = "cluster.sqlite"
-"""Name of the summary in a run's folder."""
 PARTIALS_DIRECTORY = "partials"
-"""The folder of partials in a run's folder."""
 
 
 def is_run_directory(path: Path) -> bool:
-    """Whether a path is the folder of a summed-up run, by the file that it has."""
+    """Return whether a path is the directory of a run with a summary."""
     return path.is_dir() and (path / SUMMARY_FILE_NAME).is_file()
 
 
 def completion_hint(path: Path) -> str | None:
-    """Return what completes a run that has partials and no summary; None: it is no such folder."""
+    """Return the hint for a directory with partials but no summary; None for any other."""
     partials = path / PARTIALS_DIRECTORY
     if (
         is_run_directory(path)

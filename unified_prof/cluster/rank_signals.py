@@ -115,9 +115,9 @@ def _infer_group_kinds(matched: MatchedCollectives) -> None:
             continue
         if number in with_transfers and number not in with_collectives:
             group.kind = "pp"
-        elif group.told and len(group.ranks) == world:
+        elif group.is_recorded and len(group.ranks) == world:
             group.kind = "world"
-        elif group.told:
+        elif group.is_recorded:
             unnamed.append(group)
     strides = {_stride(group.ranks) for group in unnamed}
     if len(strides) == 2 and min(strides) == 1:
@@ -133,7 +133,7 @@ def _stride(ranks: tuple[int, ...]) -> int:
 
 def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]:
     """Return the position of each rank in its group of a kind; 0 if the run has no such split."""
-    groups = [group for group in matched.groups if group.kind == kind and group.told]
+    groups = [group for group in matched.groups if group.kind == kind and group.is_recorded]
     position: dict[int, int] = {}
     for group in sorted(groups, key=lambda one: one.size):
         for at, rank in enumerate(sorted(group.ranks)):

@@ -1,7 +1,6 @@
-"""Two runs of many ranks, by what ranks do and not by their numbers: 64 compare with 128.
+"""Comparison of two multi-rank runs by the roles of ranks: 64 ranks compare with 128.
 
-A rank's role is its pipeline stage and its place among the ranks that share data; collectives
-are paired by kind, kind of group and size, links by whether they leave the host.
+Collectives are paired by kind, kind of group and size, links by whether they leave the host.
 """
 
 from __future__ import annotations
@@ -20,19 +19,19 @@ from unified_prof.compare.confidence import NoiseModel, Sample
 from unified_prof.compare.gate import Check, Limits, Verdict, check_samples
 from unified_prof.errors import UsageError
 
-GateMetric = Literal["step", "slowest-rank", "imbalance", "exposed-communication"]
+GateMetric = Literal["step", "slowest-rank", "stage", "imbalance", "exposed-communication"]
 GATE_METRICS: tuple[GateMetric, ...] = get_args(GateMetric)
 PairBy = Literal["stage", "role", "rank"]
 
+# A run on many machines is judged by its steps, whose samples contain common disturbances.
 _BY_STEPS = NoiseModel(max_ratio=1.0)
-"""A run of many machines is judged by its steps: their common disturbances are in its samples."""
 Row = TypeVar("Row")
 Key = TypeVar("Key")
 
 
 @dataclass(frozen=True, slots=True)
 class QuantityPair:
-    """One quantity on both sides; None where a side has none."""
+    """One quantity of both runs; None if a run does not have it."""
 
     base: float | None
     new: float | None
@@ -44,13 +43,13 @@ class QuantityPair:
 
     @property
     def change(self) -> float:
-        """New less base; what a side lacks counts as nothing."""
+        """New minus base; a missing value counts as 0."""
         return (self.new or 0.0) - (self.base or 0.0)
 
 
 @dataclass(frozen=True, slots=True)
 class RoleChange:
-    """Ranks of one role: means of a step, ns."""
+    """Ranks of one role; means per step, ns."""
 
     role: str
     base_ranks: int
@@ -61,13 +60,13 @@ class RoleChange:
 
 @dataclass(frozen=True, slots=True)
 class CollectiveChange:
-    """Collectives of one kind and size in groups of one kind; times are ns a step and group."""
+    """Collectives of one kind and size in groups of one kind; times are ns per step and group."""
 
     group_kind: str
     kind: str
     bytes: int | None
     base_size: int | None
-    """Members of such a group."""
+    """Members of a group."""
     new_size: int | None
     per_step: QuantityPair
     transfer_ns: QuantityPair
@@ -77,7 +76,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """Links of one kind, inside of hosts or between them: the median of their bandwidths."""
+    """Links of one kind, inside of hosts or between them: their median bandwidth."""
 
     kind: str
     across_hosts: bool | None
@@ -89,10 +88,10 @@ class LinkChange:
 
 @dataclass(frozen=True, slots=True)
 class OperationChange:
-    """Kernels of one kind in a stage: ns a step and rank."""
+    """Kernels of one kind in a stage; ns per step and rank."""
 
     stage: str
-    """`all` where the runs have different stages."""
+    """`all` if the runs have different stages."""
     name: str
     count: QuantityPair
     time_ns: QuantityPair
@@ -100,17 +99,17 @@ class OperationChange:
 
 @dataclass(frozen=True, slots=True)
 class ClusterDifference:
-    """What changed from one run to another."""
+    """Differences between two runs."""
 
     base: Overview
     new: Overview
     step: dict[str, QuantityPair]
-    """`span_ns` and PARTS of the mean step."""
+    """`span_ns` and STEP_PARTS of the mean step."""
     roles: tuple[RoleChange, ...]
     collectives: tuple[CollectiveChange, ...]
     links: tuple[LinkChange, ...]
     operations: tuple[OperationChange, ...]
-    """What lost most first."""
+    """Largest regression first."""
     new_findings: tuple[FindingRecord, ...]
     gone_findings: tuple[FindingRecord, ...]
     kept_findings: tuple[FindingRecord, ...]
@@ -122,7 +121,7 @@ def compare_cluster_runs(
     """Compare two runs.
 
     Raises:
-        UsageError: a run has no steps.
+        UsageError: A run has no steps.
     """
     for one in (base, new):
         if not one.steps:
@@ -149,15 +148,15 @@ def compare_cluster_runs(
 def gate_cluster_run(
     base: Overview, new: Overview, metrics: Sequence[str], limits: Limits
 ) -> Verdict:
-    """Judge one run against another, by what each step of it took.
+    """Judge a run against its baseline by the samples of its steps.
 
     Raises:
-        UsageError: a metric that does not exist, or none at all; a run has no steps.
+        UsageError: A metric is unknown, none is given, or a run has no steps.
     """
     unknown = [one for one in metrics if one not in GATE_METRICS]
     if unknown or not metrics:
-        said = f"unknown metric {unknown[0]!r}" if unknown else "no metric given"
-        raise UsageError(said, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
+        text = f"unknown metric {unknown[0]!r}" if unknown else "no metric given"
+        raise UsageError(text, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:
             raise UsageError(f"{one.run.path} has no steps to judge by", slug="no-steps")
@@ -165,11 +164,11 @@ def gate_cluster_run(
 
 
 def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
-    """Return what each step says of a metric, in their order.
+    """Return the samples of a metric, one per step.
 
-    `step` is how long it took the rank that took longest, `slowest-rank` the kernels of the rank
-    that has most of them, `imbalance` the same over the median of its pipeline stage,
-    `exposed-communication` the mean over ranks. All but imbalance are ns.
+    `step` is the length of the step on the slowest rank, `slowest-rank` the largest kernel time of
+    a rank, `imbalance` that over the median of its pipeline stage, `stage` the largest median
+    kernel time of a stage, `exposed-communication` the mean over ranks. All but `imbalance` are ns.
     """
     if metric == "step":
         return np.array([row.longest_ns for row in overview.steps])
@@ -178,26 +177,23 @@ def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
         return np.array([value for value in found if value is not None])
     if metric == "slowest-rank":
         return np.array([row.most_compute_ns for row in overview.steps])
-    return _imbalance(overview)
-
-
-def _imbalance(overview: Overview) -> NDArray[np.float64]:
-    """Return for each step the most that a rank computes over the median of its stage."""
     table = overview.run.steps
     stages = {one.rank: -1 if one.pp is None else one.pp for one in overview.run.ranks}
     stage = np.array([stages[rank] for rank in table.rank.tolist()])
     compute = table.parts["compute_ns"]
-    found = []
+    samples: list[float] = []
     for row in overview.steps:
-        of_step = table.step == row.step
-        ratios = [
-            float(values.max() / middle)
-            for number in np.unique(stage[of_step]).tolist()
-            if (middle := float(np.median(values := compute[of_step & (stage == number)]))) > 0
+        in_step = table.step == row.step
+        groups = [
+            compute[in_step & (stage == number)] for number in np.unique(stage[in_step]).tolist()
         ]
-        if ratios:
-            found.append(max(ratios))
-    return np.array(found)
+        medians = [float(np.median(values)) for values in groups]
+        if metric == "stage":
+            samples.append(max(medians))
+        elif any(medians):
+            pairs = zip(groups, medians, strict=True)
+            samples.append(max(float(values.max()) / usual for values, usual in pairs if usual > 0))
+    return np.array(samples)
 
 
 def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
@@ -208,7 +204,7 @@ def _check(base: Overview, new: Overview, metric: str, limits: Limits) -> Check:
 
 
 def rank_role(rank: RankRecord, by: PairBy) -> str:
-    """Return what a rank does, in words."""
+    """Return the name of a rank's role."""
     if by == "rank":
         return f"rank {rank.rank}"
     stage = "all ranks" if rank.pp is None else f"stage {rank.pp}"
@@ -281,7 +277,7 @@ def _stages(overview: Overview) -> set[int | None]:
 
 
 def _kernels(overview: Overview, *, by_stage: bool) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (stage, kernel) -> its count and ns, a step and rank of the stage."""
+    """Return (stage, kernel) -> count and ns per step and rank of the stage."""
     stages = {
         one.rank: "all" if one.pp is None or not by_stage else str(one.pp)
         for one in overview.run.read
@@ -292,8 +288,8 @@ def _kernels(overview: Overview, *, by_stage: bool) -> dict[tuple[str, str], tup
         weight[stage] = weight.get(stage, 0) + steps[rank]
     sums: dict[tuple[str, str], list[int]] = {}
     for one in overview.run.operations():
-        if (told := stages.get(one.rank)) is not None:
-            found = sums.setdefault((told, one.name), [0, 0])
+        if one.rank in stages:
+            found = sums.setdefault((stages[one.rank], one.name), [0, 0])
             found[0] += one.n
             found[1] += one.total_ns
     return {
@@ -321,7 +317,7 @@ def _paired(
 
 
 def _pair(olds: list[Row], news: list[Row], value: Callable[[Row], float | None]) -> QuantityPair:
-    """Return the means of a figure on both sides."""
+    """Return the means of a figure in both runs."""
     return QuantityPair(_mean(map(value, olds)), _mean(map(value, news)))
 
 
@@ -335,5 +331,5 @@ def _mean(values: Iterable[float | None]) -> float | None:
 
 
 def _identity(one: FindingRecord) -> tuple[object, ...]:
-    """Return what makes a finding the same in two runs."""
+    """Return the key that identifies a finding across runs."""
     return one.kind, one.ranks, one.hosts if not one.ranks else (), one.links

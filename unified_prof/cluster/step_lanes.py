@@ -1,7 +1,4 @@
-"""What some ranks did in one step, on one clock: a lane a rank, from their partials.
-
-Ranks' timelines on the common clock, cut to a step: what a merged trace is written from.
-"""
+"""Timelines of some ranks in one step on the common clock, for the page and merged traces."""
 
 from __future__ import annotations
 
@@ -23,41 +20,40 @@ from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
 
+# Label of stretches with kernels: the first of all labels.
 KERNEL_LANE = "kernels"
-"""Label of stretches with kernels: the first of all labels."""
-PARTIALS_FOLDER = "partials"
-"""Name of the partials' folder in a run's."""
-_MOST = 16
-_BLOCKS = 5_000
-"""Of a lane; what is shorter than the others is left out."""
+# Maximum number of lanes.
+_MAX_LANES = 16
+# Maximum number of blocks per lane; the shortest are left out.
+_MAX_BLOCKS = 5_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class RankLane:
-    """One rank; times are of the common clock where it is aligned."""
+    """Timeline of one rank; on the common clock if it is aligned."""
 
     rank: int
     host: str | None
     aligned: bool
-    """Whether its clock is known beside that of the first lane."""
+    """Whether it shares a clock with the first lane."""
     step_start_ns: int
     step_end_ns: int
     start_ns: Ints
     end_ns: Ints
     label: Ints
-    """Numbers of the lanes' labels."""
+    """Index in `StepLanes.labels`."""
     left_out: int
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class StepLanes:
-    """Ranks in one step."""
+    """Timelines of ranks in one step."""
 
     step: int
     start_ns: int
     end_ns: int
     error_ns: int
-    """The largest error of a clock among them."""
+    """The largest clock error of the ranks."""
     labels: tuple[str, ...]
     lanes: tuple[RankLane, ...]
 
@@ -65,10 +61,10 @@ class StepLanes:
 def select_lanes(
     overview: Overview, *, step: int | None = None, ranks: Iterable[int] | None = None
 ) -> StepLanes | None:
-    """Return the ranks that tell most, in the step that does, unless they are given.
+    """Return the lanes of the most interesting ranks and step, unless they are given.
 
     Returns:
-        None where the run has no steps, or its partials are not beside it or cannot be read.
+        None if the run has no steps, or its partials are missing or unreadable.
     """
     run = overview.run
     if step is None:
@@ -85,7 +81,7 @@ def select_lanes(
     return _lanes(run, found, step) if found else None
 
 
-def ranks_of_interest(overview: Overview, *, most: int = _MOST) -> list[int]:
+def ranks_of_interest(overview: Overview, *, most: int = _MAX_LANES) -> list[int]:
     """Return ranks to look at: those of findings, those that wait for them, one of each stage."""
     run = overview.run
     named: list[int] = []
@@ -115,13 +111,13 @@ def _step_of_interest(overview: Overview) -> int | None:
 
 
 def _partial(run: StoredRun, rank: RankRecord) -> Partial | None:
-    """Return a rank's partial; None where there is none that can be read."""
+    """Return the partial of a rank; None if missing or unreadable."""
     if rank.partial is None:
         return None
-    path = run.file.parent / PARTIALS_FOLDER / Path(rank.partial).name
+    path = run.file.parent / rank_partial.PARTIALS_DIRECTORY / Path(rank.partial).name
     try:
         return rank_partial.partial_from_parquet(path.read_bytes(), str(path))
-    except (OSError, UprofError):  # the summary is whole without it
+    except (OSError, UprofError):  # the summary does not need it
         return None
 
 
@@ -170,7 +166,7 @@ def _lane(
         np.zeros(int(kernels.sum()), np.int64),
         numbers[calls["kind"][called]] if len(numbers) else np.zeros(0, np.int64),
     ]
-    kept = np.argsort(start_ns - end_ns, kind="stable")[:_BLOCKS]
+    kept = np.argsort(start_ns - end_ns, kind="stable")[:_MAX_BLOCKS]
     order = kept[np.argsort(start_ns[kept], kind="stable")]
     return RankLane(
         rank.rank,
@@ -181,7 +177,7 @@ def _lane(
         clock.common(start_ns[order]),
         clock.common(end_ns[order]),
         label[order],
-        max(0, len(start_ns) - _BLOCKS),
+        max(0, len(start_ns) - _MAX_BLOCKS),
     )
 
 
@@ -254,10 +250,10 @@ class ShiftedTimeline:
 
 
 def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindow | None:
-    """Return where a step of a rank lies by its own clock; None: all of it is wanted.
+    """Return start and end of a step by the rank's own clock; None if `step` is None.
 
     Raises:
-        UsageError: the rank has no such step.
+        UsageError: The rank has no such step.
     """
     if step is None:
         return None
@@ -265,15 +261,15 @@ def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindo
     rows = np.flatnonzero((table.step == step) & (table.rank == rank.rank))
     if not len(rows):
         known = np.unique(table.step[table.rank == rank.rank]).tolist()
-        told = f"its steps: {known[0]} to {known[-1]}" if known else rank.why or "it has none"
+        hint = f"its steps: {known[0]} to {known[-1]}" if known else rank.why or "it has none"
         raise UsageError(
-            f"rank {rank.rank} of {run.path} has no step {step}", hint=told, slug="no-such-step"
+            f"rank {rank.rank} of {run.path} has no step {step}", hint=hint, slug="no-such-step"
         )
     return int(table.start_ns[rows[0]]), int(table.end_ns[rows[0]])
 
 
 def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:
-    """Return the ranks by the clock that they share; None: their clock is not known."""
+    """Return the ranks by the island of their clock; None if it is unknown."""
     found: dict[int | None, list[int]] = {}
     for one in ranks:
         found.setdefault(one.clock_island, []).append(one.rank)

@@ -342,7 +342,7 @@ def _world_size(matched: MatchedCollectives) -> tuple[int, bool]:
     recorded = [one.world_size for one in matched.facts if one.world_size]
     if recorded:
         return max(recorded), False
-    in_groups = [max(group.ranks) for group in matched.groups if group.told]
+    in_groups = [max(group.ranks) for group in matched.groups if group.is_recorded]
     largest = max([group.size for group in matched.groups], default=0)
     return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
 
