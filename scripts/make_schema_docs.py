@@ -17,8 +17,7 @@ from sqlalchemy import Column
 from unified_prof.migrate import runner
 from unified_prof.report import glossary
 from unified_prof.schema import catalogue
-from unified_prof.schema.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase
-from unified_prof.schema.msprof.references import since
+from unified_prof.schema.msprof import MSPROF_MODELS, PYTORCH_MODELS, MsprofBase, since
 
 DOCS = Path(__file__).resolve().parent.parent / "docs"
 INTRODUCTION = """\

@@ -19,8 +19,7 @@ from numpy.typing import NDArray
 from unified_prof.base import arrow_files
 from unified_prof.errors import UsageError
 from unified_prof.export.files import OutputFiles, Written
-from unified_prof.schema import catalogue
-from unified_prof.schema.msprof import references
+from unified_prof.schema import catalogue, msprof
 from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import quoted
@@ -342,7 +341,7 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
         return {}
     revision = report.revision or catalogue.resolve(catalogue.MSPROF, "latest")
     found: dict[str, dict[str, str]] = {}
-    for one in references.references(revision):
+    for one in msprof.references(revision):
         if _is_dictionary(one.target_table):
             found.setdefault(one.table, {})[one.column] = one.target_table
     return found
@@ -351,4 +350,4 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
 @cache
 def _times(table: str) -> frozenset[str]:
     """Return the columns that hold points in time, whatever type is declared for them."""
-    return references.times(table)
+    return msprof.times(table)

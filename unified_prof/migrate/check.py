@@ -18,7 +18,7 @@ from pathlib import Path
 from unified_prof.base.vocabulary import NO_TEXT, OLD_NO_DOMAIN
 from unified_prof.schema import catalogue
 from unified_prof.schema.catalogue import SchemaSpec, TableSpec
-from unified_prof.schema.msprof.references import Reference, references
+from unified_prof.schema.msprof import Reference, references
 from unified_prof.sqlite import fingerprint
 from unified_prof.sqlite.atomic import raise_kept, watch
 from unified_prof.sqlite.detect import Detection, recognise

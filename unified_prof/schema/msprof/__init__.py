@@ -5,6 +5,12 @@ torch_npu appends. Older files are read through the same models: the store shows
 newest shape.
 """
 
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cache
+
+from unified_prof.schema import catalogue
 from unified_prof.schema.msprof.host import (
     CannApi,
     CpuUsage,
@@ -37,6 +43,8 @@ from unified_prof.schema.msprof.memory import (
     SocBandwidthLevel,
 )
 from unified_prof.schema.msprof.session import (
+    EPOCH_NS,
+    STRINGS,
     ApiType,
     HcclDataType,
     HcclLinkType,
@@ -196,3 +204,60 @@ __all__ = [
     "TaskPmu",
     "Ub",
 ]
+
+
+# Tables of collectives that columns refer to, and the first revision that has them.
+_COLLECTIVE_ENUMS = "ENUM_HCCL_"
+_COLLECTIVE_ENUMS_SINCE = "1.0.0_20240521"
+
+
+@dataclass(frozen=True, slots=True)
+class Reference:
+    """A column whose values refer to a column of another table."""
+
+    table: str
+    column: str
+    target_table: str
+    target_column: str
+
+
+def since(table: str, column: str) -> str | None:
+    """Return the first revision with a column of the newest schema; None for torch_npu's tables.
+
+    A renamed column counts from the revision with its new name.
+    """
+    found = None
+    for revision in reversed(catalogue.REVISIONS[catalogue.MSPROF]):
+        spec = catalogue.load(catalogue.MSPROF, revision).tables.get(table)
+        if spec is None or column not in spec.column_names:
+            break
+        found = revision
+    return found
+
+
+@cache
+def times(table: str) -> frozenset[str]:
+    """Return the columns of a table with points in time; some are declared as text."""
+    known = MsprofBase.metadata.tables.get(table)
+    columns = () if known is None else known.c
+    return frozenset(one.name for one in columns if one.info.get("unit") == EPOCH_NS)
+
+
+@cache
+def references(revision: str) -> tuple[Reference, ...]:
+    """Return the references between columns at `revision`, with those of torch_npu's tables."""
+    order = catalogue.REVISIONS[catalogue.MSPROF].index
+    found = []
+    for model in (*MSPROF_MODELS, *PYTORCH_MODELS):
+        for column in MsprofBase.metadata.tables[model.__tablename__].c:
+            refers = column.info.get("refers")
+            first = since(model.__tablename__, column.name)
+            if refers is None or (first is not None and order(revision) < order(first)):
+                continue
+            if refers.startswith(_COLLECTIVE_ENUMS) and order(revision) < order(
+                _COLLECTIVE_ENUMS_SINCE
+            ):
+                refers = STRINGS
+            table, _, target = refers.partition(".")
+            found.append(Reference(model.__tablename__, column.name, table, target))
+    return tuple(found)
