@@ -1,7 +1,7 @@
-"""Writes docs/schema/kineto-mapping.md: where everything in a torch.profiler trace goes, as data.
+"""Writes docs/schema/kineto-mapping.md: the source of every column of an imported trace.
 
-A test decodes a trace with all kinds of events and compares the tables and columns that were
-written with those declared here, and the document with what it is made of.
+A test decodes a trace with all kinds of events and compares the written tables and columns with
+those declared here, and the document with this script.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class TableMapping:
 
     table: str
     kinds: tuple[Kind, ...]
-    """Kinds of events that make its rows; empty: the trace's own keys."""
+    """Kinds of events that become its rows; empty: top-level keys of the trace."""
     columns: Mapping[str, str]
     note: str = ""
 
@@ -62,7 +62,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "taskId": _NOT_APPLICABLE,
             "modelId": _NOT_APPLICABLE,
         },
-        "Without a `correlation`, connectionId is a number no call has.",
+        "Without a `correlation`, connectionId is a number that no call has.",
     ),
     TableMapping(
         "COMPUTE_TASK_INFO",
@@ -87,8 +87,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "gridDim": "`grid` as `x,y,z`",
             "blockDim": "`block` as `x,y,z`",
         },
-        "Kernels of NCCL, RCCL and MSCCL, and those of servers and of torch's symmetric memory that"
-        " reduce, gather or exchange without them, are not here but in COMMUNICATION_OP.",
+        "Kernels of collectives (NCCL, RCCL, MSCCL, servers, torch's symmetric memory) are in"
+        " COMMUNICATION_OP instead.",
     ),
     TableMapping(
         "MEMCPY_INFO",
@@ -99,7 +99,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "memcpyOperation": "from `name`: "
             + ", ".join(f"{word} {number}" for word, number in COPY_DIRECTIONS.items()),
         },
-        "Memory sets copy nothing; their bytes are in UPROF_GPU_TASKS.",
+        "Bytes of memory sets are in UPROF_GPU_TASKS.",
     ),
     TableMapping(
         "COMMUNICATION_OP",
@@ -120,11 +120,10 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "deviceId": "of TASK",
             "rankSize": "`Group size`",
         },
-        "Kernels named nccl*, rccl* or msccl*Kernel, and those of no such library: vLLM's and"
+        "Kernels named nccl*, rccl* or msccl*Kernel, and those without such a library: vLLM's and"
         " SGLang's cross_device_reduce, multimem and one- and two-shot all-reduces, dispatch and"
-        " combine of deep_ep. The parameters are the kernel's own, else"
-        " those of the `record_param_comms` operation around its launch, else what an `nccl:`"
-        " annotation says.",
+        " combine of deep_ep. Parameters are those of the kernel, else of the `record_param_comms`"
+        " operation around its launch, else of an `nccl:` annotation.",
     ),
     TableMapping(
         "COMMUNICATION_TASK_INFO",
@@ -137,15 +136,17 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "groupName": "of COMMUNICATION_OP",
             "notifyId": "-1: none",
             "rdmaType": "65534: not recorded",
-            "srcRank": f"in the group: own rank of a send, `Src Rank` of a receive, else {NO_RANK}",
-            "dstRank": f"in the group: `Dst Rank` of a send, own rank of a receive, else {NO_RANK}",
+            "srcRank": "in the group: rank of the trace for a send, `Src Rank` for a receive, else"
+            f" {NO_RANK}",
+            "dstRank": "in the group: `Dst Rank` for a send, rank of the trace for a receive, else"
+            f" {NO_RANK}",
             "transportType": "65534: not recorded",
-            "size": "bytes of the larger of the two messages",
+            "size": "bytes of the larger message",
             "dataType": "of COMMUNICATION_OP",
             "linkType": "65534: not recorded",
             "opId": "of COMMUNICATION_OP",
             "isMaster": "1",
-            "bandwidth": "size / duration, bytes a second",
+            "bandwidth": "size / duration, bytes per second",
         },
     ),
     TableMapping(
@@ -156,10 +157,10 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "deviceId": "of TASK",
             "startNs": "start of an interval",
             "endNs": "its end",
-            "type": "0 COMPUTE, 1 COMMUNICATION, 2 what of that is not overlapped, 3 FREE: neither",
+            "type": "0 COMPUTE, 1 COMMUNICATION, 2 communication that is not overlapped, 3 FREE",
         },
-        "Only in revisions that have the table (`--schema latest`, `--layout ascend-pt`). Of 0, 2"
-        " and 3 every device has at least one moment, as viewers add them up.",
+        "Only in revisions that have the table (`--schema latest`, `--layout ascend-pt`). Every"
+        " device has at least one row of types 0, 2 and 3, because viewers add them up.",
     ),
     TableMapping(
         "CANN_API",
@@ -168,7 +169,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
         | {
             "type": "5000 runtime",
             "globalTid": "pid << 32 | tid",
-            "connectionId": "`correlation`; a fresh number where an earlier call has it already",
+            "connectionId": "`correlation`; a new number if an earlier call has the same one",
             "name": "`name`",
         },
     ),
@@ -178,7 +179,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
         _TIMES
         | {
             "globalTid": "pid << 32 | tid",
-            "connectionId": "CONNECTION_IDS.id; NULL: it made no call itself",
+            "connectionId": "CONNECTION_IDS.id; NULL: no call directly inside",
             "name": "`name`",
             "sequenceNumber": "`Sequence number`, else -1",
             "fwdThreadId": "globalTid of the forward thread, from `fwdbwd` flows; without flows "
@@ -190,7 +191,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             " sequence number",
             "type": f"{API_OPERATION} op",
         },
-        "Times are decimal text there.",
+        "Times are decimal text.",
     ),
     TableMapping(
         "CONNECTION_IDS",
@@ -202,8 +203,8 @@ MAPPINGS: tuple[TableMapping, ...] = (
         "PYTORCH_CALLCHAINS",
         (Kind.FRAME, Kind.OPERATION),
         {"id": "chain", "stack": "`name` of the function", "stackDepth": "0 is the innermost"},
-        "Chains that operations refer to; from `Call stack` where the trace has those instead."
-        " Addresses in names of built-in methods are left out.",
+        "Chains of operations; from `Call stack` if the trace has it."
+        " Addresses in names of built-in methods are removed.",
     ),
     TableMapping(
         "ENUM_API_TYPE",
@@ -231,7 +232,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "domainId": "default",
             "connectionId": f"{NO_MARK_CONNECTION}: on the host only",
         },
-        "All user annotations and NVTX ranges, profiler steps among them.",
+        "All user annotations and NVTX ranges, including profiler steps.",
     ),
     TableMapping(
         "MEMORY_RECORD",
@@ -253,15 +254,15 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "name": "innermost operation around the allocation",
             "size": "`Bytes`",
             "allocationTime": "of the event with positive `Bytes`",
-            "releaseTime": "of the next event of that `Addr` with negative ones",
-            "duration": "between them",
-            "allocationTotalAllocated": "`Total Allocated` then",
-            "allocationTotalReserved": "`Total Reserved` then",
-            "releaseTotalAllocated": "`Total Allocated` then",
-            "releaseTotalReserved": "`Total Reserved` then",
+            "releaseTime": "of the next event of that `Addr` with negative `Bytes`",
+            "duration": "releaseTime - allocationTime",
+            "allocationTotalAllocated": "`Total Allocated` at allocationTime",
+            "allocationTotalReserved": "`Total Reserved` at allocationTime",
+            "releaseTotalAllocated": "`Total Allocated` at releaseTime",
+            "releaseTotalReserved": "`Total Reserved` at releaseTime",
             "deviceId": "`Device Id`; -1: the host",
         },
-        "NULL in the columns of a release that did not happen.",
+        "Columns of the release are NULL if there is none.",
     ),
     TableMapping(
         "GC_RECORD", (Kind.GARBAGE_COLLECTION,), _TIMES | {"globalTid": "pid << 32 | tid"}
@@ -275,7 +276,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
         "NPU_INFO",
         (),
         {"id": "devices with events", "name": "`deviceProperties.name`, else UNKNOWN"},
-        "One row (-1, UNKNOWN) without any.",
+        "Without devices one row (-1, UNKNOWN).",
     ),
     TableMapping(
         "RANK_DEVICE_MAP",
@@ -286,7 +287,10 @@ MAPPINGS: tuple[TableMapping, ...] = (
     TableMapping(
         "META_DATA",
         (),
-        {"name": "parallel_group_info", "value": "`distributedInfo.pg_config` as torch_npu has it"},
+        {
+            "name": "parallel_group_info",
+            "value": "`distributedInfo.pg_config` in the form of torch_npu",
+        },
     ),
     TableMapping(
         "UPROF_GPU_TASKS",
@@ -294,7 +298,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
         {
             "globalTaskId": "of TASK",
             "name": "`name`",
-            "operation": "as COMPUTE_TASK_INFO.opType, for copies and collectives too",
+            "operation": "as COMPUTE_TASK_INFO.opType, also for copies and collectives",
             "externalId": "`External id`",
             "contextId": "`context`",
             "sizeBytes": "`bytes` of copies and sets",
@@ -339,7 +343,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "concreteInputs": "`Concrete Inputs`",
             "moduleHierarchy": "`Module Hierarchy`",
         },
-        "Only operations that have some.",
+        "Only operations with one of them.",
     ),
     TableMapping(
         "UPROF_GPU_ANNOTATIONS",
@@ -366,7 +370,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "waitEvent": "`wait_on_cuda_event_id`",
             "waitRecord": "`wait_on_cuda_event_record_corr_id`",
         },
-        "They are waits, not work: no row of TASK.",
+        "Waits have no row in TASK.",
     ),
     TableMapping(
         "UPROF_TRACE_EVENTS",
@@ -379,7 +383,7 @@ MAPPINGS: tuple[TableMapping, ...] = (
             "thread": "`tid`",
             "args": "`args`",
         },
-        "Categories that are not known count as the anomaly `unknown_category` too.",
+        "Unknown categories are also counted as the anomaly `unknown_category`.",
     ),
     TableMapping(
         "UPROF_THREADS",
@@ -403,27 +407,27 @@ MAPPINGS: tuple[TableMapping, ...] = (
     ),
 )
 
+# Events without a row, and the reason.
 NOT_KEPT = {
-    "flows (`ph` s, t, f)": "they repeat `correlation` and the sequence numbers",
-    "`process_labels`, `*_sort_index`": "they only arrange a viewer's lanes",
+    "flows (`ph` s, t, f)": "`fwdbwd` flows give fwdThreadId; others repeat `correlation`",
+    "`process_labels`, `*_sort_index`": "they only order the lanes of a viewer",
     "times of single Python functions": "call chains are kept instead",
 }
-"""What has no row anywhere, and why."""
 
 
 def as_markdown() -> str:
     """Return the documentation of the mapping."""
     lines = [
-        "# Where a torch.profiler trace goes",
+        "# Tables of an imported torch.profiler trace",
         "",
         "Made by `scripts/make_kineto_mapping.py`; do not edit.",
         "",
         "All times are exact: `ts` and `dur` are decimal microseconds, `baseTimeNanoseconds` is"
-        " added, digits beyond the nanosecond are cut off. Texts are ids of STRING_IDS; what a"
-        " trace does not say is N/A there, and NULL where it is a number of uprof's own tables."
-        " UPROF_RUN says that the device is a GPU (`device_kind`, `device_vendor`), and keeps the"
-        " keys of the trace that are the profiler's own (`trace_metadata`); of keys that a program"
-        " added there are only the names (`trace_metadata_left_out`). What looks secret is masked.",
+        " added, and digits beyond the nanosecond are dropped. Texts are ids of STRING_IDS. Missing"
+        " texts are N/A; missing numbers in tables of uprof are NULL. UPROF_RUN has the kind of"
+        " device (`device_kind`, `device_vendor`) and the profiler's keys (`trace_metadata`); of"
+        " keys that a program added it has the names (`trace_metadata_left_out`). Secrets are"
+        " masked.",
         "",
         "## Categories",
         "",
@@ -431,18 +435,18 @@ def as_markdown() -> str:
         "|---|---|",
     ]
     for kind in Kind:
-        names = ", ".join(f"`{name}`" for name, of in CATEGORIES.items() if of is kind)
+        names = ", ".join(f"`{name}`" for name, its_kind in CATEGORIES.items() if its_kind is kind)
         if names:
             lines.append(f"| {kind.value} | {names} |")
     lines += ["", "## Tables", ""]
     for mapping in MAPPINGS:
-        kinds = ", ".join(kind.value for kind in mapping.kinds) or "the trace's own keys"
+        kinds = ", ".join(kind.value for kind in mapping.kinds) or "top-level keys"
         lines += [f"### {mapping.table}", "", f"From: {kinds}. {mapping.note}".rstrip(), ""]
         lines += ["| column | source |", "|---|---|"]
         lines += [f"| {column} | {source} |" for column, source in mapping.columns.items()]
         lines.append("")
-    lines += ["## Not kept", "", "| what | why |", "|---|---|"]
-    lines += [f"| {what} | {why} |" for what, why in NOT_KEPT.items()]
+    lines += ["## Not kept", "", "| event | reason |", "|---|---|"]
+    lines += [f"| {event} | {reason} |" for event, reason in NOT_KEPT.items()]
     return "\n".join(lines) + "\n"
 
 
