@@ -215,6 +215,7 @@ def test_which_tables_are_left_to_sqlite() -> None:
         "UPROF_ANOMALIES",
         "UPROF_GAP_SAMPLES",
         "UPROF_GPU_DEVICES",
+        "UPROF_ITERATION_PARTS",
         "UPROF_MODULES",
         "UPROF_RECOMPUTATION",
         "UPROF_REGION_COUNTS",

@@ -596,3 +596,39 @@ def test_iterations_do_not_contain_the_time_of_tracking(
     assert len(tracked.operations) == 4
     assert min(one.total_ms for one in tracked.iterations) < 20
     assert min(one.forward_ms or 0 for one in tracked.iterations) < 20
+
+
+def test_an_iteration_has_times_of_optimizer_zero_grad_and_data_loading(workload: Workload) -> None:
+    workload.write("main.py", NET + """
+import time
+from torch.utils.data import DataLoader
+class Data(torch.utils.data.Dataset):
+    def __len__(self):
+        return 16
+    def __getitem__(self, index):
+        time.sleep(0.004)
+        return torch.ones(8)
+class Slow(torch.optim.Adam):
+    def step(self, closure=None):
+        time.sleep(0.003)
+        return super().step(closure)
+    def zero_grad(self, set_to_none=True):
+        super().zero_grad(set_to_none)
+net = Net()
+optimizer = Slow(net.parameters())
+for batch in DataLoader(Data()):
+    loss = net(batch).sum()
+    optimizer.zero_grad()
+    loss.backward()
+    optimizer.step()
+""")  # fmt: skip
+    tracked = workload.tracked(iterations=4)
+    for one in tracked.iterations:
+        parts = one.parts_ms
+        assert parts["data_loading"] >= 4
+        assert parts["optimizer"] >= 3
+        assert 0 < parts["zero_grad"] < 3
+        assert one.forward_ms is not None
+        assert one.backward_ms is not None
+        assert sum(parts.values()) + one.forward_ms + one.backward_ms <= one.total_ms
+    assert int(tracked.facts["optimizer_state_bytes"]) >= 2 * 4 * (64 + 8)

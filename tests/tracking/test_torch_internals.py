@@ -51,8 +51,8 @@ REPLACED = {
     "compiled_module_call", "compiler_stance", "saved_hooks_enter", "saved_hooks_disable",
     "profiler_prepare", "scaler_step", "register_parameter", "module_state",
     "module_call", "tensor_backward", "optimizer_zero_grad", "module_zero_grad",
-    "region_enter", "region_exit", "autograd_backward", "autograd_grad", "grad_transform",
-    "vmap_transform", "checkpoint", "recomputation",
+    "region_enter", "region_exit", "dataloader_next", "autograd_backward", "autograd_grad",
+    "grad_transform",    "vmap_transform", "checkpoint", "recomputation",
 }  # fmt: skip
 
 

@@ -124,6 +124,8 @@ class IterationRecord:
     forward_waited_ms: float | None = None
     # The same for the backward time.
     backward_waited_ms: float | None = None
+    # Times outside of the passes: optimizer, zero_grad, data_loading.
+    parts_ms: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

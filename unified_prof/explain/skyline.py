@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -200,8 +200,14 @@ class SkylineAnalysis(Analysis):
             if self._memory is None
             else skyline_tables.peak(self._memory, self._findings),
             iterations=len(self._steps) or None,
+            optimizer_state_bytes=self._optimizer_state_bytes(),
             **whole,
         )
+
+    def _optimizer_state_bytes(self) -> int | None:
+        facts = {} if self._memory is None else dict(recorded_facts(self._memory))
+        text = facts.get("optimizer_state_bytes") or ""
+        return int(text) if text.isascii() and text.isdecimal() else None
 
     def _not_measured(self, totals: Totals) -> list[NotMeasured]:
         missing = []
@@ -257,11 +263,15 @@ def _step_row(step: Step) -> Row:
         forward_ns=step.forward_ns,
         backward_ns=step.backward_ns,
         detail=None if step.matched else "another sequence of operations: not averaged",
-        extra={"peak_bytes": step.peak_bytes, "waited_ns": step.waited_ns},
+        extra={
+            "peak_bytes": step.peak_bytes,
+            "waited_ns": step.waited_ns,
+            **{f"{part}_ns": value for part, value in step.parts_ns.items()},
+        },
     )
 
 
-def _median_iteration(steps: list[Step]) -> dict[str, int | None]:
+def _median_iteration(steps: list[Step]) -> dict[str, Any]:
     """Return the median iteration and its parts, by the names that `Totals` has for them.
 
     The parts are those of the one or two iterations in the middle, not medians of their own:
@@ -288,6 +298,11 @@ def _median_iteration(steps: list[Step]) -> dict[str, int | None]:
         "iteration_forward_ns": mean([step.forward_ns for step in middle]),
         "iteration_backward_ns": mean([step.backward_ns for step in middle]),
         "iteration_waited_ns": mean([step.waited_ns for step in middle]),
+        "iteration_parts_ns": {
+            part: mean([step.parts_ns.get(part, 0) for step in middle]) or 0
+            for step in middle
+            for part in step.parts_ns
+        },
     }
 
 

@@ -128,6 +128,8 @@ class Step:
     """Part of the total in which the program's thread waited for a CPU core."""
     forward_waited_ns: int | None = None
     backward_waited_ns: int | None = None
+    parts_ns: Mapping[str, int] = field(default_factory=dict)
+    """Times outside of the passes: optimizer, zero_grad, data_loading."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +160,10 @@ class Totals:
     iteration_backward_ns: int | None = None
     iteration_waited_ns: int | None = None
     """Time of the same iterations in which their thread waited for a CPU core."""
+    iteration_parts_ns: Mapping[str, int] = field(default_factory=dict)
+    """Times of the same iterations outside of their passes: optimizer, zero_grad, data_loading."""
     iterations: int | None = None
+    optimizer_state_bytes: int | None = None
 
 
 @dataclass(frozen=True, slots=True)

@@ -285,6 +285,13 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
         _nanoseconds(list(values), name, findings, required=name == "total_ms").tolist()
         for name, values in zip(_ITERATION_TIMES, columns[3:], strict=True)
     ]
+    parts: dict[object, dict[str, int]] = {}
+    if "UPROF_ITERATION_PARTS" in source.tables:
+        found = source.rows("SELECT iteration, part, ms FROM UPROF_ITERATION_PARTS")
+        part_ns = _nanoseconds([row[2] for row in found], "ms", findings, required=True)
+        for (iteration, part, _), value in zip(found, part_ns.tolist(), strict=True):
+            if value != UNKNOWN:
+                parts.setdefault(iteration, {})[_text(part)] = value
     return tuple(
         Step(
             str(iteration),
@@ -296,6 +303,7 @@ def iterations(source: Source, findings: Findings) -> tuple[Step, ...] | None:
             waited_ns=_possible_values(times_ns[3]),
             forward_waited_ns=_possible_values(times_ns[4]),
             backward_waited_ns=_possible_values(times_ns[5]),
+            parts_ns=parts.get(iteration, {}),
         )
         for iteration, matched, size, *times_ns in zip(*columns[:3], *times, strict=True)
     )

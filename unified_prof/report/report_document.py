@@ -278,6 +278,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
         ("peak", totals.peak_bytes),
         ("weights", totals.weight_bytes),
         ("gradients", totals.gradient_bytes),
+        ("optimizer state", totals.optimizer_state_bytes),
         ("activations", totals.activation_bytes),
     )
     known = [f"{name} {names.format_size(value)}" for name, value in sizes if value is not None]
@@ -334,8 +335,10 @@ def iteration_parts(totals: Totals) -> list[tuple[str, int]]:
     parts = [("forward", forward_ns)]
     if backward_ns is not None:
         parts.append(("backward", backward_ns))
-    other_ns = max(0, totals.iteration_ns - forward_ns - (backward_ns or 0))
-    return [*parts, (_OTHER_TIME, other_ns)]
+    parts += [(name.replace("_", " "), ns) for name, ns in totals.iteration_parts_ns.items()]
+    other_ns = max(0, totals.iteration_ns - sum(ns for _, ns in parts))
+    is_divided = totals.iteration_parts_ns or backward_ns is None
+    return [*parts, ("other" if is_divided else _OTHER_TIME, other_ns)]
 
 
 def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str, str]]:

@@ -64,6 +64,15 @@ class Iteration(UprofBase):
     )
 
 
+class IterationPart(UprofBase):
+    """Time of one part of an iteration outside of its forward and backward passes."""
+
+    __tablename__ = "UPROF_ITERATION_PARTS"
+    iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
+    part: Mapped[str] = mapped_column(primary_key=True, doc="optimizer, zero_grad or data_loading")
+    ms: Mapped[float] = mapped_column(doc="time of the part, ms")
+
+
 class RunTimeSample(UprofBase):
     """One operation's time in one iteration: the sample behind a run_time_entries median."""
 

@@ -344,6 +344,15 @@ def _fill_common(db: sqlite3.Connection, run: TrackedRun, facts: Mapping[str, st
             for number, iteration in enumerate(run.iterations)
         ),
     )
+    fill(
+        db,
+        "UPROF_ITERATION_PARTS",
+        (
+            (number, part, ms)
+            for number, iteration in enumerate(run.iterations)
+            for part, ms in sorted(iteration.parts_ms.items())
+        ),
+    )
     fill_run(db, facts, run.anomalies)
 
 

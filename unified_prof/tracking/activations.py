@@ -10,7 +10,8 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Collection, Iterable, Iterator
+import gc
+from collections.abc import Callable, Collection, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -57,6 +58,31 @@ def storage_of(tensor: Any) -> Any | None:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # opaque layouts, functorch wrappers
         return None
+
+
+def optimizers() -> list[Any]:
+    """Return all optimizers of the process."""
+    from torch.optim import Optimizer
+
+    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]
+
+
+def optimizer_state_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
+    """Return the bytes of the storages on `device` in the state of optimizers."""
+    import torch
+
+    storages: dict[int, int] = {}
+    for optimizer in optimizers():
+        for state in optimizer.state.values():
+            for value in state.values() if isinstance(state, dict) else ():
+                for tensor in value if isinstance(value, (list, tuple)) else (value,):
+                    if not isinstance(tensor, torch.Tensor):
+                        continue
+                    for part in plain_tensors(tensor):
+                        storage = storage_of(part)
+                        if storage is not None and storage.device.type == device:
+                            storages[storage_key(storage)] = storage.nbytes()
+    return sum(storages.values())
 
 
 NO_CALL = -1

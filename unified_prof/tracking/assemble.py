@@ -238,6 +238,7 @@ def _record(one: SelectedCalls, *, matched: bool) -> IterationRecord:
         waited_ms=waited_ms,
         forward_waited_ms=forward_waited_ms,
         backward_waited_ms=backward_waited_ms,
+        parts_ms={} if whole is None else whole.parts_ms,
     )
 
 

@@ -16,6 +16,7 @@ from threading import get_ident
 from types import CodeType, FrameType
 from typing import Any
 
+from unified_prof.tracking.activations import optimizers
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
 
@@ -72,7 +73,7 @@ class InferredLoop:
     def install(self) -> None:
         """Start watching calls of modules."""
         if self._bottoms:  # optimizers that existed before the script do not count
-            self._earlier_optimizers = {id(one): weakref.ref(one) for one in _optimizers()}
+            self._earlier_optimizers = {id(one): weakref.ref(one) for one in optimizers()}
         self._watching = True
         self._take_places()
 
@@ -166,10 +167,10 @@ class InferredLoop:
 
     def _optimizer_lives(self) -> bool:
         """Return True if the program holds an optimizer, whose first step is worth waiting for."""
-        if not any(not self._existed_before(one) for one in _optimizers()):
+        if not any(not self._existed_before(one) for one in optimizers()):
             return False
         gc.collect()  # optimizers are parts of cycles: one may be garbage of an earlier training
-        return any(not self._existed_before(one) for one in _optimizers())
+        return any(not self._existed_before(one) for one in optimizers())
 
     def _existed_before(self, optimizer: Any) -> bool:
         before = self._earlier_optimizers.get(id(optimizer))
@@ -182,9 +183,3 @@ class InferredLoop:
             place += (id(frame.f_code), frame.f_lasti)
             frame = frame.f_back
         return tuple(place)
-
-
-def _optimizers() -> list[Any]:
-    from torch.optim import Optimizer
-
-    return [item for item in gc.get_objects() if issubclass(type(item), Optimizer)]

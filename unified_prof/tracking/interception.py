@@ -18,7 +18,7 @@ from typing import Any
 from unified_prof.tracking import torch_names
 from unified_prof.tracking.backward import recomputing, run_backward
 from unified_prof.tracking.function_mode import ModeStack, Runner
-from unified_prof.tracking.passes import Passes
+from unified_prof.tracking.passes import DATA_LOADING, ZERO_GRAD, Passes
 from unified_prof.tracking.raw_calls import Recorder
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
@@ -72,6 +72,7 @@ class Interception:
         replace(self._patches, "has_torch_function", self._wrap_has_torch_function)
         replace(self._patches, "optimizer_zero_grad", self._wrap_zero_grad)
         replace(self._patches, "module_zero_grad", self._wrap_zero_grad)
+        replace(self._patches, "dataloader_next", self._wrap_dataloader_next)
         self._internals.watch_saved_tensor_hooks(self._patches)
 
     def remove(self) -> None:
@@ -333,6 +334,10 @@ class Interception:
         def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:
             import torch
 
+            passes = self._passes
+            if passes is not None and passes.thread == get_ident():
+                with passes.part(ZERO_GRAD):
+                    return zero_grad(owner, *args, **kwargs)
             computes = not (args[0] if args else kwargs.get("set_to_none", True))
             if torch.compiler.is_compiling() or computes or (recorder := self._active()) is None:
                 return zero_grad(owner, *args, **kwargs)
@@ -344,6 +349,17 @@ class Interception:
                     self._modes.insert(recorder.mode)
 
         return unseen
+
+    def _wrap_dataloader_next(self, load: Any) -> Any:
+        @functools.wraps(load)
+        def timed_load(loader: Any) -> Any:
+            passes = self._passes
+            if passes is None or passes.thread != get_ident():
+                return load(loader)
+            with passes.part(DATA_LOADING):
+                return load(loader)
+
+        return timed_load
 
     def _wrap_has_torch_function(self, has_torch_function: Any) -> Any:
         def ignoring_our_mode(relevant_args: Any) -> Any:

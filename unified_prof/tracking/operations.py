@@ -10,7 +10,7 @@ from types import FrameType
 from typing import Any
 
 from unified_prof.base.text import NS_PER_MS
-from unified_prof.tracking.activations import SavedTensors
+from unified_prof.tracking.activations import SavedTensors, optimizer_state_bytes
 from unified_prof.tracking.device import Clock, Device, HostClock
 from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.function_mode import Runner, make_mode, make_runner
@@ -248,6 +248,11 @@ class OperationTracker:
             iteration.optimizer_steps.append(iteration.count)
             self._note_waiting()
 
+    def note_optimizer_ended(self) -> None:
+        """Note that an optimizer step ends."""
+        if self._passes is not None:
+            self._passes.optimizer_ended()
+
 
 class ActivationTracker(OperationTracker):
     """Records the bytes that each operation saves for the backward pass; its times are not used."""
@@ -277,6 +282,8 @@ class ActivationTracker(OperationTracker):
         pass saved. None if torch does not report saved tensors."""
         self.weight_records: tuple[SizedWeight, ...] = ()
         """Weights and their gradients at the end of the last iteration."""
+        self.optimizer_state_bytes: int | None = None
+        """Bytes of the tensors in the state of optimizers at the end of the last iteration."""
         self.irregularities = Anomalies()
         """Irregularities of these weights."""
         self.devices: set[str] = set()
@@ -321,6 +328,9 @@ class ActivationTracker(OperationTracker):
             ):
                 used = self._in_use(sites)
             with self.irregularities.recording_failures("weights_not_listed", "the weights"):
+                self.optimizer_state_bytes = optimizer_state_bytes(
+                    self.device.kind, self._internals.storage_key
+                )
                 self.weight_records = self._weights.records(
                     self.device.kind, self.modules, used, self.irregularities
                 )

@@ -10,7 +10,8 @@ of small operations.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from threading import get_ident
 from typing import Any
 
@@ -19,6 +20,8 @@ from unified_prof.tracking.device import Clock, Moment
 from unified_prof.tracking.interference import WaitingTime, Waits, waited_within
 from unified_prof.tracking.raw_calls import IterationTimes
 
+# Parts of an iteration outside of its passes.
+OPTIMIZER, ZERO_GRAD, DATA_LOADING = "optimizer", "zero_grad", "data_loading"
 _Span = tuple[Moment, Moment]
 
 
@@ -44,6 +47,8 @@ class Passes:
         self._forward: list[_Span] = []
         self._backward: list[_Span] = []
         self._optimizer_steps = 0
+        self._parts: dict[str, list[_Span]] = {}
+        self._step_begin: Moment | None = None
 
     def begin(self) -> None:
         """Begin the iteration."""
@@ -91,7 +96,26 @@ class Passes:
         self._optimizer_steps += 1
         if self._forward_begin is not None:
             self._forward_ends(self._moment())
+        self._step_begin = self._moment()
         self.await_forward()
+
+    def optimizer_ended(self) -> None:
+        """Note that an optimizer step, or its part up to a closure, ends."""
+        begin, self._step_begin = self._step_begin, None
+        if begin is not None:
+            self._parts.setdefault(OPTIMIZER, []).append((begin, self._moment()))
+
+    @contextmanager
+    def part(self, name: str) -> Iterator[None]:
+        """Time the block as part `name` of the iteration; it ends a forward pass."""
+        begin = self._moment()
+        if self._forward_begin is not None:
+            self._forward_ends(begin)
+            self.await_forward()
+        try:
+            yield
+        finally:
+            self._parts.setdefault(name, []).append((begin, self._moment()))
 
     @property
     def counts(self) -> tuple[int, int]:
@@ -110,6 +134,7 @@ class Passes:
             self._waited_ms([(self._begin, self._end)]),
             self._waited_ms(self._forward),
             self._waited_ms(self._backward),
+            {name: ms for name, spans in self._parts.items() if (ms := self._sum(spans))},
         )
 
     def _called(self, module: Any, args: Any) -> None:

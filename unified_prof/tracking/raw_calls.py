@@ -230,6 +230,8 @@ class IterationTimes:
     """Part of the total in which the thread waited for a processor; None on a device."""
     forward_waited_ms: float | None
     backward_waited_ms: float | None
+    parts_ms: Mapping[str, float]
+    """Times outside of the passes: optimizer, zero_grad, data_loading."""
 
 
 class IterationTimer(Protocol):

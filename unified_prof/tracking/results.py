@@ -175,6 +175,8 @@ class Results:
             weights = tuple(weight.shown_in(table.scope) for weight in memory.weight_records)
         saved_bytes = memory.saved_bytes[-1]
         with anomalies.recording_failures("activations_not_listed", "the activations"):
+            if memory.optimizer_state_bytes:
+                self._facts["optimizer_state_bytes"] = str(memory.optimizer_state_bytes)
             if saved_bytes is not None:
                 activations, other_bytes = build_activations(iteration, saved_bytes, table)
                 self._facts["saved_bytes_of_no_operation"] = str(other_bytes)

@@ -208,6 +208,7 @@ class Session:
 
     def optimizer_ended(self) -> None:
         """Note that an optimizer has stepped."""
+        self.run_time.note_optimizer_ended()
         self.interception.resume()
 
     def add_model(self, model: Any) -> None:

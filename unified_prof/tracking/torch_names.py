@@ -158,6 +158,10 @@ PLACES: dict[str, Place] = {
         "torch.optim.optimizer:register_optimizer_step_post_hook",
         "optimizer steps are not seen: call unified_prof.step() after each iteration",
     ),
+    "dataloader_next": Place(
+        "torch.utils.data.dataloader:_BaseDataLoaderIter.__next__",
+        "the time of data loading is not shown",
+    ),
     "scaler_step": Place("torch.amp:GradScaler.step", "steps that a scaler skips are not seen"),
     "module_call": Place(
         "torch.nn:Module.__call__",
