@@ -29,7 +29,7 @@ def moments(pairs: Spans) -> set[int]:
 
 
 @given(SPANS, SPANS, SPANS, st.integers(1, 12))
-def test_every_moment_is_what_the_device_did_then(
+def test_every_time_has_the_kind_of_the_device_task(
     other: list[tuple[int, int]],
     compute: list[tuple[int, int]],
     talk: list[tuple[int, int]],
@@ -81,7 +81,7 @@ def test_every_moment_is_what_the_device_did_then(
         ([], [], [], {}),
     ],
 )
-def test_the_whole_of_a_devices_time_has_all_kinds(
+def test_the_complete_time_of_a_device_has_all_kinds(
     tasks: list[tuple[int, int]],
     compute: list[tuple[int, int]],
     talk: list[tuple[int, int]],

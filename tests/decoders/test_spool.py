@@ -24,7 +24,7 @@ batches = st.lists(st.lists(st.integers(-20, 20), max_size=30), max_size=8)
 
 @settings(max_examples=60, deadline=None)
 @given(batches, batches, st.integers(1, 40), st.integers(1, 2000), st.booleans())
-def test_windows_give_all_rows_back_sorted_whatever_the_sizes(
+def test_windows_return_all_rows_sorted_for_any_size(
     first: list[list[int]],
     second: list[list[int]],
     run_rows: int,
@@ -69,7 +69,7 @@ def test_runs_that_follow_one_another_make_windows_of_the_wanted_size() -> None:
     assert len(sizes) <= 50
 
 
-def test_runs_that_overlap_slightly_do_not_pile_up() -> None:
+def test_runs_that_overlap_slightly_are_merged_with_bounded_memory() -> None:
     order = np.arange(50_000)
     order[::1000] += 1500
     sizes = sizes_of_windows(order)
@@ -77,7 +77,7 @@ def test_runs_that_overlap_slightly_do_not_pile_up() -> None:
     assert len(sizes) <= 100
 
 
-def test_runs_that_overlap_everywhere_neither_pile_up_nor_crawl() -> None:
+def test_runs_that_overlap_everywhere_are_merged_with_bounded_memory_and_time() -> None:
     order = np.random.default_rng(1).permutation(50_000)
     sizes = sizes_of_windows(order)
     assert max(sizes) <= 50 * 256
@@ -105,7 +105,7 @@ WIDE = np.dtype(
 
 @pytest.mark.parametrize("by_column", [False, True], ids=["rows", "columns"])
 @pytest.mark.parametrize("keys", [range(2500), range(2500, 0, -1)], ids=["rising", "falling"])
-def test_columns_come_back_whatever_they_hold(keys: range, by_column: bool) -> None:
+def test_columns_of_any_values_are_read_back(keys: range, by_column: bool) -> None:
     """Columns of one value are not written; NaN is one value, and equal to nothing."""
     made = np.zeros(len(keys), WIDE)
     made["key"] = keys
@@ -123,7 +123,7 @@ def test_columns_come_back_whatever_they_hold(keys: range, by_column: bool) -> N
     assert written == len(made) * ((8 + 8 + 4) if by_column else WIDE.itemsize)
 
 
-def test_rows_that_come_back_can_be_written_to() -> None:
+def test_rows_read_back_are_writable() -> None:
     """Whoever reads them fills in what was not known when they were put away."""
     for by_column in (False, True):
         with Spool(ROW, "key", run_rows=10, by_column=by_column) as spool:
@@ -134,8 +134,8 @@ def test_rows_that_come_back_can_be_written_to() -> None:
 
 
 @pytest.mark.parametrize("by_column", [False, True], ids=["rows", "columns"])
-def test_records_with_gaps_come_back_as_they_were(by_column: bool) -> None:
-    """Records of raw files have fields that nobody reads; NumPy drops such gaps where it can."""
+def test_records_with_gaps_are_read_back_unchanged(by_column: bool) -> None:
+    """Records of raw files have unused fields; NumPy drops such gaps where it can."""
     record = np.dtype(
         {"names": ["a", "b"], "formats": ["<u2", "<u8"], "offsets": [0, 16], "itemsize": 64}
     )

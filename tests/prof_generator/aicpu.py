@@ -1,6 +1,6 @@
 """Recordings of collectives that AI CPU kernels run: kernels and tasks placed by hand, in ticks.
 
-A kernel is launched by the host, in a call of its own or in one inside a collective of the host;
+A kernel is launched by the host, in a separate call or in one inside a collective of the host;
 tasks are in the device's log only. What the AI CPUs record of either is added apart from it, so
 that a test may leave it out or let it contradict.
 """
@@ -13,7 +13,14 @@ from typing import Any
 
 import numpy as np
 
-from tests.prof_generator.encode import Names, Records, host_records, joined, records, write_file
+from tests.prof_generator.encode import (
+    Names,
+    Records,
+    concatenated,
+    host_records,
+    records,
+    write_file,
+)
 from tests.prof_generator.recipe import V6, Recipe
 from tests.prof_generator.recording import generate
 from tests.prof_generator.timing import DEVICE_COUNTER, HOST_COUNTER
@@ -155,12 +162,12 @@ class AicpuProgram:
         """Write all files, and return the recording's folder."""
         data = self.path / "host" / "data"
         for name, parts in self._host.items():
-            write_file(data / f"{name}.slice_0", joined(parts).tobytes())
+            write_file(data / f"{name}.slice_0", concatenated(parts).tobytes())
         self.names.write(data)
         log = sorted(self._log, key=lambda part: int(part["timestamp"][0]))
-        write_file(self._device_file("stars_soc.data.0"), joined(log).tobytes())
+        write_file(self._device_file("stars_soc.data.0"), concatenated(log).tobytes())
         if self._aicpu:
-            write_file(self._device_file("aicpu.data.0"), joined(self._aicpu).tobytes())
+            write_file(self._device_file("aicpu.data.0"), concatenated(self._aicpu).tobytes())
         return self.path
 
     def _device_file(self, name: str) -> Path:

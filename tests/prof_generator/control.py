@@ -112,4 +112,4 @@ def _sample(recipe: Recipe, device: int | None) -> dict[str, object]:
 
 
 QOS_NAMES = ("0_aic", "1_aiv", "2_dvpp")
-"""What the QoS counters measure."""
+"""Units that the QoS counters measure."""

@@ -11,7 +11,7 @@ from numpy.typing import NDArray
 
 from tests.prof_generator.control import QOS_NAMES
 from tests.prof_generator.device_side import CORE_MHZ, EVENTS, EVENTS_V6, DeviceSide
-from tests.prof_generator.encode import Records, joined, records, write_slices
+from tests.prof_generator.encode import Records, concatenated, records, write_slices
 from tests.prof_generator.recipe import HWTS, V6, Recipe
 from tests.prof_generator.tables import Tables
 from tests.prof_generator.timing import Timing
@@ -59,7 +59,7 @@ class CounterSide:
         if self._task_log:
             device_side.add_to_task_log(self._task_log[0])
         if self._sample_log:
-            self._file("stars_soc_profile", joined(self._sample_log))
+            self._file("stars_soc_profile", concatenated(self._sample_log))
         if self.recipe.sample_pmu:
             self._sample_pmu()
 

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from tests.prof_generator.encode import Records, joined, records, write_slices
+from tests.prof_generator.encode import Records, concatenated, records, write_slices
 from tests.prof_generator.recipe import HWTS, V6, Recipe
 from tests.prof_generator.tables import Tables
 from tests.prof_generator.timing import DEVICE_COUNTER, Timing
@@ -31,7 +31,7 @@ EVENTS = {
     "PipeUtilizationExct": "0x416,0x417,0x9,0x302,0xc,0x303,0x54,0x55",
     "ResourceConflictRatio": "0x64,0x65,0x66",
 }
-"""What the counters of a metric set count."""
+"""Events of the counters of each metric set."""
 EVENTS_V6 = {"PipeUtilization": "0x501,0x301,0x1,0x701,0x202,0x203,0x34,0x35,0x714"}
 
 _TASK_START, _TASK_END, _CONTEXT_START, _CONTEXT_END = 0, 1, 34, 35
@@ -300,4 +300,4 @@ class DeviceSide:
         """Write records in the order of time, cut anywhere."""
         order = np.argsort(np.concatenate(times), kind="stable")
         path = self.folder / f"{name}.data.{self.device}"
-        write_slices(path, joined(parts)[order].tobytes(), self.recipe.device_slice_bytes)
+        write_slices(path, concatenated(parts)[order].tobytes(), self.recipe.device_slice_bytes)

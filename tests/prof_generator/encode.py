@@ -31,7 +31,7 @@ def host_records(layout: str, count: int, level: int, type_id: int, /, **fields:
     return records(layout, count, magic=HOST_MAGIC, level=level, type=type_id, **fields)
 
 
-def joined(parts: Iterable[Records]) -> NDArray[np.void]:
+def concatenated(parts: Iterable[Records]) -> NDArray[np.void]:
     """Return records of one size, of whatever layouts, as opaque records in a row."""
     raw = [np.ascontiguousarray(part).view(f"V{part.dtype.itemsize}") for part in parts]
     return np.concatenate(raw) if raw else np.zeros(0, "V1")
@@ -66,7 +66,7 @@ class HostFiles:
         """Write all files; slices hold whole records, as the collector cuts them."""
         for name, (time_field, parts) in sorted(self._parts.items()):
             order = np.argsort(np.concatenate([part[time_field] for part in parts]), kind="stable")
-            ordered = joined(parts)[order]
+            ordered = concatenated(parts)[order]
             size = ordered.dtype.itemsize
             per_slice = slice_records or SLICE_BYTES // size
             write_slices(folder / name, ordered.tobytes(), per_slice * size)

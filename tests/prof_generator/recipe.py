@@ -1,4 +1,4 @@
-"""What a generated recording has in it."""
+"""Contents of a generated recording."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ COUNTERS = (
 """Sampled hardware counters of a device."""
 
 HOST_USAGE = ("cpu", "disk", "mem", "network", "syscall", "pthreadcall")
-"""What is sampled on the host."""
+"""Resources that are sampled on the host."""
 
 HWTS, V6 = (1, 4), (15,)
 PROCESS_ID = 31_337

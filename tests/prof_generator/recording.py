@@ -50,7 +50,7 @@ def generate(folder: Path, recipe: Recipe) -> Recording:
         CounterSide(recipe, timing, tables, part / "data", device).write(device_side)
         device_side.write()
     tables.add("SESSION_TIME_INFO", 1, startTimeNs=timing.begin_ns, endTimeNs=timing.end_ns)
-    return Recording(path, recipe, tables.joined())
+    return Recording(path, recipe, tables.with_rows())
 
 
 def prof_name(recipe: Recipe) -> str:

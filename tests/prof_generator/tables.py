@@ -21,13 +21,13 @@ class Tables:
             {name: _column(values, count) for name, values in columns.items()}
         )
 
-    def joined(self) -> dict[str, dict[str, Column]]:
+    def with_rows(self) -> dict[str, dict[str, Column]]:
         """Return every table that has rows, with all of them."""
-        joined = {
+        tables = {
             table: {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
             for table, parts in self._parts.items()
         }
-        return {table: c for table, c in joined.items() if len(next(iter(c.values())))}
+        return {table: c for table, c in tables.items() if len(next(iter(c.values())))}
 
 
 def _column(values: Any, count: int) -> Column:

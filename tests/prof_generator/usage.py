@@ -1,4 +1,4 @@
-"""What is sampled on the host of a generated recording, and what the database must show."""
+"""Samples of the host in a generated recording, and their rows in the database."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ class UsageSide:
         self.host_ns = (timing.host_monotonic_ns + self.moment).tolist()
 
     def write(self) -> None:
-        """Write all that was asked for."""
+        """Write the files that the recipe names."""
         if not self.recipe.samples:
             return
         for name in self.recipe.host_usage:

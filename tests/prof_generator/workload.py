@@ -31,7 +31,7 @@ TASK = np.dtype(
 
 @dataclass(frozen=True, slots=True)
 class TaskKind:
-    """What host and device call a kind of task."""
+    """Names and numbers of a kind of task on host and device."""
 
     name: str
     """Host type, and TASK.taskType."""

@@ -1,4 +1,4 @@
-"""What a test says of decoded rows: texts instead of ids, None for NULL, times since the start."""
+"""Decoded rows as tests compare them: texts for ids, None for NULL, times since the start."""
 
 from __future__ import annotations
 

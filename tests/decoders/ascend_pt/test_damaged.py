@@ -21,7 +21,7 @@ from unified_prof.errors import RawFormatError
 from unified_prof.pipeline.convert import convert
 
 
-def whole() -> Framework:
+def all_kinds() -> Framework:
     made = Framework()
     for number in range(6):
         start = 100 * number
@@ -41,18 +41,18 @@ def whole() -> Framework:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = whole().write(tmp_path_factory.mktemp("whole") / "x_ascend_pt", rank=0)
+    folder = all_kinds().write(tmp_path_factory.mktemp("complete") / "x_ascend_pt", rank=0)
     prof = generate(folder, Recipe(operators=4, allocations=3)).path
     prof.rename(folder / "PROF_000001_20260101000000000_ABC")
     return folder
 
 
-FILES = tuple(whole().files)
+FILES = tuple(all_kinds().files)
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_cut_off_keeps_what_is_whole(name: str, tmp_path: Path) -> None:
-    folder = whole().write(tmp_path)
+def test_a_truncated_file_keeps_its_complete_records(name: str, tmp_path: Path) -> None:
+    folder = all_kinds().write(tmp_path)
     path = folder / "FRAMEWORK" / name
     before = decode(folder).rows
     path.write_bytes(path.read_bytes()[:-5])
@@ -84,7 +84,7 @@ def test_a_record_whose_fields_do_not_end_with_it_keeps_what_fits(tmp_path: Path
 
 
 def test_unknown_marks_tags_and_kinds_are_counted(tmp_path: Path) -> None:
-    made = whole()
+    made = all_kinds()
     made.mark(1, 9, 1, 1, "k")
     made.call(1, 1, 7)
     made.memory(1, 1, 1, 5)
@@ -92,7 +92,7 @@ def test_unknown_marks_tags_and_kinds_are_counted(tmp_path: Path) -> None:
     assert sink.anomalies["damaged_record"].cases == 3
 
 
-def test_a_claimed_length_beyond_the_file_costs_no_memory(tmp_path: Path) -> None:
+def test_a_stated_length_beyond_the_file_allocates_no_memory(tmp_path: Path) -> None:
     made = Framework()
     made.operator("aten::mm", 1, 2)
     made.put("torch.op_range", struct.pack("<HI", 1, 0xFFFFFFFF) + b"x")
@@ -101,7 +101,7 @@ def test_a_claimed_length_beyond_the_file_costs_no_memory(tmp_path: Path) -> Non
     assert sink.anomalies["cut_off"].cases == 1
 
 
-def test_records_longer_than_a_piece_are_read_or_passed_over(
+def test_records_longer_than_a_block_are_read_or_skipped(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(records, "_PIECE_BYTES", 64)
@@ -131,8 +131,8 @@ def test_very_deep_nesting_ends(tmp_path: Path) -> None:
     assert decode(made.write(tmp_path)).table("OP_MEMORY", "name") == [None]
 
 
-def test_a_file_that_is_none_costs_its_own_tables(tmp_path: Path) -> None:
-    folder = whole().write(tmp_path)
+def test_a_directory_in_place_of_a_file_loses_only_its_tables(tmp_path: Path) -> None:
+    folder = all_kinds().write(tmp_path)
     (folder / "FRAMEWORK" / "torch.op_mark").unlink()
     (folder / "FRAMEWORK" / "torch.op_mark").mkdir()
     sink = decode(folder)
@@ -141,7 +141,7 @@ def test_a_file_that_is_none_costs_its_own_tables(tmp_path: Path) -> None:
 
 
 def test_a_prof_directory_that_cannot_be_read_leaves_what_pytorch_recorded(tmp_path: Path) -> None:
-    folder = whole().write(tmp_path)
+    folder = all_kinds().write(tmp_path)
     (folder / "PROF_1_2_abc" / "host").mkdir(parents=True)
     sink = decode(folder)
     assert "undecoded_part" in sink.anomalies
@@ -159,7 +159,7 @@ DAMAGE = st.lists(
 
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(damage=DAMAGE)
-def test_damage_of_any_kind_leaves_a_sound_report_or_one_error(
+def test_any_damage_leaves_a_valid_report_or_one_error(
     damage: list[tuple[str, int, int, int]], recording: Path, tmp_path: Path
 ) -> None:
     folder = tmp_path / "x_ascend_pt"
@@ -198,7 +198,7 @@ def test_damage_of_any_kind_leaves_a_sound_report_or_one_error(
     ),
 )
 def test_control_files_may_hold_anything(key: str, value: object, tmp_path: Path) -> None:
-    folder = whole().write(tmp_path)
+    folder = all_kinds().write(tmp_path)
     info = json.loads((folder / "profiler_info.json").read_text())
     (folder / "profiler_info.json").write_text(json.dumps({**info, key: value}))
     (folder / "profiler_metadata.json").write_text(json.dumps({key: value}))

@@ -49,7 +49,7 @@ def test_modules_are_numbered_by_thread_in_the_order_of_their_first_call(tmp_pat
     ]
 
 
-def test_calls_without_the_file_of_names_are_told(tmp_path: Path) -> None:
+def test_calls_without_the_file_of_names_are_reported(tmp_path: Path) -> None:
     made = Framework()
     made.call(1, 1)
     sink = decode(made.write(tmp_path))
@@ -61,7 +61,7 @@ EVENTS = st.lists(st.tuples(st.integers(0, 3), st.integers(1, 3)), max_size=25)
 
 
 @given(EVENTS)
-def test_stacks_are_those_of_a_plain_loop(events: list[tuple[int, int]]) -> None:
+def test_stacks_equal_those_of_a_plain_loop(events: list[tuple[int, int]]) -> None:
     made = Framework()
     made.text(0, "")
     stacks: dict[int, list[int]] = {}

@@ -14,7 +14,7 @@ from unified_prof.pipeline.convert import convert
 GOLDENS = Path(__file__).resolve().parents[3].parent / "shared" / "goldens" / "ascend_pt"
 CASES = sorted(path.name for path in GOLDENS.iterdir()) if GOLDENS.is_dir() else []
 
-# What only the analysing machine knows.
+# Only the machine of the analysis knows the contents of these tables.
 ELSEWHERE = ("--ignore", "META_DATA", "--ignore", "HOST_INFO")
 
 
@@ -31,7 +31,7 @@ def difference(canon: Path, expected: Path, database: Path, *options: str) -> st
 
 @pytest.mark.quick(cases=3)
 @pytest.mark.parametrize("case", CASES)
-def test_our_databases_equal_torch_npus(case: str, shared: Path, tmp_path: Path) -> None:
+def test_databases_equal_torch_npus(case: str, shared: Path, tmp_path: Path) -> None:
     source = shared / "goldens" / "ascend_pt" / case
     canon = shared / "goldens" / "canon.py"
     with tarfile.open(source / "raw.tar.xz") as archive:

@@ -59,7 +59,7 @@ def test_frees_without_allocation_and_second_ones_are_left_out_and_counted(tmp_p
     assert sink.anomalies["unmatched_free"].cases == 3
 
 
-def test_only_the_devices_own_memory_counts(tmp_path: Path) -> None:
+def test_only_memory_of_the_device_counts(tmp_path: Path) -> None:
     made = with_operator(Framework())
     made.memory(1, 0xA, 8, device_type=0)
     made.memory(2, 0xB, 8, allocator=1)
@@ -73,7 +73,7 @@ def test_only_the_devices_own_memory_counts(tmp_path: Path) -> None:
     assert sink.table("OP_MEMORY", "allocationTime") == [3]
 
 
-def test_names_come_from_whoever_asked_for_it(tmp_path: Path) -> None:
+def test_names_come_from_the_call_that_requested_the_transfer(tmp_path: Path) -> None:
     made = Framework()
     made.operator("empty_tensor", 14, 15, 1)
     made.operator("aten::inner", 12, 18, 1)
@@ -164,7 +164,7 @@ ALLOCATIONS = st.lists(st.tuples(st.integers(1, 2), st.integers(0, 2)), max_size
 
 
 @given(ALLOCATIONS)
-def test_groups_are_those_of_a_plain_loop(records: list[tuple[int, int]]) -> None:
+def test_groups_equal_those_of_a_plain_loop(records: list[tuple[int, int]]) -> None:
     made = with_operator(Framework())
     groups: list[dict[int, int]] = []
     opened: dict[int, dict[int, int]] = {}

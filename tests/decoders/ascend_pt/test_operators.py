@@ -32,7 +32,7 @@ def test_an_operator_has_its_texts_its_stack_and_its_numbers(tmp_path: Path) -> 
     assert not sink.anomalies
 
 
-def test_names_that_are_odd_stay_rows(tmp_path: Path) -> None:
+def test_unusual_names_keep_their_rows(tmp_path: Path) -> None:
     made = Framework()
     made.operator("", 1, 2)
     made.operator(b"\xff", 3, 4)
@@ -41,13 +41,13 @@ def test_names_that_are_odd_stay_rows(tmp_path: Path) -> None:
     assert sink.table("PYTORCH_API", "startNs", "name") == [(1, None), (3, "N/A"), (5, "算子::层")]
 
 
-def test_of_a_repeated_field_the_last_wins_and_unknown_ones_are_passed_over(tmp_path: Path) -> None:
+def test_the_last_of_repeated_fields_counts_and_unknown_fields_are_skipped(tmp_path: Path) -> None:
     made = Framework()
     made.operator("first", 1, 2, fields=[(99, b"?"), (2, b"second")])
     assert decode(made.write(tmp_path)).table("PYTORCH_API", "name") == ["second"]
 
 
-def test_records_of_before_september_2024_lack_the_scope(tmp_path: Path) -> None:
+def test_records_before_september_2024_lack_the_scope(tmp_path: Path) -> None:
     old, new = Framework(), Framework()
     for made, scope in ((old, False), (new, True)):
         made.operator("a", 1, 9, sequence=3, fields=[(8, b"f")], scope=scope)
@@ -72,7 +72,7 @@ def test_forward_and_backward_share_a_number_by_the_last_recorded(tmp_path: Path
     assert links["forward"] == links["backward"] == [5 << 28]
 
 
-def test_steps_are_the_outermost_ranges_and_lost_ones_are_told(tmp_path: Path) -> None:
+def test_steps_are_the_outermost_ranges_and_lost_steps_are_reported(tmp_path: Path) -> None:
     made = Framework()
     made.operator("aten::mm", 11, 12, 1)
     made.operator("ProfilerStep#3", 10, 20, 1)
@@ -112,7 +112,7 @@ def test_ranks_and_metadata_come_from_the_json_files(tmp_path: Path) -> None:
     assert list(sink.anomalies) == ["reserved_name"]
 
 
-def test_without_clock_or_json_it_is_said(tmp_path: Path) -> None:
+def test_a_missing_clock_or_json_file_is_reported(tmp_path: Path) -> None:
     made = Framework()
     made.operator("a", 1, 2)
     folder = made.write(tmp_path)
@@ -123,12 +123,12 @@ def test_without_clock_or_json_it_is_said(tmp_path: Path) -> None:
     assert set(decode(folder).anomalies) == {"no_profiler_info", "no_clock"}
 
 
-def test_a_folder_with_nothing_is_refused(tmp_path: Path) -> None:
+def test_an_empty_folder_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match=r"neither FRAMEWORK/ nor PROF_\*"):
         decode(Framework().write(tmp_path))
 
 
-def test_garbage_collections_have_the_process_for_thread(tmp_path: Path) -> None:
+def test_garbage_collections_have_the_process_as_thread(tmp_path: Path) -> None:
     made = Framework()
     made.collection(5, 9)
     sink = decode(made.write(tmp_path))

@@ -70,7 +70,7 @@ def test_enqueue_and_dequeue_share_a_number_and_the_kernels_name(tmp_path: Path)
     assert len(set(ids)) == len(ids)
 
 
-def test_an_end_takes_the_latest_start_and_older_ones_are_lost(tmp_path: Path) -> None:
+def test_an_end_matches_the_latest_start_and_older_starts_are_lost(tmp_path: Path) -> None:
     made = Framework()
     for time, category, correlation in ((1, 0, 1), (2, 0, 2), (3, 1, 2), (4, 1, 1), (5, 0, 3)):
         made.mark(time, category, correlation, 1, "k")
@@ -80,7 +80,7 @@ def test_an_end_takes_the_latest_start_and_older_ones_are_lost(tmp_path: Path) -
     assert sink.anomalies["unpaired_mark"].cases == 4
 
 
-def test_a_launch_belongs_to_the_innermost_operator_round_its_enqueue(tmp_path: Path) -> None:
+def test_a_launch_belongs_to_the_innermost_operator_around_its_enqueue(tmp_path: Path) -> None:
     made = Framework()
     made.operator("inner", 11, 19, 1)
     made.operator("outer", 10, 20, 1)
@@ -101,7 +101,7 @@ def test_queues_that_end_in_another_order_do_not_mix_partners(tmp_path: Path) ->
     assert connected(made, tmp_path, *calls) == {50: "op0", 51: "op1", 52: "op2"}
 
 
-def test_without_a_queue_the_operator_is_round_the_launch(tmp_path: Path) -> None:
+def test_without_a_queue_the_operator_is_around_the_launch(tmp_path: Path) -> None:
     made = Framework()
     made.operator("inner", 11, 19, 1)
     made.operator("outer", 10, 20, 1)
@@ -109,7 +109,7 @@ def test_without_a_queue_the_operator_is_round_the_launch(tmp_path: Path) -> Non
     assert connected(made, tmp_path, *calls) == {50: "inner", 51: "outer"}
 
 
-def test_launches_of_another_process_are_nobodys(tmp_path: Path) -> None:
+def test_launches_of_another_process_have_no_operator(tmp_path: Path) -> None:
     made = Framework()
     made.operator("a", 10, 20, 1)
     operators, queue = read(made, tmp_path)
@@ -121,7 +121,7 @@ RANGES = st.lists(st.tuples(st.integers(0, 40), st.integers(0, 12), st.integers(
 
 
 @given(RANGES, RANGES)
-def test_innermost_is_the_last_begun_of_all_round_it(
+def test_the_innermost_interval_is_the_last_begun_around_a_time(
     ranges: list[tuple[int, int, int]], asked: list[tuple[int, int, int]]
 ) -> None:
     """Also where ranges of a thread cross, which a search by nesting would get wrong."""
@@ -209,7 +209,7 @@ def test_without_a_queue_no_mark_is_connected(tmp_path: Path) -> None:
     assert marked(made, tmp_path, (10, 12, 1, FIRST_MARK)) == {}
 
 
-def test_marks_with_a_half_on_the_device_are_kept_on_their_way() -> None:
+def test_marks_with_a_device_part_are_kept_while_decoding() -> None:
     sink = RowSink()
     watched = RecordingSink(sink, 0)
     columns: dict[str, Column] = {"startNs": [1, 3], "endNs": [2, 4], "globalTid": 7}

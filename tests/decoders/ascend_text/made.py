@@ -70,8 +70,8 @@ def names(*lanes: tuple[int, int, str]) -> list[dict[str, Any]]:
     ]
 
 
-def whole() -> list[dict[str, Any]]:
-    """An event of every kind."""
+def all_kinds() -> list[dict[str, Any]]:
+    """Return an event of every kind."""
     return [
         operator("aten::mm", 10, 20, 1, **{"Input Dims": "2,3", "Input type": "float"}),
         operator("ProfilerStep#4", 1, 99),
@@ -125,7 +125,7 @@ def write(folder: Path, events: list[dict[str, Any]] | None = None, **tables: st
     """Write an export into `folder`/ASCEND_PROFILER_OUTPUT and return `folder`."""
     output = folder / "ASCEND_PROFILER_OUTPUT"
     output.mkdir(parents=True, exist_ok=True)
-    shown = whole() if events is None else events + names()
+    shown = all_kinds() if events is None else events + names()
     (output / "trace_view.json").write_text(json.dumps(shown))
     if events is None:
         tables = {"kernel_details": KERNELS, "operator_memory": ALLOCATIONS,

@@ -35,7 +35,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Conversion:
     return converted(made.write(folder / "x_ascend_pt"), folder)
 
 
-def test_nothing_of_a_whole_export_is_lost_without_a_word(report: Conversion) -> None:
+def test_a_complete_export_has_no_anomaly(report: Conversion) -> None:
     assert not report.anomalies
     assert report.result.figures["events"] == 16
     assert report.kind == "ascend_text"
@@ -69,7 +69,7 @@ def test_ranges_of_pytorch_are_rows_and_are_joined_with_their_launch(report: Con
     ]
 
 
-def test_tasks_have_what_the_trace_and_the_table_say(report: Conversion) -> None:
+def test_tasks_have_the_values_of_the_trace_and_the_table(report: Conversion) -> None:
     found = rows(
         report,
         "SELECT t.startNs, t.endNs, t.streamId, t.taskId, t.connectionId, k.value, n.value,"
@@ -130,7 +130,7 @@ def test_folder_output_and_trace_are_the_same_recording(place: str, tmp_path: Pa
     assert found.rows["TASK"] == 4
 
 
-def test_a_trace_that_was_renamed_is_taken_alone(tmp_path: Path) -> None:
+def test_a_renamed_trace_is_read_alone(tmp_path: Path) -> None:
     folder = made.write(tmp_path / "x_ascend_pt")
     trace = shutil.copy(folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json", tmp_path / "r.json")
     found = converted(Path(trace), tmp_path)
@@ -139,7 +139,7 @@ def test_a_trace_that_was_renamed_is_taken_alone(tmp_path: Path) -> None:
     assert found.rows["COMPUTE_TASK_INFO"] == 1
 
 
-def test_raw_data_go_before_their_export(tmp_path: Path) -> None:
+def test_raw_data_are_preferred_to_their_export(tmp_path: Path) -> None:
     raw = Framework()
     raw.operator("aten::raw", 1, 2)
     folder = raw.write(tmp_path / "x_ascend_pt")
@@ -150,7 +150,7 @@ def test_raw_data_go_before_their_export(tmp_path: Path) -> None:
     assert "raw_data_beside" in told.anomalies
 
 
-def test_what_is_not_known_is_counted(tmp_path: Path) -> None:
+def test_unknown_values_are_counted(tmp_path: Path) -> None:
     events = [
         made.slice_("?", 99, 1, 1, 1),
         made.slice_("?", made.PID, 1, 1, 1, cat="new"),
@@ -176,13 +176,13 @@ def test_what_is_not_known_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_ids_at_the_end_of_64_bits_are_none(tmp_path: Path) -> None:
+def test_the_largest_64_bit_ids_are_null(tmp_path: Path) -> None:
     far = made.queued("enqueue", "Enqueue@k", 10, 5, 1, 2**63 - 1)
     folder = made.write(tmp_path / "x_ascend_pt", [far, made.operator("aten::mm", 1, 30)])
     assert converted(folder, tmp_path).rows["PYTORCH_API"] == 2
 
 
-def test_a_trace_longer_than_a_piece_is_read_whole(
+def test_a_trace_longer_than_a_block_is_read_completely(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 700)
@@ -192,7 +192,7 @@ def test_a_trace_longer_than_a_piece_is_read_whole(
 
 
 @pytest.mark.parametrize("lost", [1, 2, 30, 400])
-def test_a_trace_that_is_cut_off_keeps_what_is_whole(lost: int, tmp_path: Path) -> None:
+def test_a_truncated_trace_keeps_its_complete_events(lost: int, tmp_path: Path) -> None:
     folder = made.write(tmp_path / "x", [made.operator("a", n, 1) for n in range(50)])
     path = folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json"
     events = json.loads(path.read_text())
@@ -203,7 +203,7 @@ def test_a_trace_that_is_cut_off_keeps_what_is_whole(lost: int, tmp_path: Path) 
 
 
 @pytest.mark.parametrize("text", ["[]", '[{"ts": "12.5", "ph": "X"', '[{"ph": "X", "ts": "x"}]'])
-def test_a_trace_of_which_nothing_can_be_shown_is_refused(text: str, tmp_path: Path) -> None:
+def test_a_trace_without_known_events_is_refused(text: str, tmp_path: Path) -> None:
     folder = tmp_path / "x_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     folder.mkdir(parents=True)
     (folder / "trace_view.json").write_text(text)
@@ -213,7 +213,7 @@ def test_a_trace_of_which_nothing_can_be_shown_is_refused(text: str, tmp_path: P
 
 
 @pytest.mark.parametrize("text", ["{}", "7", '"x"', ""])
-def test_what_is_no_list_is_refused(text: str, tmp_path: Path) -> None:
+def test_json_without_a_list_is_refused(text: str, tmp_path: Path) -> None:
     folder = made.write(tmp_path / "x", [])
     (folder / "ASCEND_PROFILER_OUTPUT" / "trace_view.json").write_text(text)
     with pytest.raises(RawFormatError, match="not a list of events"):
@@ -228,7 +228,7 @@ def test_times_may_be_texts_or_numbers(number: float | str) -> None:
 @pytest.mark.parametrize(
     "bad", [1e308, "", "x", "1e999999", float("nan"), float("inf"), 1e30, "nan"]
 )
-def test_what_is_no_time_is_refused(bad: float | str) -> None:
+def test_invalid_times_are_refused(bad: float | str) -> None:
     with pytest.raises(ValueError, match="time"):
         time_ns(bad)
 
@@ -251,7 +251,7 @@ CHANGES = st.lists(
 @settings(max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(changes=CHANGES)
 def test_events_may_hold_anything(changes: list[tuple[int, str, object]], tmp_path: Path) -> None:
-    events = made.whole()
+    events = made.all_kinds()
     for place, key, value in changes:
         event = events[place % len(events)]
         if isinstance(event.get("args"), dict) and key in event["args"]:

@@ -39,7 +39,7 @@ def test_tables_of_the_export_equal_the_databases(case: str, shared: Path, tmp_p
         assert not difference(canon, expected, made.database, *options, "--rel", "1e-9")
 
 
-def test_a_real_export_loses_no_slice(shared: Path, tmp_path: Path) -> None:
+def test_no_slice_of_a_real_export_is_lost(shared: Path, tmp_path: Path) -> None:
     with tarfile.open(shared / SAMPLE) as archive:
         archive.extractall(tmp_path, filter="data")
     for folder in sorted(tmp_path.glob("*/rank*_ascend_pt")):

@@ -8,7 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 _RELATIVE = 1e-8
-# What the exporter rounds or cuts: HCCS and LLC to a thousandth MB/s, usage to six decimals.
+# The exporter rounds or truncates HCCS and LLC to a thousandth MB/s, usage to six decimals.
 _ABSOLUTE = {
     "hitRate": 0.051,
     "throughput": 1050.0,

@@ -46,7 +46,7 @@ RECIPES = {
 _NOT_SHOWN = ("ENUM_", "STRING_IDS", "META_DATA", "UPROF_RUN")
 _BARE_IDS = {("OVERLAP_ANALYSIS", "id"), ("CANN_API", "connectionId")}
 
-# What an id stands for is shown instead: the first of these columns tells which row.
+# Snapshots show a description instead of an id: the first column is the id.
 _MEANINGS = {
     "globalTaskId": "SELECT globalTaskId, deviceId || '.' || streamId || '.' || taskId || '.' ||"
     " contextId || '@' || min(startNs) FROM TASK GROUP BY globalTaskId",

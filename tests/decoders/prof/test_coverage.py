@@ -1,4 +1,4 @@
-"""Every kind of file that the exporter reads: decoded, without a table, or told as undecoded."""
+"""Every kind of file that the exporter reads is decoded, has no table, or is reported."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def test_every_kind_is_in_one_table(tmp_path: Path) -> None:
             assert any(f": {kind}: " in what for what in told) == places[2], kind
 
 
-def test_what_is_called_decoded_is_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_kinds_listed_as_decoded_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: set[str] = set()
     get = DataFolder.get
 

@@ -107,7 +107,7 @@ def with_rare_kinds(recording: Path) -> None:
 
 
 @pytest.mark.parametrize("platform", [5, 15])
-def test_the_whole_recordings_have_what_is_damaged_below(
+def test_the_complete_recordings_have_the_records_damaged_below(
     platform: int, recordings: dict[int, Path]
 ) -> None:
     tables = survives(recordings[platform]).tables()
@@ -151,7 +151,7 @@ def test_files_full_of_one_byte(
 
 
 @pytest.mark.parametrize("cut", [slice(None, -7), slice(7, None)])
-def test_a_file_that_lost_bytes_costs_few_rows(cut: slice, tmp_path: Path) -> None:
+def test_a_file_that_lost_bytes_loses_few_rows(cut: slice, tmp_path: Path) -> None:
     recipe = Recipe(operators=2, samples=60, counters=("hbm", "llc"))
     recording = generate(tmp_path, recipe).path
     whole = survives(recording).tables()

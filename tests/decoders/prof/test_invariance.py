@@ -1,4 +1,4 @@
-"""What a recording means does not depend on how it was cut: in slices, in pieces, in windows."""
+"""Decoded rows do not depend on how the files are split into slices, blocks and windows."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def assert_same(expected: Rows, found: Rows) -> None:
     slice_bytes=st.integers(20, 3000),
     slice_records=st.integers(1, 9),
 )
-def test_neither_pieces_nor_slices_show_in_the_tables(
+def test_tables_do_not_depend_on_blocks_and_slices(
     recipe: Recipe, piece_bytes: int, slice_bytes: int, slice_records: int
 ) -> None:
     whole = RawFile.pieces
@@ -113,7 +113,7 @@ def test_neither_pieces_nor_slices_show_in_the_tables(
         run_bytes=st.sampled_from([1, 100, 1500, 20_000]),
     ),
 )
-def test_windows_do_not_show_in_the_tables(recipe: Recipe, workspace: Workspace) -> None:
+def test_tables_do_not_depend_on_windows(recipe: Recipe, workspace: Workspace) -> None:
     with tempfile.TemporaryDirectory() as folder:
         recording = generate(Path(folder), recipe).path
         assert_same(rows(recording), rows(recording, workspace))

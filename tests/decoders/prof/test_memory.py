@@ -27,11 +27,11 @@ print(int(status.partition("VmHWM:")[2].split()[0]))
 
 
 def peak_bytes(folder: Path, operators: int) -> int:
-    """Decode a recording in a process of its own, and return the most memory that it had."""
+    """Decode a recording in a new process, and return the peak of its memory."""
     recipe = Recipe(operators=operators, threads=4, described=False)
     recording = generate(folder, recipe).path
     command = [sys.executable, "-c", DECODE, str(recording), str(folder / "report.db")]
-    # Asked for by the process itself: what wait4() tells of it begins with what we take.
+    # The process measures itself: the figure of wait4() includes the memory of this process.
     return 1024 * int(subprocess.run(command, capture_output=True, check=True).stdout)
 
 

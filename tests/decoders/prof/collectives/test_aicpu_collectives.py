@@ -72,7 +72,7 @@ def ring(program: AicpuProgram, name: str = "RingAicpuKernel", *, inside: str = 
     return group
 
 
-def test_an_operator_lasts_as_its_master_tasks_do(program: AicpuProgram) -> None:
+def test_an_operator_spans_its_master_tasks(program: AicpuProgram) -> None:
     group = ring(program)
     tables, anomalies = decoded(program)
     operator = tables["COMMUNICATION_OP"]
@@ -108,7 +108,7 @@ def test_without_a_master_stream_an_operator_has_tasks_but_no_row(program: Aicpu
     assert (row["isMaster"], row["planeId"]) == (0, 1)
 
 
-def test_what_ends_outside_or_is_not_in_the_log_is_counted(program: AicpuProgram) -> None:
+def test_tasks_that_end_outside_or_are_not_in_the_log_are_counted(program: AicpuProgram) -> None:
     group = ring(program)
     program.task(FIRST_STREAM, 9, 1900, 2001)  # one tick too long
     program.describe(group, FIRST_STREAM, 9)
@@ -165,7 +165,7 @@ def test_recorded_operators_that_the_host_does_not_have_get_no_row(program: Aicp
     assert len(set(rows["opId"].tolist())) == 1
 
 
-def test_an_operator_of_a_group_that_nothing_names_has_no_tasks(program: AicpuProgram) -> None:
+def test_an_operator_of_a_group_without_name_has_no_tasks(program: AicpuProgram) -> None:
     ring(program)
     program.operator(12345, KERNEL, 1, 1010)
     tables, anomalies = decoded(program)
@@ -187,7 +187,7 @@ def test_first_and_last_task_bound_the_operator(program: AicpuProgram) -> None:
     }
 
 
-def test_a_last_task_without_description_bounds_nothing(program: AicpuProgram) -> None:
+def test_a_last_task_without_description_does_not_end_the_operator(program: AicpuProgram) -> None:
     group = ring(program)
     program.task(FIRST_STREAM, 7, 1500, 1600)
     program.operator(group, KERNEL, 1, 1010)
@@ -211,7 +211,7 @@ def test_operators_of_a_group_are_counted_by_kind_of_name(program: AicpuProgram)
     assert anomalies["task_outside_collectives"] == 1  # what sets the group up is no collective
 
 
-def test_ids_that_start_anew_are_other_tasks(program: AicpuProgram) -> None:
+def test_ids_that_restart_are_different_tasks(program: AicpuProgram) -> None:
     group = program.group("world", KERNEL, (FIRST_STREAM,))
     program.kernel("xAicpuKernel", KERNEL, 1, 1000, 2000)
     program.kernel("xAicpuKernel", KERNEL, 2, 3000, 4000)
@@ -289,18 +289,18 @@ def moved(sizes: list[int], payload: list[bool], closing: int = 2) -> list[float
     return [float(value) / 1e6 for value in found]
 
 
-def test_payloads_share_the_time_until_they_are_closed() -> None:
+def test_payloads_share_the_time_until_their_last_task() -> None:
     assert moved([50, 60, 7, 8], [True, True, False, False]) == pytest.approx(
         [110 / 7, 110 / 7, 7, 8]
     )
 
 
-def test_a_payload_among_the_tasks_that_close_another_has_none() -> None:
+def test_a_payload_among_the_last_tasks_of_another_has_no_bandwidth() -> None:
     found = moved([50, 7, 60, 8, 9], [True, False, True, False, False])
     assert found == pytest.approx([10, 7, 0, 8, 9])
 
 
-def test_payloads_that_nothing_closes_have_their_own() -> None:
+def test_payloads_without_a_last_task_have_separate_times() -> None:
     assert moved([50, 7, 60, 8], [True, False, True, False], closing=4) == [50, 7, 60, 8]
 
 

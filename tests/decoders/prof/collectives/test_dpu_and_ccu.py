@@ -135,6 +135,6 @@ def test_a_group_of_loops_has_a_bandwidth_where_it_took_time(recording: Path) ->
     ]
 
 
-def test_a_mission_that_measured_nothing_has_no_row(recording: Path) -> None:
+def test_a_mission_without_counts_has_no_row(recording: Path) -> None:
     missions(recording)
     assert "CCU" not in decoded(recording).tables()

@@ -19,7 +19,7 @@ def test_six_decimals_of_a_microsecond_are_kept() -> None:
     assert duration_ns(1, Fraction(3, 10_000)) == 0.0, "under half of a picosecond's place"
 
 
-def test_a_bandwidth_of_the_genuine_exporter_comes_out_to_the_last_digit() -> None:
+def test_a_bandwidth_equals_the_exporters_to_the_last_digit() -> None:
     """2,959,694,354 bytes in 49 ticks of 48 MHz; the nearest double to 1.020833 gives 204.0."""
     microseconds = duration_ns(49, MHZ_48) / 1000
     assert microseconds == math.nextafter(1.020833, 0)
@@ -27,7 +27,7 @@ def test_a_bandwidth_of_the_genuine_exporter_comes_out_to_the_last_digit() -> No
 
 
 @pytest.mark.parametrize(("text", "total"), [("0", 0.0), ("0.000", 0.0), ("100", 100.0)])
-def test_digits_that_are_nothing_add_nothing(text: str, total: float) -> None:
+def test_digits_below_the_precision_add_nothing(text: str, total: float) -> None:
     assert sum_of_digits(text) == total
 
 
@@ -36,7 +36,7 @@ def test_the_last_digit_is_added_first() -> None:
 
 
 @given(st.integers(-5, 2**63), st.sampled_from([25, 38.4, 48, 49, 50, 100, 1000]))
-def test_it_is_the_duration_but_for_what_decimals_and_doubles_lose(ticks: int, mhz: float) -> None:
+def test_it_is_the_duration_except_for_rounding(ticks: int, mhz: float) -> None:
     rate = 1000 / Fraction(mhz)
     exact = max(ticks, 0) * rate
     assert abs(Fraction(duration_ns(ticks, rate)) - exact) <= Fraction(1, 2000) + exact / 2**50

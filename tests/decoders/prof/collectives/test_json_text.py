@@ -36,12 +36,12 @@ def test_doubles_have_the_digits_of_the_exporters_writer(value: float, text: str
     assert double_text(value) == text
 
 
-def test_an_array_is_compact_and_keeps_texts_as_they_are() -> None:
+def test_an_array_is_compact_and_keeps_texts_unchanged() -> None:
     items = ["Group Name", 'dpu_组("1")', "Rank Size", 4, "Bandwidth(B/s)", 0.5]
     assert (
         array_text(items) == '["Group Name","dpu_组(\\"1\\")","Rank Size",4,"Bandwidth(B/s)",0.5]'
     )
 
 
-def test_what_json_cannot_say_is_null() -> None:
+def test_values_that_json_cannot_express_are_null() -> None:
     assert json.loads(array_text([math.inf, math.nan, 1.0])) == [None, None, 1.0]

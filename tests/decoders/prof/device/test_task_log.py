@@ -44,7 +44,7 @@ def test_the_first_open_start_ends_with_the_next_end(marks: list[tuple[int, int,
 @given(
     stream=st.integers(0, 2047), task=st.integers(0, 0xFFFF), notation=st.sampled_from([0, 1, 2])
 )
-def test_three_notations_of_stream_and_task_mean_the_same(
+def test_three_notations_of_stream_and_task_are_equal(
     stream: int, task: int, notation: int
 ) -> None:
     words = (
@@ -63,7 +63,7 @@ def test_expanded_notation_has_streams_of_15_bits(stream: int, task: int, swappe
     assert (int(found[0][0]), int(found[1][0])) == (stream, task)
 
 
-def test_place_holders_and_event_records_keep_plain_words_when_expanded() -> None:
+def test_placeholders_and_event_records_keep_plain_ids_when_expanded() -> None:
     found = decode_words(
         np.array([0x8001, 0x8001]), np.array([7, 7]), expanded=True, sqe_type=np.array([3, 0])
     )
@@ -90,7 +90,7 @@ def test_equal_tasks_have_one_key_and_different_ones_have_different(
     assert len(set(keys)) == len(set(tasks)) == len(set(zip(tasks, keys, strict=True)))
 
 
-def test_tasks_that_have_no_number_yet_get_one_each_and_keep_it() -> None:
+def test_tasks_without_number_get_one_each_and_keep_it() -> None:
     none = np.zeros(3, np.uint32)
     tasks = DeviceTasks(
         IdCounter(),

@@ -78,7 +78,7 @@ def test_the_last_record_of_a_task_counts(host: Path) -> None:
     assert found.find(np.zeros(1), np.array([70]), np.array([5])).tolist() == [0]  # 16 bits count
 
 
-def test_what_the_exporter_does_not_know_of_captured_tensors() -> None:
+def test_captured_tensors_that_the_exporter_does_not_know() -> None:
     texts = TensorTexts()
     words = np.array([[0, 0x12000003, 99, 4, *[0] * 7], [0, 999, 1, 4, *[0] * 7]], np.uint32)
     index = texts.intern(words.tobytes())

@@ -1,4 +1,4 @@
-"""What tells tasks and collectives apart: devices, contexts, names with the number 0."""
+"""Tasks and collectives are distinguished by device, context and name, also the name with id 0."""
 
 from __future__ import annotations
 
@@ -44,12 +44,12 @@ def host_tasks(*, node: list[int], communication: list[int], kind: list[int]) ->
 
 
 def contexts(row: int, *ids: int) -> Contexts:
-    """Return that the call in `row` was told to consist of these contexts."""
+    """Return a record that the call in `row` consists of these contexts."""
     return Contexts(np.array([row]), np.array([0]), np.array([len(ids)]), np.array(ids, np.uint32))
 
 
-def told(launches: Launches) -> set[tuple[int, int, bool]]:
-    """Return launch, context, and whether it only stands for its contexts."""
+def identities(launches: Launches) -> set[tuple[int, int, bool]]:
+    """Return launch, context, and whether it is the placeholder of its contexts."""
     columns = (launches.task, launches.context_id, launches.placeholder)
     return {(int(t), int(c), bool(p)) for t, c, p in zip(*columns, strict=True)}
 
@@ -61,16 +61,16 @@ def test_a_launch_in_a_collective_has_the_contexts_of_the_collective(wide: bool)
     whole = {(0, NO_CONTEXT, True), (2, NO_CONTEXT, False)}
     # The second is in the same NODE call and in no collective: the operator's contexts are its.
     second = {(1, NO_CONTEXT, False)} if wide else {(1, NO_CONTEXT, True), (1, 7, False)}
-    assert told(found) == whole | second | {(0, 3, False), (0, 4, False)}
+    assert identities(found) == whole | second | {(0, 3, False), (0, 4, False)}
 
 
-def test_a_number_of_a_node_is_none_of_a_collective() -> None:
+def test_numbers_of_nodes_are_not_numbers_of_collectives() -> None:
     tasks = host_tasks(node=[5], communication=[NOWHERE], kind=[KERNEL])
     found = launches_of(tasks, 0, TYPES, contexts(9, 1), contexts(5, 3), wide_task_ids=False)
-    assert told(found) == {(0, NO_CONTEXT, False)}
+    assert identities(found) == {(0, NO_CONTEXT, False)}
 
 
-def test_collectives_of_all_devices_have_numbers_of_their_own(tmp_path: Path) -> None:
+def test_collectives_of_all_devices_have_different_ids(tmp_path: Path) -> None:
     recording = generate(tmp_path, Recipe(devices=(0, 3), operators=4, collectives=5))
     sink = MemorySink()
     decode_recording(ProfDirectory(recording.path), sink)
@@ -131,7 +131,7 @@ def test_another_thread_may_launch_a_collective_of_the_group_in_between(tmp_path
     assert tables["COMMUNICATION_TASK_INFO"]["opId"].tolist() == [0, 0, 1, 0, 0]
 
 
-def test_a_type_whose_text_has_the_number_0_is_taken_from_the_host(tmp_path: Path) -> None:
+def test_a_type_name_with_id_0_is_that_of_the_host(tmp_path: Path) -> None:
     recording = generate(tmp_path, Recipe(operators=12))
     first, again = MemorySink(), MemorySink()
     decode_recording(ProfDirectory(recording.path), first)

@@ -15,7 +15,7 @@ def test_ranges_of_contexts_are_unroll_ranges_and_impossible_ones_counted() -> N
     assert sink.anomalies == {"bad_context_range": 2}
 
 
-def test_one_wide_range_among_many_costs_itself_only() -> None:
+def test_one_wide_range_among_many_affects_only_itself() -> None:
     bounds = np.tile(np.array([0, 1], np.uint32), (50_000, 1))
     bounds[7] = [0, 65_535]
     ids, _ = unroll_ranges(bounds, MemorySink())

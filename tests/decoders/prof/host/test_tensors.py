@@ -14,7 +14,7 @@ def record(*tensors: list[int]) -> np.ndarray[tuple[int], np.dtype[np.uint32]]:
     return words
 
 
-def test_inputs_and_outputs_have_texts_of_their_own() -> None:
+def test_inputs_and_outputs_have_separate_texts() -> None:
     texts = TensorTexts()
     first = record([0, 2, 1, 128, 256], [1, 29, 0, 7], [0, 0x12000003, 99, 2**31 - 1, 1])
     lists = texts.signatures(np.stack([first, first]), np.array([3, 2]))
@@ -48,7 +48,7 @@ def test_a_number_of_tensors_beyond_the_record_counts_as_five() -> None:
 
 @pytest.mark.parametrize("most_known", [1 << 16, 1])
 @pytest.mark.parametrize("checksums_differ", [True, False])
-def test_records_are_told_apart_whatever_their_checksums(
+def test_records_are_distinguished_by_content_and_not_by_checksum(
     monkeypatch: pytest.MonkeyPatch, *, checksums_differ: bool, most_known: int
 ) -> None:
     monkeypatch.setattr(tensors, "_MAX_CACHED", most_known)

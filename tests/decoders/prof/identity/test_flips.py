@@ -48,7 +48,7 @@ def test_a_task_at_the_tick_of_a_flip(at_flip: bool, expected: int) -> None:
     assert found.tolist() == [expected, 0]
 
 
-def test_tasks_are_not_pulled_over_a_larger_id_or_for_a_destroyed_stream() -> None:
+def test_tasks_do_not_move_past_a_larger_id_or_to_a_destroyed_stream() -> None:
     stream, ticks = np.zeros(4, np.int64), np.array([1, 2, 3, 4], np.uint64)
     ids = np.array([1, 50, 0, 1])
     pulling = Flips(np.array([0]), np.array([2]), np.array([5], np.uint64))

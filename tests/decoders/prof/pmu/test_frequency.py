@@ -21,7 +21,7 @@ def frequencies(recording: Path) -> list[list[int]]:
     return [table["timestampNs"].tolist(), table["freq"].tolist()]
 
 
-def test_the_newer_file_says_the_same_beside_voltages_that_have_no_table(tmp_path: Path) -> None:
+def test_the_newer_file_adds_only_voltages_without_table(tmp_path: Path) -> None:
     recording = generate(tmp_path, Recipe(operators=1, frequency_changes=3)).path
     expected = frequencies(recording)
     assert len(set(expected[1])) > 1

@@ -108,7 +108,7 @@ def test_cache_and_custom_events_are_plain_counts() -> None:
     assert values("Custom", events="0x8,10,0x500") == {"r8": 100, "ra": 200, "r500": 300}
 
 
-def test_platform_15_has_events_of_its_own() -> None:
+def test_platform_15_has_different_events() -> None:
     found = values("PipeUtilization", "v6")
     assert found["fixpipe_ratio"] == pytest.approx(0.9)
     assert found["icache_miss_rate"] == pytest.approx(800 / 700)
@@ -184,7 +184,7 @@ def test_memory_l0_of_chips_with_one_kind_of_cores_has_narrower_counts() -> None
     )
 
 
-def test_samples_see_the_transfers_of_the_memory_engine() -> None:
+def test_samples_count_the_transfers_of_the_memory_engine() -> None:
     per_byte = 1024e6 / 2**30 / CYCLES
     events = "0x10,0x13,0x37,0x38,0x3d,0x3e,0x43,0x44"
     of_tasks, of_cores = (values("MemoryUB", events=events, sampled=kind) for kind in (False, True))

@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 
 from tests.decoders.prof.memory_sink import MemorySink
 from tests.prof_generator import Recipe, generate
-from tests.prof_generator.encode import Records, joined, records, write_file
+from tests.prof_generator.encode import Records, concatenated, records, write_file
 from unified_prof.base.vocabulary import NO_CONTEXT
 from unified_prof.decoders.prof.directory import DeviceDirectory, ProfDirectory
 from unified_prof.decoders.prof.pmu_records import (
@@ -103,8 +103,8 @@ def test_counters_of_tasks_without_a_log_are_counted_not_shown(tmp_path: Path) -
     assert sink.anomalies == {"pmu_without_task": 1}
 
 
-def test_what_cannot_be_meant_is_counted(tmp_path: Path) -> None:
-    pmu = joined(
+def test_impossible_values_are_counted(tmp_path: Path) -> None:
+    pmu = concatenated(
         [
             task_records(1, subtask_word=1 << 10),  # a counter overflowed
             task_records(1, w0=13),  # no kind of record
@@ -119,7 +119,7 @@ def test_what_cannot_be_meant_is_counted(tmp_path: Path) -> None:
     }
 
 
-def test_unknown_metrics_are_said(tmp_path: Path) -> None:
+def test_unknown_metrics_are_reported(tmp_path: Path) -> None:
     device = device_with(tmp_path, task_records(1))
     path = device.path / "sample.json"
     path.write_text(path.read_text().replace("Custom:", "Novel:"))
@@ -133,7 +133,7 @@ def test_metrics_whose_events_were_not_counted_are_reported(tmp_path: Path) -> N
     path.write_text(path.read_text().replace("Custom:0x8,0xa,0x500", "PipeUtilization"))
     found, sink = metrics(DeviceDirectory(device.path, 0), tasks_of(1))
     assert {"aic_vec_ratio", "aiv_mac_time"} <= set(found)
-    # Of both kinds of cores: scalar, mte1, mte2 and mte3 as time and ratio, and the misses.
+    # For both kinds of cores: scalar, mte1, mte2 and mte3 as time and ratio, and the misses.
     assert sink.anomalies == {"pmu_metric_not_counted": 2 * 9}
 
 

@@ -19,7 +19,7 @@ MHZ = st.sampled_from(["50.000000", "48", "100", "37.5", "1000", "49.999999", "2
     origin_ns=st.fractions(0, 2 * 10**18, max_denominator=1000),
     ticks=st.lists(st.integers(0, 2**64 - 1), min_size=1, max_size=20),
 )
-def test_times_are_exact_and_cut_to_whole_nanoseconds(
+def test_times_are_exact_and_truncated_to_nanoseconds(
     mhz: str, origin: int, origin_ns: Fraction, ticks: list[int]
 ) -> None:
     rate = Fraction(1000) / Fraction(Decimal(mhz))
@@ -29,7 +29,7 @@ def test_times_are_exact_and_cut_to_whole_nanoseconds(
     assert clock.to_ns(np.array(ticks, np.uint64)).tolist() == expected
 
 
-def test_frequencies_with_many_digits_stay_exact() -> None:
+def test_frequencies_with_many_digits_are_exact() -> None:
     rate = Fraction(1000) / Fraction(Decimal("99.99999999999999"))
     clock = LinearClock(rate, Fraction(5))
     assert clock.to_ns(np.array([10**15], np.uint64)).tolist() == [10**16 + 6]
@@ -70,7 +70,7 @@ def test_the_clocks_of_a_directory_share_its_start() -> None:
     assert clocks.monotonic.tick_to_ns(4_000) == 1_700_000_000_000_000_000
 
 
-def test_host_time_stamps_may_be_nanoseconds_already() -> None:
+def test_host_times_may_be_nanoseconds() -> None:
     clocks = build_clocks(
         host_mhz=None,
         host_monotonic_ns=5_000,

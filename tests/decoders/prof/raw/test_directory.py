@@ -1,4 +1,4 @@
-"""What a recording must have, and what it is decoded without."""
+"""Files that a recording needs, and files that it is decoded without."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def change(path: Path, **values: object) -> None:
     path.write_text(json.dumps(json.loads(path.read_text()) | values))
 
 
-def test_a_whole_recording_is_decoded_without_a_word(recording: Path) -> None:
+def test_a_complete_recording_has_no_anomaly(recording: Path) -> None:
     sink = decoded(recording)
     assert sink.anomalies == {}
     assert set(sink.tables()["TASK"]["deviceId"].tolist()) == {0, 1}
@@ -50,7 +50,7 @@ def test_a_whole_recording_is_decoded_without_a_word(recording: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["info.json.1", "sample.json", "start_info.1"])
-def test_a_device_without_a_control_file_costs_that_device_only(name: str, recording: Path) -> None:
+def test_only_a_device_without_control_file_is_left_out(name: str, recording: Path) -> None:
     (recording / "device_1" / name).unlink()
     sink = decoded(recording)
     assert sink.anomalies["unreadable_directory"] == 1
@@ -58,7 +58,7 @@ def test_a_device_without_a_control_file_costs_that_device_only(name: str, recor
     assert len(sink.tables()["COMPUTE_TASK_INFO"]["name"]) == 8  # the host knows of both
 
 
-def test_a_doubled_control_file_is_refused_by_name(recording: Path) -> None:
+def test_two_control_files_of_a_kind_are_refused_by_name(recording: Path) -> None:
     shutil.copy(recording / "host" / "info.json", recording / "host" / "info.json.1")
     prof = ProfDirectory(recording)
     assert prof.host is None
@@ -86,7 +86,7 @@ def test_devices_only(recording: Path) -> None:
     ("name", "content"),
     [("info.json", "{"), ("info.json", "[1]"), ("start_info", '{"collectionTimeBegin": "soon"}')],
 )
-def test_unreadable_control_files_say_what_was_found(
+def test_errors_of_control_files_state_their_content(
     name: str, content: str, recording: Path
 ) -> None:
     for device in recording.glob("device_*"):
@@ -96,7 +96,7 @@ def test_unreadable_control_files_say_what_was_found(
         decoded(recording)
 
 
-def test_without_its_clock_the_tasks_of_a_device_are_lost_and_said(recording: Path) -> None:
+def test_a_device_without_clock_loses_its_tasks_with_a_report(recording: Path) -> None:
     (recording / "device_0" / "dev_start.log.0").unlink()
     sink = decoded(recording)
     assert sink.anomalies["undecoded_part"] >= 1
@@ -110,7 +110,7 @@ def test_without_a_dictionary_names_are_numbers(recording: Path) -> None:
     assert all(name.isdecimal() for name in names)
 
 
-def test_names_that_are_no_utf8_appear_escaped(recording: Path) -> None:
+def test_names_that_are_not_utf8_are_escaped(recording: Path) -> None:
     (path,) = (recording / "host" / "data").glob("*hash_dic.slice_0")
     path.write_bytes(
         b"".join(line[:-1] + b"\xff\n" for line in path.read_bytes().splitlines(keepends=True))
@@ -143,7 +143,7 @@ def test_links_out_of_the_recording_are_not_followed(recording: Path, original: 
     assert "TASK" not in sink.tables() or 1 not in sink.tables()["TASK"]["deviceId"]
 
 
-def test_what_cannot_be_decoded_is_told(recording: Path) -> None:
+def test_undecoded_data_is_reported(recording: Path) -> None:
     assert undecoded(ProfDirectory(recording)) == ()
     change(recording / "device_0" / "info.json.0", platform_version="2")
     payload = records("aicpu", 1, type=6).tobytes()

@@ -14,7 +14,7 @@ from unified_prof.decoders.prof.slices import RawFile, scan
 
 @settings(deadline=None)
 @given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 99)), max_size=40), st.integers(1, 9))
-def test_previous_samples_are_found_across_pieces(rows: list[tuple[int, int]], piece: int) -> None:
+def test_previous_samples_are_found_across_blocks(rows: list[tuple[int, int]], piece: int) -> None:
     last: dict[int, int] = {}
     expected = []
     for group, value in rows:
@@ -38,7 +38,7 @@ def test_rounding_is_pythons(values: list[float], decimals: int) -> None:
     assert found.tolist() == [round(value, decimals) for value in values]
 
 
-def test_integers_are_what_int64_holds() -> None:
+def test_integers_beyond_int64_are_damaged() -> None:
     assert sampling.integer("9223372036854775807") == 2**63 - 1
     for text in ("9223372036854775808", "1" * 400, "", "-", "0x10", "1.5", "١٢", " 1"):
         assert sampling.integer(text) is None

@@ -59,7 +59,7 @@ def test_old_and_new_names_of_device_files_mean_the_same_kind(tmp_path: Path) ->
     assert set(scan(tmp_path).files) == {"hwts", "host_cpu", "aicore"}
 
 
-def test_companions_are_no_data_and_their_absence_is_told(tmp_path: Path) -> None:
+def test_companion_files_are_not_data_and_missing_ones_are_reported(tmp_path: Path) -> None:
     write_slices(tmp_path, "hbm.data.0", [b"1234"])
     (tmp_path / "llc.data.0.slice_0").write_bytes(b"1234")
     (tmp_path / "hbm.data.0.slice_0.complete").write_bytes(b"")
@@ -136,7 +136,7 @@ def test_magic_numbers_find_records_between_two_losses(tmp_path: Path) -> None:
     lost=st.lists(st.integers(0, 40), min_size=8, max_size=8),
     dropped=st.integers(0, 3),
 )
-def test_records_that_are_whole_survive_any_loss_that_is_told(
+def test_complete_records_survive_any_reported_loss(
     sizes: list[int],
     lost: list[int],
     dropped: int,

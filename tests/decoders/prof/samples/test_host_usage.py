@@ -48,7 +48,7 @@ def test_memory_is_that_of_the_later_sample_at_the_earlier_time(tmp_path: Path) 
 
 
 def test_memory_rounds_halves_to_the_even_digit(tmp_path: Path) -> None:
-    """Of 2 * 10**9 kB, n pages are n * 2e-7 percent: 2.5 pages are not, so one and three are."""
+    """With 2 * 10**9 kB of memory, n pages are n * 2e-7 percent."""
     lines = "".join(f"{T0 + n} 1 {pages} 1 1 0 1 0\n" for n, pages in enumerate((0, 5, 15, 25)))
     host = host_with(tmp_path, "host_mem", lines)
     path = host.path / "info.json"
@@ -107,7 +107,7 @@ def test_disk_rates_have_units(tmp_path: Path) -> None:
     assert sink.anomalies == {"damaged_line": 1}
 
 
-def test_disk_without_a_start_says_so(tmp_path: Path) -> None:
+def test_disk_without_a_start_is_reported(tmp_path: Path) -> None:
     text = "12:00:00 7 be/4 me 1.50 B/s 2.00 K/s 0.00 % 3.25 % x\n"
     with pytest.raises(RawFormatError, match="start_time"):
         decoded(
