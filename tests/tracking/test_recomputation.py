@@ -85,3 +85,11 @@ for _ in range(12):
     tracked = workload.tracked(reports=("run-time",))
     assert names(tracked) == ["linear", "linear", "slow", "dropout"]
     assert [one.recomputed_ms for one in tracked.operations] == [None] * 4
+
+
+def test_the_operation_that_ends_a_recomputation_is_charged(workload: Workload) -> None:
+    """Checkpointing stops with an exception within the last operation whose result is saved."""
+    source = CHECKPOINTED.replace("slow.apply(self.lin(x))", "self.lin(x).relu().tanh()")
+    tracked = workload.model(source.replace("self.drop(", "("), reports=("run-time",))
+    assert names(tracked) == ["linear", "linear", "relu", "tanh"]
+    assert all(one.recomputed_ms is not None for one in tracked.operations[1:])

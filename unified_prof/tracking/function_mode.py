@@ -258,6 +258,18 @@ def make_runner(
         start = mark() if events is None else events.before(args, kwargs, label)
         try:
             result = func(*args, **kwargs)
+        except Exception:
+            # A recomputation ends with an exception once the last tensor that it needs is saved.
+            if recorder.in_engine and NO_MARK not in (
+                start,
+                end := mark() if events is None else events.after(start),
+            ):
+                if site is None:
+                    key = (label, caller, caller_at, stack, named)
+                    site = numbers.get(key)
+                    site = new_site(key, in_module=in_module) if site is None else site
+                recorder.iteration.rows.extend((site, first_node, first_node, start, end))
+            raise
         finally:
             end = mark() if events is None else events.after(start)
             recorder.inside = False

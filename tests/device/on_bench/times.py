@@ -53,6 +53,54 @@ def test_an_operation_takes_what_its_kernels_take(workload: Workload, kernel_us:
     assert int(reached) < int(timed) / 10  # those of a moment when others had the processor
 
 
+def test_recomputed_operations_have_the_time_of_their_kernels(workload: Workload) -> None:
+    bench.set_duration(3000 * US)
+    block = """
+        from torch.utils.checkpoint import checkpoint
+        class Net(nn.Module):
+            def __init__(self):
+                super().__init__()
+                self.first, self.a, self.b = nn.Linear(8, 8), nn.Linear(8, 8), nn.Linear(8, 8)
+            def block(self, x):
+                return self.b(self.a(x).relu()).relu()
+            def forward(self, x):
+                return checkpoint(self.block, self.first(x), use_reentrant=False)
+    """
+    tracked = workload.model(block, providers=PROVIDERS, device="bench", iterations=3)
+    assert names(tracked) == ["linear", "linear", "relu", "linear", "relu"]
+    first, *again = tracked.operations
+    assert first.recomputed_ms is None
+    for one in again:
+        assert one.recomputed_ms is not None
+        assert {round(1000 * ms, 3) for ms in one.recomputed_ms} == {3000}
+    assert [round(1000 * ms, 3) for one in again[1::2] for ms in one.backward_ms or ()] == [
+        3000
+    ] * 6
+
+
+def test_optimizers_that_step_within_the_backward_pass_end_iterations(workload: Workload) -> None:
+    bench.set_duration(3 * US)
+    workload.write(
+        "main.py",
+        LAYERS
+        + """
+net = Net().to("bench")
+optimizers = {p: torch.optim.SGD([p], lr=0.1) for p in net.parameters()}
+def hook(p):
+    optimizers[p].step()
+    optimizers[p].zero_grad()
+for p in net.parameters():
+    p.register_post_accumulate_grad_hook(hook)
+for _ in range(20):
+    net(torch.ones(4, 8, device="bench")).sum().backward()
+""",
+    )
+    tracked = workload.tracked(device="bench", iterations=3)
+    assert tracked.complete
+    assert len(tracked.iterations) == 3
+    assert names(tracked)[:2] == ["linear", "relu"]
+
+
 def test_what_events_take_is_none_of_an_operations_time(workload: Workload) -> None:
     """On an H100 each interval held 2.1 us of events: kernels of 1.2 us were shown as 4.1."""
     bench.set_duration(3 * US)
