@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any, Protocol
+from typing import Any, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -60,40 +60,6 @@ class Labels:
         return None if number == UNKNOWN else self.texts[number]
 
 
-class SomeCalls(Protocol):
-    """Interface of `Calls` and `HeldCalls`."""
-
-    @property
-    def labels(self) -> Labels:
-        """Texts of names, modules, lines, stacks and regions."""
-
-    @property
-    def module_class(self) -> Mapping[str, str]:
-        """Module path -> class name, if the report has it."""
-
-    def __len__(self) -> int: ...
-
-    def has(self, column: str) -> bool:
-        """Return True if any value of a column was measured."""
-
-    def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls in order, some at a time.
-
-        Args:
-            least: minimum number of calls per window, for callers whose cost per window is that
-                of so many calls.
-        """
-
-    def to_calls(self) -> Calls:
-        """Return all calls at once."""
-
-    def count_measured(self, column: str) -> int:
-        """Return the number of calls with a measured value in a column."""
-
-    def sums(self) -> dict[str, int | None]:
-        """Return the sum of each column of SUMMED, None if no value was measured."""
-
-
 @dataclass(frozen=True, slots=True, eq=False)
 class Calls:
     """Columns of equal length, one row per call.
@@ -133,7 +99,7 @@ class Calls:
         return getattr(self, column) is not None
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls at once."""
+        """Yield all calls at once; see `HeldCalls.windows`."""
         yield self
 
     def to_calls(self) -> Calls:
@@ -366,7 +332,12 @@ class HeldCalls:
         return column in self._columns
 
     def windows(self, least: int = 0) -> Iterator[Calls]:
-        """Yield all calls, some at a time; see `SomeCalls`."""
+        """Yield all calls in order, some at a time.
+
+        Args:
+            least: minimum number of calls per window, for callers whose cost per window is that
+                of so many calls.
+        """
         size = max(WINDOW, least)
         for low in range(0, len(self), size):
             yield self._between(low, low + size)
@@ -397,6 +368,9 @@ class HeldCalls:
             for name, column in self._columns.items()
         }
         return Calls(labels=self.labels, module_class=dict(self.module_class), **columns)
+
+
+SomeCalls: TypeAlias = Calls | HeldCalls
 
 
 def making(column: str) -> Packing:

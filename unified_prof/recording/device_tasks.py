@@ -37,7 +37,7 @@ from unified_prof.recording.framework import BACKWARD, FORWARD, NONE, OTHER_PASS
 from unified_prof.recording.model import Row
 from unified_prof.recording.replayed_graphs import Captured
 from unified_prof.recording.steps import Steps, step_of
-from unified_prof.recording.task_order import Begun, OfPieces, Pieces
+from unified_prof.recording.task_order import Begun, OfPieces, Pieces, WorkColumn
 from unified_prof.recording.task_rows import TaskNames, TaskRows
 from unified_prof.recording.tasks import Tasks
 
@@ -54,6 +54,8 @@ class Work:
 
     Columns are computed from those of the tasks on access; `windows` yields some at a time.
     """
+
+    start_ns, duration_ns, kind, device, stream, connection = (WorkColumn() for _ in range(6))
 
     def __init__(
         self,
@@ -130,36 +132,6 @@ class Work:
     def task(self) -> NDArray[np.int32]:
         """Index in TASK, UNKNOWN for whole collectives."""
         return self._with_comms(self._task, np.full(len(self._comms), UNKNOWN, np.int32))
-
-    @property
-    def duration_ns(self) -> OfPieces:
-        """Duration of each task."""
-        return OfPieces(self, lambda some: some.duration_ns)
-
-    @property
-    def kind(self) -> OfPieces:
-        """Kind of each task."""
-        return OfPieces(self, lambda some: some.kind)
-
-    @property
-    def start_ns(self) -> OfPieces:
-        """Start of each task."""
-        return OfPieces(self, lambda some: some.start_ns)
-
-    @property
-    def device(self) -> OfPieces:
-        """Device of each task."""
-        return OfPieces(self, lambda some: some.device)
-
-    @property
-    def stream(self) -> OfPieces:
-        """Stream of each task, UNKNOWN for whole collectives."""
-        return OfPieces(self, lambda some: some.stream)
-
-    @property
-    def connection(self) -> OfPieces:
-        """Connection id, which the launching host call shares."""
-        return OfPieces(self, lambda some: some.connection)
 
     @property
     def operator(self) -> OfPieces:

@@ -8,12 +8,11 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from pathlib import Path
-from typing import Any, Protocol
+from typing import TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -23,56 +22,10 @@ from unified_prof.base.columns import Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.recording.model import Anomaly
-from unified_prof.sqlite.detect import Detection
-from unified_prof.sqlite.integer_columns import Window
+from unified_prof.sqlite.reader import Report
 
-
-class Source(Protocol):
-    """An open report, as `unified_prof.open_report` gives it.
-
-    Tables that the file lacks read as empty, old shapes appear in the newest one.
-    """
-
-    @property
-    def path(self) -> Path:
-        """The file."""
-
-    @property
-    def family(self) -> str:
-        """Family of its schema."""
-
-    @property
-    def revision(self) -> str | None:
-        """Revision of its schema, None if unknown."""
-
-    @property
-    def detection(self) -> Detection:
-        """How the file was recognised."""
-
-    @property
-    def tables(self) -> Collection[str]:
-        """Names of the tables that the file has."""
-
-    def rows(self, sql: str, params: Sequence[Any] = ()) -> list[tuple[Any, ...]]:
-        """Return the rows of a query."""
-
-    def columns(self, sql: str, params: Sequence[Any] = ()) -> dict[str, NDArray[Any]]:
-        """Return the result of a query as one array per column; NULL is masked or NaN."""
-
-    def integers(
-        self, table: str, columns: Mapping[str, str], *, narrow: Collection[str] = ()
-    ) -> dict[str, NDArray[np.int64]]:
-        """Return expressions over all rows of a table; MISSING: not an integer."""
-
-    def pieces(
-        self, table: str, columns: Mapping[str, str]
-    ) -> Iterator[dict[str, NDArray[np.int64]]]:
-        """Yield what `integers` returns some thousand rows at a time."""
-
-    def windows(
-        self, table: str, columns: Mapping[str, str]
-    ) -> Iterator[tuple[dict[str, NDArray[np.int64]], Window]]:
-        """Yield the same, with an SQL condition that selects the rows."""
+# An open report, as `unified_prof.open_report` returns it.
+Source: TypeAlias = Report
 
 
 def oddities_of_file(source: Source) -> list[Anomaly]:

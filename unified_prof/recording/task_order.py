@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from operator import attrgetter
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -350,3 +351,13 @@ class OfPieces(Column):
             return self.at(np.arange(low, high))
         parts = [self._of(some) for some in self._work.windows()]
         return np.concatenate(parts) if parts else np.zeros(0, np.int64)
+
+
+class WorkColumn:
+    """A column of `device_tasks.Work`: that of the same name in `Pieces`, for all work."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._of = attrgetter(name)
+
+    def __get__(self, work: Work, owner: type) -> OfPieces:
+        return OfPieces(work, self._of)

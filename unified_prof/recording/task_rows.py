@@ -55,13 +55,48 @@ def kind_of_type(text: str | None) -> int:
 FOREVER = 2**63 - 1
 
 
-class TaskRows:
-    """Some rows of TASK; columns are computed on access."""
+class TaskColumn:
+    """A column of `TaskColumns`: the packed column of the same name, unpacked on access."""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name.removesuffix("_ns")
+
+    def __get__(self, tasks: TaskColumns, owner: type) -> NDArray[Any]:
+        return tasks.column(self._name)
+
+
+class TaskColumns:
+    """Columns of device tasks."""
+
+    start_ns, duration_ns, device, stream, kind = (TaskColumn() for _ in range(5))
+    # Index in `Tasks.type_texts`.
+    type = TaskColumn()
+    # Row in COMPUTE_TASK_INFO, or NOWHERE.
+    info = TaskColumn()
+    # Connection id, which the launching host call shares.
+    connection = TaskColumn()
+    # globalTaskId
+    identity = TaskColumn()
+
+    @property
+    def end_ns(self) -> Ints:
+        """End of each task."""
+        found: Ints = self.start_ns + self.duration_ns
+        return found
+
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column by the name in `Tasks.packed`."""
+        raise NotImplementedError
+
+
+class TaskRows(TaskColumns):
+    """Some rows of TASK; columns are unpacked on first access."""
 
     def __init__(
         self, tasks: Tasks, rows: slice | NDArray[np.integer], until_ns: int = FOREVER
     ) -> None:
         self._tasks, self._rows = tasks, rows
+        self._unpacked: dict[str, NDArray[Any]] = {}
         self.until_ns = until_ns
         """For windows in order of time: later windows have no task that starts before this."""
 
@@ -77,61 +112,17 @@ class TaskRows:
             return np.arange(*self._rows.indices(len(self._tasks)))
         return self._rows
 
-    @cached_property
-    def start_ns(self) -> Ints:
-        """Start of each task."""
-        return self._column("start")
-
-    @cached_property
-    def duration_ns(self) -> Ints:
-        """Duration of each task, in the smallest sufficient integer type."""
-        return self._column("duration")
-
-    @property
-    def end_ns(self) -> Ints:
-        """End of each task."""
-        return self.start_ns + self.duration_ns
-
-    @cached_property
-    def device(self) -> NDArray[np.integer]:
-        """Device number of each task."""
-        return self._column("device")
-
-    @cached_property
-    def type(self) -> NDArray[np.integer]:
-        """Number in `Tasks.type_texts` of the type of each task."""
-        return self._column("type")
-
-    @cached_property
-    def kind(self) -> NDArray[np.int8]:
-        """Kind of each task."""
-        return self._column("kind")
-
-    @cached_property
-    def info(self) -> NDArray[np.int32]:
-        """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
-        return self._column("info")
-
-    @cached_property
-    def stream(self) -> Ints:
-        """Stream number of each task."""
-        return self._column("stream")
-
-    @cached_property
-    def connection(self) -> Ints:
-        """Connection id of each task."""
-        return self._column("connection")
-
-    @cached_property
-    def identity(self) -> Ints:
-        """The globalTaskId of each task."""
-        return self._column("identity")
-
     def where(self, chosen: NDArray[np.bool_]) -> TaskRows:
         """Return the rows in a mask."""
         return _Chosen(self, np.flatnonzero(chosen))
 
-    def _column(self, name: str) -> NDArray[Any]:
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a column by the name in `Tasks.packed`."""
+        if name not in self._unpacked:
+            self._unpacked[name] = self._read(name)
+        return self._unpacked[name]
+
+    def _read(self, name: str) -> NDArray[Any]:
         column = self._tasks.packed[name]
         return column[self._rows] if isinstance(self._rows, slice) else column.at(self._rows)
 
@@ -147,9 +138,8 @@ class _Chosen(TaskRows):
     def rows(self) -> NDArray[np.integer]:
         return self._window.rows[self._inside]
 
-    def _column(self, name: str) -> NDArray[Any]:
-        attribute = f"{name}_ns" if name in ("start", "duration") else name
-        values: NDArray[Any] = getattr(self._window, attribute)[self._inside]
+    def _read(self, name: str) -> NDArray[Any]:
+        values: NDArray[Any] = self._window.column(name)[self._inside]
         return values
 
 

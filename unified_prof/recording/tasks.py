@@ -19,7 +19,14 @@ from unified_prof.arrays.packed import BLOCK, Packed, PackedLookup, Packing, rec
 from unified_prof.arrays.types import Ints
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, OTHER, Labels
 from unified_prof.recording.source import Findings, Source, Strings, possible
-from unified_prof.recording.task_rows import FOREVER, WAIT, TaskNames, TaskRows, kind_of_type
+from unified_prof.recording.task_rows import (
+    FOREVER,
+    WAIT,
+    TaskColumns,
+    TaskNames,
+    TaskRows,
+    kind_of_type,
+)
 from unified_prof.sqlite.integer_columns import MISSING
 
 # Marks of the profiler at the start and end of a recording: not part of the program.
@@ -42,7 +49,7 @@ _COLUMNS = {
 }
 
 
-class Tasks:
+class Tasks(TaskColumns):
     """The rows of TASK as packed columns; properties unpack a whole column.
 
     `windows` and `in_time` yield some rows at a time.
@@ -71,56 +78,6 @@ class Tasks:
 
     def __len__(self) -> int:
         return len(self.packed["start"])
-
-    @property
-    def start_ns(self) -> Ints:
-        """Start of each task."""
-        return self._unpacked("start")
-
-    @property
-    def duration_ns(self) -> Ints:
-        """Duration of each task."""
-        return self._unpacked("duration")
-
-    @property
-    def end_ns(self) -> Ints:
-        """End of each task."""
-        return self.start_ns + self.duration_ns
-
-    @property
-    def device(self) -> NDArray[np.integer]:
-        """Device number of each task."""
-        return self._unpacked("device")
-
-    @property
-    def type(self) -> NDArray[np.integer]:
-        """Number in `type_texts` of the type of each task."""
-        return self._unpacked("type")
-
-    @property
-    def kind(self) -> NDArray[np.int8]:
-        """Kind of each task: an index in `calls.KINDS`, or WAIT."""
-        return self._unpacked("kind")
-
-    @property
-    def info(self) -> NDArray[np.int32]:
-        """Row of each task in COMPUTE_TASK_INFO, NOWHERE where there is none."""
-        return self._unpacked("info")
-
-    @property
-    def stream(self) -> Ints:
-        """Stream number of each task."""
-        return self._unpacked("stream")
-
-    @property
-    def connection(self) -> Ints:
-        """Connection id of each task, which the launching host call shares."""
-        return self._unpacked("connection")
-
-    @property
-    def identity(self) -> Ints:
-        """The globalTaskId of each task."""
-        return self._unpacked("identity")
 
     @cached_property
     def devices(self) -> list[int]:
@@ -239,7 +196,8 @@ class Tasks:
     def _on(self, window: TaskRows, device: int | None) -> TaskRows:
         return window if device is None else window.where(window.device == device)
 
-    def _unpacked(self, name: str) -> NDArray[Any]:
+    def column(self, name: str) -> NDArray[Any]:
+        """Return a whole column by its name in `packed`."""
         if (kept := self._kept.get(name)) is not None:
             return kept
         values = self.packed[name].to_array()
