@@ -173,7 +173,7 @@ def outermost_ns(trace: Path) -> int:
 def test_host_times_add_up_to_the_outermost_operations(
     shared: Path, tmp_path: Path, name: str
 ) -> None:
-    """Of recordings with device work the kernels are left out, so that times are the host's."""
+    """Kernels are left out, so that times are those of the host."""
     trace = shared / "samples" / "kineto" / f"{name}.json.gz"
     document = json.loads(gzip.decompress(trace.read_bytes()), strict=False)
     host = [

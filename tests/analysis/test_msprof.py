@@ -1,4 +1,4 @@
-"""What the device did, attributed to the framework's operations where they were recorded."""
+"""Device work attributed to framework operations."""
 
 from __future__ import annotations
 
@@ -375,7 +375,7 @@ def test_allocations_count_for_the_operation_that_was_running(tmp_path: Path) ->
     rows = by_name(breakdown_of(tmp_path / "msprof_1.db", "operation"))
     linear, relu = rows["aten::linear"], rows["aten::relu"]
     assert (linear.count, linear.total_ns, linear.allocated_bytes) == (1, 10, 512)
-    # It allocated, but no device work of its own was recorded: its time is not zero but unknown.
+    # It allocated memory, but has no recorded device work: its time is unknown, not 0.
     assert (relu.total_ns, relu.allocated_bytes) == (None, 1024)
 
 
@@ -472,7 +472,9 @@ def communication(path: Path) -> dict[str, int | None]:
 def test_a_collective_without_a_device_is_on_that_of_its_tasks(tmp_path: Path) -> None:
     found = communication(old_collectives(tmp_path / "a.db", devices=(0, 1)))
     assert (found["device 0"], found["device 1"]) == (200, 200)
-    assert found["unknown device"] == 200, "without tasks and with two devices nobody knows"
+    assert found["unknown device"] == 200, (
+        "with two devices, collectives without tasks have no known device"
+    )
 
 
 def test_a_collective_without_a_device_is_on_the_only_one_there_is(tmp_path: Path) -> None:

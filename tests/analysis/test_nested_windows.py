@@ -1,4 +1,4 @@
-"""What is told of host ranges does not depend on how many of them are looked at together."""
+"""Results for host ranges do not depend on the size of windows."""
 
 from __future__ import annotations
 
@@ -139,7 +139,7 @@ def _recording(path: Path, seed: int, *, in_order: bool, steps: bool, launches: 
     return path
 
 
-def _told(path: Path) -> list[Any]:
+def _figures(path: Path) -> list[Any]:
     with open_reports(path) as opened:
         document = figures.figures_document(
             figures.gather_figures(opened, ReportRequest(), everything=True)
@@ -195,10 +195,10 @@ def test_windows_of_any_size_tell_the_same(
         tmp_path / "msprof_1.db", seed, in_order=in_order, steps=steps, launches=launches
     )
     monkeypatch.setattr(runs, "_MAX_CALLS", most)
-    whole = _told(path)
+    whole = _figures(path)
     for shift, window in ((5, 40), (6, 200)):
         _small_windows(monkeypatch, shift, window)
-        for mine, theirs in zip(_told(path), whole, strict=True):
+        for mine, theirs in zip(_figures(path), whole, strict=True):
             assert mine == theirs
 
 

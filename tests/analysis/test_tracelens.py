@@ -173,11 +173,11 @@ CATEGORIES: dict[str, dict[str, float]] = {
 
 
 class Work(NamedTuple):
-    """What one call of an operation does."""
+    """Work of one call of an operation."""
 
     name: str
     shapes: str
-    """What the words for its inputs begin with."""
+    """Start of the text of its inputs."""
     calls: int
     gflop: float | None
     """With the bias of a product; None: counted by another convention."""
@@ -329,7 +329,7 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
 def agree_in_time(name: str, rows: Mapping[str, Row]) -> None:
     """Compare the time of each operation; theirs are all that launched work, but for what is ours.
 
-    Of the training they drop work without its launching call, and name collectives elsewhere.
+    For the training they drop work without a launch, and name collectives elsewhere.
     """
     for operation, expected_us in DIRECT[name].items():
         row = rows[operation]
@@ -345,7 +345,7 @@ def agree_in_time(name: str, rows: Mapping[str, Row]) -> None:
         assert more == set()
 
 
-# Of a kernel: its runs, mean, median, standard deviation of a sample, smallest and largest, in us.
+# Kernel -> runs, mean, median, standard deviation of a sample, smallest and largest, in us.
 KERNELS = {
     "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8": (
         (17, 5.806942210477941, 5.7919921875),
@@ -376,7 +376,7 @@ def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_pa
             assert (figures["min_ns"], figures["max_ns"]) == (told_ns(least, 1), told_ns(most, 1))
 
 
-# Of the difference of two BERTs: kernels under the lowest common operation, in us on each side.
+# Difference of two BERTs: kernels under the lowest common operation, in us on each side.
 DIFFERENCE = {
     "linear": (174.130859375, 197.59814453125),
     "scaled_dot_product_attention": (113.65576171875, 37.408203125),

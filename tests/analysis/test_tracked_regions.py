@@ -71,7 +71,7 @@ def test_an_operation_counts_for_all_regions_around_it_once_by_name(marked: Path
     assert rows["first"].activation_bytes == rows["step"].activation_bytes == 128
     assert rows["first"].extra["peak_bytes"] == 2500
     assert rows["data"].extra["peak_bytes"] is None
-    # Of the iterations that were averaged; the second one was not.
+    # Only averaged iterations count; the second one was not averaged.
     assert {name: row.count for name, row in rows.items()} == {
         "step": 1,
         "model": 1,

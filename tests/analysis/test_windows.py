@@ -54,7 +54,7 @@ def _recording(path: Path, *, devices: int, steps: bool, in_order: bool, seed: i
     return path
 
 
-def _told(path: Path) -> list[Any]:
+def _figures(path: Path) -> list[Any]:
     with open_reports(path) as opened:
         document = figures.figures_document(
             figures.gather_figures(opened, ReportRequest(), everything=True)
@@ -100,13 +100,13 @@ def test_windows_of_any_size_tell_the_same(
         tmp_path / "msprof_1.db", devices=devices, steps=steps, in_order=in_order, seed=devices
     )
     monkeypatch.setattr(runs, "_MAX_CALLS", 100)
-    whole = _told(path)
+    whole = _figures(path)
     monkeypatch.setattr(packed, "_SHIFT", 6)
     monkeypatch.setattr(packed, "BLOCK", 64)
     monkeypatch.setattr(read_tasks, "_KEPT_ROWS", 10)
     for window in WINDOWS:
         monkeypatch.setattr(read_tasks, "WINDOW", window)
-        for mine, theirs in zip(_told(path), whole, strict=True):
+        for mine, theirs in zip(_figures(path), whole, strict=True):
             assert mine == theirs
 
 

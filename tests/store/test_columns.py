@@ -1,4 +1,4 @@
-"""What `Report.columns` makes of the values of a column."""
+"""Types of the arrays that `Report.columns` returns."""
 
 from __future__ import annotations
 

@@ -98,7 +98,7 @@ def test_long_texts_are_cut(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_pages_that_lead_in_circles_end(tmp_path: Path) -> None:
-    """Every child of the root is the same leaf: more rows than there is room for."""
+    """Every child of the root is the same leaf: more rows than bytes in the file."""
     path = tmp_path / "a.db"
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("PRAGMA page_size = 512")

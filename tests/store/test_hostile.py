@@ -1,4 +1,4 @@
-"""Files made to hang, to fill the disk or to mislead: told as what they are, in a moment."""
+"""Files made to hang, to fill the disk or to mislead are refused quickly."""
 
 from __future__ import annotations
 

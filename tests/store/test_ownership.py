@@ -1,4 +1,4 @@
-"""What a killed process left is removed by the next one; what a live one writes is not."""
+"""Temporary files of killed processes are removed, those of running ones are kept."""
 
 from __future__ import annotations
 

@@ -66,7 +66,7 @@ def test_a_report_says_what_it_is(path: Path) -> None:
 
 @pytest.mark.parametrize("revision", REVISIONS[MSPROF])
 def test_every_revision_reads_in_the_newest_shape(path: Path, revision: str) -> None:
-    """Write a number of its own into every column; read it back under the newest name."""
+    """Write a distinct number into every column; read it back under the newest name."""
     known = catalogue.load(MSPROF, "latest").tables
     with ReportWriter(path, revision=revision) as writer:
         for table, spec in known.items():

@@ -1,4 +1,4 @@
-"""What a schema declares is asked of SQLite once, however many files have it."""
+"""The declarations of a schema are queried once, for all files that have it."""
 
 from __future__ import annotations
 
@@ -28,20 +28,20 @@ def made(path: Path, *statements: str, revision: str = NEWEST) -> Path:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Tables of which SQLite was asked for the columns."""
+def queried(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Tables whose columns were queried."""
     names: list[str] = []
 
-    def asked(db: sqlite3.Connection, table: str) -> list[Declared]:
+    def queried(db: sqlite3.Connection, table: str) -> list[Declared]:
         names.append(table)
         return declared(db, table)
 
-    monkeypatch.setattr(shapes, "declared", asked)
+    monkeypatch.setattr(shapes, "declared", queried)
     monkeypatch.setattr(shapes, "_shapes", type(shapes._shapes)())
     return names
 
 
-def test_files_of_one_schema_are_asked_once(tmp_path: Path, asked: list[str]) -> None:
+def test_files_of_one_schema_are_asked_once(tmp_path: Path, queried: list[str]) -> None:
     files = [made(tmp_path / f"{number}.db") for number in range(3)]
     found = []
     for number, path in enumerate(files):
@@ -52,13 +52,13 @@ def test_files_of_one_schema_are_asked_once(tmp_path: Path, asked: list[str]) ->
             found.append((report.revision, report.tables))
             assert report.rows("SELECT id FROM STRING_IDS") == [(number,)]
         if number == 0:
-            assert "TASK" in asked
-            asked.clear()
-    assert asked == []
+            assert "TASK" in queried
+            queried.clear()
+    assert queried == []
     assert len(set(found)) == 1
 
 
-def test_another_column_table_or_view_is_another_schema(tmp_path: Path, asked: list[str]) -> None:
+def test_another_column_table_or_view_is_another_schema(tmp_path: Path, queried: list[str]) -> None:
     first = made(tmp_path / "1.db")
     wider = made(tmp_path / "2.db", "ALTER TABLE TASK ADD COLUMN depth INTEGER")
     more = made(tmp_path / "3.db", "CREATE TABLE extra (id INTEGER)")
@@ -66,7 +66,7 @@ def test_another_column_table_or_view_is_another_schema(tmp_path: Path, asked: l
         tmp_path / "4.db", "DROP TABLE MEMCPY_INFO", "CREATE VIEW MEMCPY_INFO AS SELECT 1"
     )
     for path in (first, wider, more, hidden, first):
-        asked.clear()
+        queried.clear()
         with open_report(path) as report, closing(sqlite3.connect(path)) as db:
             names = {row[1] for row in db.execute("PRAGMA table_info(TASK)")}
             columns = set(report.columns("SELECT * FROM TASK"))

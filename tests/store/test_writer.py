@@ -329,13 +329,13 @@ def test_an_unknown_revision_is_refused_before_anything_is_made(path: Path) -> N
 def test_what_belongs_beside_is_written_before_the_report_has_its_name(path: Path) -> None:
     seen: list[tuple[bool, int]] = []
 
-    def beside(unnamed: Path) -> None:
+    def check_report(unnamed: Path) -> None:
         with closing(sqlite3.connect(unnamed)) as db:
             rows = db.execute("SELECT count(*) FROM TASK").fetchone()[0]
         seen.append((path.exists(), rows))
 
     with ReportWriter(path) as report:
-        report.before_name(beside)
+        report.before_name(check_report)
         report.write("TASK", {"startNs": [1, 2]})
     assert (seen, path.exists()) == ([(False, 2)], True)
 

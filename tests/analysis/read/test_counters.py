@@ -1,4 +1,4 @@
-"""Whose memory the peak is, and what allocators are called on whose devices."""
+"""Peak memory by component, and the names of allocators on GPUs and NPUs."""
 
 from __future__ import annotations
 

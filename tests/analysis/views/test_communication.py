@@ -1,4 +1,4 @@
-"""Collectives are told by the group of ranks they run in, in every format."""
+"""Collectives are named with their group of ranks in every format."""
 
 from __future__ import annotations
 

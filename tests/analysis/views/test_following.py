@@ -1,4 +1,4 @@
-"""What ends gaps, and what was launched behind a wait, is told some pieces of work at a time."""
+"""Tasks that end gaps, and tasks launched after a wait, do not depend on the size of windows."""
 
 from __future__ import annotations
 

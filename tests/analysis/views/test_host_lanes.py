@@ -179,14 +179,14 @@ def test_of_many_ranges_one_part_is_whole_and_the_longest_are_there(
     (launched_by,) = found.launched_by
     assert int((launched_by >= 0).sum()) == 250
 
-    def told(found: HostThreads) -> list[list[int]]:
+    def starts(found: HostThreads) -> list[list[int]]:
         rows = [row for thread in found.threads for row in thread.rows]
         return [row.start_ns.tolist() for row in rows]
 
     for window in (7, 100, 4999):
         monkeypatch.setattr(host_lanes, "_WINDOW", window)
         again, _ = threads(path, limit=1000)
-        assert told(again) == told(found)
+        assert starts(again) == starts(found)
         assert (again.drawn, again.whole_ns, again.longer_than_ns) == (
             found.drawn, found.whole_ns, found.longer_than_ns,
         )  # fmt: skip

@@ -42,7 +42,7 @@ _CONNECTIONS = count(1_000_000)
 def _kernel(
     made: Device, launched: int | None, start: int, end: int, *, device: int = 0, stream: int = 2
 ) -> None:
-    """Add a kernel and the call that launched it; None: nobody knows which."""
+    """Add a kernel and the call that launched it; None: the call is not known."""
     connection = -1
     if launched is not None:
         connection = next(_CONNECTIONS)
@@ -60,7 +60,7 @@ def _reasons(found: IdleReasons) -> dict[str, int]:
     return {reason: found.reason_ns(reason) for reason in REASONS if found.reason_ns(reason)}
 
 
-def _whole(path: Path) -> IdleReasons:
+def _totals(path: Path) -> IdleReasons:
     with open_analyses(path) as (analysis,):
         whole = [one for one in analysis.why_idle() if one.step is None]
         (device,) = analysis.summary.devices
@@ -81,7 +81,7 @@ def test_until_the_launch_the_device_waits_for_the_host(tmp_path: Path) -> None:
         _kernel(device, 50, 210, 300)  # launched long before: the device took its time
         _kernel(device, 400, 420, 500)  # launched too late
         _kernel(device, 450, 500, 600)
-    assert _reasons(_whole(path)) == {"host": 100, "launched": 10 + 20}
+    assert _reasons(_totals(path)) == {"host": 100, "launched": 10 + 20}
     rows = _rows(path)
     assert (rows["host-bound"].count, rows["host-bound"].total_ns) == (1, 100)
     assert rows["host-bound"].detail == "most before MatMul"
@@ -94,7 +94,7 @@ def test_what_nobody_is_known_to_have_launched_is_said_so(tmp_path: Path) -> Non
     with Device(path) as device:
         _kernel(device, None, 100, 200)
         _kernel(device, None, 260, 300)
-    assert _reasons(_whole(path)) == {"unknown": 60}
+    assert _reasons(_totals(path)) == {"unknown": 60}
 
 
 def test_input_takes_its_part_of_the_hosts_time(tmp_path: Path) -> None:
@@ -103,7 +103,7 @@ def test_input_takes_its_part_of_the_hosts_time(tmp_path: Path) -> None:
         device.call(220, 300, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
         _kernel(device, 0, 100, 200)
         _kernel(device, 400, 410, 500)
-    assert _reasons(_whole(path)) == {"input": 80, "host": 20 + 100, "launched": 10}
+    assert _reasons(_totals(path)) == {"input": 80, "host": 20 + 100, "launched": 10}
 
 
 @pytest.mark.parametrize("name", ["cudaStreamSynchronize", "aclrtSynchronizeStream", "hipMemcpy"])
@@ -119,7 +119,7 @@ def test_a_call_that_let_the_device_run_dry_is_named_with_its_line(
         device.call(230, 260, "enumerate(DataLoader)#_SingleProcessDataLoaderIter.__next__")
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 310, 400)
-    assert _reasons(_whole(path)) == {"synchronising": 30 + 40, "input": 30, "launched": 10}
+    assert _reasons(_totals(path)) == {"synchronising": 30 + 40, "input": 30, "launched": 10}
     rows = _rows(path)
     row = rows[f"synchronization: aten::item ({name})"]
     assert (row.total_ns, row.count, row.detail) == (70, 2, "train.py:12")
@@ -131,7 +131,7 @@ def test_a_call_on_a_device_that_is_dry_already_costs_its_own_time(tmp_path: Pat
         _launch(device, 250, 99, "cudaDeviceSynchronize", until=20)
         _kernel(device, 0, 100, 200)
         _kernel(device, 300, 310, 400)
-    assert _reasons(_whole(path)) == {"host": 50 + 30, "synchronising": 20, "launched": 10}
+    assert _reasons(_totals(path)) == {"host": 50 + 30, "synchronising": 20, "launched": 10}
     assert _rows(path)["synchronization: cudaDeviceSynchronize"].detail is None
 
 
@@ -143,7 +143,7 @@ def test_a_background_threads_waiting_is_nobodys_reason(tmp_path: Path) -> None:
         row: dict[str, Any] = {"startNs": [device.T0], "endNs": device.T0 + 900, "connectionId": 99}
         row |= {"globalTid": 77, "name": device.text("cudaEventSynchronize")}
         device.writer.write("CANN_API", row)
-    assert _reasons(_whole(path)) == {"host": 100}
+    assert _reasons(_totals(path)) == {"host": 100}
 
 
 def test_launched_work_waits_for_other_streams_and_collectives(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_launched_work_waits_for_other_streams_and_collectives(tmp_path: Path) -
         _kernel(device, 50, 250, 300)
         _launch(device, 60, 4294967295)
         device.collective(320, 400, "hcom_allReduce__1", "hcom_allReduce_")
-    assert _reasons(_whole(path)) == {"stream": 40, "launched": 10, "unknown": 20}
+    assert _reasons(_totals(path)) == {"stream": 40, "launched": 10, "unknown": 20}
 
 
 def test_a_collective_that_was_launched_is_waited_for(tmp_path: Path) -> None:
@@ -172,7 +172,7 @@ def test_a_collective_that_was_launched_is_waited_for(tmp_path: Path) -> None:
             "deviceId": 0,
         }
         device.writer.write("COMMUNICATION_OP", row)
-    assert _reasons(_whole(path)) == {"host": 10, "communication": 50}
+    assert _reasons(_totals(path)) == {"host": 10, "communication": 50}
 
 
 def test_on_gpus_an_event_is_waited_for_where_a_call_said_so(tmp_path: Path) -> None:
@@ -185,7 +185,7 @@ def test_on_gpus_an_event_is_waited_for_where_a_call_said_so(tmp_path: Path) -> 
         row: dict[str, Any] = {"startNs": [device.T0 + 5], "endNs": device.T0 + 6, "kind": kind}
         row |= {"deviceId": 0, "streamId": 20, "waitStream": 7}
         device.writer.write("UPROF_GPU_SYNCS", row)
-    assert _reasons(_whole(path)) == {"stream": 20, "launched": 30}
+    assert _reasons(_totals(path)) == {"stream": 20, "launched": 30}
 
 
 def _two_steps(path: Path) -> Path:
@@ -276,7 +276,7 @@ def test_any_recording_adds_up(tmp_path: Path) -> None:
                 _launch(device, start, next(_CONNECTIONS), "cudaStreamSynchronize", until=length)
                 device.call(start, start + length, "enumerate(DataLoader)#_Iter.__next__")
             device.collective(4000, 4400, "all", "allreduce")
-        whole = _whole(path)
+        whole = _totals(path)
         with open_analyses(path) as (analysis,):
             steps = [one for one in analysis.why_idle() if one.step is not None]
             by_step = (

@@ -1,4 +1,4 @@
-"""When devices were idle, for the timeline: the stretches that the sums are made of."""
+"""Idle intervals for the timeline add up to the sums by reason."""
 
 from __future__ import annotations
 

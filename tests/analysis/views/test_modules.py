@@ -16,7 +16,7 @@ from unified_prof.explain.skyline import trees
 from unified_prof.pipeline.convert import convert
 
 ENGINE = "autograd::engine::evaluate_function: "
-UNTOLD = "(not attributed to a module)"
+NOT_KNOWN = "(not attributed to a module)"
 OUTSIDE = "(outside any module)"
 
 
@@ -31,7 +31,7 @@ def _chained(path: Path) -> Path:
         device.call(10, 90, "aten::addmm", chain=1, sequence=5, launches=1)
         device.call(100, 200, "aten::relu", chain=2, sequence=6, launches=2)
         device.call(200, 300, "aten::mse_loss", chain=3, sequence=7, launches=3)
-        # Backward, on a thread of its own that no frame was recorded of.
+        # Backward, on a thread without recorded frames.
         device.call(400, 500, ENGINE + "AddmmBackward0", thread=2)
         device.call(410, 490, "AddmmBackward0", thread=2, sequence=5, forward_thread=1, launches=4)
         device.call(500, 600, ENGINE + "torch::autograd::AccumulateGrad", thread=2)
@@ -62,11 +62,11 @@ def test_modules_come_from_call_chains_backward_too(tmp_path: Path) -> None:
         "Net_0.Linear_0": (10, 40 + 60),
         "Net_0": (20, None),
         OUTSIDE: (30, None),
-        # Gradients that add up, an operation without a stack, and a task that nobody launched.
-        UNTOLD: (70, 50),
+        # Gradients that add up, an operation without a stack, and a task without a launch.
+        NOT_KNOWN: (70, 50),
     }
-    assert rows[UNTOLD].total_ns == 50 + 70 + 80
-    assert (rows["Net_0.Linear_0"].detail, rows[UNTOLD].detail) == ("Linear", None)
+    assert rows[NOT_KNOWN].total_ns == 50 + 70 + 80
+    assert (rows["Net_0.Linear_0"].detail, rows[NOT_KNOWN].detail) == ("Linear", None)
     assert sum(row.total_ns or 0 for row in rows.values()) == summary_of(path).totals.total_ns
 
 
@@ -76,7 +76,7 @@ def test_comparisons_and_trees_know_them(tmp_path: Path) -> None:
     assert modules == {"Net_0.Linear_0", "Net_0", None}
     with open_analyses(path) as (analysis,):
         (tree,) = [one for one in trees(analysis) if one.kind == "module"]
-    assert {"Linear_0", "Net_0", UNTOLD, OUTSIDE} <= {node.name for node in tree.nodes}
+    assert {"Linear_0", "Net_0", NOT_KNOWN, OUTSIDE} <= {node.name for node in tree.nodes}
 
 
 def test_a_range_around_goes_before_the_chain(tmp_path: Path) -> None:
@@ -107,7 +107,7 @@ def test_chains_without_modules_give_no_breakdown(tmp_path: Path) -> None:
 def test_all_work_of_a_step_with_module_ranges_is_told(tmp_path: Path) -> None:
     names = set(by_name(breakdown_of(training_step(tmp_path / "msprof_1.db"), "module")))
     # A copy and a collective that no call is known of stand apart from the optimizer.
-    assert names == {"Net_0.Linear_0", "Net_0", OUTSIDE, UNTOLD}
+    assert names == {"Net_0.Linear_0", "Net_0", OUTSIDE, NOT_KNOWN}
 
 
 def test_an_imported_trace_is_divided_by_module(tmp_path: Path) -> None:

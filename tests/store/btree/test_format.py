@@ -1,4 +1,4 @@
-"""What a database's header says, and how much of a long record stands in its page."""
+"""The header of a database, and the local part of long records."""
 
 from __future__ import annotations
 

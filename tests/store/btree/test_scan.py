@@ -1,4 +1,4 @@
-"""Rows read from pages are those that SQLite gives, whatever stands in the file."""
+"""Rows read from pages equal those of SQLite, for any contents of the file."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ def selected(db: sqlite3.Connection, *columns: str) -> list[tuple[Any, ...]]:
     return db.execute(f"SELECT {', '.join(columns)} FROM main.t NOT INDEXED").fetchall()
 
 
-def whole(value: Any) -> int:
+def integer(value: Any) -> int:
     return value if isinstance(value, int) else MISSING
 
 
@@ -89,7 +89,7 @@ def check_integers(path: Path, *columns: str) -> None:
         found = of_table(db, path, "t", {name: name for name in columns})
         rows = selected(db, *columns)
     for at, name in enumerate(columns):
-        assert found[name].tolist() == [whole(row[at]) for row in rows], name
+        assert found[name].tolist() == [integer(row[at]) for row in rows], name
 
 
 def all_cells(tables: Tables, **asked: Any) -> tuple[dict[str, list[Any]], dict[str, int]]:
@@ -153,8 +153,8 @@ def test_differences(pairs: list[tuple[int, int]]) -> None:
         with opened(path) as db:
             found = of_table(db, path, "t", {"a": "b - a", "b": "[a] - rowid"})
             expected = selected(db, "b - a", "a - rowid")
-    assert found["a"].tolist() == [whole(row[0]) for row in expected]
-    assert found["b"].tolist() == [whole(row[1]) for row in expected]
+    assert found["a"].tolist() == [integer(row[0]) for row in expected]
+    assert found["b"].tolist() == [integer(row[1]) for row in expected]
 
 
 @pytest.mark.parametrize("value", [None, "7", 1.5, b"7"])
@@ -513,3 +513,57 @@ def test_times_as_text_need_no_sqlite(tmp_path: Path, monkeypatch: pytest.Monkey
     path = make(tmp_path / "a.db", list(enumerate([*times, "7", 12])), columns="d TEXT")
     monkeypatch.setattr(column_reader, "read", None)
     check_integers(path, "CAST(d AS INTEGER)", OF_DIGITS)
+
+
+NAMES = ["a", "A b", "rowid", "oid", "_rowid_", "select", "é", "key"]
+DECLARED = ["", "INTEGER", "INT", "BIGINT", "TEXT", "VARCHAR(9)", "REAL", "NUMERIC", "BLOB"]
+DEFAULTS = ["", " DEFAULT 7", " DEFAULT NULL", " DEFAULT -1.5", " DEFAULT 'x'"]
+
+
+@st.composite
+def schemas(draw: st.DrawFn) -> tuple[list[str], list[str]]:
+    """Return names of columns, and statements that create table t with rows."""
+    names = draw(st.lists(st.sampled_from(NAMES), min_size=1, max_size=5, unique=True))
+    kinds = [draw(st.sampled_from(DECLARED)) for _ in names]
+    if draw(st.booleans()):
+        kinds[draw(st.integers(0, len(names) - 1))] = draw(
+            st.sampled_from(["INTEGER PRIMARY KEY", "INT PRIMARY KEY", "INTEGER PRIMARY KEY DESC"])
+        )
+    first = draw(st.integers(1, len(names)))
+    columns = [f'"{name}" {kind}' for name, kind in zip(names, kinds, strict=True)]
+    if any("PRIMARY" in kind for kind in kinds[first:]):
+        first = len(names)
+    statements = [f"CREATE TABLE t ({', '.join(columns[:first])})"]
+    texts = ["NULL", "1", "-5", "2.5", "'12'", "'y'", "x'00'", str(2**40)]
+    for table_columns in (first, len(names)):
+        for row in range(draw(st.integers(0, 6))):
+            values = [
+                str(len(statements) * 10 + row)
+                if "PRIMARY" in kind
+                else draw(st.sampled_from(texts))
+                for kind in kinds[:table_columns]
+            ]
+            statements.append(f"INSERT INTO t VALUES ({', '.join(values)})")
+        if table_columns < len(names):
+            statements += [
+                f"ALTER TABLE t ADD COLUMN {column}{draw(st.sampled_from(DEFAULTS))}"
+                for column in columns[first:]
+            ]
+    if draw(st.booleans()):
+        statements.append(f'CREATE INDEX i ON t ("{names[0]}")')
+    return names, statements
+
+
+@given(schemas())
+@settings(max_examples=80, deadline=None)
+def test_any_schema_gives_the_values_of_sqlite(schema: tuple[list[str], list[str]]) -> None:
+    names, statements = schema
+    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(integer_columns, "_SMALL_BYTES", -1)
+        path = Path(folder) / "a.db"
+        with closing(sqlite3.connect(path)) as db, db:
+            for statement in statements:
+                db.execute(statement)
+        quoted = [f'"{name}"' for name in names]
+        check_integers(path, *quoted, f"coalesce({quoted[0]}, 3)", f"{quoted[0]} - {quoted[-1]}")
+        check_foreign(path, numbers={names[0]: -7}, reals=names[1:2], texts=names[2:])
