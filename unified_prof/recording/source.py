@@ -12,7 +12,7 @@ from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from typing import TypeAlias
+from typing import TYPE_CHECKING, TypeAlias
 
 import numpy as np
 from numpy.typing import NDArray
@@ -22,10 +22,12 @@ from unified_prof.base.columns import Ledger
 from unified_prof.base.redaction import MASK, is_secret_name, redact, redact_arguments
 from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.recording.model import Anomaly
-from unified_prof.sqlite.reader import Report
+
+if TYPE_CHECKING:
+    from unified_prof.sqlite.reader import Report
 
 # An open report, as `unified_prof.open_report` returns it.
-Source: TypeAlias = Report
+Source: TypeAlias = "Report"
 
 
 def oddities_of_file(source: Source) -> list[Anomaly]:
