@@ -22,7 +22,7 @@ from unified_prof.backends.msprof_outcome import WorkloadWatch
 from unified_prof.backends.msprof_process import ProcessResult
 from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
-from unified_prof.errors import DeviceUnavailableError, UsageError
+from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
 # Initialises the "NPU" and ends as it is told.
 WORKLOAD = """\
@@ -178,11 +178,11 @@ def test_where_nobody_saw_the_end_msprof_s_words_tell(
 def test_a_killed_msprof_is_reported_although_it_left_a_recording(tmp_path: Path) -> None:
     recorded = msprof_outcome.ProfDirectory(tmp_path / "PROF_1", None, has_device_data=True)
     ended = ProcessResult(-signal.SIGKILL, (), None)
-    failure = msprof_outcome.describe_failure(ended, 0, [recorded], tmp_path)
+    failure = msprof_outcome.describe_failure(ended, 0, [recorded])
     assert failure is not None
     assert "msprof was killed by signal 9" in failure
     ended = ProcessResult(0, (), None)
-    assert msprof_outcome.describe_failure(ended, 0, [recorded], tmp_path) is None
+    assert msprof_outcome.describe_failure(ended, 0, [recorded]) is None
 
 
 @pytest.mark.parametrize(
@@ -273,18 +273,29 @@ def test_a_recording_without_device_data_is_said(tmp_path: Path) -> None:
     assert len(capture.recordings) == 1
 
 
-@pytest.mark.parametrize(
-    ("how", "words"),
-    [("vnpu", "virtual NPU (vNPU)"), ("full_while_recording", "is full")],
-)
-def test_what_msprof_does_not_tell_by_its_status_is_told(
-    how: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_virtual_npu_is_reported_although_msprof_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("STAND_IN_MSPROF", how)
+    monkeypatch.setenv("STAND_IN_MSPROF", "vnpu")
     capture = run(tmp_path, INIT)
     assert capture.exit_code == 0
-    assert words in str(capture.failure)
+    assert "virtual NPU (vNPU)" in str(capture.failure)
     assert all(recording.native is None for recording in capture.recordings)
+
+
+def test_a_full_disk_is_an_error_although_msprof_succeeds(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "full_while_recording")
+    capture = run(tmp_path, INIT)
+    assert capture.exit_code == 0
+    assert isinstance(capture.error, OutputError)
+    assert "is full" in str(capture.error)
+
+
+def test_a_workload_killed_by_sigkill_is_explained() -> None:
+    failure = msprof_outcome.describe_failure(ProcessResult(0, (), None), 137, [])
+    assert "exited with code 137 (SIGKILL, often out of memory)" in str(failure)
 
 
 def test_an_argument_that_msprof_does_not_know_is_its_own_complaint(tmp_path: Path) -> None:

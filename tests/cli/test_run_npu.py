@@ -134,6 +134,14 @@ def test_a_failing_application_gives_its_code_and_its_recording(place: Path) -> 
 
 
 @pytest.mark.slow
+def test_a_full_disk_ends_with_exit_code_9(place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("STAND_IN_MSPROF", "full_while_recording")
+    done = uprof(place, INIT)
+    assert done.returncode == 9
+    assert "is full" in done.stderr
+
+
+@pytest.mark.slow
 def test_a_failing_export_of_msprof_does_not_concern_us(
     place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

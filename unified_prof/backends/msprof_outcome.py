@@ -26,7 +26,7 @@ from pathlib import Path
 
 from unified_prof.backends import cann
 from unified_prof.backends.msprof_process import ProcessResult, run_group
-from unified_prof.errors import CaptureError, DeviceUnavailableError
+from unified_prof.errors import CaptureError, DeviceUnavailableError, OutputError
 
 # Exit statuses of msprof; 0 does not mean success.
 _REFUSED = 255
@@ -117,16 +117,15 @@ def workload_exit_code(reported: int | None, observed: int | None, ended: Proces
 
 
 def describe_failure(
-    ended: ProcessResult, exit_code: int, directories: Sequence[ProfDirectory], folder: Path
+    ended: ProcessResult, exit_code: int, directories: Sequence[ProfDirectory]
 ) -> str | None:
     """Return what is missing and why, None if the recording is complete."""
     parts: list[str] = []
     if ended.interrupted_by is not None:
         parts.append("the run was interrupted")
     if exit_code and ended.interrupted_by is None:
-        parts.append(f"the workload exited with code {exit_code}")
-    if _disk_is_full(ended.lines, folder):
-        parts.append(f"the disk of {folder} is full, so the recording is incomplete or missing")
+        killed = " (SIGKILL, often out of memory)" if exit_code == 137 else ""
+        parts.append(f"the workload exited with code {exit_code}{killed}")
     if not directories:
         parts.append(_nothing_recorded_error(ended))
     elif ended.status < 0 and ended.interrupted_by is None:
@@ -185,13 +184,15 @@ def missing_database_error(ended: ProcessResult) -> str:
     return f"msprof's export failed without a reason{status}"
 
 
-def _disk_is_full(lines: Iterable[str], folder: Path) -> bool:
-    if any(_FULL.search(line) for line in lines if line.startswith(("[ERROR]", "[WARNING]"))):
-        return True
-    try:
-        return shutil.disk_usage(folder).free < _MIN_FREE_BYTES
-    except OSError:
-        return False
+def disk_error(ended: ProcessResult, folder: Path) -> OutputError | None:
+    """Return an error if the disk of the recordings is full."""
+    full = any(
+        _FULL.search(line) for line in ended.lines if line.startswith(("[ERROR]", "[WARNING]"))
+    )
+    with suppress(OSError):
+        full = full or shutil.disk_usage(folder).free < _MIN_FREE_BYTES
+    text = f"the disk of {folder} is full: the recording is incomplete or missing"
+    return OutputError(text, slug="cannot-write") if full else None
 
 
 def _code_of_text(text: str) -> int:

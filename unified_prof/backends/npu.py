@@ -123,7 +123,7 @@ class NpuBackend:
         ended, result = attempt.ended, attempt.result
         exit_code = msprof_outcome.workload_exit_code(result.exit_code, attempt.observed, ended)
         directories = [msprof_outcome.inspect(output / name) for name in found]
-        failure = msprof_outcome.describe_failure(ended, exit_code, directories, output)
+        failure = msprof_outcome.describe_failure(ended, exit_code, directories)
         reasons = filter(None, (failure, result.failure, result.unmarked))
         return Capture(
             exit_code,
@@ -131,7 +131,7 @@ class NpuBackend:
             _recordings(directories, spec),
             failure="; ".join(reasons) or None,
             facts=_facts(plan, offer, self._command(spec, plan, offer, _SHOWN_FOLDER)),
-            error=attempt.report_error,
+            error=msprof_outcome.disk_error(ended, output) or attempt.report_error,
         )
 
     def _command(self, spec: RunSpec, plan: Plan, offer: Offer, folder: Path) -> list[str]:
