@@ -83,14 +83,14 @@ def _pair(pair: QuantityPair) -> dict[str, float | None]:
 def _row_fields(row: Any) -> dict[str, Any]:
     """Return a row as plain data; each pair of values has its ratio."""
 
-    def told(value: Any, plain: Any) -> Any:
+    def with_ratio(value: Any, plain: Any) -> Any:
         if isinstance(value, QuantityPair):
             return _pair(value)
         if isinstance(value, dict):
-            return {name: told(one, plain[name]) for name, one in value.items()}
+            return {name: with_ratio(one, plain[name]) for name, one in value.items()}
         return plain
 
-    return {name: told(getattr(row, name), plain) for name, plain in asdict(row).items()}
+    return {name: with_ratio(getattr(row, name), plain) for name, plain in asdict(row).items()}
 
 
 def _sections(found: ClusterDifference, top: int) -> Iterator[ClusterSection]:
@@ -199,5 +199,5 @@ def _ratio(pair: QuantityPair) -> str:
 
 
 def _rates(pair: QuantityPair) -> str:
-    told = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
-    return f"{told[0]} -> {told[1]} GB/s"
+    values = ["-" if one is None else f"{one:.3g}" for one in (pair.base, pair.new)]
+    return f"{values[0]} -> {values[1]} GB/s"

@@ -46,7 +46,7 @@ class RankDetail:
     operations: tuple[RankOperationRow, ...]
 
     @classmethod
-    def of(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
+    def from_overview(cls, overview: Overview, number: int, step: int | None = None) -> RankDetail:
         """Return the details of rank `number`, for all steps or for one.
 
         Raises:
@@ -84,16 +84,16 @@ def _known_or_none(value: float) -> float | None:
 
 
 def _operations(overview: Overview, row: RankRow) -> tuple[RankOperationRow, ...]:
-    own = row.rank
-    stage = tuple(one.rank for one in overview.run.read if one.pp == own.pp)
+    rank = row.rank
+    stage = tuple(one.rank for one in overview.run.read if one.pp == rank.pp)
     others: dict[tuple[str, str], list[int]] = {}
-    mine = []
+    of_rank = []
     for one in overview.run.operations(stage):
         others.setdefault((one.name, one.module), []).append(one.total_ns)
-        if one.rank == own.rank:
-            mine.append(one)
+        if one.rank == rank.rank:
+            of_rank.append(one)
     rows = []
-    for one in mine:
+    for one in of_rank:
         stage_ns = median(others[one.name, one.module]) if len(stage) > 1 else None
         rows.append(
             RankOperationRow(
@@ -151,7 +151,7 @@ def run_facts(overview: Overview) -> dict[str, Any]:
         "vendors": sorted({one.vendor for one in run.ranks if one.vendor}),
         "steps": len(overview.steps),
         "clock_islands": len({one.clock_island for one in run.ranks} - {None}),
-        "mean_step": rounded(overview.whole),
+        "mean_step": rounded_times(overview.whole),
         "facts": run.facts,
     }
 
@@ -175,8 +175,8 @@ def rank_fields(row: RankRow) -> dict[str, Any]:
     return {
         **fields,
         "steps": row.steps,
-        "span_ns": _whole_run(row.span_ns),
-        **rounded(row.parts),
+        "span_ns": _rounded(row.span_ns),
+        **rounded_times(row.parts),
         "blame": None if row.blame is None else asdict(row.blame),
     }
 
@@ -186,12 +186,12 @@ def step_fields(row: StepRow) -> dict[str, Any]:
     return {
         "step": row.step,
         "ranks": row.ranks,
-        "span_ns": _whole_run(row.span_ns),
-        "longest_ns": _whole_run(row.longest_ns),
+        "span_ns": _rounded(row.span_ns),
+        "longest_ns": _rounded(row.longest_ns),
         "longest_rank": row.longest_rank,
-        "most_compute_ns": _whole_run(row.most_compute_ns),
+        "most_compute_ns": _rounded(row.most_compute_ns),
         "most_compute_rank": row.most_compute_rank,
-        **rounded(row.parts),
+        **rounded_times(row.parts),
     }
 
 
@@ -206,9 +206,9 @@ def group_fields(row: GroupRow) -> dict[str, Any]:
         "bytes": row.bytes,
         "per_step": row.per_step,
         "incomplete": row.incomplete,
-        "transfer_ns": _whole_run(row.transfer_ns),
-        "wait_ns": _whole_run(row.wait_ns),
-        "setup_ns": _whole_run(row.setup_ns),
+        "transfer_ns": _rounded(row.transfer_ns),
+        "wait_ns": _rounded(row.wait_ns),
+        "setup_ns": _rounded(row.setup_ns),
         "bus_gb_per_s": row.bus_gb_per_s,
         "slowest_group": None if slowest is None else list(slowest.ranks),
         "slowest_gb_per_s": row.slowest_gb_per_s,
@@ -220,12 +220,12 @@ def link_fields(row: LinkRow) -> dict[str, Any]:
     return asdict(row.link) | {"ratio": row.ratio}
 
 
-def rounded(values: dict[str, float | None]) -> dict[str, int | None]:
+def rounded_times(values: dict[str, float | None]) -> dict[str, int | None]:
     """Round times to whole nanoseconds."""
-    return {name: _whole_run(value) for name, value in values.items()}
+    return {name: _rounded(value) for name, value in values.items()}
 
 
-def _whole_run(value: float | None) -> int | None:
+def _rounded(value: float | None) -> int | None:
     return None if value is None else round(value)
 
 
@@ -239,13 +239,13 @@ def produce_cluster_csv(overview: Overview, request: ClusterRequest) -> str:
 
 def _rows(overview: Overview, request: ClusterRequest) -> list[dict[str, Any]]:
     if request.rank is not None:
-        detail = RankDetail.of(overview, request.rank, request.step)
+        detail = RankDetail.from_overview(overview, request.rank, request.step)
         if request.by == "operation":
             return [asdict(one) for one in detail.operations]
         if request.by == "link":
             return [link_fields(row) for row in detail.links]
         return [
-            {"rank": request.rank, "step": number} | rounded(parts)
+            {"rank": request.rank, "step": number} | rounded_times(parts)
             for number, parts in detail.steps
         ]
     if request.step is not None:
@@ -292,12 +292,12 @@ def produce_cluster_json(overview: Overview, request: ClusterRequest) -> str:
 
 
 def _rank(overview: Overview, number: int, step: int | None) -> dict[str, Any]:
-    detail = RankDetail.of(overview, number, step)
+    detail = RankDetail.from_overview(overview, number, step)
     return {
         "version": CLUSTER_FORMAT_VERSION,
         "run": run_facts(overview),
         "rank": rank_fields(detail.row),
-        "steps": [{"step": one} | rounded(parts) for one, parts in detail.steps],
+        "steps": [{"step": one} | rounded_times(parts) for one, parts in detail.steps],
         "groups": [asdict(one) for one in detail.groups],
         "links": [link_fields(row) for row in detail.links],
         "operations": [asdict(one) for one in detail.operations],

@@ -368,7 +368,9 @@ def cluster_sections(overview: Overview, request: ClusterRequest) -> Iterator[Cl
         UsageError: The run has no such rank or step.
     """
     if request.rank is not None:
-        yield from _rank_sections(RankDetail.of(overview, request.rank, request.step), request)
+        yield from _rank_sections(
+            RankDetail.from_overview(overview, request.rank, request.step), request
+        )
         return
     if request.step is not None:
         rows = sorted(overview.step(request.step), key=lambda row: -(row.span_ns or 0))

@@ -89,7 +89,7 @@ def select_rows(
         if sort == "name":
             rows.sort(key=lambda row: row.name)
         else:
-            rows.sort(key=lambda row: -_known(_sort_key(row, sort)))
+            rows.sort(key=lambda row: -_number_or_lowest(_sort_key(row, sort)))
     return Selection(breakdown, tuple(rows if top is None else rows[:top]))
 
 
@@ -116,7 +116,7 @@ def _sort_key(row: Row, sort: str) -> float | str | None:
     return figures[sort]
 
 
-def _known(value: float | str | None) -> float:
+def _number_or_lowest(value: float | str | None) -> float:
     return -1.0 if value is None else float(value)
 
 

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class ReportRequest:
-    """What to show of a report, and how."""
+    """Selection and presentation of a report."""
 
     # The only breakdown to show; None for the format's default.
     by: By | None = None
@@ -161,7 +161,7 @@ def encode_varints(values: NDArray[np.integer]) -> str:
 
 @dataclass(frozen=True, slots=True)
 class DeviceRequest:
-    """What to show of a comparison of devices, and how."""
+    """Selection and presentation of a comparison of devices."""
 
     by: DeviceFormatsBy = "operation"
     # Maximum rows of each table.
@@ -224,7 +224,7 @@ CLUSTER_SUFFIXES = {one.name: one.suffixes for one in CLUSTER_FORMATS}
 
 @dataclass(frozen=True, slots=True)
 class ClusterRequest:
-    """What to show of a multi-rank run, and how."""
+    """Selection and presentation of a multi-rank run."""
 
     # The only table to show; None for the format's default.
     by: ClusterBreakdown | None = None

@@ -167,7 +167,7 @@ def _report(analysis: Analysis, request: ReportRequest, blocks: int) -> dict[str
     }
     if request.source_root is not None:
         lines = SourceLines(request.source_root)
-        report["source"] = lines.of(_source_lines(figures, trees))
+        report["source"] = lines.texts(_source_lines(figures, trees))
     return report
 
 

@@ -85,13 +85,13 @@ def truncate_middle(text: str, width: int) -> str:
     """
     if len(text) <= width:
         return text
-    room = max(0, width - len(ELLIPSIS))
-    tail = room * 2 // 5
+    kept = max(0, width - len(ELLIPSIS))
+    tail = kept * 2 // 5
     if _PATH.fullmatch(text):
-        tail = room
+        tail = kept
     elif place := _PLACE.search(text):
-        tail = max(tail, min(room, len(place[0])))
-    return f"{text[: room - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
+        tail = max(tail, min(kept, len(place[0])))
+    return f"{text[: kept - tail]}{ELLIPSIS[:width]}{text[len(text) - tail :] if tail else ''}"
 
 
 def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:

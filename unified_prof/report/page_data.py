@@ -371,7 +371,7 @@ class SourceLines:
         self._root = root.resolve()
         self._files: dict[str, list[str]] = {}
 
-    def of(self, frames: Iterable[str]) -> dict[str, str]:
+    def texts(self, frames: Iterable[str]) -> dict[str, str]:
         """Return frame -> text of its line, for lines that exist."""
         found = {}
         for frame in frames:

@@ -530,13 +530,13 @@ def device_columns(devices: tuple[DeviceTime, ...]) -> list[Column]:
 
     stepped = any(one.steps is not None for one in devices)
 
-    def whole(one: DeviceTime) -> str:
+    def length(one: DeviceTime) -> str:
         text = names.format_duration(one.share_basis.window_ns)
         return f"window {text}" if stepped and one.steps is None else text
 
     result = [
         Column("device", tuple(names.neutral(one.device) for one in devices), is_name=True),
-        Column("in steps" if stepped else "window", tuple(map(whole, devices))),
+        Column("in steps" if stepped else "window", tuple(map(length, devices))),
         Column("compute", part(lambda one: one.compute_ns)),
         Column("communication", part(lambda one: one.communication_ns)),
         Column("overlapped", part(lambda one: one.overlap_ns), importance=7),
