@@ -55,8 +55,8 @@ def test_the_page_says_what_it_holds_and_holds_no_secret(window: Browser, tmp_pa
     window.open(page)
     said = window.run("return document.querySelector('#contents').textContent")
     assert said == (
-        "Whoever has this page can read: the figures above; the names of operations and source "
-        "files; the command line and the name of the host, with what looks like a secret masked; "
+        "This page contains the figures above; the names of operations and source "
+        "files; the command line and the name of the host, with secrets masked; "
         "no source code."
     )
     shown = window.run("return document.querySelector('dl.provenance').textContent")

@@ -67,7 +67,7 @@ def test_the_host_is_searched_and_summed_up_as_the_device_is(
     window.press(*"launch")
     found = "return document.querySelector('#found').textContent"
     assert window.run(found) == (
-        "0 tasks match, 0 ns in all; 3 ranges of the host; Enter shows the next."
+        "0 tasks match, 0 ns in total; 3 host ranges; Enter goes to the next."
     )
     window.press("\ue007", "\ue007", "\ue007")
     assert chosen(window).startswith(
@@ -86,9 +86,7 @@ def test_the_host_is_searched_and_summed_up_as_the_device_is(
         ["aten::mm", "1", "550 ns", "700 ns", "thread 1"],
         ["cudaLaunchKernel", "2", "150 ns", "150 ns", "thread 1"],
     ]
-    assert "work ran for 250 ns" in window.run(
-        "return document.querySelector('#selected').textContent"
-    )
+    assert "busy 250 ns" in window.run("return document.querySelector('#selected').textContent")
     assert window.console() == []
 
 
@@ -106,9 +104,9 @@ def test_of_many_calls_the_page_says_which_are_left_out(window: Browser, tmp_pat
     page = written(tmp_path / "msprof_1.db")
     assert page.stat().st_size < 1_200_000
     window.open(page)
-    assert "of the shortest idle times" in window.run("return document.body.textContent")
+    assert "of the shortest idle gaps" in window.run("return document.body.textContent")
     said = window.run("return document.querySelector('#host-left-out').textContent")
-    assert said.startswith("15,000 of 40,000 ranges of the host are drawn: all that begin from ")
+    assert said.startswith("15,000 of 40,000 host ranges are drawn: all from ")
     click(window, "#host-left-out button")
     window.run("document.querySelector('#timeline canvas').focus()")
     for _ in range(7):
@@ -125,7 +123,7 @@ def test_a_recording_of_the_host_alone_has_a_timeline(window: Browser, tmp_path:
     assert (
         window.run("return document.querySelector('#timeline h2').textContent") == "Host timeline"
     )
-    click(window, "[aria-label='Sum up what is shown']")
+    click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
     rows = window.run(
         "return [...document.querySelectorAll('#selection tbody tr')]"

@@ -167,7 +167,7 @@ def test_counters_have_units_and_none_that_was_never_counted(
     assert heads == [
         "operator type", "tasks", "aic_mac_ratio (share of 1)", "aic_total_cycles (cycles)",
     ]  # fmt: skip
-    assert "1 of 3 counters, 0 throughout, left out" in window.run(
+    assert "1 of 3 counters always 0 and left out" in window.run(
         "return document.querySelector('#counters').textContent"
     )
     legend = window.run("return document.querySelector('#memory .legend').textContent")

@@ -131,7 +131,7 @@ def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: P
     window.run("document.querySelector('#find').focus()")
     window.press(*"gemm")
     found = "return document.querySelector('#found').textContent"
-    assert window.run(found).startswith("2 tasks match, 700 ns in all")
+    assert window.run(found).startswith("2 tasks match, 700 ns in total")
     window.press("\ue007")
     chosen = "return document.querySelector('#chosen').textContent"
     assert window.run(chosen).startswith("gemm_one: 100 ns")
@@ -139,15 +139,13 @@ def test_a_task_is_searched_and_a_span_is_summed_up(window: Browser, tmp_path: P
     assert window.run(chosen).startswith("gemm_two: 600 ns")
     window.press("\ue007")
     assert window.run(chosen).startswith("gemm_one"), "after the last the first again"
-    click(window, "[aria-label='Sum up what is shown']")
+    click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
     assert selected(window) == {
         "gemm_two": ("1", "600 ns"), "gemm_one": ("1", "100 ns"), "copy_it": ("1", "100 ns"),
     }  # fmt: skip
     said = window.run("return document.querySelector('#selected').textContent")
-    assert said == (
-        "1.00 µs selected, from 0 ns: work ran for 800 ns (80.0 %), nothing for 200 ns."
-    )
+    assert said == ("1.00 µs selected, from 0 ns: busy 800 ns (80.0 %), idle 200 ns.")
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press("\ue00c")
     time.sleep(0.4)
@@ -173,7 +171,7 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
     legend = window.run("return document.querySelector('#timeline .legend').textContent")
     assert "idle: host-bound" in legend
     assert "idle: launch latency" in legend
-    click(window, "[aria-label='Sum up what is shown']")
+    click(window, "[aria-label='Sum the visible part']")
     time.sleep(0.4)
     said = window.run("return document.querySelector('#selected-idle').textContent")
     parts = [
@@ -183,7 +181,7 @@ def test_when_and_why_a_device_was_idle_is_seen_chosen_and_summed_up(
     ]
     assert len(parts) > 1
     assert all(one in said for one in parts)
-    assert len(said) == len("Idle in it: ") + len(", ".join(parts)) + len(".")
+    assert len(said) == len("Idle: ") + len(", ".join(parts)) + len(".")
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 6)
     assert re.match(r"(host-bound|launch latency): \d+ ns, from ", chosen(window))

@@ -1,5 +1,5 @@
-// Elements, figures in words, and the decoding of columns. Text reaches the page as text only:
-// nothing here, or anywhere, parses a string as HTML.
+// Elements, formatting of figures, decoding of columns. Strings become text nodes only; none is
+// parsed as HTML.
 
 /** Make an element. Properties: class, text, data, style (custom properties too), on, attributes. */
 function make(tag, properties = {}, ...children) {
@@ -9,7 +9,7 @@ function make(tag, properties = {}, ...children) {
   return node;
 }
 
-/** Replace what a node contains; null children are left out. */
+/** Replace the children of a node; null children are left out. */
 function put(node, ...children) {
   node.replaceChildren(...children.filter((child) => child !== null && child !== undefined));
 }
@@ -69,7 +69,7 @@ const words = {
     if (value === null || value === undefined) return NOT_MEASURED;
     return value > 0 && value < 0.1 ? "<0.1 %" : `${value.toFixed(1)} %`;
   },
-  /** In the unit that a name's ending tells. */
+  /** Format by the unit in the key. */
   of(key, value) {
     if (value === null || value === undefined) return NOT_MEASURED;
     if (key.endsWith("_ns")) return words.duration(value);
@@ -89,7 +89,7 @@ const words = {
   },
 };
 
-/** A path cut in front, so that file and line stay to be read; other text as it is. */
+/** Shorten a path in front, so that file and line stay visible; other text is unchanged. */
 function cutInFront(text, room) {
   if (text.length <= room || !/^(?:[A-Za-z]:)?[^\s:]*[/\\][^\s:]*:\d+(?: \(\+[\d,]+\))?$/.test(text)) return text;
   return `\u2026${text.slice(text.length - Math.max(1, room - 1))}`;
@@ -122,18 +122,18 @@ function hueOf(name) {
   return (hash >>> 0) % 360;
 }
 
-/** Black or white, whichever is read more easily on a colour that lets some of the ground through. */
+/** Black or white, whichever has more contrast on a translucent color. */
 function inkOn(color, opacity, ground) {
   const parts = (text) => [1, 3, 5].map((at) => parseInt(text.slice(at, at + 2), 16) / 255);
   const below = parts(ground);
   const [red, green, blue] = parts(color)
     .map((value, index) => value * opacity + below[index] * (1 - opacity))
     .map((value) => (value <= 0.04045 ? value / 12.92 : ((value + 0.055) / 1.055) ** 2.4));
-  // Above this luminance black has the larger contrast as WCAG 2 counts it.
+  // Above this luminance black has more contrast (WCAG 2).
   return 0.2126 * red + 0.7152 * green + 0.0722 * blue > 0.179 ? "#000000" : "#ffffff";
 }
 
-/** A row of buttons of which one is pressed. */
+/** Row of buttons, one of them pressed. */
 function choice(label, options, chosen, choose) {
   const buttons = options.map(([value, text]) =>
     make("button", { type: "button", text, "aria-pressed": value === chosen, "data-value": value, on: { click: () => press(value) } }));

@@ -6,10 +6,10 @@ const UNIT_TITLES = { "%": "Load over time", MHz: "Frequency over time", launche
 /** Text of a tick: a unit that the title names is left out. */
 const tickText = (unit, value) => (value === 0 ? "0" : unit in UNIT_TITLES && !(unit in UNIT_WORDS) ? words.count(value) : inUnit(unit)(value));
 const CHARACTER_WIDTH = 7;
-/** Units that a recording brings along are shown as they are. */
+/** Unknown units are shown unchanged. */
 const inUnit = (unit) => UNIT_WORDS[unit] || ((value) => `${words.count(Math.round(value * 1000) / 1000)} ${unit}`.trim());
 
-/** Whether a quantity was ever anything but 0. */
+/** True if a series has a value other than 0. */
 const anything = (one) => one.value.some((value) => value !== 0);
 
 function chartSections(report) {
@@ -29,14 +29,14 @@ function chartSections(report) {
 function chartSection(id, title, series, view) {
   const section = card(id, title);
   const several = new Set(series.map((one) => one.device)).size > 1;
-  // The largest first: totals stand before their parts, and what is hidden at first is small.
+  // Largest first: totals precede their parts, and initially hidden lines are small.
   const lines = [...series].sort((a, b) => b.max - a.max).map((one, number) => ({
     ...one,
     title: several ? `${one.device}: ${one.name}` : one.name,
     color: `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% ${number < LINE_HUES.length ? 50 : 66}%)`,
     shown: number < 6 && one.max > 0,
   }));
-  const picture = makeSvg("svg", { class: "chart", role: "img", "aria-label": `${title}; the largest values are in the list below` });
+  const picture = makeSvg("svg", { class: "chart", role: "img", "aria-label": `${title}; maximum values are in the list below` });
   const tip = make("div", { class: "tip", hidden: true });
   const legend = make("ul", { class: "legend" }, ...lines.map((line) => make("li", {}, make("button", {
     type: "button", "aria-pressed": line.shown,
@@ -52,7 +52,7 @@ function chartSection(id, title, series, view) {
   const thinned = lines.filter((line) => line.samples > line.time_ns.length);
   if (thinned.length) {
     const most = Math.max(...thinned.map((line) => line.samples));
-    section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples a line: the smallest and the largest of neighbours are drawn.` }));
+    section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples per line; minimum and maximum of neighbours are drawn.` }));
   }
 
   let left = 74;
@@ -130,7 +130,7 @@ function chartSection(id, title, series, view) {
   return section;
 }
 
-/** The first and the last point to draw: those in view and one beside on either side. */
+/** First and last point to draw: the visible ones and one more on each side. */
 function visible(times, from, to) {
   let first = times.findIndex((time) => time >= from);
   first = first < 0 ? times.length - 1 : Math.max(0, first - 1);

@@ -1,4 +1,4 @@
-// The page of a run of many ranks: the verdict first, then where it shows.
+// Page of a multi-rank run: findings first, then their evidence.
 
 const oneRank = rankSection();
 const first = page.findings.find((one) => one.ranks.length)?.ranks[0] ?? page.ranks[0]?.rank;
@@ -12,7 +12,7 @@ function choose(rank) {
 startPage(null, () => {
   const { run } = page;
   const facts = [run.layout, run.hosts ? `${words.count(run.hosts)} host${run.hosts === 1 ? "" : "s"}` : "", run.devices.slice(0, 3).join(", "),
-    run.clock_islands > 1 ? `${words.count(run.clock_islands)} islands without a common clock` : ""].filter(Boolean);
+    run.clock_islands > 1 ? `${words.count(run.clock_islands)} groups of ranks without a common clock` : ""].filter(Boolean);
   const intro = make("header", { class: "intro" }, make("h1", { text: page.title }),
     make("ul", { class: "facts soft" }, ...facts.map((text) => make("li", { text }))));
   oneRank.show(first);

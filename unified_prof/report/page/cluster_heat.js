@@ -1,8 +1,8 @@
-// A matrix as colours, that a pointer or the arrow keys can read cell by cell.
+// Heat map whose cells can be read by pointer or arrow keys.
 
 const MOST_ROWS = 640;
 
-/** Numbers that were sent one higher than they are; 0 is "not known". */
+/** Numbers encoded plus one; 0 is unknown. */
 function knownNumbers(text, count) {
   const found = numbersOf(text, count);
   for (let index = 0; index < count; index += 1) found[index] = found[index] === 0 ? NaN : found[index] - 1;
@@ -35,7 +35,7 @@ function heatMap(options) {
   const tip = make("div", { class: "tip", hidden: true });
   let cursor = null;
 
-  /** Of the cells behind one pixel the one that matters. */
+  /** The most important of the cells behind one pixel. */
   function behind(y, x) {
     let found = null;
     for (let row = y * together; row < Math.min(rows, (y + 1) * together); row += 1) {
@@ -65,7 +65,7 @@ function heatMap(options) {
     canvas.dataset.drawn = "yes";
   }
 
-  /** What stands out is drawn larger: one pixel of a thousand would not be seen. */
+  /** Outliers are drawn larger, so that single pixels are visible. */
   function drawAgain(context, colour) {
     const side = Math.ceil(Math.min(width, height) / 100);
     for (let y = 0; y < height; y += 1) {
@@ -88,7 +88,7 @@ function heatMap(options) {
     tip.hidden = false;
   }
 
-  /** The cell itself, or where it is empty the next one that stands out. */
+  /** The cell itself, or the next outlier if it is empty. */
   function nearest(y, x) {
     const found = behind(y, x);
     if (found !== null || !options.stands) return found;
@@ -140,7 +140,7 @@ function heatMap(options) {
   return { element, draw, canvas };
 }
 
-/** The legend of a scale of colours. */
+/** Legend of a color scale. */
 function scale(low, high, from, to) {
   return make("div", { class: "scale" }, make("span", { text: low }),
     make("span", { class: "ramp", style: { background: `linear-gradient(to right, var(${from}), var(${to}))` } }), make("span", { text: high }));

@@ -1,4 +1,4 @@
-// What chosen ranks did in one step, on one clock: kernels above, communication below.
+// Timelines of selected ranks in one step on one clock: kernels above, communication below.
 
 const LANE_HEIGHT = 30;
 const LABEL_WIDTH = 86;
@@ -125,9 +125,9 @@ function lanesSection() {
     button("−", "Zoom out", () => zoom(2, 0.5)), button("+", "Zoom in", () => zoom(0.5, 0.5)), button("◀", "Earlier", () => move(-0.25)), button("▶", "Later", () => move(0.25)), button("All", "Show the whole step", () => zoom(Infinity, 0))));
   section.classList.add("lanes-of-ranks");
   const notes = [`Clocks agree within about ${words.duration(data.error_ns)}.`];
-  if (lanes.some((lane) => !lane.aligned)) notes.push("Ranks with * share no event with the first: they are drawn by their own clock.");
+  if (lanes.some((lane) => !lane.aligned)) notes.push("Ranks with * share no event with the first rank and are drawn by their own clock.");
   const left = lanes.reduce((sum, lane) => sum + lane.left_out, 0);
-  if (left) notes.push(`${words.count(left)} shortest pieces are not drawn.`);
+  if (left) notes.push(`${words.count(left)} shortest kernels are not drawn.`);
   section.append(canvas, make("ul", { class: "legend" }, ...data.labels.map((text, index) => make("li", {},
     make("span", { class: "swatch", style: { background: `var(${colourOf(index)})` } }), text.replaceAll("_", " ")))), tip,
   make("p", { class: "small soft", text: notes.join(" ") }));

@@ -1,4 +1,4 @@
-// The parts of the page of many ranks: verdict, figures, heat maps, bars, the table of ranks.
+// Sections of the page of a multi-rank run: findings, figures, heat maps, bars, table of ranks.
 
 const MEASURES = [
   ["compute_ns", "Compute"], ["span_ns", "Step"], ["exposed_communication_ns", "Communication"],
@@ -10,16 +10,16 @@ const byRank = new Map(page.ranks.map((row) => [row.rank, row]));
 const nameOf = (rank) => `rank ${rank}${byRank.get(rank)?.host ? `, ${byRank.get(rank).host}` : ""}`;
 
 function verdictSection(choose) {
-  const section = card("verdict", "What costs the run time");
+  const section = card("verdict", "Findings");
   section.classList.add("verdict");
   if (!page.findings.length) {
     section.classList.add("fine");
-    const told = page.run.mean_step.compute_ns ? "Nothing stands out: no rank, host or link costs the run time." : "No kernels were recorded in a step: nothing can be told.";
+    const told = page.run.mean_step.compute_ns ? "No findings: no rank, host or link slows the run down." : "No kernels recorded within steps: no analysis possible.";
     section.append(make("p", { text: told }));
     return section;
   }
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},
-    make("span", { class: "cost", text: `${words.duration(one.cost_ms_per_step * 1e6)} a step`, title: `${one.cost_ms_per_step} ms a step`, "data-cost": one.cost_ms_per_step }),
+    make("span", { class: "cost", text: `${words.duration(one.cost_ms_per_step * 1e6)}/step`, title: `${one.cost_ms_per_step} ms a step`, "data-cost": one.cost_ms_per_step }),
     one.text,
     one.ranks.length ? make("button", { type: "button", text: `show rank ${one.ranks[0]}`, on: { click: () => choose(one.ranks[0]) } }) : null))));
   return section;
@@ -28,7 +28,7 @@ function verdictSection(choose) {
 function missingRanks() {
   const missing = page.run.ranks_missing;
   if (!missing.length) return null;
-  const section = card("missing", `Only ${words.count(page.run.ranks_read)} of ${words.count(page.run.world_size)} ranks could be read whole`);
+  const section = card("missing", `Only ${words.count(page.run.ranks_read)} of ${words.count(page.run.world_size)} ranks are complete`);
   section.append(make("ul", { class: "remarks" }, ...missing.slice(0, 20).map((one) => make("li", {},
     make("span", { class: "odd", text: `rank ${one.rank}` }), `${one.status}${one.why ? `: ${one.why}` : ""}`))));
   if (missing.length > 20) section.append(make("p", { class: "small soft", text: `and ${words.count(missing.length - 20)} more` }));
@@ -39,8 +39,8 @@ function runFigures() {
   const mean = page.run.mean_step;
   const part = (value) => (value === null || !mean.span_ns ? "" : `${words.percent((100 * value) / mean.span_ns)} of it`);
   const found = [["Mean step", "span_ns", `${words.count(page.run.steps)} steps, ${words.count(page.run.ranks_read)} ranks`],
-    ["Compute", "compute_ns"], ["Communication alone", "exposed_communication_ns"], ["Waiting for other ranks", "exposed_wait_ns"],
-    ["Set-up of collectives", "setup_ns"], ["Input late", "input_late_ns"], ["Idle", "idle_ns"]]
+    ["Compute", "compute_ns"], ["Exposed communication", "exposed_communication_ns"], ["Collective wait", "exposed_wait_ns"],
+    ["Collective setup", "setup_ns"], ["Input late", "input_late_ns"], ["Idle", "idle_ns"]]
     .filter(([, key]) => mean[key] !== null && mean[key] !== undefined && (mean[key] > 0 || key !== "setup_ns"))
     .map(([what, key, note]) => figure(what, words.duration(mean[key]), note ?? part(mean[key]), `${mean[key]} ns`, key));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
@@ -74,7 +74,7 @@ function stepsSection(choose) {
     const value = (row, step) => column[index[row] * steps.length + step];
     const title = known.find(([key]) => key === measure)[1];
     const map = heatMap({
-      label: `${title} of each rank (down) in each step (across), ${words.duration(low * 1000)} to ${words.duration(high * 1000)}`,
+      label: `${title} by rank (rows) and step (columns), ${words.duration(low * 1000)} to ${words.duration(high * 1000)}`,
       rows: ranks.length, columns: steps.length, value, worst: "most",
       colours: () => {
         const [from, to] = [cssColour("--low"), cssColour("--high")];
@@ -92,7 +92,7 @@ function stepsSection(choose) {
     choice("Measure", known, measure, (next) => { measure = next; show(); }),
     choice("Order of ranks", ORDERS, order, (next) => { order = next; show(); }));
   section.append(holder);
-  if (left) section.append(make("p", { class: "small soft", text: `The longest ${words.count(steps.length)} steps; ${words.count(left)} shorter ones are not on this page (uprof cluster report --by step has all).` }));
+  if (left) section.append(make("p", { class: "small soft", text: `The longest ${words.count(steps.length)} steps; ${words.count(left)} shorter ones are left out (all: uprof cluster report --by step).` }));
   show();
   return section;
 }
@@ -118,7 +118,7 @@ function linksSection(choose) {
     }
     const speed = (value) => (value === null ? NOT_MEASURED : words.rate(value * 1e6));
     const map = heatMap({
-      label: `Links from a rank (down) to a rank (across): bandwidth beside that of links like it`,
+      label: `Links from rank (rows) to rank (columns): bandwidth relative to similar links`,
       rows: size, columns: size, square: true, worst: "least",
       value: (row, column) => cells.get(row * size + column)?.ratio ?? NaN,
       colours: () => {
@@ -127,13 +127,13 @@ function linksSection(choose) {
       },
       inWords: (row, column) => {
         const { index, ratio } = cells.get(row * size + column);
-        return `${row} to ${column}: ${speed(rate[index])}, ${ratio.toFixed(2)} times the links like it`;
+        return `${row} to ${column}: ${speed(rate[index])}, ${ratio.toFixed(2)} x similar links`;
       },
       stands: (one) => one < 0.75,
       pick: (row) => choose(row),
       side: ["from 0", `${size - 1}`], below: ["to 0", `${size - 1}`],
     });
-    const table = sortableTable("Links, the slowest beside those like them first", [
+    const table = sortableTable("Links, slowest relative to similar links first", [
       { key: "name", label: "link", kind: "text" },
       { key: "rate", label: "median", kind: "number", show: speed, exact: speed },
       { key: "like", label: "links like it", kind: "number", show: speed, exact: speed },
@@ -146,7 +146,7 @@ function linksSection(choose) {
 
   const section = card("links", "Links between ranks", kinds.length > 1 ? choice("Kind", kinds.map((kind) => [kind, kind]), kinds[0], show) : null);
   section.append(holder);
-  if (left) section.append(make("p", { class: "small soft", text: `${words.count(left)} faster ones are not on this page (uprof cluster report --by link has all).` }));
+  if (left) section.append(make("p", { class: "small soft", text: `${words.count(left)} faster ones are left out (all: uprof cluster report --by link).` }));
   show(kinds[0]);
   return section;
 }
@@ -154,7 +154,7 @@ function linksSection(choose) {
 function groupsSection() {
   if (!page.groups.length) return null;
   const most = Math.max(...page.groups.map((row) => (row.transfer_ns ?? 0) + (row.wait_ns ?? 0) + (row.setup_ns ?? 0)), 1);
-  const section = card("groups", "Collectives, a step and group");
+  const section = card("groups", "Collectives, per step and group");
   const parts = [["transfer_ns", "moving data", "communication"], ["wait_ns", "waiting for the last comer", "wait"], ["setup_ns", "set-up", "copy"]];
   section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row) => [
     make("span", { class: "name", text: `${row.group_kind} of ${row.size}: ${row.kind} ${words.size(row.bytes)}` }),
@@ -162,7 +162,7 @@ function groupsSection() {
       ...parts.filter(([key]) => row[key] > 0).map(([key, name, color]) => make("span", { title: `${name}: ${words.duration(row[key])}`, "data-ns": row[key], style: { width: `${(100 * row[key]) / most}%`, background: `var(--${color})` } }))),
     make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of members are missing" : null].filter(Boolean).join(", ") }),
   ])), make("ul", { class: "legend" }, ...parts.map(([, name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))));
-  if (page.groups_left_out) section.append(make("p", { class: "small soft", text: `and ${words.count(page.groups_left_out)} that cost less` }));
+  if (page.groups_left_out) section.append(make("p", { class: "small soft", text: `and ${words.count(page.groups_left_out)} with lower cost` }));
   return section;
 }
 
@@ -195,7 +195,7 @@ function ranksSection() {
   return section;
 }
 
-/** The figures of one rank, beside those of its stage. */
+/** Figures of one rank and of its stage. */
 function rankSection() {
   const section = card("rank", "One rank");
   section.classList.add("rank-detail");

@@ -1,4 +1,4 @@
-// The page of two runs of devices: the step on both sides, then where it differs.
+// Page of a device comparison: the step on both sides, then the differences.
 
 const times = (value) => (value === null || value === undefined ? NOT_MEASURED : `${value >= 100 ? words.count(Math.round(value)) : value.toFixed(2)} x`);
 const change = (value) => (value > 0 ? `+${words.duration(value)}` : words.duration(value));
@@ -21,7 +21,7 @@ function headlines() {
     figure("change", change(page.new_ns - page.base_ns), ratio === null ? null : times(ratio), `${page.new_ns - page.base_ns} ns`, "delta_ns"));
 }
 
-/** Both sides as strips of one scale: what is longer is longer. */
+/** Both sides as strips of one scale. */
 function stepSection() {
   const longest = Math.max(page.base_ns, page.new_ns) || 1;
   const section = card("step", page.unit === "step" ? "Step" : "Recording");
@@ -95,8 +95,8 @@ function workSection() {
   function draw() {
     const { rows, left_out: left } = page.tables[by];
     const found = table.draw();
-    count.textContent = `${words.count(found)} of ${words.count(rows.length)} rows, the largest change first` +
-      (left ? `; ${words.count(left)} that change less are not on this page (uprof diff --format csv has all)` : "");
+    count.textContent = `${words.count(found)} of ${words.count(rows.length)} rows, largest change first` +
+      (left ? `; ${words.count(left)} with smaller changes are left out (all: uprof diff --format csv)` : "");
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });

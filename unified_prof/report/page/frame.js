@@ -1,4 +1,4 @@
-// What every page has: its data, its colours, the bar above, figures and strips.
+// Common parts of all pages: data, colors, navigation bar, figures and strips.
 
 const THEMES = ["auto", "light", "dark"];
 
@@ -8,14 +8,14 @@ const announce = (text) => { live.textContent = text; };
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 let theme = "auto";
 
-/** What is shown, in the address: whoever opens the same file by it sees the same. */
+/** State of the view in the address, so that links show the same. */
 const link = {
   read() {
     const text = window.location.hash.slice(1);
     return new URLSearchParams(text.includes("=") ? text : "");
   },
   get: (key) => link.read().get(key),
-  /** Put values into the address, without a step in the history; null takes one out. */
+  /** Set values in the address without a history entry; null removes a value. */
   set(values) {
     const parts = link.read();
     for (const [key, value] of Object.entries(values)) {
@@ -27,7 +27,7 @@ const link = {
   },
 };
 
-/** Call once things have been quiet for a moment: browsers allow few changes of an address. */
+/** Debounce a call: browsers limit changes of the address. */
 function whenQuiet(call) {
   let waiting = 0;
   return () => {

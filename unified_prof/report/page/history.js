@@ -6,7 +6,7 @@ const ROOM = { left: 78, right: 16, top: 30, bottom: 34 };
 const inUnitOf = (series) => (series.unit === "B" ? words.size : words.duration);
 const commitOf = (point) => (point.commit ? point.commit.slice(0, 10) : NOT_MEASURED);
 
-/** All that is known of a version, in a sentence. */
+/** Description of a version in a sentence. */
 function sentence(series, point) {
   const show = inUnitOf(series);
   const parts = [`version ${point.version}`, point.commit ? `commit ${commitOf(point)}` : null, point.saved_at.slice(0, 16).replace("T", " "),
@@ -18,7 +18,7 @@ function sentence(series, point) {
 
 function historySection(series, number) {
   const section = card(`series-${number}`, series.title);
-  const picture = makeSvg("svg", { class: "chart history", role: "group", "aria-label": `${series.title}: ${words.count(series.points.length)} versions, the figures are in the table below` });
+  const picture = makeSvg("svg", { class: "chart history", role: "group", "aria-label": `${series.title}: ${words.count(series.points.length)} versions; the table below has the figures` });
   const tip = make("div", { class: "tip", hidden: true });
   const show = inUnitOf(series);
   const known = series.points.filter((point) => point.value !== null);
@@ -31,7 +31,7 @@ function historySection(series, number) {
   const ends = known.flatMap((point) => [point.low ?? point.value, point.high ?? point.value]);
   const least = Math.min(...ends);
   const most = Math.max(...ends);
-  // Changes of some per cent are to be seen, so the axis need not begin at 0: its figures say where.
+  // The axis does not begin at 0, so that changes of a few percent are visible.
   const spare = (most - least || most || 1) * 0.08;
   const from = Math.max(0, least - spare);
   const to = most + spare;
@@ -103,7 +103,7 @@ function historySection(series, number) {
   return section;
 }
 
-/** The least of 1, 2 and 5 times a power of ten that is not below. */
+/** The smallest 1, 2 or 5 times a power of ten that is not below. */
 function roundRise(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].find((one) => one * power >= least * 0.999) * power;

@@ -1,10 +1,10 @@
-// Threads of the host above the streams: who launched what, and what the host did in a while.
+// Host threads above the streams: launches, and sums of host work in a span.
 
 const HOST_LANE = 18;
 const MOST_ARROWS = 300;
 const HOST_COLORS = ["host-operation", "host-annotation", "host-call"];
 
-/** The rows of threads as lanes; what stands in the same thread has the same `thread`. */
+/** Rows of threads as lanes; rows of one thread have the same `thread`. */
 function hostLanes(host) {
   let first = 0;
   return (host?.threads ?? []).flatMap((thread, number) => thread.rows.map((row, depth) => {
@@ -17,7 +17,7 @@ function hostLanes(host) {
   }));
 }
 
-/** When devices were idle: one lane each, by reason. */
+/** Idle time of devices by reason, one lane each. */
 function idleLanes(report) {
   const texts = REASONS.map((reason) => report.idle_words[reason]);
   return (report.idle ?? []).filter((one) => one.count).map((one) => {
@@ -29,7 +29,7 @@ function idleLanes(report) {
   });
 }
 
-/** How long devices were idle in a span, by reason, the most first. */
+/** Idle time of devices within a span by reason, largest first. */
 function idleIn(lanes, [from, to]) {
   const sums = new Map();
   for (const lane of lanes) {
@@ -41,7 +41,7 @@ function idleIn(lanes, [from, to]) {
   return [...sums].sort((a, b) => b[1] - a[1]);
 }
 
-/** Arrows from calls to what they launched: columns, in order of lanes and blocks. */
+/** Arrows from launches to kernels as columns, in order of lanes and blocks. */
 function launchesOf(rows, lanes) {
   const found = { row: [], call: [], lane: [], block: [] };
   lanes.forEach((lane) => {
@@ -70,7 +70,7 @@ function launchesOf(rows, lanes) {
   return { ...found, count: found.row.length, launchedBy: (row, index) => byCall.get(row.first + index) ?? [] };
 }
 
-/** The arrows that touch what is shown; null: too many to tell them apart. */
+/** Visible arrows; null if there are too many. */
 function arrowsIn(launches, from, to) {
   const shown = [];
   for (let number = 0; number < launches.count; number += 1) {
@@ -105,7 +105,7 @@ function drawArrow(pen, [x, y], [toX, toY], color, strong) {
   pen.lineWidth = 1;
 }
 
-/** What the threads did in a span: rows by thread and name, with the time of what is inside and without it. */
+/** Host work within a span: rows by thread and name, with total and self time. */
 function hostRanIn(lanes, [from, to]) {
   const rows = new Map();
   for (const thread of new Set(lanes.map((lane) => lane.thread))) {
@@ -138,27 +138,27 @@ function rangesIn(lane, from, to) {
   return found;
 }
 
-/** What of the host and of idle times is not on the page. */
+/** Notes on host ranges and idle gaps that are left out. */
 function hostNotes(host, idle, look) {
   const lines = [];
   const short = (idle ?? []).filter((one) => one.left_out);
   if (short.length) {
     const [count, time] = ["left_out", "left_out_ns"].map((key) => short.reduce((sum, one) => sum + one[key], 0));
-    lines.push(note(`${words.count(count)} of the shortest idle times, ${words.duration(time)} in all, are not drawn and not summed up by reason here; the figures above have them.`));
+    lines.push(note(`${words.count(count)} of the shortest idle gaps (${words.duration(time)} in total) are not drawn and not in the sums by reason here; the figures above include them.`));
   }
   if (!host) return lines;
   if (host.longer_than_ns || host.whole_ns) {
     const [from, to] = host.whole_ns;
     lines.push(make("p", { class: "small soft", id: "host-left-out" },
-      `${words.count(host.drawn)} of ${words.count(host.ranges)} ranges of the host are drawn: all that begin from ${words.duration(from)} to ${words.duration(to)}, and elsewhere those longer than ${words.duration(host.longer_than_ns)}. Only what is drawn has arrows and is found and summed up. `,
-      make("button", { type: "button", text: "Show where all are", on: { click: () => look(from, to) } })));
-  } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} ranges of the host are left out: they are of other threads, or deeper than there are rows.`));
+      `${words.count(host.drawn)} of ${words.count(host.ranges)} host ranges are drawn: all from ${words.duration(from)} to ${words.duration(to)}, elsewhere those longer than ${words.duration(host.longer_than_ns)}. Arrows, search and sums include only these. `,
+      make("button", { type: "button", text: "Show the complete part", on: { click: () => look(from, to) } })));
+  } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} host ranges are left out: they are on other threads, or nested too deeply.`));
   const left = [
     [host.outside, "ranges of the host that began or ended long before or after the work"],
     [host.python_frames, "calls of Python functions"],
     [host.threads_left_out, "threads that did least"],
   ].filter(([count]) => count).map(([count, what]) => `${words.count(count)} ${what}`);
-  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. A trace of uprof trace has them.`));
+  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. uprof export -o out.perfetto-trace has them.`));
   return lines;
 
   function note(text) {

@@ -1,4 +1,4 @@
-// The icicle: the width of a node is its share, what it contains hangs below it.
+// Icicle: the width of a node is its share, its children are below it.
 
 const LEVEL = 27;
 const SLIVER = 0.0015;
@@ -12,7 +12,7 @@ function icicleSection(report) {
   const first = trees.reduce((best, tree) => (unattributed(tree) < unattributed(best) - 0.05 ? tree : best));
   const state = { tree: first, measure: first.measures[0], root: 0, focus: 0 };
   const picture = make("div", { class: "icicle", role: "tree", "aria-label": "shares of the whole" });
-  // Sums of what was asked of an allocator are not the memory that was in use at any moment.
+  // Sums of requested allocations are not memory in use.
   const allocated = Object.values(report.figures.breakdowns).some((one) => one.rows.some((row) => row.allocated_bytes !== undefined));
   const measureName = (one) => (one === "size_bytes" && allocated ? ALLOCATED : MEASURE_NAMES[one]);
   const detail = make("div", { class: "detail", "aria-live": "polite" });
@@ -35,7 +35,7 @@ function icicleSection(report) {
   section.append(
     picture,
     detail,
-    make("p", { class: "small soft", text: "Click or Enter: make a part fill the width; Escape: back. Arrow keys move." }),
+    make("p", { class: "small soft", text: "Click or Enter: zoom to a part. Escape: back. Arrow keys: move." }),
   );
 
   function offerMeasures() {
@@ -104,7 +104,7 @@ function icicleSection(report) {
   function nameOf(node) {
     const { tree } = state;
     if (node === 0) return "everything";
-    // A number alone, as of a layer in a list, says nothing without the list.
+    // Numbers, as of layers in a list, are shown with the name of the list.
     const isNumber = tree.kind === "module" && /^\d+$/.test(tree.names[node]) && tree.parent[node] > 0;
     return isNumber ? `${tree.names[tree.parent[node]]}.${tree.names[node]}` : tree.names[node];
   }
@@ -172,7 +172,7 @@ function icicleSection(report) {
     }
   });
   offerMeasures();
-  // Only a change of width needs another picture: drawing changes the height itself.
+  // Redraw only if the width changes, because drawing changes the height.
   let drawnWidth = 0;
   new ResizeObserver(() => {
     if (picture.clientWidth === drawnWidth) return;

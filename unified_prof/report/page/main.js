@@ -1,4 +1,4 @@
-// The page: headline figures first, then where they come from.
+// Report page: findings, headline figures, then their breakdowns.
 
 const FAMILIES = {
   "skyline-run-time": "Skyline run time report", "skyline-memory": "Skyline memory report",
@@ -86,7 +86,7 @@ function adviceSection(report) {
 function findingRow(report, finding, most) {
   const { step_ms: step, steps } = report.figures.advice;
   const cost = finding.cost_ms_per_step;
-  // The cost has a place of its own, and the beginning of a text may name the finding.
+  // The cost has its own place, and a prefix of the text is used as the title.
   const text = finding.text.split("; ").filter((one) => !one.startsWith("saves ")).join("; ");
   const [, title, rest] = /^([a-z][\w -]{2,30}): (.*)$/.exec(text) ?? [null, finding.kind.replaceAll("_", " "), text];
   const share = step ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the time"}` : "";
@@ -140,7 +140,7 @@ function remarksSection(report) {
   return section;
 }
 
-/** What is missing stands above everything else, whichever report is shown. */
+/** Missing reports, above everything else. */
 function missingSection() {
   const { headline, missing } = page.coverage;
   if (!missing.length) return null;
@@ -150,7 +150,7 @@ function missingSection() {
   return section;
 }
 
-/** What somebody who receives this page can read in it: its owner decides whether to send it. */
+/** Content of the page that matters before it is shared. */
 function contents(report) {
   const kinds = [["operation", "operations"], ["module", "modules"], ["line", "source files"], ["kernel", "kernels"]]
     .filter(([by]) => report.figures.breakdowns[by]?.rows.length).map(([, words]) => words);
@@ -161,7 +161,7 @@ function contents(report) {
   const list = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));
   return [
     kinds.length ? `the names of ${list(kinds)}` : null,
-    telling.length ? `${list(telling)}, with what looks like a secret masked` : null,
+    telling.length ? `${list(telling)}, with secrets masked` : null,
     lines ? `${words.count(lines)} lines of source code` : null,
   ].filter(Boolean).join("; ") + (lines ? "." : "; no source code.");
 }
@@ -172,7 +172,7 @@ function provenanceSection(report) {
   section.append(make("dl", { class: "provenance" },
     ...[["file", report.figures.path], ["format", `${FAMILIES[report.figures.family] ?? report.figures.family}, revision ${report.figures.revision}`], ...facts]
       .flatMap(([name, value]) => [make("dt", { text: name.replaceAll("_", " ") }), make("dd", { class: "mono" }, longText(value))])),
-  make("p", { class: "small soft", id: "contents", text: `Whoever has this page can read: the figures above; ${contents(report)}` }));
+  make("p", { class: "small soft", id: "contents", text: `This page contains the figures above; ${contents(report)}` }));
   return section;
 }
 
@@ -214,7 +214,7 @@ function reportView(report) {
   return [intro, missingSection(), adviceSection(report), figures(report), ...sections].filter(Boolean);
 }
 
-/** Paths without the folders that all of them begin with. */
+/** Paths without their common directory. */
 function withoutCommonFolder(paths) {
   const parts = paths.map((path) => path.split("/"));
   let same = 0;
@@ -229,7 +229,7 @@ const chooser = page.reports.length > 1
   ? make("select", { "aria-label": "Report", on: { change: (event) => { shown = Number(event.target.value); forget(); link.set({ report: shown || null }); drawPage(); } } },
     ...page.reports.map((report, number) => make("option", { value: number, selected: number === shown, text: shortened[number] })))
   : null;
-/** What was chosen in one report says nothing about another. */
+/** Selections of one report do not apply to another. */
 const forget = () => link.set({ by: null, sort: null, order: null, q: null, from: null, to: null, find: null, span: null });
 window.addEventListener("hashchange", () => {
   shown = asked();

@@ -1,10 +1,10 @@
-// Hands the trace that lies beside this page to Perfetto: fetched at once, sent when asked.
+// Sends the trace beside this page to Perfetto: fetched at once, sent on click.
 
 const { trace } = page;
 const section = card("opener", "The timeline in Perfetto");
 const button = make("button", { type: "button", id: "open", text: "Open in Perfetto", disabled: true });
 const said = make("p", { id: "said", role: "status", text: `Fetching the trace (${words.size(trace.bytes)}) ...` });
-// The one who asked sits before this page: what is announced is shown, too.
+// Announcements are also shown.
 new MutationObserver(() => { said.textContent = live.textContent; }).observe(live, { childList: true, characterData: true, subtree: true });
 const direct = window.location.hostname === "127.0.0.1" && Number(window.location.port) === PERFETTO_PORT
   ? make("a", { id: "direct", href: `${PERFETTO}/#!/?url=${encodeURIComponent(new URL(trace.name, window.location.href))}`, text: "or let Perfetto fetch it itself" })
@@ -12,7 +12,7 @@ const direct = window.location.hostname === "127.0.0.1" && Number(window.locatio
 section.append(
   make("p", {}, button, " ", direct),
   said,
-  make("p", { class: "small soft" }, "It goes to a window of ui.perfetto.dev, which keeps it in your browser and sends it nowhere. Without a network, ",
+  make("p", { class: "small soft" }, "The trace is sent to a window of ui.perfetto.dev and stays in your browser. Without network, ",
     make("a", { id: "save", href: trace.name, download: trace.name, text: "save the trace" }), " and open it later, or look at the page of ", make("code", { text: "uprof view" }), "."));
 startPage(null, () => [make("header", { class: "intro" }, make("h1", { text: trace.title })), section], "It is served while uprof view runs.");
 fetch(trace.name).then((answer) => {
@@ -22,4 +22,4 @@ fetch(trace.name).then((answer) => {
   button.disabled = false;
   announce(`The trace is here (${words.size(buffer.byteLength)}).`);
   button.addEventListener("click", () => openInPerfetto(buffer, trace.title));
-}).catch(() => announce("The trace cannot be had any more: uprof view has ended. Start it again."));
+}).catch(() => announce("The trace is not available: uprof view has ended. Start it again."));

@@ -1,8 +1,8 @@
-// Hands a trace to Perfetto, in the way that its documentation describes for pages of others: a window
-// of theirs is opened, pinged until it answers, and sent the trace. Nothing happens unless asked.
+// Sends a trace to Perfetto as its documentation describes for other pages: its window is opened,
+// pinged until it answers, and sent the trace. Only on click.
 
 const PERFETTO = "https://ui.perfetto.dev";
-/** The only port of this machine that Perfetto's own page may read from. */
+/** The only local port that Perfetto's page may read from. */
 const PERFETTO_PORT = 9001;
 const PATIENCE_MS = 60_000;
 
@@ -14,7 +14,7 @@ function openInPerfetto(buffer, title) {
   }
   const began = Date.now();
   const ping = setInterval(() => {
-    if (Date.now() - began > PATIENCE_MS) end("Perfetto did not answer: is there a network?");
+    if (Date.now() - began > PATIENCE_MS) end("Perfetto did not answer; check the network");
     else other.postMessage("PING", PERFETTO);
   }, 100);
   function answered(event) {
@@ -30,7 +30,7 @@ function openInPerfetto(buffer, title) {
   window.addEventListener("message", answered);
 }
 
-/** The lanes as Chrome's trace events; what overlaps in a lane gets another of the same name. */
+/** Lanes as Chrome trace events; overlapping tasks get a further lane of the same name. */
 function traceOf(host, work, launches, nameOf) {
   const events = [];
   const [HOST, DEVICE] = [1, 2];
@@ -66,19 +66,19 @@ function traceOf(host, work, launches, nameOf) {
   return { displayTimeUnit: "ns", traceEvents: events };
 }
 
-/** Where every task is on the page, its timeline is handed over; else a trace that lies beside it. */
+/** Send the page's timeline if it is complete, else a trace file. */
 function perfettoLine(report, host, work, launches, nameOf, whole) {
   const title = report.title;
   if (whole) {
     return make("p", { class: "small soft" }, make("button", {
       type: "button", id: "perfetto", text: "Open this timeline in Perfetto",
       on: { click: () => openInPerfetto(new TextEncoder().encode(JSON.stringify(traceOf(host, work, launches, nameOf))).buffer, title) },
-    }), " sends it to a window of ui.perfetto.dev, which keeps it in your browser. Counters, and what is left out here: uprof view --perfetto, or uprof trace.");
+    }), " sends it to a window of ui.perfetto.dev, which keeps it in your browser. Counters, and what is left out here: uprof view --perfetto, or uprof export.");
   }
-  const input = make("input", { type: "file", id: "perfetto-file", "aria-label": "A trace that uprof trace wrote, to open in Perfetto" });
+  const input = make("input", { type: "file", id: "perfetto-file", "aria-label": "Trace file to open in Perfetto" });
   input.addEventListener("change", async () => {
     const [file] = input.files;
     if (file) openInPerfetto(await file.arrayBuffer(), file.name);
   });
-  return make("p", { class: "small soft" }, "Open a trace that uprof trace wrote in Perfetto: ", input);
+  return make("p", { class: "small soft" }, "Open a trace of `uprof export` in Perfetto: ", input);
 }

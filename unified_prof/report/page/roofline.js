@@ -1,10 +1,10 @@
-// Operations by what they do for each byte, against what the device could: both axes logarithmic.
+// Roofline: operations by FLOP per byte and FLOP/s, both axes logarithmic.
 
 /** Number of dots with a name beside them, those with the most time. */
 const LABELED = 4;
 const ROOM = { left: 92, right: 26, top: 14, bottom: 40, height: 340 };
 
-/** The limits that the rows name, each once: FLOP/s are flat lines, bytes/s are slopes. */
+/** Distinct limits of the rows: FLOP/s are flat lines, bytes/s are slopes. */
 function limitsOf(rows) {
   const found = new Map();
   for (const { detail } of rows) {

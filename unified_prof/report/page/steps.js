@@ -1,9 +1,9 @@
-// Steps beside one another, and idle time by what the device waited for.
+// Steps as bars, and idle time by reason.
 
 const MOST_STEPS = 400;
 const REASONS = ["host", "input", "synchronising", "stream", "communication", "launched", "unknown"];
 
-/** The idle time of a device as parts of a strip: by reason where reasons add up to it. */
+/** Idle time of a device as parts of a strip, by reason if the reasons add up to it. */
 function idleParts(report, device, idle, step = null) {
   const why = report.figures.why_idle.find((one) => one.device === device && one.step === step && one.idle_ns === idle);
   if (!why) return [{ name: "idle", value: idle, color: "idle" }];
@@ -15,7 +15,7 @@ function idleReasons(report, why) {
     .map((reason) => ({ name: `idle: ${report.idle_words[reason]}`, value: why[`${reason}_ns`], color: `idle-${reason}` }));
 }
 
-/** One bar a step, divided as the strips are; of several devices only the length is drawn. */
+/** One bar per step with its parts; for several devices only the length. */
 function stepsSection(report) {
   const rows = report.figures.breakdowns.step?.rows ?? [];
   if (rows.length < 2) return null;
@@ -39,7 +39,7 @@ function stepsSection(report) {
       focus() { chosen.textContent = say(bar); },
     },
   }, ...bar.parts.map((one) => make("span", { style: { "flex-grow": String(one.value), background: `var(--${one.color})` } }))));
-  const holder = make("div", { class: "steps", role: "group", "aria-label": "Steps, the first to the last", style: { height: `${height}px` } }, ...buttons);
+  const holder = make("div", { class: "steps", role: "group", "aria-label": "Steps in order", style: { height: `${height}px` } }, ...buttons);
   holder.addEventListener("keydown", (event) => {
     const at = buttons.indexOf(document.activeElement);
     const next = { ArrowLeft: at - 1, ArrowRight: at + 1, Home: 0, End: buttons.length - 1 }[event.key];
@@ -55,7 +55,7 @@ function stepsSection(report) {
     make("ul", { class: "legend" }, ...[...names].map(([name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))),
     chosen,
     make("p", { class: "small soft", text: `${words.count(rows.length)} steps: shortest ${words.duration(ordered[0])}, longest ${words.duration(ordered[ordered.length - 1])}. ` +
-      (rows.length > bars.length ? `The first ${words.count(bars.length)} are drawn. ` : "") + (report.timeline ? "Click or Enter shows a step in the timeline; arrow keys move." : "Arrow keys move.") }));
+      (rows.length > bars.length ? `The first ${words.count(bars.length)} are drawn. ` : "") + (report.timeline ? "Click or Enter: show the step in the timeline. Arrow keys: move." : "Arrow keys move.") }));
   return section;
 }
 

@@ -1,4 +1,4 @@
-// A table that sorts by any column and narrows to what is searched for.
+// Table with sorting and search.
 
 const FIRST_ROWS = 100;
 const PATH_ROOM = 34;
@@ -40,7 +40,7 @@ function sortableTable(label, columns, rows, state, announce) {
     });
   }
 
-  /** The rows that match, in their order, those beyond the first hundred too. */
+  /** All matching rows in order. */
   function chosen() {
     const wanted = state.search.trim().toLowerCase();
     const texts = columns.filter((column) => column.kind === "text").map((column) => column.key);
@@ -67,7 +67,7 @@ function sortableTable(label, columns, rows, state, announce) {
     if (column.kind === "text") {
       const whole = String(value ?? "");
       const short = column.key === "name" ? row.short : undefined;
-      // A long symbol is shown by what tells it apart, unless the search found another part of it.
+      // Long symbols are shortened unless the search matches another part.
       const brief = short ?? column.brief?.(whole) ?? (column.second ? cutInFront(whole, PATH_ROOM) : whole);
       const text = !wanted || brief.toLowerCase().includes(wanted) ? brief : whole;
       const cell = make("td", { class: column.second ? "text second" : "text", "data-value": value, title: text === whole ? null : whole }, ...highlighted(text, wanted));
@@ -95,11 +95,11 @@ function sortableTable(label, columns, rows, state, announce) {
   return { element: make("div", {}, scroll, tools), draw };
 }
 
-/** Rows as lines, figures in whole ns and bytes, with the keys that JSON has. */
+/** Rows as text, figures in ns and bytes, with the keys of JSON. */
 function asText(columns, rows, separator) {
   const cell = (value) => {
     if (value === null || value === undefined) return "";
-    // A spreadsheet runs what begins like this as a formula: an apostrophe makes it text.
+    // Spreadsheets execute such cells as formulas; an apostrophe makes them text.
     let text = typeof value === "string" && /^[=+\-@]/.test(value.slice(0, 1).normalize("NFKC")) ? `'${value}` : String(value);
     if (separator === "\t") text = text.replace(/[\t\r\n]+/g, " ");
     return separator === "," && /[",\r\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text;
@@ -196,7 +196,7 @@ function tableSection(report, announce) {
     const found = table.draw();
     const left = breakdown.rows_left_out;
     count.textContent = `${words.count(found)} of ${words.count(breakdown.rows.length)} rows` +
-      (left ? `; ${words.count(left)} smaller ones are not on this page (uprof report --format csv has all)` : "");
+      (left ? `; ${words.count(left)} smaller ones are left out (all: uprof report --format csv)` : "");
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
@@ -216,7 +216,7 @@ function pmuSection(report, announce) {
   const counters = [...counted];
   const left = [["counter", counted, "counters"], ["op_type", types, "operator types"]].flatMap(([key, kept, what]) => {
     const all = new Set(report.figures.pmu.map((one) => one[key])).size;
-    return all > kept.size ? [`${words.count(all - kept.size)} of ${words.count(all)} ${what}, 0 throughout, left out`] : [];
+    return all > kept.size ? [`${words.count(all - kept.size)} of ${words.count(all)} ${what} always 0 and left out`] : [];
   });
   const rows = new Map();
   for (const one of figures) {
@@ -227,9 +227,9 @@ function pmuSection(report, announce) {
   const number = (key) => ({ key, label: report.units[key] ? `${key} (${report.units[key]})` : key, kind: "number", show: precise, exact: (value) => (value === undefined ? "not measured" : String(value)) });
   const columns = [{ key: "name", label: "operator type", kind: "text" }, number("tasks"), ...counters.map(number)];
   const state = { key: null, descending: true, search: "", all: false };
-  const table = sortableTable("Hardware counters, mean of a task", columns, [...rows.values()], state, announce);
+  const table = sortableTable("Hardware counters, mean per task", columns, [...rows.values()], state, announce);
   table.draw();
   const section = card("counters", "Hardware counters by operator type");
-  section.append(table.element, make("p", { class: "small soft", text: ["Means over the tasks of a type, as the device counted them", ...left].join("; ") + "." }));
+  section.append(table.element, make("p", { class: "small soft", text: ["Mean per task of each type, as counted by the device", ...left].join("; ") + "." }));
   return section;
 }

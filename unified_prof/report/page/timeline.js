@@ -1,16 +1,16 @@
-// Threads of the host and streams of devices over time, on a canvas. Tasks that share a pixel are
-// drawn once, so the cost of a picture depends on its width and not on the number of tasks.
+// Host threads and device streams over time on a canvas. Tasks that share a pixel are drawn once,
+// so that the cost depends on the width and not on the number of tasks.
 
 const AXIS = 26;
 const LANE = 28;
 const STEP_BAND = 18;
 const KINDS = ["operation", "compute", "communication", "copy", "weight", "other", "wait"];
-/** Smallest height of a merged block that was hardly ever busy, as a share of the lane. */
+/** Minimum height of a merged block as a share of the lane. */
 const LOWEST = 0.12;
 const LEFT_OUT = "(name left out)";
 const NO_WORK = { lanes: [], labels: [], tasks: 0, merged_below_ns: 0, lanes_left_out: 0, whole_ns: null };
 
-/** The part of the recording that timeline and charts show: one zero and one zoom for all. */
+/** Visible part of the recording, shared by timeline and charts. */
 function makeView(span) {
   const whole = [0, Math.max(1, span)];
   const followers = [];
@@ -30,7 +30,7 @@ function makeView(span) {
       const shift = part * (view.to - view.from);
       view.look(view.from + shift, view.to + shift);
     },
-    /** Ctrl with the wheel zooms at a moment, a wheel sideways moves. */
+    /** Ctrl with the wheel zooms, a horizontal wheel moves. */
     wheel(event, time, width) {
       if (event.ctrlKey || event.metaKey) {
         event.preventDefault();
@@ -72,7 +72,7 @@ function timelineSection(report, announce) {
   const selection = make("div", { id: "selection" });
   const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
   const section = card("timeline", what, range, make("div", { class: "search" }, find), make("div", { class: "group" },
-    make("button", { type: "button", text: "Select", "aria-label": "Dragging selects", "aria-pressed": false, on: { click: (event) => {
+    make("button", { type: "button", text: "Select", "aria-label": "Select by dragging", "aria-pressed": false, on: { click: (event) => {
       state.selecting = !state.selecting;
       event.currentTarget.setAttribute("aria-pressed", String(state.selecting));
     } } }),
@@ -83,7 +83,7 @@ function timelineSection(report, announce) {
       arrange(shown);
       draw();
     } } }) : null,
-    button("Sum", "Sum up what is shown", () => select(view.from, view.to)),
+    button("Sum", "Sum the visible part", () => select(view.from, view.to)),
     button("\u2212", "Zoom out", () => zoom(2)),
     button("+", "Zoom in", () => zoom(0.5)),
     button("Fit", "Show everything", () => look(...whole))));
@@ -93,15 +93,15 @@ function timelineSection(report, announce) {
     found, chosen, selection,
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
-      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " to the call that launched a task, and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums up what ran in it, ", key("Esc"), " ends that.",
-      launches.count ? ` Arrows go from calls to what they launched: those of what is chosen, and all where no more than ${MOST_ARROWS} are in view.` : ""),
+      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums what ran in it, ", key("Esc"), " ends that.",
+      launches.count ? ` Arrows connect launches and kernels: those of the selected item, and all if at most ${MOST_ARROWS} are visible.` : ""),
     ...notes(), ...hostNotes(report.host, report.idle, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
     return make("kbd", { text });
   }
 
-  /** Decide which lanes there are, one below the other. */
+  /** Lay out the lanes. */
   function arrange(withHost) {
     lanes = withHost ? [...host, ...work, ...idle] : [...work, ...idle];
     let top = crown;
@@ -110,7 +110,7 @@ function timelineSection(report, announce) {
       lane.top = top;
       top += lane.height;
       const part = Boolean(lane.host) && lane.depth > 0;
-      // Where there is little room the number alone tells threads apart.
+      // On narrow screens only the number of a thread is shown.
       const [word, rest] = part ? ["", ""] : lane.title.startsWith("thread ") ? ["thread ", lane.title.slice(7)] : ["", lane.title];
       lane.node = make("div", { class: lane.height === HOST_LANE ? "thread" : null, title: lane.title }, make("span", { class: "word", text: word }), rest);
       names.append(lane.node);
@@ -127,12 +127,12 @@ function timelineSection(report, announce) {
     const lines = [];
     if (data.merged_below_ns) {
       const part = data.whole_ns;
-      const every = part ? ` In the busiest part, from ${words.duration(part[0])} to ${words.duration(part[1])}, every task is drawn. ` : " ";
+      const every = part ? ` In the busiest part, from ${words.duration(part[0])} to ${words.duration(part[1])}, each task is drawn. ` : " ";
       lines.push(make("p", { class: "small soft", id: "merged" },
         `${words.count(data.tasks)} tasks are too many to draw one by one: neighbours shorter than ${words.duration(data.merged_below_ns)} are merged into blocks.`,
         every,
         part ? make("button", { type: "button", text: "Show the busiest part", on: { click: () => look(...part) } }) : null,
-        " For all of them, at any zoom: ", make("code", { text: `uprof trace ${report.figures.path} -o out.perfetto-trace` }), ", then open it at ui.perfetto.dev."));
+        " All tasks at any zoom: ", make("code", { text: `uprof export ${report.figures.path} -o out.perfetto-trace` }), ", then open it at ui.perfetto.dev."));
     }
     if (data.lanes_left_out) lines.push(make("p", { class: "small soft", text: `${words.count(data.lanes_left_out)} lanes with the least work are left out.` }));
     return lines;
@@ -166,7 +166,7 @@ function timelineSection(report, announce) {
     lanes.forEach((lane, number) => lane.node.classList.toggle("chosen", number === state.lane && state.index >= 0));
   }
 
-  /** From calls to what they launched: where they can be told apart, and those of what is chosen. */
+  /** Arrows from launches to kernels: all if there are few, and those of the selected item. */
   function drawArrows(pen, width, color) {
     canvas.dataset.arrows = "0";
     if (!launches.count || !lanes.includes(host[0])) return;
@@ -183,7 +183,7 @@ function timelineSection(report, announce) {
     }
   }
 
-  /** Numbers of the arrows that begin or end at what is chosen. */
+  /** Numbers of the arrows of the selected item. */
   function linksOfChosen() {
     const lane = lanes[state.lane];
     if (!lane || state.index < 0) return [];
@@ -192,7 +192,7 @@ function timelineSection(report, announce) {
     return number === undefined ? [] : [number];
   }
 
-  /** Go from a task to the call that launched it, from a call to the first that it launched. */
+  /** Go from a task to its launch, or from a launch to its first task. */
   function follow() {
     const [number] = linksOfChosen();
     if (number === undefined) return;
@@ -218,7 +218,7 @@ function timelineSection(report, announce) {
     }
   }
 
-  /** A band of the steps above the lanes, with a line where each begins. */
+  /** Band of steps above the lanes, with a line at each start. */
   function drawSteps(pen, width, height, color) {
     pen.font = "11px system-ui, sans-serif";
     steps.forEach((step, number) => {
@@ -245,7 +245,7 @@ function timelineSection(report, announce) {
     for (const x of [left, right]) pen.fillRect(Math.round(x), 0, 1, height);
   }
 
-  /** Select a span of time, and tell what ran in it; null: none. */
+  /** Select a span of time and sum what ran in it; null clears the selection. */
   function select(from, to) {
     state.span = from === null ? null : [Math.max(0, Math.round(Math.min(from, to))), Math.min(whole[1], Math.round(Math.max(from, to)))];
     if (from === null) state.anchor = null;
@@ -277,11 +277,11 @@ function timelineSection(report, announce) {
       calls.draw();
       tables.push(calls.element);
     }
-    const text = !work.length ? `${words.duration(length)} selected, from ${words.duration(span[0])}` : `${words.duration(length)} selected, from ${words.duration(span[0])}: work ran for ${words.duration(busy)} (${words.percent((100 * busy) / length)}), nothing for ${words.duration(length - busy)}` +
+    const text = !work.length ? `${words.duration(length)} selected, from ${words.duration(span[0])}` : `${words.duration(length)} selected, from ${words.duration(span[0])}: busy ${words.duration(busy)} (${words.percent((100 * busy) / length)}), idle ${words.duration(length - busy)}` +
       (merged ? "; where tasks are merged these are estimates, and a block counts under its longest task" : "");
     const why = idleIn(idle, span).map(([reason, time]) => `${reason} ${words.duration(time)}`);
     put(selection, make("p", { class: "small", id: "selected", text: `${text}.` }),
-      why.length ? make("p", { class: "small", id: "selected-idle", text: `Idle in it: ${why.join(", ")}.` }) : null, ...tables);
+      why.length ? make("p", { class: "small", id: "selected-idle", text: `Idle: ${why.join(", ")}.` }) : null, ...tables);
     announce(text);
   });
 
@@ -298,7 +298,7 @@ function timelineSection(report, announce) {
   function search() {
     state.wanted = find.value.trim().toLowerCase();
     const matching = (texts) => texts.map((text) => text.toLowerCase().includes(state.wanted));
-    // What ran is searched for; why nothing did is told by colours and sums.
+    // Only tasks are searched; idle reasons have colors and sums.
     state.matches = state.wanted ? new Map([...idle.map((lane) => [lane.labels, []]), ...[data.labels, report.host?.labels ?? []].map((texts) => [texts, matching(texts)])]) : null;
     link.set({ find: find.value.trim() });
     const [tasks, calls] = [work, host].map((some) => {
@@ -314,13 +314,13 @@ function timelineSection(report, announce) {
       return { count, sum };
     });
     const parts = [];
-    if (work.length) parts.push(`${words.count(tasks.count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(tasks.sum)} in all`);
-    if (host.length) parts.push(`${words.count(calls.count)} ranges of the host${work.length ? "" : " match"}`);
-    found.textContent = state.wanted ? `${parts.join("; ")}; Enter shows the next.` : "";
+    if (work.length) parts.push(`${words.count(tasks.count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(tasks.sum)} in total`);
+    if (host.length) parts.push(`${words.count(calls.count)} host ranges${work.length ? "" : " match"}`);
+    found.textContent = state.wanted ? `${parts.join("; ")}; Enter goes to the next.` : "";
     draw();
   }
 
-  /** Choose the first match that begins after the chosen task, or the first of all. */
+  /** Select the next match after the selected task, or the first one. */
   function nextMatch() {
     if (!state.matches) return;
     const now = state.index < 0 ? -1 : lanes[state.lane].start[state.index];
@@ -340,7 +340,7 @@ function timelineSection(report, announce) {
     if (hit) choose(hit[0], hit[1]);
   }
 
-  /** Move the end of the selection by a part of what is shown. */
+  /** Move the end of the selection by a share of the visible part. */
   function stretch(part) {
     if (!state.span) {
       const at = state.index < 0 ? (view.from + view.to) / 2 : lanes[state.lane].start[state.index];
@@ -356,7 +356,7 @@ function timelineSection(report, announce) {
 
   function drawLane(pen, lane, number, width, fills, color, matches) {
     const { top, height } = lane;
-    // Rows of one thread touch; a line stands below the last.
+    // Rows of one thread touch; a line separates threads.
     const flat = lane.height === HOST_LANE;
     const [above, wall] = flat ? [1, height - 2] : [4, height - 9];
     if (!lane.host || lanes[number + 1]?.thread !== lane.thread) {
@@ -378,7 +378,7 @@ function timelineSection(report, announce) {
       const density = lane.tasks[index] > 1 ? Math.max(LOWEST, Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index]))) : 1;
       const tall = Math.max(1, Math.round(wall * density));
       pen.globalAlpha = state.wanted && !matches ? 0.15 : 1;
-      // A gap tells neighbours apart where there is room for it.
+      // A gap separates neighbours if there is room.
       pen.fillRect(x, top + above + wall - tall, wide > 3 && flat ? wide - 1 : wide, tall);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
@@ -416,7 +416,7 @@ function timelineSection(report, announce) {
     return `${labelOf(lane, index)}: ${words.duration(lane.duration[index])}${busy}, from ${words.duration(lane.start[index])}, ${lane.title}`;
   }
 
-  /** What launched a task and how long before, or what a call launched. */
+  /** Launch of a task and the time since, or the tasks of a launch. */
   function linked(lane, index) {
     if (lane.host) {
       const made = launches.launchedBy(lane, index);
@@ -431,7 +431,7 @@ function timelineSection(report, announce) {
     return `; launched by ${labelOf(row, call)}, ${row.title}, ${words.duration(lane.start[index] - row.start[call])} before`;
   }
 
-  /** The task under a point of the canvas, as [lane number, index]. */
+  /** Task under the pointer as [lane number, index]. */
   function at(event) {
     const box = canvas.getBoundingClientRect();
     const y = event.clientY - box.top;
@@ -458,8 +458,8 @@ function timelineSection(report, announce) {
       look((start + end) / 2 - length / 2, (start + end) / 2 + length / 2);
     } else draw();
     const tie = linked(lane, state.index);
-    put(chosen, `${sentence(lane, state.index)}${tie}`, tie && lanes.includes(host[0]) ? make("button", { type: "button", class: "go", text: lane.host ? "Show what it launched" : "Show the launch", on: { click: follow } }) : null);
-    // The lane has to be seen where there are more of them than fit.
+    put(chosen, `${sentence(lane, state.index)}${tie}`, tie && lanes.includes(host[0]) ? make("button", { type: "button", class: "go", text: lane.host ? "Go to the launched kernel" : "Go to the launch", on: { click: follow } }) : null);
+    // Scroll the lane into view.
     const frame = canvas.parentElement;
     if (lane.top < frame.scrollTop || lane.top + lane.height > frame.scrollTop + frame.clientHeight) frame.scrollTop = lane.top - frame.clientHeight / 3;
   }
@@ -559,7 +559,7 @@ function decodeLane(lane, merged) {
   const start = numbersOf(lane.start, count);
   for (let index = 1; index < count; index += 1) start[index] += start[index - 1];
   const duration = numbersOf(lane.duration, count);
-  // The end of everything up to a block: tasks of one lane may overlap, so ends alone are not sorted.
+  // Maximum end up to each block: tasks of a lane may overlap, so ends are not sorted.
   const reach = new Float64Array(count);
   for (let index = 0; index < count; index += 1) reach[index] = Math.max(index ? reach[index - 1] : 0, start[index] + duration[index]);
   return {
@@ -571,7 +571,7 @@ function decodeLane(lane, merged) {
   };
 }
 
-/** What ran in a span of time: rows by name, by falling time, and how long anything ran. */
+/** Work within a span: rows by name, longest first, and the busy time. */
 function ranIn(lanes, nameOf, [from, to]) {
   const rows = new Map();
   const pieces = [];
@@ -600,7 +600,7 @@ function ranIn(lanes, nameOf, [from, to]) {
   return { rows: [...rows.values()].sort((a, b) => b.total_ns - a.total_ns), busy };
 }
 
-/** The first block that reaches to `time` or beyond. */
+/** First block that ends at `time` or later. */
 function firstVisible(lane, time) {
   let [low, high] = [0, lane.count];
   while (low < high) {
@@ -611,7 +611,7 @@ function firstVisible(lane, time) {
   return low;
 }
 
-/** 1, 2 or 5 times a power of ten, not below `least`. */
+/** Smallest 1, 2 or 5 times a power of ten that is not below `least`. */
 function roundStep(least) {
   const power = 10 ** Math.floor(Math.log10(Math.max(least, 1e-9)));
   return power * [1, 2, 5, 10].find((factor) => factor * power >= least);
