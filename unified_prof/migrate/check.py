@@ -1,11 +1,4 @@
-"""One thing noticed about a file.
-
-What can be wrong in the rows of a cluster's summary.
-
-What can be wrong inside an msprof database.
-
-Looks for what is wrong inside a report file, without changing it.
-"""
+"""Checks a report file for damage, schema errors and contradictory rows, without changing it."""
 
 from __future__ import annotations
 
@@ -29,7 +22,7 @@ from unified_prof.sqlite.statements import READ_ERRORS, reading
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """A problem, or a note about something unusual that is no fault of the file."""
+    """A problem, or a note about something unusual that is not an error."""
 
     is_problem: bool
     kind: str
@@ -37,22 +30,23 @@ class Finding:
 
     message: str
     count: int
-    """How many rows, or 1."""
+    """Number of rows, or 1."""
 
 
 def problem(kind: str, message: str, count: int = 1) -> Finding:
-    """Return something that is wrong."""
+    """Return a problem."""
     return Finding(True, kind, message, count)
 
 
 def note(kind: str, message: str, count: int = 1) -> Finding:
-    """Return something that is only unusual."""
+    """Return a note."""
     return Finding(False, kind, message, count)
 
 
 _STATUSES = "('read', 'partly', 'failed', 'absent')"
 _RANKS = "(SELECT rank FROM RANK)"
-_WRONG = (
+# (kind, rows that must not exist, message)
+_CLUSTER_PROBLEMS = (
     ("enum", f"RANK WHERE status NOT IN {_STATUSES}", "RANK.status is not one of its four values"),
     ("interval", "STEP_RANK WHERE end_ns < start_ns", "steps end before they start"),
     ("dangling", f"STEP_RANK WHERE rank NOT IN {_RANKS}", "STEP_RANK.rank is not in RANK"),
@@ -73,13 +67,13 @@ _WRONG = (
 
 
 def check_cluster_contents(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
-    """Look for tables that are missing and rows that contradict others."""
+    """Yield missing tables and contradictory rows of the summary of a run."""
     schema = catalogue.load(catalogue.CLUSTER, "latest")
     if missing := [name for name in schema.tables if name not in facts.tables]:
         for name in missing:
             yield problem("schema", f"table {name} is missing")
         return
-    for kind, rows, words in _WRONG:
+    for kind, rows, words in _CLUSTER_PROBLEMS:
         if count := int(db.execute(f"SELECT count(*) FROM {rows}").fetchone()[0]):
             yield problem(kind, words, count)
 
@@ -92,11 +86,11 @@ _TASK_IDENTITY = ("deviceId", "streamId", "taskId", "contextId")
 def check_msprof_contents(
     db: sqlite3.Connection, detection: Detection, facts: Facts
 ) -> Iterator[Finding]:
-    """Yield what is wrong or unusual in a file whose revision is known."""
+    """Yield problems and notes of an msprof database of a known revision."""
     assert detection.revision is not None
     schema = catalogue.load(catalogue.MSPROF, detection.revision)
     if not detection.complete:
-        yield problem("incomplete", "STRING_IDS is missing: the export was stopped before its end")
+        yield problem("incomplete", "STRING_IDS is missing: the export did not finish")
     yield from _version(detection, schema)
     for table in schema.tables.values():
         if table.name in facts.tables:
@@ -113,7 +107,7 @@ def check_msprof_contents(
 def _version(detection: Detection, schema: SchemaSpec) -> Iterator[Finding]:
     stated = detection.schema_version
     if stated is not None and stated != schema.schema_version:
-        words = f"META_DATA says {stated}, the tables are of {schema.schema_version}"
+        words = f"META_DATA has version {stated}, the tables are of {schema.schema_version}"
         yield problem("schema", words)
     for words in detection.notes:
         yield note("schema", words)
@@ -125,9 +119,9 @@ def _shape(table: TableSpec, facts: Facts, detection: Detection) -> Iterator[Fin
     own = [name for name in names if name in table.column_names]
     extra = [name for name in names if name not in table.column_names]
     if own != list(table.column_names):
-        yield problem("schema", f"{table.name}: columns stand in another order: {', '.join(own)}")
+        yield problem("schema", f"{table.name}: columns are in another order: {', '.join(own)}")
     elif names[: len(own)] != own:
-        yield note("schema", f"{table.name}: foreign columns stand between: {', '.join(extra)}")
+        yield note("schema", f"{table.name}: foreign columns in between: {', '.join(extra)}")
     elif extra:
         yield note("schema", f"{table.name}: has foreign columns: {', '.join(extra)}")
     # MindStudio Insight's own table of this name declares other types.
@@ -138,9 +132,9 @@ def _shape(table: TableSpec, facts: Facts, detection: Detection) -> Iterator[Fin
             yield problem("schema", words)
     keyed = any(column.primary_key for column in table.columns)
     if table.name in facts.keys and not keyed:
-        yield problem("schema", f"{table.name} has a primary key, the format gives it none")
+        yield problem("schema", f"{table.name} has a primary key, expected none")
     if keyed and table.name not in facts.keys:
-        yield note("schema", f"{table.name} has no primary key, the format gives it one")
+        yield note("schema", f"{table.name} has no primary key, expected one")
 
 
 def _indexes(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterator[Finding]:
@@ -152,22 +146,22 @@ def _indexes(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterat
 
 
 def _constants(schema: SchemaSpec, facts: Facts, detection: Detection) -> Iterator[Finding]:
-    """Compare enum tables; a migrated file keeps the rows it was collected with."""
+    """Compare the enum tables; a migrated file keeps the rows of its recording."""
     for table in schema.enum_tables:
         wanted = {int(str(number)): str(name) for number, name in schema.rows[table]}
         found = facts.enums.get(table)
         if found is None:
             yield note("schema", f"{table} is missing")
             continue
-        other = {n: name for n, name in found.items() if wanted.get(n, name) != name}
-        lacking = sorted(wanted.keys() - found.keys())
-        if not other and not lacking:
+        different = {n: name for n, name in found.items() if wanted.get(n, name) != name}
+        missing = sorted(wanted.keys() - found.keys())
+        if not different and not missing:
             continue
         words = f"{table} differs from {schema.revision}:"
-        words += "".join(f" {n} is {name!r}, not {wanted[n]!r};" for n, name in other.items())
-        words += f" lacks {lacking}" if lacking else ""
+        words += "".join(f" {n} is {name!r}, not {wanted[n]!r};" for n, name in different.items())
+        words += f" lacks {missing}" if missing else ""
         # Without PROF_*, torch_npu writes PyTorch's rows of ENUM_API_TYPE and no other enum.
-        pytorch_only = not other and "ENUM_MODULE" not in facts.enums
+        pytorch_only = not different and "ENUM_MODULE" not in facts.enums
         migrated = detection.migrated_from is not None
         kept = migrated or detection.producer == "msMonitor" or pytorch_only
         yield (note if kept else problem)("schema", words.rstrip(";"))
@@ -216,9 +210,9 @@ def _out_of_range(
 
 
 def _named_by_drivers(enum: str) -> set[int]:
-    """Return the numbers that any revision has a name for, where drivers choose them.
+    """Return the numbers that any revision names, if they are chosen by drivers.
 
-    A driver may be newer than the exporter, which then has no name for its components.
+    A driver may be newer than the exporter, which then has no names for its components.
     """
     if enum != "ENUM_MODULE":
         return set()
@@ -237,24 +231,24 @@ def _rows(db: sqlite3.Connection, facts: Facts) -> Iterator[Finding]:
     if timed and _count(db, "SESSION_TIME_INFO WHERE endTimeNs < startTimeNs"):
         yield note("interval", "the recording has no end: it was not stopped properly")
     if facts.has("TASK", "globalTaskId", *_TASK_IDENTITY):
-        # The threads of an FFTS+ context are one task with a row each.
+        # The threads of an FFTS+ context are one task with one row each.
         tasks = (
             f"SELECT DISTINCT globalTaskId, {', '.join(_TASK_IDENTITY)}"
             " FROM TASK WHERE globalTaskId >= 0"
         )
         twice = f"SELECT 1 FROM ({tasks}) GROUP BY globalTaskId HAVING count(*) > 1"
         if count := _count(db, f"({twice})"):
-            yield problem("duplicate", "TASK: globalTaskId that more than one task has", count)
+            yield problem("duplicate", "TASK: globalTaskId used by more than one task", count)
 
 
 def _keys(db: sqlite3.Connection, schema: SchemaSpec, facts: Facts) -> Iterator[Finding]:
-    """Find keys that are there twice, in files whose tables do not declare them."""
+    """Yield duplicate keys of tables that do not declare them."""
     for table in schema.tables.values():
         for column in table.columns:
             if column.primary_key and facts.has(table.name) and table.name not in facts.keys:
                 twice = f"SELECT 1 FROM {table.name} GROUP BY {column.name} HAVING count(*) > 1"
                 if count := _count(db, f"({twice})"):
-                    words = f"{table.name}.{column.name} that more than one row has"
+                    words = f"{table.name}.{column.name} used by more than one row"
                     yield problem("duplicate", words, count)
 
 
@@ -267,34 +261,34 @@ def _some(values: list[object]) -> str:
     return shown + (", ..." if len(values) > 5 else "")
 
 
-_MOST_MESSAGES = 20
+_MAX_MESSAGES = 20
 
 
 @dataclass(frozen=True, slots=True)
 class Check:
-    """What was found in one file."""
+    """Result of a check."""
 
     detection: Detection
     findings: tuple[Finding, ...]
 
     @property
     def sound(self) -> bool:
-        """Whether nothing is wrong; notes do not count."""
+        """True if there are no problems; notes do not count."""
         return not any(finding.is_problem for finding in self.findings)
 
 
 def check(path: Path | str) -> Check:
-    """Check SQLite's structures, the schema against its revision, and what the rows refer to.
+    """Check the file structure, the schema of its revision, and the references of its rows.
 
     Raises:
-        StoreError: it cannot be read at all, or is not a report.
+        StoreError: The file is unreadable, or not a report.
     """
     path = Path(path)
     with ExitStack() as resources:
         db = open_read_only(path, resources)
         with reading(path):
             detection = recognise(db, path)
-            watch(db)  # from here on, the size of the file says how long it takes
+            watch(db)  # from here on, the time depends on the size of the file
             findings = [*_damage(db)]
             if detection.family is None:
                 detection.require()
@@ -308,7 +302,7 @@ def check(path: Path | str) -> Check:
 
 def _damage(db: sqlite3.Connection) -> Iterator[Finding]:
     try:
-        for (message,) in db.execute(f"PRAGMA integrity_check({_MOST_MESSAGES})"):
+        for (message,) in db.execute(f"PRAGMA integrity_check({_MAX_MESSAGES})"):
             if message != "ok":
                 yield problem("damage", str(message).strip())
     except READ_ERRORS as err:
@@ -318,7 +312,7 @@ def _damage(db: sqlite3.Connection) -> Iterator[Finding]:
 
 def _contents(db: sqlite3.Connection, detection: Detection) -> Iterator[Finding]:
     if detection.revision is None:
-        yield problem("schema", f"no revision that uprof knows: {detection.description}")
+        yield problem("schema", f"unknown revision: {detection.description}")
         return
     facts = fingerprint.read_facts(db)
     for name in detection.not_tables:
@@ -359,6 +353,6 @@ def _skyline(db: sqlite3.Connection, detection: Detection, facts: Facts) -> Iter
     if facts.has("stack_frames", column) and facts.has(target, key):
         rows = f"stack_frames WHERE {column} NOT IN (SELECT {key} FROM {target})"
         if count := _count(db, rows):
-            yield problem("dangling", f"stack_frames.{column} belongs to no entry", count)
+            yield problem("dangling", f"stack_frames.{column} does not refer to an entry", count)
     for words in detection.notes:
         yield note("schema", words)

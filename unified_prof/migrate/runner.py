@@ -1,7 +1,7 @@
-"""Runs Alembic on one open database, the version kept in the file's own META_DATA.
+"""Runs Alembic on an open database; the version is kept in the file's META_DATA.
 
-Alembic's table lives in an attached database in memory and is forgotten; each step writes the
-version into META_DATA within the transaction that changes the tables.
+Alembic's own table is in an attached database in memory. Each step writes its version to META_DATA
+within the transaction that changes the tables.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ _SCRATCH = "uprof_scratch"
 
 
 def file_state(db: sqlite3.Connection, facts: Facts, revision: str) -> FileState:
-    """Describe a file at `revision` for the steps that will change it."""
+    """Return the state of a file at `revision`, for the steps that will change it."""
     schema = catalogue.load(catalogue.MSPROF, revision)
     recorded = (t for t in facts.tables if t != "META_DATA" and not t.startswith("ENUM_"))
     return FileState(
@@ -44,14 +44,14 @@ def file_state(db: sqlite3.Connection, facts: Facts, revision: str) -> FileState
 def migrate(
     db: sqlite3.Connection, family: str, start: str | None, target: str, state: FileState
 ) -> None:
-    """Take the database `db` from one revision to a newer one, step by step.
+    """Migrate a database from one revision to a newer one, step by step.
 
     Args:
-        db: opened with `isolation_level=None`, in no transaction.
-        family: the schema family.
-        start: the revision it has, None for an empty database.
-        target: the revision it gets.
-        state: what it is like at `start`.
+        db: Opened with `isolation_level=None`, outside of a transaction.
+        family: The schema family.
+        start: Its revision, None for an empty database.
+        target: The new revision.
+        state: Its state at `start`.
     """
     with _connection(db) as connection, _version_table(connection, start):
         config = config_of(family)
@@ -66,16 +66,15 @@ def migrate(
 
 
 def history(family: str) -> list[tuple[str, str]]:
-    """Return the revisions of a family, oldest first, each with the text that explains it."""
+    """Return the revisions of a family with their descriptions, oldest first."""
     scripts = ScriptDirectory.from_config(config_of(family)).walk_revisions()
     return [(script.revision, script.module.__doc__ or "") for script in scripts][::-1]
 
 
 def config_of(family: str) -> Config:
-    """Return Alembic's configuration for one folder of `migrations/`.
+    """Return Alembic's configuration for a directory of `migrations/`.
 
-    `env.py` there says which attributes it needs to run; other families than those of files,
-    which keep their version elsewhere, set their own.
+    `env.py` there lists the attributes it needs. Families that are not report files set their own.
     """
     folder = resource_directory("migrations")
     config = Config()
@@ -93,7 +92,7 @@ def _literal(value: object) -> str:
 def _connection(db: sqlite3.Connection) -> Iterator[Connection]:
     engine = create_engine("sqlite://", creator=lambda: db, poolclass=StaticPool)
 
-    # The driver begins no transaction before DDL; begun by hand, it covers whole steps.
+    # The driver begins no transaction before DDL; this one covers whole steps.
     @event.listens_for(engine, "begin")
     def _begin(connection: Connection) -> None:
         connection.exec_driver_sql("BEGIN")
@@ -113,7 +112,7 @@ def _version_table(connection: Connection, start: str | None) -> Iterator[None]:
     try:
         yield
     finally:
-        # Nobody looks at a database that could not be migrated; SQLAlchemy may have closed it.
+        # After an error SQLAlchemy may have closed the database, which is discarded.
         with suppress(sqlite3.Error):
             if db.in_transaction:
                 db.rollback()
@@ -121,7 +120,7 @@ def _version_table(connection: Connection, start: str | None) -> Iterator[None]:
 
 
 def _record(ctx: MigrationContext, step: MigrationInfo, **_: Any) -> None:
-    """Write the version that a step has reached, in the step's own transaction."""
+    """Write the version that a step has reached, within its transaction."""
     (revision,) = step.up_revision_ids
     version = catalogue.version_of(revision)
     if version is None:

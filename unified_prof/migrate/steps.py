@@ -1,17 +1,13 @@
-"""Puts the format's columns first, in its order, where others have added some in between.
+"""Operations of the msprof migrations, which tolerate real files.
 
-MindStudio Insight appends columns of its own; a later revision's columns then stand behind them,
-and whoever inserts by position would fill the wrong ones. SQLite cannot move a column, so such a
-table is written anew, once, whatever number of revisions was crossed.
+msprof creates a table only if it has rows, other programs add tables and columns, and builds
+between two revisions have parts of the newer one. Each operation therefore does only what is still
+to be done; data that cannot be converted is counted in UPROF_ANOMALIES. Released migrations depend
+on these functions: their meaning does not change.
 
-What the msprof migrations are made of: Alembic operations that tolerate real files.
-
-msprof creates a table only where it has rows, other programs add tables and columns of their
-own, and builds between two revisions have parts of the newer one. So each operation here does
-what is still to be done: nothing for a table that is absent or a column that is there already.
-What cannot be converted is counted in UPROF_ANOMALIES.
-
-Released migrations rely on these functions: their meaning does not change.
+`order_columns` puts the columns of the format first where others are in between, for instance those
+of MindStudio Insight: who inserts by position would fill the wrong ones. SQLite cannot move a
+column, so such a table is rewritten once, however many revisions are crossed.
 """
 
 from __future__ import annotations
@@ -30,7 +26,7 @@ from unified_prof.schema.catalogue import SchemaSpec
 from unified_prof.sqlite import skyline_writer
 from unified_prof.sqlite.statements import Declared, declared, quoted
 
-_GENERATED = (2, 3)  # what SQLite calls `hidden`: computed when read, computed when written
+_GENERATED = (2, 3)  # `hidden` in SQLite's table_xinfo: virtual and stored generated columns
 _NEW = "UPROF_REORDERED"
 _LITERAL = re.compile(r"[-+]?[\w.]+|'(?:[^']|'')*'")  # anything else stands in brackets
 
@@ -100,16 +96,16 @@ def _declaration(column: Declared, *, only_key: bool) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FileState:
-    """What a file was like before its first step."""
+    """State of a file before its first step."""
 
     holds_all_tables: bool
-    """It has every table of its revision, so it gets every table of the next ones."""
+    """Whether it has every table of its revision; then it gets every table of the next ones."""
 
     holds_records: bool
-    """Something was recorded into it. Then its enum rows are part of what was recorded."""
+    """Whether it has recorded data; then its enum rows are part of the recording."""
 
     columns: Mapping[str, frozenset[str]] = field(default_factory=dict)
-    """The columns of its tables."""
+    """Table -> its columns."""
 
 
 def state() -> FileState:
@@ -125,26 +121,26 @@ def key(name: str) -> sa.Column[Any]:
 
 
 def columns_of(table: str) -> dict[str, str]:
-    """Return the columns of a table and their declared types; nothing where it is absent."""
+    """Return the columns of a table with their declared types; empty if it is missing."""
     return {column.name: column.type for column in declared(_driver(), table)}
 
 
 def has(table: str, *columns: str) -> bool:
-    """Say whether the table is there with these columns."""
+    """Return whether the table exists with these columns."""
     found = columns_of(table)
     return bool(found) and set(columns) <= found.keys()
 
 
 def create_table(table: str, *columns: sa.Column[Any], always: bool = False) -> None:
-    """Create a table that this revision brings.
+    """Create a table of this revision.
 
-    A table for recorded data is created only in files that hold every table: others have none
-    without rows. A table of that name that others made stays, if it has the columns.
+    A table for recorded data is only created in files with every table of their revision; other
+    files have no empty tables. An existing table with these columns is kept.
 
     Args:
-        table: its name.
-        *columns: its columns, in order.
-        always: msprof writes this table into every file.
+        table: Its name.
+        *columns: Its columns, in order.
+        always: Whether msprof writes this table into every file.
     """
     if found := columns_of(table):
         if {str(column.name) for column in columns} <= found.keys():
@@ -156,16 +152,16 @@ def create_table(table: str, *columns: sa.Column[Any], always: bool = False) -> 
 
 
 def create_enum(table: str, rows: Mapping[int, str]) -> None:
-    """Create a table of constants, which every file has."""
+    """Create an enum table, which every file has."""
     create_table(table, key("id"), sa.Column("name", sa.TEXT()), always=True)
     change_enum(table, add=rows)
 
 
 def change_enum(table: str, *, add: Mapping[int, str], remove: Iterable[int] = ()) -> None:
-    """Bring the constants of this revision.
+    """Change an enum table to this revision.
 
-    In a file with recorded data no row goes or changes its name, for stored ids were collected
-    with them: only ids that were free are added, a name that is refused is counted.
+    In a file with recorded data, existing rows stay, because the recording uses their ids: only new
+    ids are added, and names that differ are counted as anomalies.
     """
     if not has(table, "id", "name"):
         return
@@ -188,34 +184,33 @@ def add_column(table: str, column: sa.Column[Any], *, unknown: int | None = None
     """Append a column.
 
     Args:
-        table: its table.
-        column: what to append.
-        unknown: what exporters write where they do not know the value; None: they have no mark
-            for that, and old rows have NULL.
+        table: Its table.
+        column: The column.
+        unknown: The value that exporters write for an unknown value; None leaves NULL in old rows.
     """
     if _append(table, column) and unknown is not None:
         op.get_bind().exec_driver_sql(f'UPDATE "{table}" SET "{column.name}" = ?', (unknown,))
 
 
 def add_texts(table: str, *names: str) -> None:
-    """Append columns of string ids; old rows have the id of N/A, as exporters write it.
+    """Append columns of string ids; old rows get the id of N/A, as exporters write it.
 
-    Exporters leave no such column NULL, and readers drop rows in which one is. In a file without
-    strings it has to be NULL.
+    Exporters never write NULL there, and readers drop rows with NULL. In a file without strings it
+    has to be NULL.
     """
     added = [name for name in names if _append(table, sa.Column(name, sa.INTEGER()))]
     if not has(table) or not has("STRING_IDS", "id", "value") or not _any_row(f'"{table}"'):
         return
-    # A column that others added may have values in some of the rows.
+    # A column that another tool added may have values in some rows.
     changes = ", ".join(
         f'"{name}" = :id' if name in added else f'"{name}" = coalesce("{name}", :id)'
         for name in names
     )
-    op.get_bind().execute(sa.text(f'UPDATE "{table}" SET {changes}'), {"id": _not_known()})
+    op.get_bind().execute(sa.text(f'UPDATE "{table}" SET {changes}'), {"id": _na_id()})
 
 
-def _not_known() -> int:
-    """Return the id of the text that stands for what is not known, adding it if it is missing."""
+def _na_id() -> int:
+    """Return the string id of N/A, adding it if missing."""
     bind = op.get_bind()
     query = "SELECT min(id) FROM STRING_IDS WHERE value = 'N/A' AND typeof(id) = 'integer'"
     if (known := bind.exec_driver_sql(query).scalar()) is not None:
@@ -228,7 +223,7 @@ def _not_known() -> int:
 
 
 def _append(table: str, column: sa.Column[Any]) -> bool:
-    """Append a column to a table that is there; say whether it was still to be done."""
+    """Append a column to an existing table; return whether it was added."""
     found = columns_of(table)
     if not found:
         return False
@@ -242,7 +237,7 @@ def _append(table: str, column: sa.Column[Any]) -> bool:
 
 
 def rename_column(table: str, old: str, new: str) -> None:
-    """Rename a column; a foreign one of the new name makes room first."""
+    """Rename a column; a foreign column of the new name is renamed first."""
     found = columns_of(table)
     if old not in found:
         return
@@ -255,7 +250,7 @@ def rename_column(table: str, old: str, new: str) -> None:
 
 
 def change_type(table: str, column: str, kind: str) -> None:
-    """Declare a column anew; its values are converted as SQLite does it."""
+    """Change the declared type of a column; SQLite converts its values."""
     columns = declared(_driver(), table)
     if any(c.name == column and c.type.upper() != kind for c in columns):
         changed = [replace(c, type=kind) if c.name == column else c for c in columns]
@@ -263,17 +258,17 @@ def change_type(table: str, column: str, kind: str) -> None:
 
 
 def count(rows: str) -> int:
-    """Return the number of rows of `rows`, the part of a query after FROM."""
+    """Return the number of rows; `rows` is the part of a query after FROM."""
     return int(op.get_bind().exec_driver_sql(f"SELECT count(*) FROM {rows}").scalar_one())
 
 
 def anomaly(name: str, number: int, detail: str) -> None:
-    """Count something that could not be converted; equal names add up, the first detail stays."""
+    """Count data that could not be converted; equal names add up, the first detail is kept."""
     skyline_writer.add_anomaly(_driver(), name, number, detail)
 
 
 def _driver() -> sqlite3.Connection:
-    """Return the driver's own connection: SQLAlchemy cannot describe columns without a type."""
+    """Return the driver's connection: SQLAlchemy cannot describe columns without a type."""
     db = op.get_bind().connection.driver_connection
     assert isinstance(db, sqlite3.Connection)
     return db

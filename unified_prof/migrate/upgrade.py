@@ -1,12 +1,8 @@
-"""Creates an empty report with every table of a revision.
+"""Upgrades a report file to a newer revision of its schema, never in place.
 
-Handles the two files of an upgrade: the original, locked and kept, and its copy.
-
-Brings a report file up to a newer revision of its schema, never in place.
-
-The file is copied, the copy is migrated, verified and made durable, and only then takes the
-original's name in one rename. Whatever happens before that, the original is as it was; the
-partial copy is removed, unless the process is killed.
+The file is copied; the copy is migrated, verified and made durable, and only then takes the name of
+the original in one rename. Until then the original is unchanged; the partial copy is removed,
+unless the process is killed. `create` writes an empty report of any revision.
 """
 
 from __future__ import annotations
@@ -36,11 +32,11 @@ from unified_prof.sqlite.statements import declared, open_unfinished, quoted, up
 
 
 def create(path: Path | str, family: str, revision: str, *, overwrite: bool = False) -> str:
-    """Create the file and return the full name of its revision, which may be an alias.
+    """Create an empty report with every table, and return the full name of its revision.
 
     Raises:
-        UsageError: no such family or revision.
-        OutputError: the file exists, or cannot be written.
+        UsageError: The family or revision does not exist.
+        OutputError: The file exists, or cannot be written.
     """
     schema = catalogue.load(family, revision)
     with replacing(path, overwrite=overwrite) as partial, closing(open_unfinished(partial)) as db:
@@ -53,15 +49,15 @@ def create(path: Path | str, family: str, revision: str, *, overwrite: bool = Fa
     return schema.revision
 
 
+# How long to wait for other writers, s.
 _LOCK_TIMEOUT_S = 30.0
 _COPY_BYTES = 1 << 26
 
 
 def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
-    """Open `path` so that no other process can write it; readers are not disturbed.
+    """Open `path` with a write lock; other processes can still read it.
 
-    A journal that a crashed writer left is rolled back by this, as by everyone who opens the
-    file to write.
+    A journal of a crashed writer is rolled back, as by any connection that may write.
     """
     uri = f"{path.absolute().as_uri()}?mode=rw"
     while True:
@@ -70,7 +66,7 @@ def locked(path: Path, resources: ExitStack) -> sqlite3.Connection:
             db = sqlite3.connect(uri, uri=True, isolation_level=None, timeout=_LOCK_TIMEOUT_S)
             own.enter_context(closing(db))
             db.execute("BEGIN IMMEDIATE")
-            # Someone may have put another file in its place while this one was waited for.
+            # The file may have been replaced during the wait for the lock.
             if _identity(path) == before:
                 resources.enter_context(own.pop_all())
                 return db
@@ -85,7 +81,7 @@ def _identity(path: Path) -> tuple[int, int]:
 
 
 def copy_database(source: sqlite3.Connection, path: Path, copy: Path, resources: ExitStack) -> None:
-    """Copy what `source` sees, which is `path` with any log or journal beside it."""
+    """Copy the database as `source` sees it: `path` with any log or journal beside it."""
     if side_files(path):
         with ExitStack() as own:
             if source.in_transaction:
@@ -97,12 +93,14 @@ def copy_database(source: sqlite3.Connection, path: Path, copy: Path, resources:
     if not source.in_transaction:
         source.execute("BEGIN")
         source.execute("SELECT count(*) FROM sqlite_master").fetchone()
-    # Closing any descriptor of a file drops the locks that the process has on it, SQLite's
-    # included. So this one stays open as long as the connection.
+    # Closing any descriptor of a file releases all locks that the process has on it, also
+    # SQLite's. This one therefore stays open as long as the connection.
     file = resources.enter_context(path.open("rb"))
     with copy.open("wb") as destination_file, ThreadPoolExecutor(1) as pool:
         copying = pool.submit(_copy_bytes, file, destination_file)
-        import_module("unified_prof.migrate.runner")  # takes as long as copying 1 GB
+        import_module(
+            "unified_prof.migrate.runner"
+        )  # takes as long as copying 1 GB, so it overlaps
         copying.result()
 
 
@@ -120,17 +118,14 @@ def _copy_bytes(source: BinaryIO, destination: BinaryIO) -> None:
 
 @contextmanager
 def flushing(copy: Path) -> Iterator[None]:
-    """Have the copied bytes written to the disk while they are being migrated.
-
-    The wait for the disk at the end, which counts, is then short: a third of the time is saved.
-    """
+    """Flush the copied bytes to the disk during the migration, which saves a third of the time."""
     with copy.open("rb") as file, ThreadPoolExecutor(1) as pool:
         pool.submit(os.fsync, file.fileno())
         yield
 
 
 def inherit(path: Path, copy: Path) -> None:
-    """Give the copy the original's permissions and, where that is allowed, its owner."""
+    """Set the permissions of the copy and, if allowed, its owner to those of the original."""
     shutil.copymode(path, copy)
     if hasattr(os, "chown"):
         found = path.stat()
@@ -139,9 +134,10 @@ def inherit(path: Path, copy: Path) -> None:
 
 
 def settle(original: sqlite3.Connection, path: Path) -> None:
-    """Empty the original's write-ahead log into it: left there, it would be read into the copy.
+    """Checkpoint the original's write-ahead log, which would otherwise be applied to the copy.
 
-    The content stays the same, and nobody has written it since it was copied.
+    Raises:
+        StoreError: Another process has written the file since it was copied.
     """
     if original.execute("PRAGMA journal_mode").fetchone() != ("wal",):
         return
@@ -158,7 +154,7 @@ def settle(original: sqlite3.Connection, path: Path) -> None:
 
 
 def keep(path: Path) -> Path:
-    """Give the original a second name, one that nothing has yet."""
+    """Keep the original under an unused second name, and return that."""
     path = Path(os.path.realpath(path))
     number = 1
     while True:
@@ -181,7 +177,7 @@ _RENAMED = frozenset({"ENUM_OVERLAY_ANALYSIS_TYPE"})
 
 @dataclass(frozen=True, slots=True)
 class Anomaly:
-    """Something that could not be converted, as UPROF_ANOMALIES counts it."""
+    """Data that could not be converted, as counted in UPROF_ANOMALIES."""
 
     name: str
     count: int
@@ -190,23 +186,23 @@ class Anomaly:
 
 @dataclass(frozen=True, slots=True)
 class Upgrade:
-    """What became of one file."""
+    """Result of an upgrade."""
 
     path: Path
-    """The file as it was named."""
+    """The given file."""
 
     output: Path
-    """The upgraded file: `path`, unless another output was asked for."""
+    """The upgraded file: `path`, unless another output was given."""
 
     before: str
     after: str
-    """The revisions it had and has; equal: there was nothing to do."""
+    """The revisions before and after; equal if there was nothing to do."""
 
     backup: Path | None = None
-    """The original, where `path` was replaced and a backup kept."""
+    """The original, if `path` was replaced and a backup kept."""
 
     anomalies: tuple[Anomaly, ...] = ()
-    """What the steps could not convert."""
+    """Data that could not be converted."""
 
 
 def upgrade(
@@ -217,23 +213,23 @@ def upgrade(
     backup: bool = True,
     overwrite: bool = False,
 ) -> Upgrade:
-    """Bring the report `path` to the revision `to`, in its place or as another file.
+    """Upgrade a report to a revision, replacing it or writing another file.
 
-    In its place, the original is kept beside it as `<name>.bak` (or `.bak2`, ...: an existing
-    backup is never touched) and no other process may write it meanwhile.
+    If it is replaced, the original is kept beside it as `<name>.bak` (or `.bak2`, ...: existing
+    backups are never changed), and other processes cannot write it meanwhile.
 
     Args:
-        path: a report of any family.
-        to: a revision of its family, `documented` or `latest`.
-        output: where to write the upgraded file instead; `path` then stays as it is.
-        backup: keep the original.
-        overwrite: whether an existing `output` may be replaced.
+        path: A report of any family.
+        to: A revision of its family, `documented` or `latest`.
+        output: Where to write the upgraded file; `path` then stays unchanged.
+        backup: Whether to keep the original.
+        overwrite: Whether to replace an existing `output`.
 
     Raises:
-        UsageError: no such revision.
-        StoreError: `path` cannot be read, is damaged, or is no report.
-        SchemaVersionError: its revision is unknown, or newer than `to`.
-        OutputError: the upgraded file cannot be written.
+        UsageError: The revision does not exist.
+        StoreError: `path` is unreadable, damaged, or not a report.
+        SchemaVersionError: Its revision is unknown, or newer than `to`.
+        OutputError: The upgraded file cannot be written.
     """
     path = Path(path)
     found = detect(path)
@@ -258,13 +254,13 @@ def _plan(found: Detection, to: str) -> _Plan:
         raise StoreError(
             f"{found.path} cannot be upgraded: {', '.join(found.not_tables)} in it is a view or a"
             " virtual table, expected a table",
-            hint="see what is odd about it with: uprof db check",
+            hint="run `uprof db check`",
             slug="not-upgradable",
         )
     target = catalogue.resolve(family, to)
     order = catalogue.REVISIONS[family].index
     if target in found.equivalent:
-        # It is as much of that revision as of the one it was recognised by.
+        # The file fits both revisions.
         return _Plan(family, start, target)
     if order(start) > order(target):
         raise SchemaVersionError(
@@ -351,7 +347,7 @@ def _migrate(copy: Path, path: Path, plan: _Plan) -> tuple[Anomaly, ...]:
 
 
 def _without_triggers(db: sqlite3.Connection) -> list[str]:
-    """Drop the file's triggers, which no step may set off, and return what creates them."""
+    """Drop the triggers, which no step may fire, and return the statements that create them."""
     triggers = db.execute(
         "SELECT name, sql FROM sqlite_master WHERE type = 'trigger' ORDER BY rowid"
     ).fetchall()
@@ -361,19 +357,19 @@ def _without_triggers(db: sqlite3.Connection) -> list[str]:
 
 
 def _refuse_damage(db: sqlite3.Connection, path: Path) -> None:
-    """Have SQLite walk every page of the copy: what no step touched may be damaged as well."""
+    """Raise StoreError if the copy is damaged, also in pages that no step has read."""
     found = db.execute("PRAGMA quick_check(1)").fetchone()[0]
     if found != "ok":
         words = " ".join(str(found).split())
         raise StoreError(
             f"{path} is damaged: {words}",
-            hint="recover it with the sqlite3 shell; it is as it was",
+            hint="recover it with the sqlite3 shell; it is unchanged",
             slug="damaged-file",
         )
 
 
 def _note_origin(db: sqlite3.Connection, revision: str) -> None:
-    """Write down the revision the file came from, unless an earlier upgrade did."""
+    """Record the revision before the first upgrade."""
     if not declared(db, "UPROF_RUN"):
         db.execute(catalogue.extension_tables()["UPROF_RUN"].create_sql)
     insert = "INSERT OR IGNORE INTO UPROF_RUN (name, value) VALUES (?, ?)"
@@ -381,7 +377,7 @@ def _note_origin(db: sqlite3.Connection, revision: str) -> None:
 
 
 def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> None:
-    """Refuse a migrated copy that is not at its revision, lost a table, or cannot be read."""
+    """Raise StoreError if the copy is not at its revision, lost a table, or cannot be read."""
     found = recognise(db, path)
     after = fingerprint.read_facts(db).tables
     for table in after:
@@ -395,14 +391,14 @@ def _verify(db: sqlite3.Connection, path: Path, plan: _Plan, before: Facts) -> N
         lost = f"; tables gone: {sorted(gone)}" if gone else ""
         raise StoreError(
             f"{path} did not become {plan.target}: {found.description}{lost}",
-            hint="this is a fault of uprof; the file is as it was",
+            hint="this is a defect of uprof; the file is unchanged",
             slug="not-upgradable",
         )
 
 
 @contextmanager
 def _translated(path: Path, output: Path, plan: _Plan) -> Iterator[None]:
-    """Turn what SQLite and the system say during an upgrade into errors of ours."""
+    """Translate errors of SQLite and the system during an upgrade."""
     try:
         yield
     except Exception as err:

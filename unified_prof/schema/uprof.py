@@ -1,10 +1,8 @@
-"""What uprof adds to a report, in tables of its own: never in a vendor's table.
+"""Tables that uprof adds to a report; it never changes a vendor's table.
 
-The same tables serve both families; each exists only where it has rows.
-
-What a recorded GPU trace says and the msprof format has no place for.
-
-Columns documented as a string id point to STRING_IDS. Times are Unix ns.
+The same tables serve all families; each exists only if it has rows. The GPU tables have what the
+msprof format cannot store of a GPU trace. Columns documented as a string id refer to STRING_IDS;
+times are Unix ns.
 """
 
 from __future__ import annotations
@@ -24,20 +22,20 @@ class UprofBase(DeclarativeBase):
 
 
 class Run(UprofBase):
-    """One fact about how the report came to be (provenance)."""
+    """One fact about the origin of the report (provenance)."""
 
     __tablename__ = "UPROF_RUN"
-    name: Mapped[str] = mapped_column(primary_key=True, doc="what the fact is about")
+    name: Mapped[str] = mapped_column(primary_key=True, doc="name of the fact")
     value: Mapped[str | None] = mapped_column(doc="the fact; lists and mappings are JSON")
 
 
 class Anomaly(UprofBase):
-    """Something that was skipped, truncated, unmatched, unknown or could not be measured."""
+    """Data that was skipped, truncated, unmatched, unknown or could not be measured."""
 
     __tablename__ = "UPROF_ANOMALIES"
     name: Mapped[str] = mapped_column(primary_key=True, doc="kind of anomaly, snake_case")
-    count: Mapped[int] = mapped_column(doc="how often")
-    detail: Mapped[str | None] = mapped_column(doc="the first case, in words")
+    count: Mapped[int] = mapped_column(doc="number of occurrences")
+    detail: Mapped[str | None] = mapped_column(doc="description of the first occurrence")
 
 
 class Iteration(UprofBase):
@@ -53,15 +51,11 @@ class Iteration(UprofBase):
         doc="1: same operation sequence as the report's entries; 0: differs, not averaged"
     )
     waited_ms: Mapped[float | None] = mapped_column(
-        doc="part of total_ms in which the program's thread waited for a processor, ms; "
-        "NULL: not known, or total_ms is a device's time"
+        doc="part of total_ms in which the program's thread waited for a CPU, ms; "
+        "NULL: unknown, or total_ms is device time"
     )
-    forward_waited_ms: Mapped[float | None] = mapped_column(
-        doc="part of forward_ms in which it waited so, ms; NULL likewise"
-    )
-    backward_waited_ms: Mapped[float | None] = mapped_column(
-        doc="part of backward_ms in which it waited so, ms; NULL likewise"
-    )
+    forward_waited_ms: Mapped[float | None] = mapped_column(doc="the same part of forward_ms, ms")
+    backward_waited_ms: Mapped[float | None] = mapped_column(doc="the same part of backward_ms, ms")
 
 
 class IterationPart(UprofBase):
@@ -95,24 +89,24 @@ class Recomputation(UprofBase):
 
 
 class Gap(UprofBase):
-    """Time before an operation in which no operation ran: the lines of the project that took it."""
+    """Time before an operation without any operation, with the source lines that took it."""
 
     __tablename__ = "UPROF_GAPS"
     entry_id: Mapped[int] = mapped_column(
         primary_key=True, doc="run_time_entries.id of the operation that follows"
     )
     file_path: Mapped[str] = mapped_column(doc="relative to the project root")
-    first_line: Mapped[int] = mapped_column(doc="first line that can have taken it, from 1")
-    last_line: Mapped[int] = mapped_column(doc="last such line; often the same")
+    first_line: Mapped[int] = mapped_column(doc="first line that may have taken it, from 1")
+    last_line: Mapped[int] = mapped_column(doc="last such line")
 
 
 class GapSample(UprofBase):
-    """One such time in one iteration."""
+    """One gap in one iteration."""
 
     __tablename__ = "UPROF_GAP_SAMPLES"
     entry_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_GAPS.entry_id")
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
-    gap_ms: Mapped[float] = mapped_column(doc="between the two operations, ms")
+    gap_ms: Mapped[float] = mapped_column(doc="time between the two operations, ms")
 
 
 class ModulePath(UprofBase):
@@ -126,30 +120,30 @@ class ModulePath(UprofBase):
 
 
 class Region(UprofBase):
-    """A region that the program marks: record_function, or a range of NVTX."""
+    """A region marked by the program: record_function or an NVTX range."""
 
     __tablename__ = "UPROF_REGIONS"
     region_id: Mapped[int] = mapped_column(primary_key=True, doc="number from 1")
-    name: Mapped[str] = mapped_column(doc="as the program names it")
+    name: Mapped[str] = mapped_column(doc="name given by the program")
     around: Mapped[int | None] = mapped_column(
-        doc="UPROF_REGIONS.region_id of the one that it was opened in; NULL: in none"
+        doc="UPROF_REGIONS.region_id of the enclosing region; NULL: none"
     )
     peak_usage_bytes: Mapped[int | None] = mapped_column(
-        doc="highest allocation while it was open, bytes; NULL: not measured"
+        doc="peak allocation while it was open, bytes; NULL: not measured"
     )
 
 
 class RegionCount(UprofBase):
-    """How often a region was opened in one iteration; no row where it was not."""
+    """How often a region was opened in one iteration; no row if never."""
 
     __tablename__ = "UPROF_REGION_COUNTS"
     region_id: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_REGIONS.region_id")
     iteration: Mapped[int] = mapped_column(primary_key=True, doc="UPROF_ITERATIONS.iteration")
-    count: Mapped[int] = mapped_column(doc="how often")
+    count: Mapped[int] = mapped_column(doc="number of occurrences")
 
 
 class RegionEntry(UprofBase):
-    """The innermost region around an operation; its backward pass belongs there too."""
+    """The innermost region around an operation and its backward pass."""
 
     __tablename__ = "UPROF_REGION_ENTRIES"
     kind: Mapped[str] = mapped_column(primary_key=True, doc="operation or activation")
@@ -158,7 +152,7 @@ class RegionEntry(UprofBase):
 
 
 class GpuTask(UprofBase):
-    """What is known of one task of TASK beyond it: name, launch, resources."""
+    """Name, launch and resources of one task of TASK."""
 
     __tablename__ = "UPROF_GPU_TASKS"
     global_task_id: Mapped[int] = mapped_column(
@@ -189,7 +183,7 @@ class GpuTask(UprofBase):
 
 
 class GpuCollective(UprofBase):
-    """Parameters of one row of COMMUNICATION_OP that it has no column for."""
+    """Further parameters of one row of COMMUNICATION_OP."""
 
     __tablename__ = "UPROF_COLLECTIVES"
     op_id: Mapped[int] = mapped_column("opId", primary_key=True, doc="COMMUNICATION_OP.opId")
@@ -221,7 +215,7 @@ class OperationInputs(UprofBase):
 
 
 class GpuAnnotation(UprofBase):
-    """The time on one stream that a user annotation's work took."""
+    """Device time on one stream of the work of a user annotation."""
 
     __tablename__ = "UPROF_GPU_ANNOTATIONS"
     start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
@@ -234,14 +228,14 @@ class GpuAnnotation(UprofBase):
 
 
 class GpuSync(UprofBase):
-    """One synchronisation as the device saw it: somebody waits for a stream or an event."""
+    """One synchronization recorded by the device: a wait for a stream or an event."""
 
     __tablename__ = "UPROF_GPU_SYNCS"
     start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
     end_ns: Mapped[int] = mapped_column("endNs", doc="Unix ns")
     device_id: Mapped[int] = mapped_column("deviceId", doc="NPU_INFO.id")
     stream_id: Mapped[int | None] = mapped_column(
-        "streamId", doc="that waits; NULL: the whole device or the host"
+        "streamId", doc="waiting stream; NULL: the whole device or the host"
     )
     context_id: Mapped[int | None] = mapped_column("contextId", doc="CUDA context")
     kind: Mapped[int] = mapped_column(doc="string id: Stream Wait Event, Context Sync, ...")
@@ -257,7 +251,7 @@ class GpuSync(UprofBase):
 
 
 class Thread(UprofBase):
-    """One thread of the host that did something in the recording."""
+    """One recorded thread of the host."""
 
     __tablename__ = "UPROF_THREADS"
     global_tid: Mapped[int] = mapped_column(
@@ -279,7 +273,7 @@ class GpuDevice(UprofBase):
 
 
 class TraceEvent(UprofBase):
-    """An event of the recording that no other table has a place for."""
+    """A recorded event that no other table can store."""
 
     __tablename__ = "UPROF_TRACE_EVENTS"
     start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
@@ -304,7 +298,7 @@ class GpuMetric(UprofBase):
 
 
 class MemoryBlock(UprofBase):
-    """One row of OP_MEMORY of a snapshot of the allocator: where it lay and who asked for it."""
+    """Address and origin of one row of OP_MEMORY from a snapshot of the allocator."""
 
     __tablename__ = "UPROF_MEMORY_BLOCKS"
     device_id: Mapped[int] = mapped_column("deviceId", doc="as NPU_INFO.id")
