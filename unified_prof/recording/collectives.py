@@ -104,7 +104,6 @@ ELEMENT_BYTES: Final = {
     **dict.fromkeys((5, 6, 10), 8),
     12: 16,
 }
-_UNKNOWN = -1
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -121,45 +120,6 @@ class Messages:
     kind: NDArray[np.integer]
     kinds: list[str]
     """Canonical names; `kind` has indexes into them."""
-
-
-def load(source: Source, strings: Strings) -> Messages:
-    """Read the collectives."""
-    columns = source.integers(
-        "COMMUNICATION_OP",
-        {
-            "start": "startNs",
-            "duration": "endNs - startNs",
-            "device": "coalesce(deviceId, -1)",
-            "group": "coalesce(groupName, -1)",
-            "members": "coalesce(rankSize, -1)",
-            "count": "coalesce(count, -1)",
-            "data": "coalesce(dataType, -1)",
-            "name": f"coalesce(opType, opName, {MISSING + 1} - 1)",
-        },
-    )
-    valid = possible(columns["start"], columns["duration"])
-    order = np.flatnonzero(valid)
-    order = order[np.argsort(columns["start"][order], kind="stable")]
-    columns = {name: values[order] for name, values in columns.items()}
-    types, type_number = codes(columns["data"])
-    width = np.array([ELEMENT_BYTES.get(one, 0) for one in types] or [0], np.int64)
-    of_row = width[type_number]
-    known = (of_row > 0) & (columns["count"] >= 0)
-    names, number = codes(columns["name"])
-    told = [canonical(text or "") for text in strings.texts(names)]
-    kinds = sorted(set(told))
-    place = np.array([kinds.index(text) for text in told] or [0], np.int64)
-    return Messages(
-        start_ns=columns["start"],
-        end_ns=columns["start"] + columns["duration"],
-        device=columns["device"],
-        group=columns["group"],
-        members=columns["members"],
-        size_bytes=np.where(known, columns["count"] * of_row, _UNKNOWN),
-        kind=place[number],
-        kinds=kinds,
-    )
 
 
 UNKNOWN_DEVICE = -1
@@ -185,6 +145,8 @@ class Collectives:
     """Elements of the message; -1: not recorded."""
     data_type: Ints
     """Number of the elements' type; -1: not recorded."""
+    members: Ints
+    """Ranks in the group; -1: not recorded."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -215,6 +177,26 @@ class Collectives:
         return not (self.device == device).any()
 
 
+def messages(comms: Collectives, strings: Strings) -> Messages:
+    """Return the collectives in order of time, with canonical kinds."""
+    order = np.argsort(comms.start_ns, kind="stable")
+    names = np.where(comms.op_type != MISSING, comms.op_type, comms.name)[order]
+    ids, number = codes(names)
+    kind_of_id = [canonical(text or "") for text in strings.texts(ids)]
+    kinds = sorted(set(kind_of_id))
+    index = np.array([kinds.index(text) for text in kind_of_id] or [0], np.int64)
+    return Messages(
+        start_ns=comms.start_ns[order],
+        end_ns=comms.end_ns[order],
+        device=comms.device[order],
+        group=comms.group[order],
+        members=comms.members[order],
+        size_bytes=comms.size_bytes[order],
+        kind=index[number],
+        kinds=kinds,
+    )
+
+
 def device_name(number: int) -> str:
     """Return the name of a device, from its number."""
     return "unknown device" if number < 0 else f"device {number}"
@@ -235,6 +217,7 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
             "group": f"coalesce(groupName, {MISSING + 1} - 1)",
             "elements": "coalesce(count, -1)",
             "data_type": "coalesce(dataType, -1)",
+            "members": "coalesce(rankSize, -1)",
         },
     )
     valid = possible(columns["start"], columns["duration"])
@@ -257,6 +240,7 @@ def load_collectives(source: Source, tasks: Tasks, findings: Findings) -> Collec
         identity=columns["id"],
         elements=columns["elements"],
         data_type=columns["data_type"],
+        members=columns["members"],
     )
 
 

@@ -46,7 +46,7 @@ class _Talk:
     """Collectives of one device within the analyzed steps."""
 
     def __init__(self, case: Case) -> None:
-        all_of = collectives.load(case.recording.source, case.recording.strings)
+        all_of = collectives.messages(case.recording.comms, case.recording.strings)
         mine = case.inside(all_of.start_ns) & (all_of.members != 1)
         if case.number is not None:
             mine &= (all_of.device == case.number) | (all_of.device < 0)
