@@ -1,6 +1,6 @@
-"""Damages recordings of every kind, and sees what becomes of them.
+"""Damages recordings of every kind and checks the conversions.
 
-Run as a program it does so in a process of its own and prints what it found as JSON:
+As a program it prints the result as JSON, so that it can run in a separate process:
 `python -m tests.pipeline.damage FORM FOLDER ROUNDS`.
 """
 
@@ -51,7 +51,7 @@ FORMS: dict[str, tuple[str, Maker]] = {
     "rocm-json": ("rocm", _rocm_json),
     "kineto-gzip": ("kineto", _packed_trace),
 }
-"""What recordings are written as -> the kind of source, and what makes a tiny one."""
+"""Form of a recording -> kind of source, and a function that makes a tiny one."""
 
 _SQLITE = b"SQLite format 3\0"
 _WRONG: tuple[Any, ...] = (
@@ -144,7 +144,7 @@ def files_of(recording: Path) -> list[Path]:
 
 
 def ends_between_records(path: Path) -> bool:
-    """Whether nothing in a file that was cut tells that there was more."""
+    """Return True if a cut file is indistinguishable from a complete one."""
     data = path.read_bytes()
     return not data or data.endswith(b"\n")
 

@@ -1,4 +1,4 @@
-"""What stands in the analysis of a recording of an NPU."""
+"""analysis.db of NPU recordings."""
 
 from __future__ import annotations
 
@@ -127,7 +127,7 @@ def analysed(made: Made, tables: dict[str, str]) -> dict[str, list[tuple[object,
         }
 
 
-def test_a_step_owns_what_starts_while_its_launches_run(tmp_path: Path) -> None:
+def test_a_step_includes_tasks_that_start_while_its_launches_run(tmp_path: Path) -> None:
     made = Made(tmp_path / "r.db")
     with made.writer:
         made.writer.write(
@@ -202,7 +202,7 @@ def test_collectives_of_one_name_on_two_devices_are_two(tmp_path: Path) -> None:
     assert found["CommAnalyzerBandwidth"] == [("HCCS", 10, 3), ("SDMA", 10, 3)] * 2
 
 
-def test_a_run_of_rdma_payloads_lasts_until_what_closes_it(tmp_path: Path) -> None:
+def test_a_run_of_rdma_payloads_ends_with_the_closing_tasks(tmp_path: Path) -> None:
     made = Made(tmp_path / "r.db")
     with made.writer:
         made.launch(7, 0, 1)

@@ -1,4 +1,4 @@
-"""What stands in the analysis of a recording of a GPU."""
+"""analysis.db of GPU recordings."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from unified_prof.pipeline.convert import convert
 NCCL = "ncclDevKernel_AllReduce_Sum_f32_RING_LL(x)"
 
 
-def test_steps_own_what_they_launched_and_overlap_is_split(tmp_path: Path) -> None:
+def test_steps_include_their_launches_and_overlap_is_split(tmp_path: Path) -> None:
     trace = write(
         tmp_path / "t.json",
         [
@@ -67,7 +67,7 @@ STEP_COLUMNS = (
 )
 
 
-def test_what_a_gpu_received_is_the_bubble_of_its_stage(tmp_path: Path) -> None:
+def test_receives_of_a_gpu_are_the_bubble_of_its_stage(tmp_path: Path) -> None:
     found = analysis_of(pipeline(tmp_path / "t.json"), {"StepTraceTime": STEP_COLUMNS})
     # From 30 to 110: 80 us, of which 40 were received for; 10 of those while it computed.
     assert found["StepTraceTime"] == [("7", 30, 50, 10, 40, 10, 40, 40, 0, 30)]

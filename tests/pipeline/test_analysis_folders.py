@@ -1,4 +1,4 @@
-"""The analysis stands beside its report, in folders as torch_npu lays them out."""
+"""The files beside a report in torch_npu's layout."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unified_prof.pipeline.convert import convert, convert_all
 from unified_prof.pipeline.sources import Match, by_kind
 
 
-def test_a_built_prof_directory_has_what_viewers_ask_for(tmp_path: Path) -> None:
+def test_a_built_prof_directory_has_the_files_of_viewers(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
     convert(prof)
     with closing(sqlite3.connect(prof / "analyze" / "communication_analyzer.db")) as db:
@@ -33,7 +33,7 @@ def test_a_built_prof_directory_has_what_viewers_ask_for(tmp_path: Path) -> None
     assert own != (0,)
 
 
-def test_what_others_analysed_stays_unless_it_is_forced(tmp_path: Path) -> None:
+def test_an_existing_analysis_is_kept_without_force(tmp_path: Path) -> None:
     prof = generate(tmp_path, Recipe(operators=3, collectives=2)).path
     theirs = prof / "analyze" / "communication_analyzer.db"
     theirs.parent.mkdir()
@@ -140,7 +140,7 @@ def test_a_report_that_is_there_has_its_analysis_whenever_its_maker_was_killed(
     assert sorted(path.name for path in folder.iterdir()) == ["analysis.db", database]
 
 
-def test_the_folder_of_a_trace_says_what_it_is(tmp_path: Path) -> None:
+def test_the_directory_of_a_trace_describes_it(tmp_path: Path) -> None:
     groups = [{"pg_name": "pp_1", "pg_desc": "pp", "ranks": [2, 6]}]
     trace = pipeline(tmp_path / "trace.json")
     about = json.loads(trace.read_text())

@@ -1,4 +1,4 @@
-"""Reports of recordings in the user's cache."""
+"""The cache of reports that `--convert` makes."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_content_is_looked_at_where_length_and_time_are_the_same(tmp_path: Path)
     assert cache.reports_of(path).path != first
 
 
-def test_what_lies_beside_a_trace_counts_where_it_is_read(tmp_path: Path) -> None:
+def test_files_beside_an_export_are_part_of_its_content(tmp_path: Path) -> None:
     folder = MAKERS["ascend_text"](tmp_path)
     (view,) = folder.rglob("trace_view.json")
     first = cache.reports_of(view).path
@@ -116,7 +116,7 @@ def test_a_folder_of_ranks_becomes_a_folder_of_reports(tmp_path: Path) -> None:
     assert cache.reports_of(traces[0]).path.samefile(ready.path / "rank0_host_71.db")
 
 
-def test_one_bad_recording_is_told_and_stops_no_other(tmp_path: Path) -> None:
+def test_a_bad_recording_is_reported_and_stops_no_other(tmp_path: Path) -> None:
     for number in (0, 2):
         rank(tmp_path / "run", number)
     bad = rank(tmp_path / "run", 1)
@@ -149,7 +149,7 @@ def test_two_may_ask_at_a_time(tmp_path: Path) -> None:
     assert [file.name for file in report.parent.iterdir()] == [report.name]
 
 
-def test_those_that_nobody_used_longest_go_first(
+def test_the_least_recently_used_reports_are_removed_first(
     tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     paths = [trace(tmp_path / f"{name}.json", f"aten::{name}") for name in "abcd"]
@@ -164,7 +164,7 @@ def test_those_that_nobody_used_longest_go_first(
     cache.reports_of(paths[1])  # used now
     (home / ".gone-left-over").mkdir()
     cache.reports_of(trace(tmp_path / "f.json", "aten::f"))
-    # Left besides the one being made: the two of now, where room is for two and a half.
+    # The cache holds two and a half reports: the two newest stay beside the one being made.
     assert [report.is_file() for report in reports] == [False, True, False, False]
     assert not (home / ".gone-left-over").exists()
     assert cache.reports_of(paths[0]).path == reports[0]
@@ -182,7 +182,7 @@ def test_the_place_is_private_and_may_be_moved(
     assert cache.root() == tmp_path / "home" / ".cache" / "uprof" / "reports"
 
 
-def test_a_cache_that_cannot_be_written_is_said(
+def test_a_cache_that_cannot_be_written_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").write_text("")

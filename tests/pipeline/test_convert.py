@@ -28,7 +28,7 @@ def recording(original: Path, tmp_path: Path) -> Path:
     return shutil.copytree(original, tmp_path / "with space" / original.name)
 
 
-def test_the_database_lies_where_the_vendors_exporter_puts_it(recording: Path) -> None:
+def test_the_database_is_written_where_the_vendors_exporter_writes_it(recording: Path) -> None:
     database = convert.convert(recording).database
     assert database.parent == recording
     assert len(database.stem.removeprefix("msprof_")) == 14
@@ -39,7 +39,7 @@ def test_the_database_lies_where_the_vendors_exporter_puts_it(recording: Path) -
     assert facts["recording"] == recording.name
 
 
-def test_what_was_built_is_told(recording: Path, tmp_path: Path) -> None:
+def test_a_conversion_lists_rows_and_stages(recording: Path, tmp_path: Path) -> None:
     stages: list[str] = []
     built = convert.convert(recording, tmp_path / "x.db", schema="latest", progress=stages.append)
     with Report(built.database) as report:
@@ -122,7 +122,7 @@ def test_a_failure_leaves_no_folder_either(tmp_path: Path, output: str) -> None:
     assert [path.name for path in tmp_path.iterdir()] == ["PROF_1"]
 
 
-def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path) -> None:
+def test_converted_recordings_are_skipped(original: Path, tmp_path: Path) -> None:
     for rank in ("rank0", "rank1"):
         shutil.copytree(original, tmp_path / "in" / rank / original.name)
     first = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out"))
@@ -145,7 +145,7 @@ def test_what_is_converted_is_not_converted_again(original: Path, tmp_path: Path
 
 @pytest.mark.quick(cases=2)
 @pytest.mark.parametrize("why", ["schema", "newer data", "another recording", "damaged"])
-def test_a_report_that_is_not_of_the_recording_as_it_is_now_stands_in_the_way(
+def test_an_outdated_report_is_an_error_without_force(
     original: Path, tmp_path: Path, why: str
 ) -> None:
     twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
@@ -183,7 +183,7 @@ def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> 
     assert (tmp_path / "out" / "run.db").is_file()
 
 
-def test_what_an_older_schema_has_no_place_for_is_told(recording: Path, tmp_path: Path) -> None:
+def test_columns_that_an_older_schema_lacks_are_counted(recording: Path, tmp_path: Path) -> None:
     made = convert.convert(recording, tmp_path / "x.db", schema="pre_20240328")
     with Report(made.database) as report:
         stored = report.rows("SELECT name, count, coalesce(detail, '') FROM UPROF_ANOMALIES")
@@ -214,7 +214,7 @@ def test_a_place_that_cannot_be_written(recording: Path) -> None:
         convert.convert(recording, Path("/proc/x.db"))
 
 
-def test_what_would_be_missing_can_be_asked_for(recording: Path) -> None:
+def test_undecodable_data_is_listed(recording: Path) -> None:
     source = sources.by_kind("prof")
     assert source.undecodable(recording) == ()
     collective = records("aicpu", 1, type=6).tobytes()

@@ -1,4 +1,4 @@
-"""Damaged recordings of every kind: told, never a traceback, never a silent loss, never large."""
+"""Damaged recordings of every kind: refused or counted, without a traceback, in bounded memory."""
 
 from __future__ import annotations
 
@@ -22,14 +22,14 @@ def test_every_source_is_damaged() -> None:
 
 @pytest.mark.quick(cases=4)
 @pytest.mark.parametrize("form", damage.FORMS)
-def test_damage_is_told(form: str, tmp_path: Path) -> None:
+def test_damage_is_refused_or_counted(form: str, tmp_path: Path) -> None:
     found = damage.main(form, tmp_path, rounds=1)
     assert found["wrong"] == []
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("form", damage.FORMS)
-def test_much_damage_is_told_in_bounded_memory(form: str, tmp_path: Path) -> None:
+def test_much_damage_is_refused_or_counted_in_bounded_memory(form: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-m", "tests.pipeline.damage", form, str(tmp_path), "25"],
         cwd=Path(__file__).parents[2],

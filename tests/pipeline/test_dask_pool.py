@@ -1,4 +1,4 @@
-"""Dask as the one who does the work: workers that die, schedulers that are lost, other versions."""
+"""Dask executors: dead workers, lost schedulers, other versions."""
 
 from __future__ import annotations
 
@@ -89,7 +89,7 @@ def test_few_are_max_pending(threads: Any) -> None:
     assert len(taken) <= 8
 
 
-def test_no_worker_is_said_before_long(threads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_workers_are_an_error(threads: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     with distributed.LocalCluster(
         n_workers=0, processes=False, dashboard_address="127.0.0.1:0"
     ) as none:
@@ -100,7 +100,7 @@ def test_no_worker_is_said_before_long(threads: Any, monkeypatch: pytest.MonkeyP
     assert "has no workers yet; waiting up to" in told[0]
 
 
-def test_nobody_answers() -> None:
+def test_a_scheduler_that_does_not_respond_is_an_error() -> None:
     opened = dask_pool.remote_pool("tcp://127.0.0.1:1", print, connect_s=1)
     with pytest.raises(
         EngineError, match=r"the scheduler at tcp://127\.0\.0\.1:1 does not respond"
@@ -182,7 +182,7 @@ def test_dask_local_pool_names_what_ends_its_processes_and_loses_nothing_else(
     assert isinstance(died, Failure)
     assert str(died).startswith("ended without a result (tcp://127.0.0.1:")
     assert results == {number: number for number in range(30) if number != 7}
-    assert capfd.readouterr() == ("", ""), "Dask logs a lot unless it is told not to"
+    assert capfd.readouterr() == ("", ""), "Dask must not log"
     assert not list(Path(importlib.import_module("tempfile").gettempdir()).glob("uprof-dask-*"))
 
 

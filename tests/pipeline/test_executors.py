@@ -1,4 +1,4 @@
-"""Processes that may die: nothing else is lost with them, and they never outlive their parent."""
+"""Worker pools: a dead process loses only its task, and processes end with their parent."""
 
 from __future__ import annotations
 
@@ -109,7 +109,7 @@ def test_it_is_an_executor_as_others_are(pool: WorkerPool) -> None:
     assert "raises_at_1" in str(raised.value.__cause__), "where in the other process"
 
 
-def test_what_cannot_be_pickled_is_told_at_once_and_what_cannot_come_back_by_its_future(
+def test_unpicklable_arguments_raise_at_once_and_results_in_the_future(
     pool: WorkerPool,
 ) -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
@@ -149,7 +149,7 @@ def test_in_this_process_nothing_is_started() -> None:
 
 @pytest.mark.slow
 @linux
-def test_what_is_interrupted_leaves_no_process() -> None:
+def test_an_interruption_leaves_no_process() -> None:
     def interrupted() -> None:
         with open_executor(jobs=2) as pool:
             for _ in map_unordered(pool, sleeps, [0.0, 60.0, 60.0]):
@@ -179,7 +179,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         list(map_unordered(pool, double, range(10)))
 
 
-def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
+def test_a_process_that_cannot_start_fails_all_tasks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def broken() -> Any:
@@ -190,7 +190,7 @@ def test_whatever_keeps_a_process_from_starting_is_told_and_nobody_waits(
         list(map_unordered(pool, double, range(9)))
 
 
-def test_what_is_cancelled_wakes_who_waits_for_it() -> None:
+def test_cancelled_futures_wake_those_who_wait() -> None:
     with open_executor(jobs=2) as pool:
         tasks: list[Future[Any]] = [pool.submit(sleeps, 60.0)]
         tasks += [pool.submit(double, one) for one in range(9)]
@@ -224,7 +224,7 @@ def test_a_wish_that_cannot_be_meant_is_refused(tmp_path: Path) -> None:
     count=st.integers(0, 40),
     task_s=st.sampled_from([0.0, 1e-5, 10.0]),
 )
-def test_every_item_has_one_result_whatever_dies(
+def test_every_item_has_one_result_if_processes_die(
     lost: set[int], deadly: set[int], raising: set[int], count: int, task_s: float
 ) -> None:
     """Against a pool that loses tasks by plan, whole batches of them as well."""
@@ -294,7 +294,7 @@ def test_a_fault_in_the_function_is_raised_when_all_others_are_done(pool: Worker
 
 
 @pytest.mark.slow
-def test_how_a_process_ended_is_told_in_words() -> None:
+def test_exit_codes_are_described() -> None:
     assert processes._exit_text(3) == "ended with exit code 3"
     assert processes._exit_text(-signal.SIGTERM) == "was terminated by SIGTERM"
 
@@ -405,7 +405,7 @@ def test_workers_end_with_the_command_and_the_next_one_goes_on(
 
 @linux
 @pytest.mark.slow
-def test_what_a_killed_conversion_left_goes_with_the_next_one(tmp_path: Path) -> None:
+def test_the_next_conversion_removes_partial_files_of_a_killed_one(tmp_path: Path) -> None:
     """A single one in this folder, under the name of another second."""
     recording = generate(tmp_path, Recipe(operators=1)).path
     ended = subprocess.Popen(["true"])
@@ -471,7 +471,7 @@ def has_spooled(pid: int) -> bool:
 
 
 @pytest.mark.slow
-def test_how_long_a_task_takes_is_told_by_the_processor_not_the_clock() -> None:
+def test_the_duration_of_a_task_is_its_cpu_time() -> None:
     """On a busy machine items take long by the clock, and tasks would become many."""
     results, seconds = executors._run_batch(time.sleep, [0.05] * 4)
     assert results == [None] * 4

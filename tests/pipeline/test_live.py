@@ -23,7 +23,7 @@ class Tracks:
     ends_with: tuple[TrackedRun | None, str | None] = (tracked_run(), None)
     device: str | None
     spec: RunSpec
-    """What the last one was made with."""
+    """Arguments of the last call."""
 
     def __init__(self, device: str | None, spec: RunSpec) -> None:
         self.tracked: TrackedRun | None = None
@@ -60,7 +60,7 @@ def test_the_reports_are_there_when_the_block_has_ended(tmp_path: Path) -> None:
     assert facts["project_root"] == str(tmp_path.parent)
 
 
-def test_an_exception_of_the_block_passes_and_what_was_measured_is_kept(
+def test_an_exception_in_the_block_is_raised_and_measurements_are_kept(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     partial = (tracked_run(complete=False), "the block failed")
@@ -71,7 +71,7 @@ def test_an_exception_of_the_block_passes_and_what_was_measured_is_kept(
     assert profile.files["run-time"].is_file()
 
 
-def test_a_block_without_an_iteration_is_told(
+def test_a_block_without_an_iteration_is_an_error(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(Tracks, "ends_with", (None, "no iteration ran"))
@@ -121,7 +121,7 @@ def test_step_outside_of_a_profile_does_nothing() -> None:
     assert unified_prof.step() is None  # type: ignore[func-returns-value]
 
 
-def test_without_torch_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_torch_the_error_names_the_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.undo()
     monkeypatch.setitem(sys.modules, "torch", None)
     spec = RunSpec(

@@ -1,4 +1,4 @@
-"""Exports of Nsight Systems that others made: the figures that SQL finds in the files."""
+"""Real Nsight Systems exports, compared with figures from SQL on the files."""
 
 from __future__ import annotations
 
@@ -161,7 +161,7 @@ def test_reports_traces_and_comparisons_take_it(
     assert compared.exit_code == 0, compared.stderr
 
 
-def test_the_device_is_busy_with_copies_and_the_report_says_so(
+def test_the_report_says_that_the_device_is_busy_with_copies(
     converted: dict[str, Conversion],
 ) -> None:
     database = str(converted["h100_2gpu_1s"].database)

@@ -1,4 +1,4 @@
-"""Processes and attempts that are told one folder: nobody's reports are lost."""
+"""Processes and attempts with one output directory: no report is lost."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_two_processes_with_one_folder_both_keep_their_reports(
     ],
     ids=["slurm", "torchrun", "openmpi"],
 )
-def test_a_job_has_one_folder_whatever_host_a_rank_is_on(job: dict[str, str]) -> None:
+def test_a_job_has_one_directory_on_all_hosts(job: dict[str, str]) -> None:
     name = {"SLURM_NTASKS": "SLURM_PROCID", "WORLD_SIZE": "RANK"}
     variable = next((name[one] for one in name if one in job), "OMPI_COMM_WORLD_RANK")
     ranks = [rank_of({**job, variable: str(number)}) for number in range(4)]

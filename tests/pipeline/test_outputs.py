@@ -13,7 +13,7 @@ from unified_prof.pipeline.distributed import rank_of
 ALONE = rank_of({})
 
 
-def test_rank_stands_in_every_file_name() -> None:
+def test_every_file_name_has_the_rank() -> None:
     rank = rank_of({"RANK": "12", "LOCAL_RANK": "4", "WORLD_SIZE": "16"})
     assert (rank.rank, rank.local_rank, rank.world_size) == (12, 4, 16)
     files = outputs.skyline_files(Path("out"), ("run-time", "memory", "timeline"), rank)
@@ -63,7 +63,7 @@ def test_a_folder_that_was_there_or_was_used_stays(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("place", ["file", "file/below"])
-def test_a_file_in_the_way_is_said(tmp_path: Path, place: str) -> None:
+def test_a_file_in_place_of_a_directory_is_an_error(tmp_path: Path, place: str) -> None:
     (tmp_path / "file").touch()
     with (
         pytest.raises(OutputError, match="is not a directory"),

@@ -1,4 +1,4 @@
-"""OVERLAP_ANALYSIS of imports, and what MindStudio Insight's overall view asks of it."""
+"""OVERLAP_ANALYSIS of imports, and the queries of MindStudio Insight's overall view."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ OVERALL = (
 )
 
 
-def asked(database: Path, sql: str, *values: object) -> list[tuple[object, ...]]:
+def query(database: Path, sql: str, *values: object) -> list[tuple[object, ...]]:
     with closing(sqlite3.connect(database)) as db:
         return db.execute(sql, values).fetchall()
 
@@ -38,10 +38,10 @@ def trace(path: Path, *more: dict[str, object]) -> Path:
     )
 
 
-def test_computing_communication_and_what_is_neither(tmp_path: Path) -> None:
+def test_computing_communication_and_free_time(tmp_path: Path) -> None:
     talks = kernel(20, 15, 4, name=NCCL, args={"stream": 9})
     made = convert(trace(tmp_path / "t.json", talks), tmp_path / "r.db", schema="latest")
-    found = asked(
+    found = query(
         made.database,
         "SELECT type, startNs / 1000, endNs / 1000 FROM OVERLAP_ANALYSIS ORDER BY 1, 2",
     )
@@ -51,7 +51,7 @@ def test_computing_communication_and_what_is_neither(tmp_path: Path) -> None:
 
 def test_without_collectives_the_overall_view_has_its_three_rows(tmp_path: Path) -> None:
     made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db", schema="latest")
-    assert asked(made.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+    assert query(made.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
 
 
 def test_every_device_has_them(tmp_path: Path) -> None:
@@ -60,21 +60,21 @@ def test_every_device_has_them(tmp_path: Path) -> None:
     only_copies["args"] |= {"device": 4}
     more = [kernel(12, 8, 4, name=NCCL, args=other), only_copies]
     made = convert(trace(tmp_path / "t.json", *more), tmp_path / "r.db", schema="latest")
-    assert asked(made.database, OVERALL, 3) == [(0, 0), (2, 8), (3, 0)]
-    assert asked(made.database, OVERALL, 4) == [(0, 0), (2, 0), (3, 5)]
+    assert query(made.database, OVERALL, 3) == [(0, 0), (2, 8), (3, 0)]
+    assert query(made.database, OVERALL, 4) == [(0, 0), (2, 0), (3, 5)]
 
 
 def test_a_revision_without_the_table_stays_without(tmp_path: Path) -> None:
     made = convert(trace(tmp_path / "t.json"), tmp_path / "r.db")
-    names = asked(made.database, "SELECT name FROM sqlite_master WHERE name LIKE 'OVERLAP%'")
+    names = query(made.database, "SELECT name FROM sqlite_master WHERE name LIKE 'OVERLAP%'")
     assert names == []
     assert made.anomalies == {}
 
 
-def test_the_layout_of_torch_npu_has_it_unasked(tmp_path: Path) -> None:
+def test_the_layout_of_torch_npu_has_it_unquery(tmp_path: Path) -> None:
     (outcome,) = convert_all([trace(tmp_path / "t.json")], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.conversion is not None
-    assert asked(outcome.conversion.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
+    assert query(outcome.conversion.database, OVERALL, 0) == [(0, 15), (2, 0), (3, 25)]
     older = list(
         convert_all(
             [tmp_path / "t.json"], tmp_path / "older", layout=ASCEND_PT, schema="documented"
@@ -82,7 +82,7 @@ def test_the_layout_of_torch_npu_has_it_unasked(tmp_path: Path) -> None:
     )
     assert older[0].conversion is not None
     revision = "SELECT value FROM META_DATA WHERE name = 'UPROF_SCHEMA_REVISION'"
-    assert asked(older[0].conversion.database, revision) == [("1.2.0_20251226",)]
+    assert query(older[0].conversion.database, revision) == [("1.2.0_20251226",)]
 
 
 @pytest.mark.parametrize("events", [[], [operation("aten::mm", 1, 2)]])
@@ -92,6 +92,6 @@ def test_without_a_device_there_is_no_table_that_would_say_so(
     path = write(tmp_path / "t.json", [*events, operation("aten::add", 5, 6)])
     (outcome,) = convert_all([path], tmp_path / "out", layout=ASCEND_PT)
     assert outcome.conversion is not None
-    tables = asked(outcome.conversion.database, "SELECT name FROM sqlite_master")
+    tables = query(outcome.conversion.database, "SELECT name FROM sqlite_master")
     assert ("COMMUNICATION_OP",) in tables  # empty: msprof-analyze fails without
     assert ("OVERLAP_ANALYSIS",) not in tables

@@ -1,4 +1,4 @@
-"""What a report says of its origin: enough to run it again, and no secret."""
+"""Facts of a report about its run, without secrets."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def test_secrets_of_the_command_and_its_options_are_masked(
     assert kept["preset"] == "full"
 
 
-def test_what_a_program_says_was_run_stands_for_its_command_line(spec: RunSpec) -> None:
+def test_a_given_command_replaces_the_command_line(spec: RunSpec) -> None:
     found = facts(replace(spec, command=("a.ipynb", "In [3]", "--hub-token", "s3cret-1")))
     assert json.loads(found["command"] or "") == ["a.ipynb", "In [3]", "--hub-token", "***"]
     assert "command" not in json.loads(found["options"] or "")

@@ -1,4 +1,4 @@
-"""A rank that cannot be measured: the training of all goes on, and its report says why."""
+"""A rank that cannot be measured: training continues, and its report has the reason."""
 
 from __future__ import annotations
 

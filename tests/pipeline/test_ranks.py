@@ -1,4 +1,4 @@
-"""Which rank a process is, from the variables that each launcher sets."""
+"""Ranks from the environment variables of launchers."""
 
 from __future__ import annotations
 
@@ -165,6 +165,6 @@ def test_all_is_all() -> None:
 
 
 @pytest.mark.parametrize("text", ["", "0,", "8-3", "-1", "every:0", "every:x", "1.5", "٣"])
-def test_what_is_no_list_of_ranks_is_wrong_use(text: str) -> None:
+def test_an_invalid_list_of_ranks_is_a_usage_error(text: str) -> None:
     with pytest.raises(UsageError, match="is not a rank or a range"):
         parse_ranks(text)

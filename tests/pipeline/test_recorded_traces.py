@@ -39,7 +39,7 @@ class Recorded:
     events: list[dict[str, Any]]
     report: Path
 
-    def of(self, *categories: str) -> list[dict[str, Any]]:
+    def events_of(self, *categories: str) -> list[dict[str, Any]]:
         return [e for e in self.events if e.get("cat") in categories and e["ph"] == "X"]
 
     def rows(self, sql: str) -> list[tuple[Any, ...]]:
@@ -84,7 +84,7 @@ def is_nccl(name: str) -> bool:
 def test_tasks_are_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> None:
     expected = Counter(
         (e["start"], e["end"], e["args"]["device"], e["args"]["stream"], e["name"])
-        for e in recorded.of(*DEVICE_CATEGORIES)
+        for e in recorded.events_of(*DEVICE_CATEGORIES)
     )
     found = recorded.rows(
         "SELECT startNs, endNs, deviceId, streamId, value FROM TASK"
@@ -94,7 +94,7 @@ def test_tasks_are_those_of_the_trace_to_the_nanosecond(recorded: Recorded) -> N
 
 
 def test_kernels_per_stream_and_their_time(recorded: Recorded) -> None:
-    kernels = [e for e in recorded.of("kernel") if not is_nccl(e["name"])]
+    kernels = [e for e in recorded.events_of("kernel") if not is_nccl(e["name"])]
     found = recorded.rows(
         "SELECT startNs, endNs, streamId, value FROM TASK JOIN COMPUTE_TASK_INFO c"
         " USING (globalTaskId) JOIN STRING_IDS s ON s.id = c.name"
@@ -108,7 +108,7 @@ def test_kernels_per_stream_and_their_time(recorded: Recorded) -> None:
 
 
 def test_collectives(recorded: Recorded) -> None:
-    kernels = [e for e in recorded.of("kernel") if is_nccl(e["name"])]
+    kernels = [e for e in recorded.events_of("kernel") if is_nccl(e["name"])]
     found = recorded.rows("SELECT startNs, endNs FROM COMMUNICATION_OP")
     assert Counter(found) == Counter((e["start"], e["end"]) for e in kernels)
     joined = recorded.rows(
@@ -128,10 +128,10 @@ def test_collectives(recorded: Recorded) -> None:
 
 
 def test_bytes_copied_by_direction(recorded: Recorded) -> None:
-    calls = {e["args"]["correlation"]: e["args"] for e in recorded.of("cuda_runtime")}
+    calls = {e["args"]["correlation"]: e["args"] for e in recorded.events_of("cuda_runtime")}
     expected: Counter[int] = Counter()
     directions = {"HtoD": 1, "DtoH": 2, "DtoD": 3}
-    for copy in recorded.of("gpu_memcpy"):
+    for copy in recorded.events_of("gpu_memcpy"):
         args = copy["args"]
         size = args.get("bytes", calls[args["correlation"]].get("size"))
         expected[directions[copy["name"].split()[1]]] += int(size)
@@ -140,18 +140,18 @@ def test_bytes_copied_by_direction(recorded: Recorded) -> None:
 
 
 def test_runtime_calls_by_name(recorded: Recorded) -> None:
-    expected = Counter(e["name"] for e in recorded.of("cuda_runtime", "cuda_driver"))
+    expected = Counter(e["name"] for e in recorded.events_of("cuda_runtime", "cuda_driver"))
     found = recorded.rows(
         "SELECT value, count(*) FROM CANN_API JOIN STRING_IDS ON id = name GROUP BY 1"
     )
     assert dict(found) == expected
 
 
-def test_launches_are_joined_to_what_they_launched(recorded: Recorded) -> None:
-    calls = {e["args"]["correlation"]: e for e in recorded.of("cuda_runtime", "cuda_driver")}
+def test_launches_are_joined_to_tasks(recorded: Recorded) -> None:
+    calls = {e["args"]["correlation"]: e for e in recorded.events_of("cuda_runtime", "cuda_driver")}
     expected = Counter(
         (task["start"], calls[task["args"]["correlation"]]["start"])
-        for task in recorded.of(*DEVICE_CATEGORIES)
+        for task in recorded.events_of(*DEVICE_CATEGORIES)
         if task["args"]["correlation"] in calls
     )
     found = recorded.rows(
@@ -163,10 +163,10 @@ def test_launches_are_joined_to_what_they_launched(recorded: Recorded) -> None:
 
 def test_operations_that_launched_agree_with_the_recorded_links(recorded: Recorded) -> None:
     """In newer traces the external id of a task names its operation: nesting must agree."""
-    tasks = recorded.of(*DEVICE_CATEGORIES)
+    tasks = recorded.events_of(*DEVICE_CATEGORIES)
     if all(t["args"].get("External id") == t["args"]["correlation"] for t in tasks):
         pytest.skip("this version of Kineto did not record such links")
-    operations = {e["args"]["External id"]: e["name"] for e in recorded.of("cpu_op")}
+    operations = {e["args"]["External id"]: e["name"] for e in recorded.events_of("cpu_op")}
     expected = Counter((t["start"], operations.get(t["args"]["External id"], "N/A")) for t in tasks)
     found = recorded.rows(
         "SELECT startNs, value FROM TASK JOIN UPROF_GPU_TASKS u USING (globalTaskId)"
@@ -176,7 +176,7 @@ def test_operations_that_launched_agree_with_the_recorded_links(recorded: Record
 
 
 def test_host_events(recorded: Recorded) -> None:
-    operations = recorded.of("cpu_op")
+    operations = recorded.events_of("cpu_op")
     found = recorded.rows(
         "SELECT CAST(startNs AS INTEGER), CAST(endNs AS INTEGER), value, sequenceNumber"
         " FROM PYTORCH_API JOIN STRING_IDS ON id = name"
@@ -184,7 +184,7 @@ def test_host_events(recorded: Recorded) -> None:
     assert Counter(found) == Counter(
         (e["start"], e["end"], e["name"], e["args"].get("Sequence number", -1)) for e in operations
     )
-    annotations = recorded.of("user_annotation")
+    annotations = recorded.events_of("user_annotation")
     assert Counter(
         recorded.rows(
             "SELECT startNs, endNs, value FROM MSTX_EVENTS JOIN STRING_IDS ON id = message"
@@ -204,7 +204,7 @@ def test_connections_lead_from_an_operation_to_its_calls(recorded: Recorded) -> 
     )
     assert all(start <= call and called <= end and same for start, end, call, called, same in pairs)
     assert len(pairs) == recorded.rows("SELECT count(*) FROM CONNECTION_IDS")[0][0]
-    assert pairs or not recorded.of("cuda_runtime")
+    assert pairs or not recorded.events_of("cuda_runtime")
 
 
 def test_nothing_is_lost_in_silence(recorded: Recorded) -> None:
@@ -227,12 +227,12 @@ def test_the_contract_of_other_readers(recorded: Recorded, shared: Path) -> None
         check=False,
     )
     complaints = [line for line in done.stdout.splitlines()[1:] if "file name" not in line]
-    if not recorded.of(*DEVICE_CATEGORIES):
+    if not recorded.events_of(*DEVICE_CATEGORIES):
         complaints = [c for c in complaints if "missing/empty" not in c]
     assert complaints == []
 
 
-# What HolisticTraceAnalysis 0.5.0 says of these traces (get_temporal_breakdown in us,
+# Figures of HolisticTraceAnalysis 0.5.0 for these traces (get_temporal_breakdown in us,
 # get_comm_comp_overlap in percent): idle, compute, neither, whole span, overlap.
 HTA = {
     "amd_trace": (8780, 96, 35, 8911, None),

@@ -63,7 +63,7 @@ def test_the_vendor_s_database_is_kept_when_asked_for(prof: Recording) -> None:
     assert (prof.path / NATIVE).read_text() == "native"
 
 
-def test_what_we_cannot_decode_falls_back_to_the_vendor_s_and_says_so(
+def test_undecodable_recordings_fall_back_to_the_vendors_database(
     prof: Recording, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds(monkeypatch, RawFormatError("PROF_1 is of chip 99"))
@@ -132,7 +132,7 @@ def raw(tmp_path: Path) -> Path:
     return folder
 
 
-def test_what_we_decode_is_not_exported_as_well(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_decoded_recordings_are_not_exported(raw: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     builds(monkeypatch)
     exporter = Exporter(raw)
     assert databases([Recording("prof", raw, export=exporter)]) == ((raw / NATIVE,), [])
@@ -147,7 +147,7 @@ def test_what_we_decode_is_not_exported_as_well(raw: Path, monkeypatch: pytest.M
         (RawFormatError("damaged"), (), "damaged; the database of the vendor's exporter is kept"),
     ],
 )
-def test_what_we_cannot_decode_is_exported(
+def test_undecodable_recordings_are_exported(
     error: UprofError | None,
     undecodable: tuple[str, ...],
     words: str,
@@ -163,7 +163,7 @@ def test_what_we_cannot_decode_is_exported(
     assert (raw / NATIVE).read_text() == "native"
 
 
-def test_where_the_export_fails_our_database_says_what_it_lacks(
+def test_if_the_export_fails_a_note_lists_the_missing_data(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     builds(monkeypatch, undecodable=("dvpp data",))
@@ -177,7 +177,7 @@ def test_where_the_export_fails_our_database_says_what_it_lacks(
     assert exporter.asked == 1
 
 
-def test_where_both_fail_both_are_told_and_each_was_tried_once(
+def test_if_both_fail_the_error_has_both_reasons(
     raw: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for undecodable in ((), ("dvpp data",)):

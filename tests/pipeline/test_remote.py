@@ -1,4 +1,4 @@
-"""What lies elsewhere: an S3 server of our own, and file systems in memory that complain."""
+"""Remote storage: a local S3 server, and failing file systems in memory."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def s3() -> Iterator[str]:
         patch.setenv("AWS_DEFAULT_REGION", "us-east-1")
         patch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")
         system = fsspec.filesystem("s3", skip_instance_cache=True)
-        # Servers of one process share what they hold: each has a bucket of its own.
+        # Servers of one process share their content, so that each test uses another bucket.
         system.mkdir(f"bucket-{port}")
         yield f"s3://bucket-{port}"
     type(system).clear_instance_cache()
@@ -129,7 +129,7 @@ def test_a_folder_of_finished_files(
     folder.tidy()
 
 
-def test_what_is_here_is_not_copied(tmp_path: Path) -> None:
+def test_local_files_are_not_copied(tmp_path: Path) -> None:
     file = tmp_path / "a b.db"
     file.write_bytes(b"1")
     for location in (str(file), file.as_uri()):
@@ -266,7 +266,7 @@ def test_names_that_lead_elsewhere_are_not_followed(
         pass
 
 
-def test_what_no_package_here_opens() -> None:
+def test_unsupported_schemes_are_usage_errors() -> None:
     with pytest.raises(UsageError, match="foo:// is not supported") as raised:
         find("foo://x/y")
     assert raised.value.exit_code == 2

@@ -1,4 +1,4 @@
-"""The gate measures by itself: two checkouts in turn, or one workload to learn a machine."""
+"""Rounds of workloads in two checkouts, and the noise of one workload."""
 
 from __future__ import annotations
 
@@ -55,7 +55,7 @@ def write(folder: Path, milliseconds: float) -> None:
 
 @pytest.fixture
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Callable[..., list[str]]:
-    """Return a function that makes runs of folders take what it is told, and lists them."""
+    """Return a function that sets the duration of runs by directory, and a list of the runs."""
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
 
     def make(relative: float, **milliseconds: float) -> list[str]:
@@ -112,7 +112,7 @@ def test_a_metric_that_is_not_measured_ends_after_the_first_round(
     assert len(measured) == 2
 
 
-def test_nothing_is_said_of_what_did_not_change(
+def test_an_unchanged_workload_has_no_verdict_of_regression(
     machine: Callable[..., list[str]], tmp_path: Path
 ) -> None:
     machine(0.01, old=10.0, new=10.0)
@@ -131,7 +131,7 @@ def test_reports_are_kept_where_asked_and_nothing_is_mixed_with_them(
         several(kept, 3)
 
 
-def test_what_a_machine_was_seen_to_do_is_used_by_the_gate(
+def test_the_gate_uses_the_measured_noise_of_a_machine(
     machine: Callable[..., list[str]],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
@@ -156,7 +156,7 @@ def test_what_a_machine_was_seen_to_do_is_used_by_the_gate(
     capsys.readouterr()
     assert uprof("diff", "a", "b") == 0
     assert ": slower" in capsys.readouterr().out
-    assert uprof("gate", "a", "b", "--noise", "30%") == 3, "what is told beats what was learned"
+    assert uprof("gate", "a", "b", "--noise", "30%") == 3, "an option precedes the measured noise"
 
 
 def test_another_workload_is_judged_by_the_noisiest_that_is_known(
@@ -181,7 +181,7 @@ def test_another_workload_is_judged_by_the_noisiest_that_is_known(
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version": 9, "entries": []}'])
-def test_a_file_of_something_else_is_told_of_and_left_alone(
+def test_a_file_of_another_format_is_refused_and_kept(
     content: bytes, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
@@ -193,7 +193,7 @@ def test_a_file_of_something_else_is_told_of_and_left_alone(
     assert noise.path().read_bytes() == content
 
 
-def test_what_is_seen_grows_with_the_noise_and_shrinks_with_runs() -> None:
+def test_the_smallest_regression_grows_with_noise_and_shrinks_with_runs() -> None:
     quiet, busy = Noise(0.01, 5), Noise(0.1, 5)
     assert seen(quiet, Limits(), 3) < seen(busy, Limits(), 3)
     assert seen(busy, Limits(), 10) < seen(busy, Limits(), 3)
@@ -216,7 +216,7 @@ def test_what_is_seen_grows_with_the_noise_and_shrinks_with_runs() -> None:
         (["a", "b", "--noise", "much"], "--noise takes a percentage"),
     ],
 )
-def test_what_makes_no_sense_is_wrong_use(
+def test_invalid_arguments_are_usage_errors(
     arguments: list[str],
     told: str,
     tmp_path: Path,
@@ -232,7 +232,7 @@ def test_what_makes_no_sense_is_wrong_use(
 
 
 @pytest.mark.slow
-def test_what_a_workload_leaves_running_is_not_waited_for(tmp_path: Path) -> None:
+def test_background_processes_of_a_workload_are_not_waited_for(tmp_path: Path) -> None:
     left = "import subprocess\nsubprocess.Popen(['sleep', '60'])\n"
     (tmp_path / "train.py").write_text(left + SCRIPT, encoding="utf-8")
     began = time.monotonic()
@@ -262,7 +262,7 @@ def test_each_side_has_its_own_interpreter(
 
 
 @pytest.mark.slow
-def test_a_workload_is_measured_in_its_own_folder_and_its_failure_is_told(tmp_path: Path) -> None:
+def test_a_workload_runs_in_its_checkout_and_its_failure_is_reported(tmp_path: Path) -> None:
     (tmp_path / "train.py").write_text(SCRIPT, encoding="utf-8")
     command = ["--backend", "cpu", "--report", "run-time", "train.py"]
     rounds.measure([*command, "0.002"], tmp_path, tmp_path / "out")
@@ -271,7 +271,7 @@ def test_a_workload_is_measured_in_its_own_folder_and_its_failure_is_told(tmp_pa
         rounds.measure([*command, "x"], tmp_path, tmp_path / "bad")
 
 
-def test_an_interpreter_that_runs_nothing_is_told(tmp_path: Path) -> None:
+def test_an_interpreter_without_uprof_is_reported(tmp_path: Path) -> None:
     fine = tmp_path / "python"
     fine.write_text("#!/bin/sh\nexit 0\n")
     fine.chmod(0o755)

@@ -66,7 +66,7 @@ def test_each_report_asked_for_is_one_file(spec: RunSpec) -> None:
     assert sorted(p.name for p in spec.output_dir.iterdir()) == ["memory.sqlite", "run_time.sqlite"]
 
 
-def test_only_what_was_asked_for_is_written(spec: RunSpec) -> None:
+def test_only_requested_reports_are_written(spec: RunSpec) -> None:
     run(Brings(Capture(0, tracked_run())), replace(spec, reports=("memory",)))
     assert [p.name for p in spec.output_dir.iterdir()] == ["memory.sqlite"]
 

@@ -52,7 +52,7 @@ def test_calls_from_one_line_are_summed_and_the_dearest_stand_first() -> None:
     assert [o.name for o in summarize(tracked_run(), top=1).most_expensive] == ["linear"]
 
 
-def test_what_was_not_measured_stays_unknown() -> None:
+def test_unmeasured_figures_are_none() -> None:
     summary = summarize(tracked_run(iterations=(), operations=(), peak_usage_bytes=None))
     assert summary.iteration_ms is None
     assert summary.other_ms is None
@@ -60,7 +60,7 @@ def test_what_was_not_measured_stays_unknown() -> None:
     assert summary.peak_usage_bytes is None
 
 
-def test_what_no_operation_took_is_never_negative_and_the_parts_add_up() -> None:
+def test_unattributed_time_is_never_negative_and_the_parts_add_up() -> None:
     """Sums of medians exceed a whole where each operation is slow in another iteration."""
     one = OperationRecord("a", (), None, None, (1.0, 9.0, 2.0), None)
     other = OperationRecord("b", (), None, None, (9.0, 1.0, 8.5), None)

@@ -125,7 +125,9 @@ def test_the_report_of_every_source_is_known_by_its_facts(source: Source, tmp_pa
     assert made.database.stat().st_mtime_ns >= source.modified_ns(recording)
 
 
-def test_every_source_is_found_at_any_depth_and_named_apart(source: Source, tmp_path: Path) -> None:
+def test_every_source_is_found_at_any_depth_and_gets_a_unique_name(
+    source: Source, tmp_path: Path
+) -> None:
     places = [tmp_path / "a" / f"rank{rank}" / "run_ascend_pt" for rank in (0, 1)]
     recordings = [MAKERS[source.kind](place) for place in places]
     found = [found for found in discovery.find([tmp_path]) if isinstance(found, FoundRecording)]
@@ -178,13 +180,13 @@ def test_recordings_lie_at_any_depth(tmp_path: Path) -> None:
 
 
 def notes_on(path: Path) -> tuple[list[Path], list[str]]:
-    """Return what fails below a folder, and what is said of it."""
+    """Return the paths that fail below a directory, and the notes."""
     notes: list[str] = []
     found = list(discovery.find([path], note=notes.append))
     return [one[0] for one in found if not isinstance(one, FoundRecording)], notes
 
 
-def test_folders_are_not_searched_for_ever(tmp_path: Path) -> None:
+def test_the_depth_of_a_search_is_limited(tmp_path: Path) -> None:
     near, deep = tmp_path / "near", tmp_path
     for _ in range(discovery.MAX_DEPTH + 2):
         deep = deep / "x"
@@ -216,7 +218,7 @@ def test_links_to_folders_elsewhere_are_said_not_followed(tmp_path: Path) -> Non
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may list every folder")
-def test_a_folder_that_may_not_be_listed_is_said(tmp_path: Path) -> None:
+def test_a_directory_without_permission_is_reported(tmp_path: Path) -> None:
     trace = kineto(tmp_path / "z")
     (tmp_path / "a").mkdir(mode=0)
     try:
@@ -261,7 +263,7 @@ def test_a_huge_tree_is_given_up_with_a_word(
     assert "everything after it was skipped" in str(failed[1])
 
 
-def test_only_what_is_surely_a_recording_is_taken_from_a_folder(tmp_path: Path) -> None:
+def test_only_certain_recordings_are_taken_from_a_directory(tmp_path: Path) -> None:
     trace = kineto(tmp_path)
     (tmp_path / "package.json").write_text('{"name": "x"}')
     (tmp_path / "chrome.json").write_text('{"traceEvents": [], "displayTimeUnit": "ms"}')
@@ -273,14 +275,14 @@ def test_only_what_is_surely_a_recording_is_taken_from_a_folder(tmp_path: Path) 
     assert found_in(tmp_path) == [trace]
 
 
-def test_a_damaged_recording_in_a_folder_is_found_and_told(tmp_path: Path) -> None:
+def test_damaged_recordings_in_a_directory_are_found(tmp_path: Path) -> None:
     (tmp_path / "empty.pt.trace.json").write_text("")
     (tmp_path / "rank1.trace.json.gz").write_bytes(b"\x1f\x8b\x08 no gzip")
     (tmp_path / "PROF_1").mkdir()
     assert len(found_in(tmp_path)) == 3
 
 
-def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
+def test_possible_recordings_are_tried_if_they_are_named(tmp_path: Path) -> None:
     plain = tmp_path / "t"
     plain.write_text('\ufeff [{"ph": "X"}]')
     packed = tmp_path / "p"
@@ -289,7 +291,7 @@ def test_what_looks_possible_is_tried_when_it_is_named(tmp_path: Path) -> None:
     assert found_in(plain, packed, tmp_path / "d") == [plain, packed, tmp_path / "d"]
 
 
-def test_names_are_stable_and_tell_recordings_apart(tmp_path: Path) -> None:
+def test_names_are_stable_and_unique(tmp_path: Path) -> None:
     paths = [kineto(tmp_path / a / b) for a in "xy" for b in ("n0", "n1")]
     found = [FoundRecording(path, sources.by_kind("kineto")) for path in paths]
     assert output_paths.report_names(found) == ["x_n0_run", "x_n1_run", "y_n0_run", "y_n1_run"]
@@ -378,7 +380,7 @@ def test_a_folder_that_holds_a_finished_database_alone_is_named_as_one(tmp_path:
     assert str(error.hint) == f"show it with `uprof report '{database}'`"
 
 
-def test_what_cannot_be_taken_is_named_with_what_to_do(tmp_path: Path) -> None:
+def test_unsupported_recordings_are_named_with_a_hint(tmp_path: Path) -> None:
     raw = tmp_path / "my run.nsys-rep"
     raw.write_bytes(b"x")
     error = refused(raw)
@@ -538,7 +540,7 @@ def test_known_formats_are_refused_by_name_with_what_to_do(
     assert error.exit_code == RawFormatError.exit_code
 
 
-def test_other_databases_are_told_from_reports(tmp_path: Path) -> None:
+def test_other_databases_are_named(tmp_path: Path) -> None:
     other = tmp_path / "other.db"
     database(other, "customers (name TEXT)")
     assert "customers" in str(refused(other))
@@ -557,7 +559,7 @@ def database(path: Path, *tables: str) -> None:
     ("content", "told"),
     [(b"", "is empty"), (b"hello", "not a format that uprof can convert")],
 )
-def test_other_files_are_refused_with_what_is_taken(
+def test_other_files_are_refused_with_the_list_of_formats(
     content: bytes, told: str, tmp_path: Path
 ) -> None:
     (tmp_path / "x.bin").write_bytes(content)

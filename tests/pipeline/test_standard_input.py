@@ -1,4 +1,4 @@
-"""Recordings that come through a pipe."""
+"""Recordings from standard input."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import os
 import sqlite3
 import stat
 import sys
+import tarfile
 import tempfile
 from collections.abc import Callable
 from contextlib import closing
@@ -57,7 +58,7 @@ def kept(content: bytes, monkeypatch: pytest.MonkeyPatch) -> bytes:
 @pytest.mark.quick(cases=6)
 @pytest.mark.parametrize("packer", PACKERS)
 @pytest.mark.parametrize("kind", FILES)
-def test_the_kind_is_told_by_the_content(
+def test_the_kind_is_determined_by_the_content(
     kind: str,
     packer: str,
     tmp_path: Path,
@@ -101,7 +102,7 @@ def test_it_goes_in_beside_files_and_is_named_like_one(
         (b"SQLite format 3\0" + bytes(90), "standard input"),
     ],
 )
-def test_what_cannot_be_taken_does_not_stop_the_others(
+def test_unreadable_input_does_not_stop_the_others(
     content: bytes,
     told: str,
     tmp_path: Path,
@@ -113,8 +114,23 @@ def test_what_cannot_be_taken_does_not_stop_the_others(
     assert uprof("import", "-", trace, "-o", "out") in (6, 7)
     err = capsys.readouterr().err
     assert f"uprof: error: {told}" in err
-    assert str(tmp_path / "tmp") not in err, "nobody knows of a temporary file"
+    assert str(tmp_path / "tmp") not in err, "temporary paths are not shown"
     assert [path.name for path in Path("out").iterdir()] == ["run.db"]
+
+
+def test_an_archive_is_unpacked(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive = io.BytesIO()
+    with tarfile.open(fileobj=archive, mode="w:gz") as tar:
+        for kind in ("kineto", "nsys"):
+            tar.add(MAKERS[kind](tmp_path / kind), f"{kind}/run{kind}")
+        tar.add(__file__, "notes.txt")
+    give(monkeypatch, archive.getvalue())
+    assert uprof("import", "-", "-o", "out") == 0
+    assert len(list(Path("out").iterdir())) == 2
+    assert str(tmp_path / "tmp") not in capsys.readouterr().err
+    assert list((tmp_path / "tmp").iterdir()) == []
 
 
 def refusal(work: Callable[[], object], kind: type[UprofError]) -> str:
@@ -146,7 +162,9 @@ def test_a_closed_one_and_a_terminal_are_refused(monkeypatch: pytest.MonkeyPatch
     assert "is a terminal" in refusal(keep, UsageError)
 
 
-def test_no_room_for_it_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_missing_temporary_space_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     give(monkeypatch, b"x")
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "nowhere"))
     told = refusal(lambda: kept(b"x", monkeypatch), OutputError)

@@ -89,7 +89,7 @@ def test_the_measured_iterations_become_a_report(spec: RunSpec) -> None:
 
 @pytest.mark.slow
 def test_backward_operations_lead_to_the_line_of_their_forward_operation(spec: RunSpec) -> None:
-    # In a process of its own: torch keeps the frames of what this one has run before.
+    # In a separate process, because torch keeps frames of earlier runs.
     line = [sys.executable, "-m", "unified_prof", "run", "--backend", "cpu", "-q"]
     line += ["-o", str(spec.output_dir), "--report", "timeline"]
     line += ["--timeline-detail", "shapes,stacks", "--iterations", str(spec.iterations)]
@@ -267,7 +267,7 @@ def test_without_an_optimizer_the_program_is_one_iteration(spec: RunSpec) -> Non
 
 
 @pytest.mark.slow
-def test_what_was_recorded_before_the_first_step_is_not_in_the_timeline(spec: RunSpec) -> None:
+def test_events_before_the_first_step_are_not_in_the_timeline(spec: RunSpec) -> None:
     result = run_changed(spec, "torch.special.erf(torch.ones(2, 4))\n" + LOOP)
     assert result.failure is None
     names = {name for (name,) in rows(result, "SELECT value FROM STRING_IDS")}
@@ -275,7 +275,7 @@ def test_what_was_recorded_before_the_first_step_is_not_in_the_timeline(spec: Ru
     assert "aten::special_erf" not in names
 
 
-def test_a_program_without_modules_and_steps_is_told_how_to_mark_them(spec: RunSpec) -> None:
+def test_a_program_without_modules_and_steps_gets_a_hint(spec: RunSpec) -> None:
     script = Path(spec.target)
     script.write_text("import torch\ntorch.ones(2) + 1\n")
     with pytest.raises(CaptureError) as raised:

@@ -1,4 +1,4 @@
-"""Other people's readers on imported traces; set MSPROF_ANALYZE to the path of msprof-analyze."""
+"""Readers of other projects on imported traces; MSPROF_ANALYZE is the path of msprof-analyze."""
 
 from __future__ import annotations
 

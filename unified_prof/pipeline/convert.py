@@ -309,8 +309,12 @@ def convert_all(
                 except UprofError as err:
                     named.remove(STANDARD_INPUT)
                     yield Outcome(-1, STANDARD_INPUT, error=err)
+
+        def display_note(sentence: str) -> None:
+            note(temporary.display_name(sentence))
+
         for outcome in _convert_all(
-            named, output, layout, settings, jobs, progress, note, temporary
+            named, output, layout, settings, jobs, progress, display_note, temporary
         ):
             yield _without_temporary_names(outcome, temporary)
 

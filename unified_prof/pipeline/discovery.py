@@ -171,7 +171,7 @@ def _recordings(
     """
     is_temporary = temporary is not None and temporary.contains(path)
     if not path.is_dir():
-        if temporary is not None and not is_temporary and is_archive(path):
+        if temporary is not None and not temporary.is_unpacked(path) and is_archive(path):
             yield from _recordings(temporary.unpack(path, progress), progress, note, temporary)
             return
         source = sources.find_source(path)

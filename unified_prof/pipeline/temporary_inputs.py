@@ -64,6 +64,7 @@ class TemporaryInputs:
         self._resources = ExitStack()
         self._names: dict[str, str] = {}
         """Temporary path -> the name that messages show."""
+        self._unpacked: list[Path] = []
 
     def __enter__(self) -> TemporaryInputs:
         return self
@@ -79,6 +80,10 @@ class TemporaryInputs:
     def contains(self, path: Path) -> bool:
         """Return True if `path` is a temporary file or directory, or inside one."""
         return any(path.is_relative_to(place) for place in self._names)
+
+    def is_unpacked(self, path: Path) -> bool:
+        """Return True if `path` is inside an unpacked archive."""
+        return any(path.is_relative_to(directory) for directory in self._unpacked)
 
     def display_name(self, text: str) -> str:
         """Return `text` with the names that the user gave instead of temporary paths."""
@@ -122,6 +127,7 @@ class TemporaryInputs:
         progress(f"unpacking {archive}")
         target = self._directory(str(archive)) / (archive.name.partition(".")[0] or "archive")
         self._names = {str(target): self.display_name(str(archive)), **self._names}
+        self._unpacked.append(target)
         try:
             target.mkdir()
             ratio_limit = MAX_RATIO["gzip"] * archive.stat().st_size

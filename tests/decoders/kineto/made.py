@@ -1,4 +1,4 @@
-"""Makes traces for tests, event by event, and a sink that keeps what is decoded of them."""
+"""Makes traces for tests, and a sink that keeps the decoded rows."""
 
 from __future__ import annotations
 

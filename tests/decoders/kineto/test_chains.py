@@ -1,4 +1,4 @@
-"""Python call chains of operations, backward ones included."""
+"""Python call chains of operations, including backward operations."""
 
 from __future__ import annotations
 

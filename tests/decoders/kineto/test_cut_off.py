@@ -1,4 +1,4 @@
-"""Traces whose writer was killed: what is whole of them is read, and it is said."""
+"""Traces whose writer was killed: complete events are read, and the cut is counted."""
 
 from __future__ import annotations
 
@@ -84,7 +84,7 @@ def test_a_trace_cut_before_its_events_is_refused_with_advice(tmp_path: Path) ->
         assert str(path) in str(caught.value)
 
 
-def test_what_was_read_of_a_cut_trace_is_joined(tmp_path: Path) -> None:
+def test_events_of_a_cut_trace_are_joined(tmp_path: Path) -> None:
     path = write(tmp_path / "trace.json", EVENTS, baseTimeNanoseconds=0)
     path.write_bytes(path.read_bytes()[:-80])
     sink = decode(path)
@@ -125,7 +125,7 @@ def test_a_list_that_ends_within_an_event_is_cut_off(tmp_path: Path) -> None:
 # ---- compressed
 
 
-def test_a_gzip_stream_cut_anywhere_gives_what_it_held(whole: bytes, tmp_path: Path) -> None:
+def test_a_cut_gzip_stream_yields_its_complete_events(whole: bytes, tmp_path: Path) -> None:
     path = tmp_path / "trace.json.gz"
     packed = gzip.compress(whole, mtime=0)
     names = [event["name"] for event in EVENTS]
@@ -163,7 +163,7 @@ def bases(sink: KeepingSink) -> tuple[object, dict[str, int]]:
     return sink.tables["SESSION_TIME_INFO"][0]["startTimeNs"], sink.anomalies
 
 
-def test_a_lost_base_time_is_said(tmp_path: Path) -> None:
+def test_a_lost_base_time_is_counted(tmp_path: Path) -> None:
     body = ",".join(map(json.dumps, EVENTS))
     path = tmp_path / "trace.json"
     path.write_text(f'{{"traceEvents": [{body}], "traceName": "x", "baseTimeNan')
@@ -201,7 +201,7 @@ def test_base_times_of_any_type_are_used(tmp_path: Path, written: str, used: int
         *(str(2**63), str(2**64 - 1), str(2**63 - 2000)),
     ],
 )
-def test_what_cannot_be_a_base_time_is_said_and_not_used(tmp_path: Path, written: str) -> None:
+def test_an_invalid_base_time_is_counted_and_ignored(tmp_path: Path, written: str) -> None:
     path = tmp_path / "trace.json"
     path.write_text(
         f'{{"baseTimeNanoseconds": {written}, "traceEvents": [{json.dumps(EVENTS[0])}]}}'

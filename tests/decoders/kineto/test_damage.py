@@ -1,4 +1,4 @@
-"""Wrong, damaged and odd input: a clear refusal, or a counted anomaly."""
+"""Damaged and unusual traces are refused or counted."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def names(path: Path, slice_bytes: int = 1 << 20) -> list[object]:
         (b'[{"name": "x", "b": 1}]', "has no event"),
     ],
 )
-def test_what_is_no_trace_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
+def test_other_files_are_refused(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / "trace.json"
     path.write_bytes(content)
     with pytest.raises(RawFormatError, match=message) as caught:
@@ -134,7 +134,7 @@ def test_defects_inside_strings_are_repaired_and_counted(
 
 
 @pytest.mark.parametrize("value", ["NaN", "Infinity", "-Infinity", "nan", "-nan", "inf"])
-def test_numbers_that_are_none_cost_only_what_they_stand_for(tmp_path: Path, value: str) -> None:
+def test_an_invalid_number_affects_only_its_own_value(tmp_path: Path, value: str) -> None:
     good = json.dumps(kernel(20, 1, 4))
     odd = json.dumps(kernel(10, 1, 3)).replace('"context": 1', f'"context": {value}')
     no_time = json.dumps(kernel(15, 1, 5)).replace('"dur": 1', f'"dur": {value}')
@@ -251,7 +251,7 @@ def test_tasks_without_correlation_stay_distinguishable(tmp_path: Path) -> None:
     assert sink.anomalies == {"task_without_launch": 2}
 
 
-def test_several_processes_keep_their_threads_apart(tmp_path: Path) -> None:
+def test_threads_of_several_processes_are_distinct(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         operation("aten::a", 0, 10, pid=1, tid=5),
@@ -351,7 +351,7 @@ def test_numbers_without_end_cost_no_time(tmp_path: Path) -> None:
     assert "STEP_TIME" not in sink.tables
 
 
-def test_a_trace_of_another_program_is_said_to_have_no_torch_events(tmp_path: Path) -> None:
+def test_a_trace_of_another_program_has_no_torch_events(tmp_path: Path) -> None:
     requests = [
         {"ph": phase, "cat": "request", "name": "infer", "id": 1, "pid": 1, "tid": 1, "ts": ts}
         for phase, ts in (("b", 1), ("e", 5))

@@ -1,4 +1,4 @@
-"""Groups of ranks, and who sends to whom."""
+"""Groups of ranks, senders and receivers."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ def parameters(collective: str, **more: Any) -> dict[str, Any]:
 
 
 def on_kernel(tmp_path: Path, collective: str, session: Any = None, **more: Any) -> KeepingSink:
-    """Of newer torch: kernels carry the parameters."""
+    """Return events of newer torch: kernels have the parameters."""
     task = kernel(30, 10, 3, name=NCCL, args=parameters(collective, **more))
     return decode_events(
         tmp_path, call(15, 5, 3), task, **(SESSION if session is None else session)
@@ -38,7 +38,7 @@ def on_kernel(tmp_path: Path, collective: str, session: Any = None, **more: Any)
 
 
 def on_host(tmp_path: Path, collective: str, **more: Any) -> KeepingSink:
-    """Of older torch: an operation around the launch carries them."""
+    """Return events of older torch: an operation around the launch has the parameters."""
     around = operation("record_param_comms", 10, 20, args=parameters(collective, **more))
     return decode_events(tmp_path, around, call(15, 5, 3), kernel(30, 10, 3, name=NCCL), **SESSION)
 
@@ -107,7 +107,7 @@ def test_cut_ranks_that_contradict_the_list_stay_as_they_are(tmp_path: Path) -> 
     assert sink.rows("UPROF_COLLECTIVES", "groupRanks", texts=["groupRanks"]) == [(CUT,)]
 
 
-def test_groups_that_only_events_name_are_told_too(tmp_path: Path) -> None:
+def test_groups_that_only_events_name_are_written(tmp_path: Path) -> None:
     sink = on_kernel(tmp_path, "allreduce", session={"distributedInfo": {"rank": 8}})
     ((text,),) = [(row["value"],) for row in sink.tables["META_DATA"]]
     assert json.loads(text) == {
@@ -166,6 +166,6 @@ def test_servers_and_symmetric_memory_communicate_without_a_library(
         "void mine::dispatch<8>(int)",
     ],
 )
-def test_what_only_names_such_a_kernel_computes(tmp_path: Path, kernel_name: str) -> None:
+def test_kernels_with_similar_names_are_compute_kernels(tmp_path: Path, kernel_name: str) -> None:
     sink = decode_events(tmp_path, call(15, 5, 3), kernel(30, 10, 3, name=kernel_name))
     assert "COMMUNICATION_OP" not in sink.tables

@@ -1,4 +1,4 @@
-"""Slices decoded at once give what slices decoded in two steps give."""
+"""Slices decoded in one pass and in two passes give equal events."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ INSTANT = {"ph": "i", "s": "t", "cat": "cpu_instant_event", "pid": PID, "tid": T
 
 
 def plain() -> list[Event]:
-    """Events of every kind that has a type of its own, also without arguments."""
+    """Events of every kind with a type, also without arguments."""
     bare = operation("aten::bare", 25, 1)
     del bare["args"]
     shapes = {"Input Dims": [[2, 3], []], "Input type": ["float", ""], "Concrete Inputs": ["", "1"]}
@@ -61,7 +61,7 @@ ODD: dict[str, Callable[[], Event]] = {
     "category": lambda: complete("Operator", "aten::old", 63, 1),
     "arguments": lambda: operation("aten::text", 64, 1, args="text"),
     "null": lambda: operation("aten::null", 64, 1, args=None),
-    "unknown": lambda: complete("nobody knows", "x", 65, 1),
+    "unknown": lambda: complete("unknown_category", "x", 65, 1),
 }
 
 
@@ -94,7 +94,7 @@ def read(path: Path, size: int) -> TraceReader:
     return reader
 
 
-def test_what_kineto_writes_is_decoded_at_once(
+def test_slices_of_kineto_are_decoded_in_one_pass(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(compression, "_PLAIN_PIECE_BYTES", 1000)
@@ -102,7 +102,7 @@ def test_what_kineto_writes_is_decoded_at_once(
     assert read(path, 4000).known.decoded > 15
 
 
-def test_traces_of_other_events_are_not_tried_for_ever(tmp_path: Path) -> None:
+def test_slices_of_other_events_are_tried_less_often(tmp_path: Path) -> None:
     tried: list[Any] = []
     slices = KnownSlices()
     for _ in range(300):

@@ -1,4 +1,4 @@
-"""Small traces, and the rows that come of them."""
+"""Rows of small traces."""
 
 from __future__ import annotations
 
@@ -203,7 +203,7 @@ def test_a_collective_kernel_with_its_parameters(tmp_path: Path) -> None:
     ("collective", "begins"),
     [("recv", "receive__dp_0_0"), ("Recv", "receive__"), ("send", "send__"), ("SendRecv", "SendR")],
 )
-def test_what_is_received_is_called_as_readers_look_for_it(
+def test_receives_have_the_name_that_readers_expect(
     collective: str, begins: str, tmp_path: Path
 ) -> None:
     args = PARAMETERS | {"Collective name": collective}
@@ -275,7 +275,7 @@ def test_annotations_and_steps(tmp_path: Path) -> None:
     ]
 
 
-def test_synchronisations_are_kept_apart_from_tasks(tmp_path: Path) -> None:
+def test_synchronizations_are_not_tasks(tmp_path: Path) -> None:
     args = {
         "cuda_sync_kind": "Stream Wait Event",
         "stream": 20,
@@ -355,7 +355,7 @@ def test_times_get_the_base_wherever_it_stands(tmp_path: Path) -> None:
     assert sink.rows("SESSION_TIME_INFO", "startTimeNs", "endTimeNs") == [(start, start + 156777)]
 
 
-def test_what_the_trace_says_of_itself(tmp_path: Path) -> None:
+def test_the_description_of_a_trace_is_written(tmp_path: Path) -> None:
     group = {"pg_name": "0", "pg_desc": "default_pg", "ranks": [0, 3, 5]}
     sink = decode_events(
         tmp_path,
@@ -420,7 +420,7 @@ def test_threads_keep_their_names(tmp_path: Path) -> None:
     ]
 
 
-def test_what_was_under_way_at_the_end_is_kept_but_is_no_step(tmp_path: Path) -> None:
+def test_unfinished_events_are_kept_but_are_not_steps(tmp_path: Path) -> None:
     unfinished = {"finished": False}
     sink = decode_events(
         tmp_path,

@@ -1,4 +1,4 @@
-"""The declared mapping is what the decoder does, and the document is what it declares."""
+"""The declared mapping matches the decoder, and the document matches the mapping."""
 
 from __future__ import annotations
 

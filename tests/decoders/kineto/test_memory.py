@@ -52,7 +52,7 @@ def test_an_address_is_one_processs_own(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_running_out_of_memory_is_said(tmp_path: Path) -> None:
+def test_out_of_memory_is_counted(tmp_path: Path) -> None:
     event = memory(10, 1 << 30) | {"name": "[OutOfMemory]", "cat": "cpu_instant_event"}
     sink = decode_events(tmp_path, operation("aten::empty", 0, 30), event)
     assert sink.anomalies == {"out_of_memory": 1}

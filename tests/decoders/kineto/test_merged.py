@@ -26,7 +26,7 @@ FIRST, SECOND = 4001, 4002
 def rank_events(
     pid: object, device: int, begin: int, *, device_pid: object = None, launches: int = 40
 ) -> list[Event]:
-    """What one rank recorded: every launch is in an operation of its own, named after the pid."""
+    """Return the events of one rank: each launch is in another operation, named after the pid."""
     place = {"pid": device if device_pid is None else device_pid, "tid": 7}
     events = []
     for number in range(launches):
@@ -73,7 +73,7 @@ def test_ranks_that_did_the_same_keep_their_devices(skew: int, tmp_path: Path) -
     assert set(sink.rows("TASK", "connectionId")) == set(connections)
 
 
-def test_a_rank_that_came_first_is_told_by_time_alone(tmp_path: Path) -> None:
+def test_a_rank_is_recognized_by_time_alone(tmp_path: Path) -> None:
     events = [*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, 500)]
     sink = decode_events(tmp_path, *events)
     assert owners(sink) == {
@@ -82,7 +82,7 @@ def test_a_rank_that_came_first_is_told_by_time_alone(tmp_path: Path) -> None:
     }
 
 
-def test_where_nothing_tells_who_began_first_has_what_began_first(tmp_path: Path) -> None:
+def test_otherwise_the_first_process_gets_the_first_device(tmp_path: Path) -> None:
     events = [*rank_events(SECOND, 1, 7), *rank_events(FIRST, 0, 0)]
     slow = [
         event | {"ts": event["ts"] + 5000} if event["cat"] == "kernel" else event
@@ -138,7 +138,7 @@ def test_memory_of_a_relabelled_device_goes_with_it(tmp_path: Path) -> None:
     assert "allocation_without_release" not in sink.anomalies
 
 
-def test_unrelated_processes_on_one_device_are_told_by_kind_and_time(tmp_path: Path) -> None:
+def test_unrelated_processes_on_one_device_are_separated_by_kind_and_time(tmp_path: Path) -> None:
     sink = decode_events(
         tmp_path,
         call(10, 5, 1, pid=FIRST),
@@ -197,5 +197,5 @@ def test_a_task_is_not_given_to_a_process_that_does_not_own_its_device(tmp_path:
         ("", ""),
     ],
 )
-def test_what_a_merger_added_to_a_pid(pid: str, label: str) -> None:
+def test_the_label_of_a_merger_in_a_pid(pid: str, label: str) -> None:
     assert label_of(pid) == label

@@ -50,7 +50,7 @@ def test_all_ways_to_write_a_number_are_understood(texts: list[str], expected: l
     assert times.tolist() == expected
 
 
-def test_what_is_no_time_is_invalid_and_leaves_the_others_alone() -> None:
+def test_an_invalid_time_does_not_affect_others() -> None:
     texts = ["1.5", "", "null", "[1,2]", '"soon"', "99999999999999999", "NaN", "2"]
     times, valid = us_to_ns(raw(*texts))
     assert valid.tolist() == [True, False, False, False, False, False, False, True]

@@ -1,4 +1,4 @@
-"""Events written as a beginning and an end, and the phases around them."""
+"""Events that are written as a beginning and an end, and other phases."""
 
 from __future__ import annotations
 
@@ -73,7 +73,7 @@ def test_arguments_of_both_count(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_what_lacks_its_end_lasts_to_the_end_and_what_lacks_its_beginning_is_left_out(
+def test_events_without_end_are_extended_and_ends_without_begin_are_skipped(
     tmp_path: Path,
 ) -> None:
     sink = decode_events(tmp_path, end(5), begin("open", 10), operation("last", 20, 30))
@@ -120,7 +120,7 @@ def test_asynchronous_events_belong_together_by_id(first: str, second: str, tmp_
     assert sink.anomalies == {}
 
 
-def test_flows_repeat_what_ids_say_and_are_no_anomaly(tmp_path: Path) -> None:
+def test_flows_are_not_an_anomaly(tmp_path: Path) -> None:
     flow = {"cat": "ac2g", "name": "ac2g", "id": 7, "ts": 12}
     sink = decode_events(
         tmp_path,
@@ -159,7 +159,7 @@ def test_steps_of_old_torch_are_steps(tmp_path: Path) -> None:
     assert sink.rows("PYTORCH_API", "name", texts=["name"]) == [("aten::mm",)]
 
 
-def test_a_trace_of_beginnings_cut_off_keeps_what_had_begun(tmp_path: Path) -> None:
+def test_a_cut_trace_keeps_events_that_had_begun(tmp_path: Path) -> None:
     path = tmp_path / "t.json"
     text = json.dumps([begin("outer", 10), begin("inner", 20), end(30), begin("next", 40)])
     path.write_text(text[:-30])

@@ -1,4 +1,4 @@
-"""What a report says of the trace it was made of, and what it keeps to itself."""
+"""Facts of a trace in its report, without secrets."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ def facts_of(tmp_path: Path, **metadata: Any) -> dict[str, Any]:
     return dict(kineto.decode(trace, KeepingSink()).facts)
 
 
-def test_what_the_profiler_says_of_itself_is_kept(tmp_path: Path) -> None:
+def test_metadata_of_the_profiler_is_kept(tmp_path: Path) -> None:
     said = {
         "record_shapes": 1,
         "cuda_runtime_version": 12090,
@@ -32,7 +32,7 @@ def test_what_the_profiler_says_of_itself_is_kept(tmp_path: Path) -> None:
     assert "trace_metadata_left_out" not in facts
 
 
-def test_of_what_the_program_added_only_the_names_are_kept(tmp_path: Path) -> None:
+def test_only_names_of_added_metadata_are_kept(tmp_path: Path) -> None:
     environment = {"HF_TOKEN": TOKEN, "HOME": "/home/me"}
     facts = facts_of(tmp_path, env=environment, argv="train.py --lr 1", wandb_key="0123")
     assert facts["trace_metadata"] == {"schemaVersion": 1}

@@ -1,4 +1,4 @@
-"""Threads as traces name them, and as the format packs them."""
+"""Spellings of threads in traces, and their packed ids."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Makes exports of Nsight Systems for tests: tables of rows, with the columns that they name."""
+"""Makes Nsight Systems exports for tests from tables of rows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Exports that are damaged, cut, hostile or still being written: told, never a traceback."""
+"""Exports that are damaged, cut, hostile or still being written are refused or counted."""
 
 from __future__ import annotations
 
@@ -79,7 +79,7 @@ _ODD = (
 )
 
 
-def test_the_whole_export_is_what_it_should_be(tmp_path: Path) -> None:
+def test_the_undamaged_export_is_decoded(tmp_path: Path) -> None:
     sink = decoded(tmp_path, _WHOLE)
     assert len(sink.tables["TASK"]) == 22
     assert set(sink.anomalies) == {
@@ -148,7 +148,7 @@ def test_rows_without_a_thread_are_left_out_and_counted(tmp_path: Path) -> None:
     assert len(sink.tables["TASK"]) == 1
 
 
-def test_an_export_without_events_says_so(tmp_path: Path) -> None:
+def test_an_export_without_events_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="no events, its tables are empty"):
         decoded(tmp_path, {KERNELS: [], "StringIds": []})
     with pytest.raises(RawFormatError, match="has no CUDA or NVTX events"):

@@ -1,4 +1,4 @@
-"""Where what an export says goes; reference figures of real files are in test_samples."""
+"""Rows of small exports; figures of real exports are in tests/pipeline/test_nsys_exports.py."""
 
 from __future__ import annotations
 
@@ -91,7 +91,7 @@ def test_one_call_may_launch_a_graph_of_kernels(tmp_path: Path) -> None:
     assert sink.rows("UPROF_GPU_TASKS", "graphId", "graphNodeId") == [(5, 0), (5, 1), (5, 2)]
 
 
-def test_a_graph_that_was_traced_as_a_whole_is_a_task_and_is_told(tmp_path: Path) -> None:
+def test_a_graph_replay_is_one_task_and_an_anomaly(tmp_path: Path) -> None:
     replay = {**kernel(2_000, 9_000, 7), "graphId": 3}
     sink = decoded(tmp_path, small(**{KERNELS: [], "CUPTI_ACTIVITY_KIND_GRAPH_TRACE": [replay]}))
     assert sink.rows("TASK", "taskType", texts=["taskType"]) == [("CUDA_GRAPH",)]
@@ -284,7 +284,7 @@ def test_payloads_are_kept(tmp_path: Path) -> None:
 # ---- the rest
 
 
-def test_what_cuda_allocated_adds_up(tmp_path: Path) -> None:
+def test_memory_in_use_is_computed_from_cuda_allocations(tmp_path: Path) -> None:
     def event(start: int, oper: int, size: int, kind: int = 2, address: int = 1) -> dict[str, int]:
         return {
             "start": start,
@@ -327,7 +327,7 @@ def test_processes_have_addresses_of_their_own(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_what_the_profiler_says_is_told(tmp_path: Path) -> None:
+def test_diagnostics_of_the_profiler_are_anomalies(tmp_path: Path) -> None:
     diagnostics = [
         {"severity": 1, "text": "fine"},
         {"severity": 4, "text": "verbose"},
@@ -407,7 +407,7 @@ def test_secrets_of_the_environment_stay_where_they_are(tmp_path: Path) -> None:
         assert secret not in told
 
 
-def test_only_what_did_something_is_a_thread(tmp_path: Path) -> None:
+def test_only_threads_with_events_are_written(tmp_path: Path) -> None:
     processes = [
         {"globalPid": packed(), "pid": PID, "name": "python"},
         {"globalPid": packed(300), "pid": 300, "name": "sshd"},
@@ -443,7 +443,7 @@ def test_times_are_the_windows_that_a_tool_cut_out(tmp_path: Path) -> None:
 
 
 def test_least_columns_suffice(tmp_path: Path) -> None:
-    """What a tool may leave of an export; several processes are not guessed at."""
+    """Return an export without some columns and with several processes."""
     bare = {"start": 10, "end": 20, "deviceId": 0, "streamId": 7, "correlationId": 5}
     made = {"start": 1, "end": 2, "correlationId": 5, "globalTid": 1}
     one = decoded(tmp_path, {KERNELS: [bare], CALLS: [made]})

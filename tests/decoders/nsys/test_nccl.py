@@ -141,7 +141,7 @@ def test_gathered_bytes_are_of_all_ranks(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("name", "source", "target"), [("ncclSend", 3, 5), ("ncclRecv", 5, 3)])
-def test_peers_of_what_is_between_two(name: str, source: int, target: int, tmp_path: Path) -> None:
+def test_peers_of_sends_and_receives(name: str, source: int, target: int, tmp_path: Path) -> None:
     sink = decoded(tmp_path, one_call(nccl(1_000, 1_500, name, payload(PEER, PLAIN, 64, 5))))
     assert tasks(sink) == [(f"0x{PLAIN:x}", 64, source, target)]
     assert operators(sink) == [(name.removeprefix("nccl"), 8)]
@@ -169,7 +169,7 @@ def test_calls_of_a_group_that_are_one_kernel_add_up(tmp_path: Path) -> None:
     assert operators(sink) == [("SendRecv", 8)]
 
 
-def test_what_a_group_on_several_communicators_launches_is_not_guessed(tmp_path: Path) -> None:
+def test_groups_on_several_communicators_are_not_assigned(tmp_path: Path) -> None:
     both = [
         nccl(1_020, 1_030, "ncclAllReduce", payload(REDUCE, PLAIN, 64, 0)),
         nccl(1_040, 1_050, "ncclAllReduce", payload(REDUCE, PLAIN + 1, 36, 0)),

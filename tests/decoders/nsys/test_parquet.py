@@ -1,4 +1,4 @@
-"""`nsys export --type parquetdir`: the same tables in files of columns."""
+"""`nsys export --type parquetdir`: the same tables as Parquet files."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def as_parquet(export: Path, folder: Path) -> Path:
     return folder
 
 
-def test_a_folder_gives_what_the_database_gives(tmp_path: Path) -> None:
+def test_parquet_files_and_the_database_give_equal_tables(tmp_path: Path) -> None:
     tables = small(
         NVTX_EVENTS=[
             pushed(1_000, 1_500, "aten::mm, op_id = 3"),
@@ -71,7 +71,7 @@ def test_a_damaged_file_is_named(tmp_path: Path) -> None:
             assert "NVTX_EVENTS.parquet" in str(err)  # noqa: PT017
 
 
-def test_without_pyarrow_its_name_and_another_way_are_told(
+def test_without_pyarrow_the_error_names_it_and_an_alternative(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "NVTX_EVENTS.parquet").write_bytes(b"PAR1")

@@ -1,6 +1,6 @@
 """Makes recordings of rocprofv3 for tests: the tables of the public rocpd schema, and JSON.
 
-No recording of a real device was at hand: the tables and keys are those of the sources of
+No recording of a real device was available: the tables and keys are those of the sources of
 rocprofiler-sdk.
 """
 
@@ -180,7 +180,7 @@ def write(path: Path, *sessions: Made, uuids: Sequence[str] = (UUID, "_0002")) -
 
 
 def as_json() -> dict[str, Any]:
-    """What `small` says, as rocprofv3 writes it as JSON."""
+    """Return the content of `small` as JSON of rocprofv3."""
 
     def record(kind: int, operation: int, start: int, end: int, stack: int, **more: Any) -> Any:
         return {

@@ -1,4 +1,4 @@
-"""rocprofv3 recordings: databases and JSON say the same, and damaged ones are told."""
+"""rocprofv3 recordings: databases and JSON give equal rows, damaged ones are refused."""
 
 from __future__ import annotations
 
@@ -82,7 +82,7 @@ def test_other_regions_and_names_of_threads(tmp_path: Path) -> None:
     assert ("4243", "python") in sink.rows("UPROF_THREADS", "thread", "threadName")
 
 
-def test_sessions_of_one_file_are_apart(tmp_path: Path) -> None:
+def test_sessions_of_one_file_are_separate(tmp_path: Path) -> None:
     sink = decode(write(tmp_path / "a.db", small(), small()))
     assert len(sink.tables["TASK"]) == 4
     connections = [row["connectionId"] for row in sink.tables["CANN_API"]]
@@ -135,7 +135,7 @@ def test_directions_of_copies(tmp_path: Path) -> None:
     assert [row["deviceId"] for row in sink.tables["TASK"]] == [0, 0, 1, -1, 0]
 
 
-def test_what_is_not_read_is_told(tmp_path: Path) -> None:
+def test_unread_tables_are_counted(tmp_path: Path) -> None:
     tables = small()
     tables["info_shader"] = [{"id": 1}]
     tables["sample"] = []
@@ -172,7 +172,7 @@ def test_it_becomes_a_report_and_is_never_replaced_by_it(recording: Path, tmp_pa
     assert recording.read_bytes() == before
 
 
-def test_an_empty_recording_says_so(tmp_path: Path) -> None:
+def test_an_empty_recording_is_refused(tmp_path: Path) -> None:
     with pytest.raises(RawFormatError, match="has no event"):
         decode(write(tmp_path / "a.db", {"metadata": [], "region": []}))
     with pytest.raises(RawFormatError, match="has no event"):
