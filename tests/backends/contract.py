@@ -1,4 +1,4 @@
-"""What every backend must do: subclass `BackendContract` in a backend's own test file."""
+"""Tests that every backend must pass: subclass `BackendContract` in the backend's test file."""
 
 from __future__ import annotations
 

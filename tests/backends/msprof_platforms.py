@@ -1,8 +1,4 @@
-"""What the genuine msprof takes and refuses on each of its platforms, with its own words.
-
-Written down from the public command on its own, so that the table of uprof is held against another
-one. `check` is the option parser of the stand-in: quick tests call it without a process.
-"""
+"""Options that the real msprof accepts and rejects per platform, with its messages."""
 
 from __future__ import annotations
 
@@ -87,7 +83,7 @@ _ON_THE_DEVICE = ["host-sys", "host-sys-usage", "host-sys-usage-freq", "python-p
 
 @dataclass
 class Parsed:
-    """What came of a command line."""
+    """Result of a command line."""
 
     status: int | None = None
     """The exit status of a refusal; None: it goes on."""

@@ -1,4 +1,4 @@
-"""What CANN's profiling library does in the application: make PROF_* and note its name."""
+"""Stand-in for CANN's profiling library in the application: creates PROF_* and records its name."""
 
 from __future__ import annotations
 

@@ -45,7 +45,7 @@ def install(folder: Path) -> Path:
 
 
 def starts(log: Path) -> list[list[str]]:
-    """Return the arguments of every start that STAND_IN_LOG was told of, but those for help."""
+    """Return the arguments of all starts in STAND_IN_LOG except those for help."""
     lines = log.read_text().splitlines() if log.exists() else []
     return [one for one in map(shlex.split, lines) if one != ["--help"]]
 

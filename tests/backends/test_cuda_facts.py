@@ -1,4 +1,4 @@
-"""What is recorded of CUDA devices, on a machine that has none: NVML and torch are stand-ins."""
+"""Facts about CUDA devices, with stand-ins for NVML and torch."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""msprof's own database, asked for after the recording."""
+"""Export of msprof's own database after the recording."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The NPU backend from the outside, with a stand-in for msprof."""
+"""The NPU backend with a stand-in for msprof."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unified_prof.backends.npu import NpuBackend
 from unified_prof.backends.registry import MEMORY, RUN_TIME, TIMELINE, Capture, RunSpec
 from unified_prof.errors import DeviceUnavailableError, OutputError, UsageError
 
-# Initialises the "NPU" and ends as it is told.
+# Initialises the "NPU" and ends as requested.
 WORKLOAD = """\
 import sys
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""What uprof gives to msprof, held against what msprof takes on every chip; without a process."""
+"""Arguments for msprof compared with what it accepts on every chip, without a process."""
 
 from __future__ import annotations
 

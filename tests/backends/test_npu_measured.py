@@ -1,4 +1,4 @@
-"""Operations measured on the NPU reach the reports although the workload never comes to its end."""
+"""Operations measured on the NPU are reported even if the workload never ends."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ def test_what_a_killed_workload_had_measured_is_brought_back(tmp_path: Path, spe
     found = progress.completed(Result())
     assert found.tracked == tracked_run(complete=False)
     assert found.failure == "the workload ended before the measurement was complete"
-    assert progress.completed(Result(exit_code=1)).tracked is None  # it said that there is nothing
+    assert progress.completed(Result(exit_code=1)).tracked is None  # it reported no result
 
 
 def test_a_listener_that_fails_does_not_end_the_run(tmp_path: Path, spec: RunSpec) -> None:

@@ -1,4 +1,4 @@
-"""A chip that uprof does not know, or an msprof that is another: it is asked, then listened to."""
+"""Unknown chips and other releases of msprof: help is read, rejected options are dropped."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The backend of the bench: what CUDA has, on the test device."""
+"""Backend of the test device."""
 
 from __future__ import annotations
 

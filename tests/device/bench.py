@@ -1,8 +1,4 @@
-"""The device as torch knows it: `torch.bench`, with what `torch.cuda` has that programs ask for.
-
-`install()` makes it known in this process. Other processes have it as soon as they import torch,
-where `environment()` is part of theirs: torch loads devices that an installed package declares.
-"""
+"""The test device as `torch.bench`, with the functions of `torch.cuda` that programs use."""
 
 from __future__ import annotations
 

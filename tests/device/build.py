@@ -49,7 +49,7 @@ def library() -> Path:
     found.parent.mkdir(parents=True, exist_ok=True)
     with (CACHE / "lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
-        if not found.is_file():  # nobody else made it while this one waited
+        if not found.is_file():  # no other process built it meanwhile
             _compile(sources, found)
     return found
 

@@ -1,4 +1,4 @@
-"""Tests of the device: those that have it run in processes of their own."""
+"""Tests on the test device run in separate processes."""
 
 # Its conftest gives the process a device for good, which the other tests must not have.
 collect_ignore = ["on_bench"]

@@ -1,4 +1,4 @@
-"""`uprof run --backend npu` with figures of operations: msprof is a stand-in, the NPU the bench."""
+"""`uprof run --backend npu` with operations: a stand-in for msprof, and the test device as NPU."""
 
 from __future__ import annotations
 

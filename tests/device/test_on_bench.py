@@ -1,4 +1,4 @@
-"""Runs the tests of `on_bench`, a process for each file: torch has one device there, for good."""
+"""Run each file of `on_bench` in a process, because torch can have only one such device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""`scripts/bench_tracking.py --device bench`: the times of operations against the known truth."""
+"""`scripts/bench_tracking.py --device bench`: times of operations compared with the known truth."""
 
 from __future__ import annotations
 

@@ -34,6 +34,6 @@ def only_its_own_objects(one_thread: None) -> None:
 def workload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workload:
     """Return an empty project folder, which is the working directory."""
     monkeypatch.chdir(tmp_path)
-    # torch.distributed puts a hook of its own there, and leaves it.
+    # torch.distributed adds a hook there and leaves it.
     monkeypatch.setattr(sys, "excepthook", sys.excepthook)
     return Workload(tmp_path)

@@ -1,4 +1,4 @@
-"""The hooks on autograd nodes: what they tell, and that nothing of them is left behind."""
+"""Hooks on autograd nodes: the times that they record, and their removal."""
 
 from __future__ import annotations
 

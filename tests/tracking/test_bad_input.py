@@ -1,4 +1,4 @@
-"""What a wrong workload gives: its own traceback or one clear message, and what was measured."""
+"""Invalid workloads: their traceback or one clear message; earlier measurements are kept."""
 
 from __future__ import annotations
 

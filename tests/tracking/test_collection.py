@@ -1,4 +1,4 @@
-"""The garbage collector is held off while a backward pass is measured, and always given back."""
+"""Automatic garbage collection is suspended during a measured backward pass, and restored."""
 
 from __future__ import annotations
 

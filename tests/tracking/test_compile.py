@@ -113,7 +113,7 @@ def test_a_compiled_model_without_an_optimizer_has_iterations_and_one_graph(
 
 @pytest.mark.slow
 def test_a_compiled_module_runs_under_a_timeline(workload: Workload) -> None:
-    """The first iteration, which a timeline may be of, is told of each call and must take it."""
+    """A timeline of the first iteration is called for each operation."""
     workload.write(
         "main.py",
         f"""{NET}{COUNTED}

@@ -1,4 +1,4 @@
-"""What a recording of torch.profiler's says of the streams that work ran on."""
+"""Streams of device work in recordings of torch.profiler."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Stages, instruments and iterations: who is told what, in which order."""
+"""Stages, instruments and iterations: order of the calls."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from unified_prof.tracking.driver import Driver, Stage
 
 
 class Spy:
-    """An instrument that writes down what it is told."""
+    """An instrument that records its calls."""
 
     def __init__(self, log: list[str], name: str, failing: str = "") -> None:
         self.log, self.name, self.failing = log, name, failing

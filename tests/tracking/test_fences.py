@@ -1,4 +1,4 @@
-"""Whatever uprof adds to a measurement may fail: it costs an anomaly, not program or report."""
+"""A failure of uprof costs an anomaly, not the program or the report."""
 
 from __future__ import annotations
 

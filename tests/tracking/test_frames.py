@@ -1,4 +1,4 @@
-"""Whose code is the project's, and which of its frames an operation shows."""
+"""Files of the project, and the frames that an operation shows."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time between operations is given to the lines that took it."""
+"""Time between operations is assigned to source lines."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Frames that are marked so that the next walk ends at them: same answers, and no trace left."""
+"""Marked frames end the next stack walk: same results, and no mark is left."""
 
 from __future__ import annotations
 
@@ -107,14 +107,14 @@ def test_a_function_that_is_taken_up_again_by_another_is_walked_anew(walker: Sta
         while True:
             yield marked_walk(walker, sys._getframe())
 
-    def one(items: Iterator[Any]) -> Any:
+    def first_of(items: Iterator[Any]) -> Any:
         return next(items)
 
     def another(items: Iterator[Any]) -> Any:
         return next(items)
 
     items = generator()
-    callers = [around(ask, items)[2][2].code.co_name for ask in (one, another, one)]
+    callers = [around(ask, items)[2][2].code.co_name for ask in (first_of, another, first_of)]
     assert callers == ["one", "another", "one"]
 
 

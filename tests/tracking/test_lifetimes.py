@@ -1,4 +1,4 @@
-"""Tracking keeps nothing of the program's alive, and lists the weights of what still runs."""
+"""Tracking keeps no object of the program alive; only weights of running modules are listed."""
 
 from __future__ import annotations
 
@@ -157,7 +157,7 @@ def test_the_set_up_is_dropped_once_later_iterations_have_everything(workload: W
             "other({x}).sum()",
             ["Linear:lin.weight"],
         ),
-        # Called with parameters in place of its own.
+        # Called with replaced parameters.
         (
             "net = Net()\nnew = nn.Parameter(torch.zeros(1, 8))\n",
             "torch.func.functional_call(net, {{'lin.weight': new}}, ({x},)).sum()",

@@ -1,4 +1,4 @@
-"""What was measured is told as soon as it is complete, while the program runs on."""
+"""A complete measurement is passed on while the program is still running."""
 
 from __future__ import annotations
 

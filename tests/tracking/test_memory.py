@@ -1,4 +1,4 @@
-"""Weights, gradients, activations and the peak: whose bytes, how many, counted once."""
+"""Weights, gradients, activations and the peak, each storage counted once."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What counts as an operation, what it is called, and whether it took part in the backward."""
+"""Which calls are operations, their names, and their part in the backward pass."""
 
 from __future__ import annotations
 

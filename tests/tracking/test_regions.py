@@ -1,4 +1,4 @@
-"""Regions that a program marks: what operations are in them, how often they open, their peaks."""
+"""Regions of a program: their operations, how often they open, their peaks."""
 
 from __future__ import annotations
 

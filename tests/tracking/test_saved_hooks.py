@@ -1,4 +1,4 @@
-"""What is saved for the backward, in torches that show their stack of hooks and in older ones."""
+"""Tensors saved for the backward pass, with and without access to torch's stack of hooks."""
 
 from __future__ import annotations
 

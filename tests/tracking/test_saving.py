@@ -1,4 +1,4 @@
-"""What was measured is handed over while the program runs, and costs it next to nothing."""
+"""Measurements are passed on while the program runs, at little cost."""
 
 from __future__ import annotations
 

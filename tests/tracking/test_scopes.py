@@ -1,4 +1,4 @@
-"""What is measured is shown: in the scope asked for, or the next one that has anything."""
+"""Operations are shown in the requested scope, or in the next wider one that has any."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def library(folder: Path, package: str) -> str:
 def _libraries_of_this_test() -> Iterator[None]:
     yield
     for name in list(sys.modules):
-        if name.partition(".")[0] in ("timm", "transformers", "somebody"):
+        if name.partition(".")[0] in ("timm", "transformers", "vendor"):
             del sys.modules[name]
 
 
@@ -173,14 +173,14 @@ def test_models_of_known_libraries_keep_their_lines(workload: Workload, package:
 
 
 def test_other_libraries_keep_theirs_where_asked(workload: Workload) -> None:
-    model = library(workload.folder, "somebody.nets") + "model = Block()\n"
+    model = library(workload.folder, "vendor.nets") + "model = Block()\n"
     assert places(train(workload, model).operations[0]) == [at(workload, "model(inputs)")]
-    tracked = train(workload, model, include=("somebody",))
+    tracked = train(workload, model, include=("vendor",))
     assert places(tracked.operations[0]) == [
-        "somebody/nets/net.py:10",
+        "vendor/nets/net.py:10",
         at(workload, "model(inputs)"),
     ]
-    tracked = train(workload, model, include=("some", "somebody.net"))
+    tracked = train(workload, model, include=("vend", "vendor.net"))
     assert places(tracked.operations[0]) == [at(workload, "model(inputs)")]
 
 

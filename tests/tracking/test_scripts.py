@@ -1,4 +1,4 @@
-"""Script mode: any training script, unmodified, and where its iterations are."""
+"""Script mode: iterations of unmodified training scripts."""
 
 from __future__ import annotations
 

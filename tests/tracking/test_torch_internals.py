@@ -1,4 +1,4 @@
-"""A torch that has moved its internals: the program runs on, and the report says what it lacks."""
+"""A torch with changed internals: the program runs on, and the report names what it lacks."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def remove(key: str, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def is_too_new(key: str) -> bool:
-    """Whether this torch is older than the place."""
+    """Return True if this torch is older than the place."""
     import torch
 
     return version_of(torch) < PLACES[key].since

@@ -1,4 +1,4 @@
-"""A tracked program computes, bit for bit, what it computes alone."""
+"""A tracked program computes bit-identical results."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Scripts in which no optimizer steps: where their iterations are, and what is said if nowhere."""
+"""Iterations of scripts in which no optimizer steps, and messages if none are found."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Time in which others had the processor is told from the program's own."""
+"""Time in which the thread waited for a processor is separate from the program's time."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Gradients are set to None out of the tracker's sight: it computes nothing, and would be slow."""
+"""The calls in zero_grad are not tracked, which would be slow; results are the same."""
 
 from __future__ import annotations
 

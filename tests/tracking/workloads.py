@@ -80,7 +80,7 @@ FORKS_TRAIN = pytest.mark.skipif(
 
 
 def a_spec(folder: Path, **asked: Any) -> RunSpec:
-    """Return a specification of one iteration in a project, but for what is asked."""
+    """Return a specification of one iteration in a project, with changes."""
     usual = {"target": "main.py", "reports": ("run-time",), "warmup": 0, "iterations": 1}
     return RunSpec(**{**usual, "output_dir": folder, "project_root": folder, **asked})
 

@@ -1,4 +1,4 @@
-"""Every test here has the device, in a process that has no other tests."""
+"""Fixtures of tests on the test device."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The bench itself: is it a device, and is its truth known to the nanosecond?"""
+"""The test device itself: it works, and its times are exact to the nanosecond."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_what_is_captured_is_a_graph_and_runs_when_it_is_asked_to() -> None:
 def test_an_error_comes_to_light_when_somebody_waits() -> None:
     x = torch.ones(4, device="bench")
     torch.ops.bench.failing(x, 20 * MS, "index out of bounds")
-    x + 1  # launched before it happens: nobody knows yet
+    x + 1  # the fault happens later
     with pytest.raises(RuntimeError, match="index out of bounds"):
         torch.accelerator.synchronize()
     with pytest.raises(RuntimeError, match="index out of bounds"):

@@ -37,8 +37,8 @@ class GptBlock(nn.Module):  # type: ignore[misc]
 
 
 @dataclass(frozen=True)
-class Case:
-    """What is trained, with what."""
+class TrainingCase:
+    """A model and its training loop."""
 
     model: Callable[[], nn.Module]
     data: Callable[[], tuple[torch.Tensor, torch.Tensor]]
@@ -62,13 +62,13 @@ class Case:
 
 
 CASES = {
-    "mlp": Case(
+    "mlp": TrainingCase(
         lambda: nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 4)),
         lambda: (torch.randn(4, 8), torch.randn(4, 4)),
         F.mse_loss,
         lambda parameters: torch.optim.SGD(parameters, 0.1, momentum=0.9),
     ),
-    "cnn": Case(
+    "cnn": TrainingCase(
         lambda: nn.Sequential(
             nn.Conv2d(3, 8, 3),
             nn.BatchNorm2d(8),
@@ -81,7 +81,7 @@ CASES = {
         F.cross_entropy,
         lambda parameters: torch.optim.Adam(parameters, 0.01),
     ),
-    "gpt": Case(
+    "gpt": TrainingCase(
         GptBlock,
         lambda: (torch.randint(50, (2, 16)), torch.randint(50, (32,))),
         F.cross_entropy,

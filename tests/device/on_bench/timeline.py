@@ -1,4 +1,4 @@
-"""Timelines of the device: what is recorded of it, of which step it is, and what is missing."""
+"""Timelines of the device: recorded work, its steps, and what is missing."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ def test_lost_records_are_counted(spec: RunSpec) -> None:
     )
     assert launches > 60
     assert launches / 10 - 1 <= lost <= launches / 10 + 1
-    assert f"the device's records of {lost} of {launches} pieces" in str(result.failure)
+    assert f"lacks {lost} of {launches} device tasks" in str(result.failure)
 
 
 def test_work_beside_the_stream_it_was_called_on_is_said(spec: RunSpec, workload: Workload) -> None:

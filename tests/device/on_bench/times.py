@@ -1,4 +1,4 @@
-"""Times of operations against the known truth: kernels of 3 us and of 3 ms are just that."""
+"""Times of operations compared with kernels of exactly 3 us and 3 ms."""
 
 from __future__ import annotations
 
@@ -169,7 +169,7 @@ def test_where_the_device_cannot_be_held_back_the_figures_say_so(
     assert "no kernel image" in tracked.anomalies["device_not_held_back"][1]
     count, detail = tracked.anomalies["operation_time_holds_host_time"]
     assert count >= 8
-    assert "the device had caught up with the host" in detail
+    assert "the device caught up with the host" in detail
     reached, timed = tracked.facts["intervals_reached_by_device"].split(" of ")
     assert int(reached) > int(timed) / 2
 
@@ -412,7 +412,7 @@ def test_a_torch_that_names_the_current_device_otherwise() -> None:
 
 
 def test_a_program_may_fork_before_it_uses_the_device(workload: Workload) -> None:
-    """In a process of its own: this one has used the device."""
+    """In another process: this one has used the device."""
     workload.write(
         "main.py",
         """

@@ -1,4 +1,4 @@
-"""What is tracked on the bench, and its truth."""
+"""Workloads on the test device."""
 
 from __future__ import annotations
 
