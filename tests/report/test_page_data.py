@@ -60,8 +60,8 @@ def test_idle_is_told_of_the_steps_or_of_the_window(tmp_path: Path) -> None:
         device.task(0, 100, kernel=("one", "one"))
         device.task(300, 400, kernel=("two", "two"))
     for path, step, window in (
-        (stepped, " of steps: ", " of window: "),
-        (tmp_path / "msprof_2.db", " of window: ", " of steps: "),
+        (stepped, " in steps: ", " in window: "),
+        (tmp_path / "msprof_2.db", " in window: ", " in steps: "),
     ):
         with open_reports(path) as opened:
             shown = report_formats.produce_text(opened, ReportRequest())

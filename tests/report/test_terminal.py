@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 
+from unified_prof.recording.model import Advice, Finding
+from unified_prof.report.advice import add_advice
 from unified_prof.report.document import Column, Document
+from unified_prof.report.report_document import finding_cost, finding_summary
 from unified_prof.report.terminal import render_text
 
 
@@ -47,3 +50,23 @@ def test_empty_columns_are_dropped_first_on_a_narrow_terminal() -> None:
         "steps",
         "communication",
     ]
+
+
+def finding(text: str, *evidence: str) -> Advice:
+    rows = tuple({"name": name} for name in evidence)
+    found = Finding("kind", (), (), (), (), 6.6, text, evidence=rows)
+    return Advice((found,), judged=("kind",), steps=2, step_ms=50.0)
+
+
+def test_a_finding_is_shortened_at_a_clause_and_never_within_a_sentence() -> None:
+    long = "the device is idle 87 % of the time because nothing is enqueued (60 gaps)"
+    advice = finding(f"{long}; {'10 % of it is something else ' * 5}; saves up to 6.60 ms per step")
+    (found,) = advice.findings
+    assert finding_cost(found, advice) == "6.60 ms/step (13.2 %)"
+    assert finding_summary(found) == f"{long} (certain)"
+
+
+def test_sizes_in_evidence_are_readable() -> None:
+    document = Document()
+    add_advice(document, finding("text", "all_reduce of 16,388,000 bytes"), top=None)
+    assert "all_reduce of 15.6 MiB" in render_text(document)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from math import isinf
@@ -24,6 +25,7 @@ ADVICE_SUFFIXES = {"text": (".txt",), "json": (".json",), "markdown": (".md", ".
 # Number of rules to name if many are skipped for the same reason.
 _MAX_RULES_PER_REASON = 4
 _NO_FINDINGS = "no findings"
+_BYTES = re.compile(r"(?<![\w.])(\d[\d,]*) bytes\b")
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,6 +198,7 @@ def _evidence(found: Finding) -> list[Column]:
 
 def _evidence_name(name: str) -> str:
     """Return the display name of an evidence row."""
+    name = _BYTES.sub(lambda match: names.format_size(int(match[1].replace(",", ""))), name)
     before = "before "
     if name.startswith(before):
         return f"{before}{names.neutral(names.readable_names([name.removeprefix(before)])[0])}"

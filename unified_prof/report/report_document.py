@@ -453,7 +453,7 @@ def _idle_reasons(found: Iterable[IdleReasons], devices: Iterable[DeviceTime]) -
             if ns
         )
         within = "steps" if one.device in stepped else "window"
-        told = f"{names.format_duration(one.idle_ns)} of {within}: {told}"
+        told = f"{names.format_duration(one.idle_ns)} in {within}: {told}"
         lines.append(f"{names.neutral(one.device)}, {told}" if len(whole) > 1 else told)
     return lines
 
