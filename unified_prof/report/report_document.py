@@ -178,8 +178,10 @@ def report_title(summary: Summary) -> str:
     return f"{names.neutral(summary.path)}: {family}, revision {summary.revision}"
 
 
-# Data without a place in the chosen schema revision: expected, so not a warning.
-_SCHEMA_ANOMALIES = frozenset({"table_not_in_schema", "column_not_in_schema"})
+# Data without a place in the database or in the chosen schema revision: expected, so no warning.
+_EXPECTED_ANOMALIES = frozenset(
+    {"table_not_in_schema", "column_not_in_schema", "file_without_table"}
+)
 
 
 def anomaly_name(name: str) -> str:
@@ -192,7 +194,7 @@ def anomaly_warnings(summary: Summary) -> list[tuple[str, str]]:
     return [
         (anomaly_name(one.name), _anomaly_case(one))
         for one in summary.anomalies
-        if one.name not in _SCHEMA_ANOMALIES
+        if one.name not in _EXPECTED_ANOMALIES
     ]
 
 

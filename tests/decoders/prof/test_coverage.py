@@ -13,6 +13,7 @@ from unified_prof.decoders.prof.coverage import (
     DECODED,
     UNDECODED,
     WITHOUT_TABLE,
+    report_coverage,
     undecoded,
     why_not_decoded,
 )
@@ -111,6 +112,24 @@ def test_an_unknown_kind_is_reported(tmp_path: Path) -> None:
     for name, content in (("tomorrow.data.0.slice_0", b"x"), ("empty.data.0.slice_0", b"")):
         (path / "device_0" / "data" / name).write_bytes(content)
     assert undecoded(ProfDirectory(path)) == ("device 0: tomorrow: unknown kind of file",)
+
+
+def test_files_without_a_table_are_named_with_their_size(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = generate(tmp_path, Recipe(operators=1)).path
+    for name, content in (
+        ("l2_cache.data.0.slice_0", b"x" * 1500),
+        ("socpmu.data.0.slice_0", b""),
+        ("dvpp.data.0.slice_0", b"x"),
+    ):
+        (path / "device_0" / "data" / name).write_bytes(content)
+    reported: list[tuple[str, int, str]] = []
+    sink = MemorySink()
+    monkeypatch.setattr(sink, "anomaly", lambda *anomaly: reported.append(anomaly))
+    report_coverage(ProfDirectory(path), sink)
+    detail = "device 0: dvpp (1 bytes); device 0: l2_cache (1,500 bytes)"
+    assert reported == [("file_without_table", 2, detail)]
 
 
 def test_the_kinds_of_the_goldens_are_known(shared: Path) -> None:

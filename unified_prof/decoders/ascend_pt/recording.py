@@ -20,7 +20,7 @@ from unified_prof.decoders.ascend_pt import queue as links
 from unified_prof.decoders.ascend_pt.folder import AscendFolder, clock_of, epoch_ns, read_flat
 from unified_prof.decoders.ascend_pt.operators import Operators, read_frames, string_ids
 from unified_prof.decoders.ascend_pt.queue import Queue
-from unified_prof.decoders.prof.coverage import Stage, undecoded
+from unified_prof.decoders.prof.coverage import Stage, report_coverage
 from unified_prof.decoders.prof.directory import ProfDirectory
 from unified_prof.decoders.prof.recording import decode_recording
 from unified_prof.errors import RawFormatError
@@ -151,8 +151,7 @@ def _decode_prof(folder: AscendFolder, sink: Sink, stage: Stage) -> ProfDirector
         )
     try:
         prof = ProfDirectory(folder.prof)
-        for what in undecoded(prof):
-            sink.anomaly("undecoded_data", 1, what)
+        report_coverage(prof, sink)
         decode_recording(prof, sink, stage)
     except RawFormatError as err:
         if not folder.has_framework:

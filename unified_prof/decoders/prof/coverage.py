@@ -77,6 +77,22 @@ def undecoded(prof: ProfDirectory) -> tuple[str, ...]:
     return tuple(found)
 
 
+def report_coverage(prof: ProfDirectory, sink: Sink) -> None:
+    """Report what is not decoded, and which files have no table in the database."""
+    for what in undecoded(prof):
+        sink.anomaly("undecoded_data", 1, what)
+    parts = [] if prof.host is None else [("host", prof.host.data)]
+    parts += [(f"device {device.device_id}", device.data) for device in prof.devices]
+    without_table = [
+        f"{name}: {kind} ({file.size_bytes:,} bytes)"
+        for name, data in parts
+        for kind, file in sorted(data.files.items())
+        if file.size_bytes and _NO_TABLE.fullmatch(_AGEING.sub("", kind, count=1))
+    ]
+    if without_table:
+        sink.anomaly("file_without_table", len(without_table), "; ".join(without_table))
+
+
 def why_not_decoded(kind: str) -> str | None:
     """Return the content of a kind of file that is not decoded; None if nothing is lost.
 

@@ -62,13 +62,12 @@ class Prof(Source):
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write every table that the recording has data for; see `decoders.prof`."""
-        from unified_prof.decoders.prof.coverage import undecoded
+        from unified_prof.decoders.prof.coverage import report_coverage
         from unified_prof.decoders.prof.directory import ProfDirectory
         from unified_prof.decoders.prof.recording import decode_recording
 
         prof = ProfDirectory(path)
-        for data in undecoded(prof):
-            sink.anomaly("undecoded_data", 1, data)
+        report_coverage(prof, sink)
         decode_recording(prof, sink, context.stage)
         return DecodeResult()
 
