@@ -1,8 +1,7 @@
 """Number the versions of a baseline in the table, and let no two have the same number.
 
-Versions were counted while reading, in the order of ids; writers at the same time could be told
-the same number, and a number could later mean another run. Rows keep the number they were told
-last.
+Versions were counted while reading, in the order of ids: concurrent writers could get the same
+number, and a number could later mean another run. Rows keep their last number.
 """
 
 import sqlalchemy as sa

@@ -1,4 +1,4 @@
-"""What the host did with CPU, memory, disk and network; network counters; operator states.
+"""Host use of CPU, memory, disk and network; network counters; operator states.
 
 Released in: 2025-06-20 (host tables 2025-05-19, NETDEV_STATS 2025-06-03), CANN 8.2.RC1.
 Old rows: opState and hf32Eligible are N/A.

@@ -62,7 +62,7 @@ class Plan:
     stop_where: str = "begin"
     """begin of the step, kernels: between two of them, collective: before the one of all."""
     loader: bool = True
-    """Whether input wait is recorded."""
+    """True if input wait is recorded."""
     ep: int = 0
     """So many data parallel ranks have one set of experts; 0: there are none."""
     hot: Mapping[int, float] = field(default_factory=dict)
@@ -70,7 +70,7 @@ class Plan:
     uneven: float = 0.0
     """How far the tokens of experts lie apart by nature, each time."""
     padded: bool = False
-    """Whether all experts are sent as many tokens, filled up with nothing."""
+    """True if all experts are sent as many tokens, filled up with nothing."""
     buckets: int = 1
     """Gradient all-reduces of a step; more than one go on beside layers of the backward pass."""
     only: Collection[int] | None = None
@@ -163,7 +163,7 @@ class _Simulation:
 
     @property
     def wrong(self) -> bool:
-        """Whether what is planted holds in this step."""
+        """True if what is planted holds in this step."""
         return self.plan.only is None or self.step in self.plan.only
 
     def rank(self, t: int, d: int, p: int) -> int:

@@ -22,7 +22,7 @@ def off_us(made: Made, clock: AlignedClocks) -> float:
     worst = 0.0
     for time in np.linspace(0, end, 5).astype(int).tolist():
         seen = [int(made.seen(rank, time)) for rank in range(made.plan.world)]
-        common = np.array([clock.of(rank).common_at(seen[rank]) for rank in range(len(seen))])
+        common = np.array([clock.clock_of(rank).common_at(seen[rank]) for rank in range(len(seen))])
         worst = max(worst, float(np.abs(common - np.median(common)).max()) / 1e3)
     return worst
 

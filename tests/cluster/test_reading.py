@@ -189,9 +189,9 @@ def test_what_is_not_known_of_a_step_is_not_a_zero(tmp_path: Path) -> None:
         overview = Overview(opened)
         assert overview.ranks[0].parts["wait_ns"] is None
         # The mean is over those who know.
-        assert overview.whole["wait_ns"] == overview.ranks[4].parts["wait_ns"]
-        assert set(overview.whole) == {"span_ns", *STEP_PARTS}
-        assert overview.whole["input_late_ns"] is None
+        assert overview.mean_step["wait_ns"] == overview.ranks[4].parts["wait_ns"]
+        assert set(overview.mean_step) == {"span_ns", *STEP_PARTS}
+        assert overview.mean_step["input_late_ns"] is None
 
 
 def test_a_slow_group_and_a_slow_link_are_first_of_their_kind(tmp_path: Path) -> None:

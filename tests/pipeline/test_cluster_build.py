@@ -57,7 +57,7 @@ def partials(target: str) -> dict[str, int]:
 def test_a_run_is_a_summary_and_partials_which_a_second_call_leaves(run: Path, target: str) -> None:
     first = build([str(run)], target)
     assert (first.world_size, first.ranks_read, first.new, first.already) == (4, 4, 4, False)
-    assert first.whole
+    assert first.is_complete
     assert first.coverage == "4 of 4 ranks"
     assert first.steps == (0, 1, 2)
     assert "rank 2" in first.findings[0]
@@ -275,7 +275,7 @@ def test_one_bad_rank_never_spoils_the_answer(how: str, run: Path, target: str) 
     spoil(run / "rank2.db")
     outcome = build([str(run)], target)
     assert (outcome.world_size, outcome.ranks_read) == (4, 3)
-    assert not outcome.whole
+    assert not outcome.is_complete
     assert outcome.coverage.startswith("3 of 4 ranks; ")
     assert re.search(words, outcome.coverage), outcome.coverage
     connection = sqlite3.connect(Path(target) / "cluster.sqlite")
@@ -373,7 +373,7 @@ def test_mixed_inputs_traces_first_decoded(tmp_path: Path, run: Path, target: st
     (run / "rank3.db").unlink()
     ranks.trace(tmp_path / "elsewhere" / "t.json", 3)
     outcome = build([str(run), f"3={tmp_path / 'elsewhere' / 't.json'}"], target)
-    assert outcome.whole
+    assert outcome.is_complete
     assert not list((tmp_path / "elsewhere").glob("*.db")), "nothing beside the user's files"
 
 

@@ -97,12 +97,12 @@ def build(
         _print_summary(outcome)
     if json_:
         printing.put_json(_record(outcome))
-    if strict and not outcome.whole:
+    if strict and not outcome.is_complete:
         raise click.exceptions.Exit(StoreError.exit_code)
 
 
 def _print_summary(outcome: ClusterOutcome) -> None:
-    if not outcome.whole:
+    if not outcome.is_complete:
         printing.print_message(f"uprof: warning: {outcome.coverage}")
         hints = [one.hint for one in outcome.unread if one.rank is None and one.hint is not None]
         for hint in dict.fromkeys(hints):

@@ -80,7 +80,7 @@ class AlignedClocks:
     at: int
     """Time at which the offsets hold."""
 
-    def of(self, index: int) -> CommonClock:
+    def clock_of(self, index: int) -> CommonClock:
         """Return the clock of a rank."""
         return CommonClock(int(self.offset[index]), float(self.drift[index]), self.at)
 

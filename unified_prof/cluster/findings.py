@@ -1,7 +1,7 @@
 """Findings of a multi-rank run: all rules, and the rules about kernels.
 
-A rule needs evidence of its own cause. That other ranks wait for a rank is none, because late
-work is passed on from rank to rank.
+A rule needs evidence of a cause. The wait of other ranks is none, because late work is passed on
+from rank to rank.
 """
 
 from __future__ import annotations

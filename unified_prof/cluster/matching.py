@@ -83,12 +83,12 @@ def _agreement(size: Ints, other: Ints, shift: int) -> float:
 
 @dataclass(slots=True)
 class ClusterGroup:
-    """A communicator, whatever its ranks call it."""
+    """A communicator; its ranks may have different names for it."""
 
     ranks: tuple[int, ...]
     """Global ranks; if not recorded, those whose recordings contain the group."""
     is_recorded: bool
-    """Whether `ranks` were recorded."""
+    """True if `ranks` were recorded."""
     size: int
     """Number of ranks; NO_VALUE if unknown."""
     kind: str = "other"

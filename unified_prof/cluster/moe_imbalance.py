@@ -151,7 +151,7 @@ def _work_between(
     """Return `work`, `first` and `last` of a `_Group`."""
     work = np.zeros(ops.shape)
     first, last = np.zeros(ops.shape, np.int64), np.zeros(ops.shape, np.int64)
-    # What follows the last exchange of a step is not the work of experts.
+    # Work after the last exchange of a step is not that of experts.
     inside = np.r_[step[1:] == step[:-1], False]
     for place, index in enumerate(members):
         marks = context.matched.partials[index].marks

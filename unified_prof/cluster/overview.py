@@ -160,7 +160,7 @@ class Overview:
         return tuple(sorted(known, key=lambda row: row.cost_ns, reverse=True))
 
     @cached_property
-    def whole(self) -> dict[str, float | None]:
+    def mean_step(self) -> dict[str, float | None]:
         """Mean step: `span_ns` and STEP_PARTS, means over ranks and steps."""
         table = self.run.steps
         parts = {name: _mean(table.parts[name]) for name in STEP_PARTS} if len(table) else {}

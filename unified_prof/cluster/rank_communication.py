@@ -141,7 +141,7 @@ def sequence_numbers(result: Mapping[str, Ints], kinds: list[str]) -> Ints:
     """Number the operations of each group and kind, and of each pair and direction, from 0."""
     transfer = is_kind(result["kind"], kinds, kinds_of.SEND)
     transfer |= is_kind(result["kind"], kinds, kinds_of.RECEIVE)
-    # Transfers of a pair are one sequence, whatever their group.
+    # Transfers of a pair are one sequence, also across groups.
     group = np.where(
         transfer & (result["peer"] >= 0), NO_VALUE - 1 - result["peer"], result["group"]
     )

@@ -246,7 +246,7 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
 def _refuse_truncated(report: Report) -> None:
     """Raise StoreError for a recording that ends in the middle.
 
-    What ran after the cut is unknown, and would be shown as idle time.
+    Work after the cut is unknown and would be shown as idle time.
     """
     if "UPROF_ANOMALIES" not in report.tables:
         return

@@ -1,4 +1,4 @@
-"""A partial: what the analysis of a run needs of one rank, as a few compact columns.
+"""A partial: the data of one rank that the analysis of a run needs, as a few compact columns.
 
 It is stored as one Parquet file (needs pyarrow): a table of all rows with a column `part`, so that
 other engines can query the communication of ten thousand ranks, and texts in the file's metadata.
@@ -89,10 +89,10 @@ class RankFacts:
     shape: Mapping[str, int] = field(default_factory=dict)
     """Recorded sizes of tp, pp, dp, ep and cp."""
     steps_recorded: bool = False
-    """Whether steps were recorded; otherwise the whole recording is one step."""
+    """True if steps were recorded; otherwise the whole recording is one step."""
     loader_recorded: bool = False
     notes: tuple[str, ...] = ()
-    """What is missing, as text."""
+    """Descriptions of missing data."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)

@@ -33,7 +33,7 @@ from unified_prof.recording.collectives import POINT_TO_POINT
 
 @dataclass(frozen=True, slots=True)
 class ReplayChange:
-    """What differs from the recorded run; ranks are indices, times are ns."""
+    """Differences from the recorded run; ranks are indices, times are ns."""
 
     work: Mapping[int, float] = field(default_factory=dict)
     """Rank -> factor of its kernel times."""
@@ -85,7 +85,7 @@ _MAX_OPERATIONS = 400_000
 
 @dataclass(slots=True)
 class RankProgram:
-    """What a rank does: entries of a code and up to three values whose meaning it defines.
+    """Program of a rank: entries of a code and up to three values whose meaning it defines.
 
     RUN: kernel time, idle time, kernels. BEGIN: delay after the event before, that event, event.
     AWAIT: event (third). STEP_BEGIN and INPUT: step (third).
@@ -112,7 +112,7 @@ class Stretch(NamedTuple):
     """Its kernel time or idle time."""
     kernels: int
     communicates: bool
-    """Whether an operation of communication runs meanwhile."""
+    """True if an operation of communication runs meanwhile."""
 
 
 def build_program(
@@ -177,7 +177,7 @@ def build_program(
     awaited = in_idle & ~(no_kernels & ends_next)
     # Idle time before an awaited end shrinks if the end is earlier.
     idle = np.where(ends_next, np.where(no_kernels, 0, length - busy - tail), length - busy)
-    # What a transfer without its other end waited for is unknown.
+    # The cause of the wait of a transfer without its other end is unknown.
     transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     lost = is_end & (matched < 0) & uncovered
     lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)

@@ -97,12 +97,12 @@ class Candidate:
     global_ranks: tuple[int, ...] | None = None
     """Global ranks if the ranks at fault are not part of the run."""
     is_bound: bool = False
-    """Whether the change repairs more than the fault, so that its gain is an upper bound."""
+    """True if the change repairs more than the fault, so that its gain is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What a fault costs."""
+    """Cost of a fault."""
 
     ns: float
     """Per step, mean over all compared steps."""
@@ -141,7 +141,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
     if not candidates:
         return []
     alone = [_gain(context, one) for one in candidates]
-    together = context.replay.gain_ns(ReplayChange.merge([one.change for one in candidates]))
+    together: float | None = None
     findings: list[Finding] = []
     for at, (candidate, (gain_ns, replayed)) in enumerate(zip(candidates, alone, strict=True)):
         affected = len(candidate.steps)
@@ -152,6 +152,10 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
         needed = max(_MIN_COST_SHARE * context.step_ns, candidate.min_cost_ns * share)
         cost_ns = gain_ns / replayed * share if replayed else candidate.bound_ns * share
         if cost_ns < needed and replayed and len(candidates) > 1:
+            if together is None:
+                together = context.replay.gain_ns(
+                    ReplayChange.merge([c.change for c in candidates])
+                )
             others = [one.change for other, one in enumerate(candidates) if other != at]
             gain_ns = together - context.replay.gain_ns(ReplayChange.merge(others))
             cost_ns = gain_ns / replayed * share

@@ -132,7 +132,7 @@ def compare_cluster_runs(
         base,
         new,
         {
-            name: QuantityPair(base.whole[name], new.whole[name])
+            name: QuantityPair(base.mean_step[name], new.mean_step[name])
             for name in ("span_ns", *STEP_PARTS)
         },
         tuple(_roles(base, new, by)),

@@ -60,7 +60,7 @@ class SlowLink:
     steps: tuple[int, ...] = ()
     """Affected steps; empty: all."""
     is_majority: bool = False
-    """Whether most comparable links are as slow: reported only if they have a common cause."""
+    """True if most comparable links are as slow: reported only if they have a common cause."""
 
     def merge(self, other: SlowLink, matched: MatchedCollectives) -> SlowLink:
         """Return two findings about the same ranks as one, with the figures of the larger."""

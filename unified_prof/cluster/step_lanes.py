@@ -35,7 +35,7 @@ class RankLane:
     rank: int
     host: str | None
     aligned: bool
-    """Whether it shares a clock with the first lane."""
+    """True if it shares a clock with the first lane."""
     step_start_ns: int
     step_end_ns: int
     start_ns: Ints
@@ -182,7 +182,7 @@ def _lane(
 
 
 TimeWindow = tuple[int, int]
-"""Begin and end of what is wanted, by the rank's own clock, ns."""
+"""Start and end of a window by the rank's own clock, ns."""
 
 
 class ShiftedTimeline:

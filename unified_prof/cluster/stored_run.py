@@ -65,7 +65,7 @@ class RankRecord:
 
 @dataclass(frozen=True, slots=True)
 class BlameRecord:
-    """One row of BLAME: what a rank costs the others."""
+    """One row of BLAME: waits that a rank causes."""
 
     caused_wait_ns: int
     times: int
@@ -111,7 +111,7 @@ class CollectiveRecord:
 
 @dataclass(frozen=True, slots=True)
 class LinkRecord:
-    """One row of LINK: what moved from one rank to another."""
+    """One row of LINK: data moved from one rank to another."""
 
     src_rank: int
     dst_rank: int
@@ -225,7 +225,7 @@ class StoredRun:
 
     @cached_property
     def blame(self) -> dict[int, BlameRecord]:
-        """What each rank costs the others."""
+        """Rank -> waits that it causes."""
         names = ("rank", *_columns(BlameRecord))
         return {int(rank): BlameRecord(*row) for rank, *row in self._rows("BLAME", names)}
 
@@ -241,7 +241,7 @@ class StoredRun:
 
     @cached_property
     def links(self) -> tuple[LinkRecord, ...]:
-        """What moved from rank to rank."""
+        """Data moved from rank to rank."""
         return self._records(LinkRecord, "LINK", order="src_rank, dst_rank, kind")
 
     @cached_property

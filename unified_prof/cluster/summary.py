@@ -255,7 +255,7 @@ def summarize_run(
         for index, partial in enumerate(matched.partials):
             time = partial.marks["time"]
             begin = int(time[0]) if len(time) else clock.at
-            offset[index] = clock.of(index).common_at(begin) - begin
+            offset[index] = clock.clock_of(index).common_at(begin) - begin
     replay = Replay(
         matched, waits, offset, [step for step in steps if until is None or step <= until]
     )

@@ -130,7 +130,7 @@ def step_rows(
         for step, *times, idle, late in zip(*columns, strict=True):
             wait, exposed, setup, bubble = sums.get((step, index), (None,) * 4)
             if late == NO_VALUE:
-                late = _whole(float(input_at[step][index])) if step in input_at else None
+                late = _rounded(float(input_at[step][index])) if step in input_at else None
             setup = setup if knows_setup else None
             rank = partial.facts.rank
             rows.append((step, rank, *times, wait, exposed, setup, bubble, late, idle))
@@ -245,10 +245,10 @@ def blame_rows(
         rows.append(
             (
                 *(rank, int(caused[index]), int(times[index]), int(signals.work[index])),
-                _whole(float(signals.peers_work[index])),
+                _rounded(float(signals.peers_work[index])),
                 float(ratio[index]) if np.isfinite(ratio[index]) else None,
                 int(idle[index]),
-                _whole(float(signals.peers_gap[index] * signals.launches[index])),
+                _rounded(float(signals.peers_gap[index] * signals.launches[index])),
                 int(late[index]) if knows_input[index] else None,
                 finding.cost_ms_per_step * 1e6 if finding and alone else None,
                 finding.kind if finding else None,
@@ -257,7 +257,7 @@ def blame_rows(
     return rows
 
 
-def _whole(value: float) -> int | None:
+def _rounded(value: float) -> int | None:
     return round(value) if np.isfinite(value) else None
 
 
@@ -270,7 +270,7 @@ class MeasuredLink:
     kind: str
     """P2P or COLLECTIVE."""
     across: bool | None
-    """Whether it leaves its host; None if the hosts are unknown."""
+    """True if it leaves its host; None if the hosts are unknown."""
     n: int
     bytes: int
     transfer_ns: int

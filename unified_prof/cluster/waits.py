@@ -140,7 +140,7 @@ class _StreamedEvents:
         self._held = np.empty((len(self._INITIAL), 0), np.int64)
 
     def grow(self, count: int) -> None:
-        """Make room for `count` events."""
+        """Extend the columns to `count` events."""
         if count > self._held.shape[1]:
             room = max(count, self._held.shape[1] * 3 // 2)
             more = np.repeat(self._INITIAL[:, None], room - self._held.shape[1], axis=1)

@@ -99,10 +99,10 @@ class FileState:
     """State of a file before its first step."""
 
     holds_all_tables: bool
-    """Whether it has every table of its revision; then it gets every table of the next ones."""
+    """True if it has every table of its revision; then it gets every table of the next ones."""
 
     holds_records: bool
-    """Whether it has recorded data; then its enum rows are part of the recording."""
+    """True if it has recorded data; then its enum rows are part of the recording."""
 
     columns: Mapping[str, frozenset[str]] = field(default_factory=dict)
     """Table -> its columns."""

@@ -1,7 +1,7 @@
 """Recordings of many ranks to one run on disk: a partial of each rank, and the summary of all.
 
-A run is a directory with `cluster.sqlite` and `partials/`. Partials and summaries that were made of
-the same inputs are kept, so that a build continues where an earlier one stopped.
+A run is a directory with `cluster.sqlite` and `partials/`. Partials and summaries of the same
+inputs are kept, so that a build continues where an earlier one stopped.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ if TYPE_CHECKING:
 # Row of UPROF_RUN that identifies the partials of a summary.
 _MADE_OF = "made_of"
 _COMMAND = "uprof cluster build"
-# Facts of META_DATA that a ClusterOutcome is made of.
+# Facts of META_DATA that a ClusterOutcome contains.
 _OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
 # Maximum number of ranks listed in the coverage.
 _MAX_LISTED = 12
@@ -67,12 +67,12 @@ class ClusterOutcome:
     findings: tuple[str, ...]
     """One sentence each, costliest first."""
     already: bool = False
-    """Whether the summary existed and was up to date."""
+    """True if the summary existed and was up to date."""
     world_size_is_minimum: bool = False
 
     @property
-    def whole(self) -> bool:
-        """Whether every rank of the run was read."""
+    def is_complete(self) -> bool:
+        """True if every rank of the run was read."""
         return not self.absent and not self.unread
 
     @property
@@ -179,10 +179,10 @@ def combine(
 ) -> tuple[list[RankFile], RunSummary]:
     """Return the ranks and their summary; damaged partials are made again, once.
 
-    Of a run that does not fit in memory, only the first steps of each rank are held.
+    If the run does not fit in memory, only the first steps of each rank are held.
 
     Args:
-        inputs: What the partials were made of.
+        inputs: The inputs of the partials.
         found: The ranks.
         folder: Where their partials are.
         pool: Makes damaged partials again.

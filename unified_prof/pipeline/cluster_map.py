@@ -1,6 +1,6 @@
 """Inputs of a run to one partial per rank, whichever process makes it.
 
-A partial is named after the content it was made of: a later call makes only the missing ones. An
+A partial is named after the content of its input: a later call makes only the missing ones. An
 unreadable input is a rank with a reason, never an exception: the other ranks are analyzed.
 """
 
@@ -49,7 +49,7 @@ class RankFile:
     partial: Partial | None = None
     """The partial, if it is not stored, or was made now and is small."""
     is_new: bool = False
-    """Whether the partial was made by this call."""
+    """True if the partial was made by this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class _Task:
     folder: str | None
     """Where the worker writes partials; None if it returns them."""
     as_bytes: bool
-    """Whether to encode partials."""
+    """True if to encode partials."""
     max_operations: int = 0
     """Partials with up to this many operations are returned in memory, too."""
 

@@ -151,7 +151,7 @@ def run_facts(overview: Overview) -> dict[str, Any]:
         "vendors": sorted({one.vendor for one in run.ranks if one.vendor}),
         "steps": len(overview.steps),
         "clock_islands": len({one.clock_island for one in run.ranks} - {None}),
-        "mean_step": rounded_times(overview.whole),
+        "mean_step": rounded_times(overview.mean_step),
         "facts": run.facts,
     }
 

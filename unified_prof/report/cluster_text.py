@@ -292,7 +292,7 @@ def cluster_headline(overview: Overview) -> list[tuple[str, str]]:
     lines = [("ranks", names.neutral(overview.coverage))]
     if overview.layout:
         lines.append(("layout", overview.layout))
-    whole = overview.whole
+    whole = overview.mean_step
     if whole["span_ns"] is not None:
         parts = [
             f"{what} {names.format_duration(whole[name])} "
@@ -334,7 +334,7 @@ def cluster_remarks(overview: Overview) -> list[str]:
 
 def _no_findings(overview: Overview) -> str:
     """Return the verdict on a run without findings, with what all ranks may have in common."""
-    whole = overview.whole
+    whole = overview.mean_step
     exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
     text = "no findings: no rank, host or link stands out"
@@ -349,7 +349,7 @@ def _no_findings(overview: Overview) -> str:
 def verdict(overview: Overview, *, most: int = _MAX_FINDINGS) -> list[str]:
     """Return the findings as text, most expensive first."""
     found = overview.run.findings
-    if not found and not overview.whole.get("compute_ns"):
+    if not found and not overview.mean_step.get("compute_ns"):
         return ["no kernels recorded within steps: no analysis possible"]
     if not found:
         return [_no_findings(overview)]

@@ -73,7 +73,7 @@ class WeightEntry(SkylineMemoryBase):
 
 
 class ActivationEntry(SkylineMemoryBase):
-    """What one operation keeps alive for the backward pass."""
+    """Memory that one operation keeps for the backward pass."""
 
     __tablename__ = "activation_entries"
     id: Mapped[int] = mapped_column(primary_key=True, doc="number of the entry")

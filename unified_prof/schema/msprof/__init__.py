@@ -128,7 +128,7 @@ MSPROF_MODELS: tuple[type[MsprofBase], ...] = (
     MemcpyOperation,
     OverlapType,
 )
-"""What msprof writes, in the order of its schema."""
+"""Tables of msprof, in the order of its schema."""
 
 PYTORCH_MODELS: tuple[type[MsprofBase], ...] = (
     PytorchApi,
@@ -139,7 +139,7 @@ PYTORCH_MODELS: tuple[type[MsprofBase], ...] = (
     OpMemory,
     GcRecord,
 )
-"""What torch_npu appends."""
+"""Tables that torch_npu appends."""
 
 __all__ = [
     "MSPROF_MODELS",

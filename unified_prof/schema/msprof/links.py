@@ -63,7 +63,7 @@ class Roce(_NetworkPort, MsprofBase):
 
 
 class NetdevStats(RowIdentity, MsprofBase):
-    """What the network hardware counted in one sampling interval: a first look for congestion."""
+    """Counters of the network hardware in one sampling interval, for example for congestion."""
 
     __tablename__ = "NETDEV_STATS"
     __table_args__ = written(_INPUT_OUTPUT)

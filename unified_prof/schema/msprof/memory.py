@@ -139,7 +139,9 @@ class Qos(RowIdentity, MsprofBase):
         "bandwidth", "traffic; wraps at 4 GiB/s", NUMERIC, unit=BYTES_PER_S
     )
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the sample", NUMERIC)
-    die_id: Mapped[int | None] = column("dieId", "die of the device; -1: not told apart", NUMERIC)
+    die_id: Mapped[int | None] = column(
+        "dieId", "die of the device; -1: not distinguished", NUMERIC
+    )
 
     event_name = Text("event_name_id")
 
@@ -216,4 +218,6 @@ class AicoreFrequency(RowIdentity, MsprofBase):
     device_id: Mapped[int | None] = column("deviceId", "the device", refers="NPU_INFO.id")
     timestamp_ns: Mapped[int | None] = time_ns("timestampNs", "the change", NUMERIC)
     freq: Mapped[int | None] = column("freq", "frequency from then on", unit=MHZ)
-    die_id: Mapped[int | None] = column("dieId", "die of the device; -1: not told apart", NUMERIC)
+    die_id: Mapped[int | None] = column(
+        "dieId", "die of the device; -1: not distinguished", NUMERIC
+    )

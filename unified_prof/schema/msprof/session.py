@@ -1,4 +1,4 @@
-"""What the models of the msprof database are built from.
+"""Base classes of the models of the msprof database.
 
 The format declares few keys, no NOT NULL and no foreign keys, and neither do the models: what a
 column refers to stands in its `info`. Attribute names are the columns' in snake_case; a column
@@ -264,7 +264,7 @@ class Constants:
 
     __table_args__ = written("always; the rows are constants")
     _what: ClassVar[str]
-    """What one row is."""
+    """Description of one row."""
     _given_by: ClassVar[str] = ""
 
     @declared_attr
@@ -320,7 +320,7 @@ class HcclTransportType(Constants, MsprofBase):
 
 
 class HcclRdmaType(Constants, MsprofBase):
-    """What an RDMA transfer of a collective is for."""
+    """Purpose of an RDMA transfer of a collective."""
 
     __tablename__ = "ENUM_HCCL_RDMA_TYPE"
     _what = "purpose"
@@ -341,7 +341,7 @@ class MemcpyOperation(Constants, MsprofBase):
 
 
 class OverlapType(Constants, MsprofBase):
-    """What the intervals of OVERLAP_ANALYSIS are filled with."""
+    """Content of the intervals of OVERLAP_ANALYSIS."""
 
     __tablename__ = "ENUM_OVERLAP_ANALYSIS_TYPE"
     _what = "kind"

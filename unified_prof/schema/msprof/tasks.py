@@ -97,7 +97,7 @@ class Task(Interval, RowIdentity, MsprofBase):
 
     @property
     def name(self) -> str | None:
-        """What it executes: an operator's name; for other tasks their type, as viewers show."""
+        """Name of its operator; for other tasks their type, as viewers show it."""
         part = self.compute or self.communication or self.schedule
         return (part.name if part else None) or self.task_type
 
