@@ -16,11 +16,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Ints
-from unified_prof.recording import annotations as annotated
-from unified_prof.recording import annotations as regions
 from unified_prof.recording import collectives, counters, operators
-from unified_prof.recording import collectives as groups
 from unified_prof.recording import steps as step_trace
+from unified_prof.recording.annotations import Ranges, Regions
+from unified_prof.recording.annotations import read as read_annotations
 from unified_prof.recording.breakdown_kinds import By, Kind
 from unified_prof.recording.breakdowns import host_calls
 from unified_prof.recording.calls import Calls, HeldCalls
@@ -104,7 +103,7 @@ class Recording:
     def collective_names(self) -> CollectiveNames:
         """Names of collectives and their groups."""
         return CollectiveNames(
-            self.source, self.comms, self.strings, groups.load_groups(self.source)
+            self.source, self.comms, self.strings, collectives.load_groups(self.source)
         )
 
     @cached_property
@@ -233,14 +232,14 @@ class Recording:
         return launched(self.tasks, self.host_calls)
 
     @cached_property
-    def annotations(self) -> annotated.Ranges:
+    def annotations(self) -> Ranges:
         """Annotated ranges on a GPU."""
-        return annotated.read(self.source, self.strings)
+        return read_annotations(self.source, self.strings)
 
     @cached_property
-    def regions(self) -> regions.Regions:
+    def regions(self) -> Regions:
         """Annotated ranges on the host."""
-        return regions.Regions(self.source, self.strings)
+        return Regions(self.source, self.strings)
 
     @cached_property
     def idle_time(self) -> IdleTime:
