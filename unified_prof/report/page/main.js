@@ -13,11 +13,11 @@ function figures(report) {
     if (value !== null) found.push(figure(what, words.of(key, value), note, words.exactly(key, value), key));
   };
   const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of it`);
+  if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
   add("Optimizer and other", "other_ns", part(totals.other_ns));
-  if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   add("Peak memory", "peak_bytes", "");
   for (const device of devices.slice(0, 1)) {
     const of = device.steps ?? device;
