@@ -41,3 +41,12 @@ def test_the_largest_group_is_the_least_number_of_ranks(shared: Path) -> None:
     found = summary_of([str(shared / "samples" / "ascend" / "level1")], jobs=1)
     assert (found.world_size, found.world_size_is_minimum) == (8, True)
     assert (found.ranks_read, found.absent) == (2, (2, 3, 4, 5, 6, 7))
+    assert found.findings == []
+
+
+def test_gaps_of_sampled_recordings_are_no_finding(shared: Path) -> None:
+    names = ("timeline_analysis__sampled_rank-0", "trace_filter__sampled_rank-1")
+    files = [str(shared / "samples" / "kineto" / f"{name}.json.gz") for name in names]
+    found = summary_of(files, jobs=1)
+    assert (found.ranks_read, found.world_size) == (2, 128)
+    assert found.findings == []

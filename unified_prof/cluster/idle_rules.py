@@ -8,6 +8,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Floats
+from unified_prof.cluster.matching import run_size
 from unified_prof.cluster.rank_partial import MARK_START, MARK_STEP, NO_VALUE
 from unified_prof.cluster.rank_signals import (
     chance_limit,
@@ -131,7 +132,8 @@ def _idle_elsewhere(context: RuleContext, idle: Floats) -> Floats:
 def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     """Yield all ranks if they are equally idle between kernels, compared with the device."""
     signals = context.signals
-    if not len(signals.gap):
+    size, _ = run_size(context.matched)
+    if not len(signals.gap) or 2 * len(signals.gap) < size:  # a sample of the ranks
         return
     gap_ns = float(np.median(signals.gap))
     idle_ns = gap_ns * float(np.median(signals.launches)) / max(len(context.steps), 1)

@@ -171,6 +171,19 @@ class MatchedCollectives:
         return np.asarray(self.events.src >= 0)
 
 
+def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
+    """Return the number of ranks of the run, and whether it is a lower bound.
+
+    It is one unless the recordings have a world size: then the largest rank and group count.
+    """
+    recorded = [one.world_size for one in matched.facts if one.world_size]
+    if recorded:
+        return max(recorded), False
+    in_groups = [max(group.ranks) for group in matched.groups if group.is_recorded]
+    largest = max([group.size for group in matched.groups], default=0)
+    return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
+
+
 def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     """Match the communication of ranks; each rank has one partial."""
     found = tuple(sorted(partials, key=lambda one: one.facts.rank))

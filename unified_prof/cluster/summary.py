@@ -19,7 +19,7 @@ from unified_prof.base.columns import Ledger
 from unified_prof.cluster import summary_rows as rows
 from unified_prof.cluster.clocks import align_clocks, member_pairs, sample_events
 from unified_prof.cluster.findings import find_all
-from unified_prof.cluster.matching import MatchedCollectives, match_collectives
+from unified_prof.cluster.matching import MatchedCollectives, match_collectives, run_size
 from unified_prof.cluster.rank_partial import Columns, Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.rank_signals import collect_signals, infer_roles
 from unified_prof.cluster.replay import Replay
@@ -263,7 +263,7 @@ def summarize_run(
         matched, waits, roles, signals, replay, tuple(steps), _step_length(matched, steps)
     )
     findings = find_all(context)
-    world, is_minimum = _world_size(matched)
+    world, is_minimum = run_size(matched)
     failed = {one.rank for one in unread}
     absent = tuple(rank for rank in range(world) if rank not in {*matched.ranks, *failed})
     tables = {
@@ -332,19 +332,6 @@ def _note_other_times(matched: MatchedCollectives) -> None:
             text = f"rank {rank} was recorded {apart:,.0f} s after others had ended"
             matched.left_out.add("ranks_recorded_apart", f"{text}: possibly from another run")
         until = max(until, end)
-
-
-def _world_size(matched: MatchedCollectives) -> tuple[int, bool]:
-    """Return the number of ranks of the run, and whether it is a lower bound.
-
-    It is one unless the recordings have a world size: then the largest rank and group count.
-    """
-    recorded = [one.world_size for one in matched.facts if one.world_size]
-    if recorded:
-        return max(recorded), False
-    in_groups = [max(group.ranks) for group in matched.groups if group.is_recorded]
-    largest = max([group.size for group in matched.groups], default=0)
-    return max(max([*matched.ranks, *in_groups]) + 1, largest), largest > len(matched.ranks)
 
 
 def _compared_steps(matched: MatchedCollectives) -> list[int]:
