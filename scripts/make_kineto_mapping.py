@@ -373,6 +373,12 @@ MAPPINGS: tuple[TableMapping, ...] = (
         "Waits have no row in TASK.",
     ),
     TableMapping(
+        "UPROF_PYTHON_FRAMES",
+        (Kind.FRAME,),
+        _TIMES | {"globalTid": "of UPROF_THREADS", "name": "`name`"},
+        "Calls of at least 0.5 ms.",
+    ),
+    TableMapping(
         "UPROF_TRACE_EVENTS",
         (Kind.OTHER, Kind.INSTANT, Kind.UNKNOWN),
         _TIMES

@@ -64,7 +64,7 @@ def test_json_has_the_shape_of_the_clusters_findings_and_more(
     of_cluster = {"kind", "ranks", "hosts", "links", "steps", "cost_ms_per_step", "text", "figures"}
     assert set(finding) == of_cluster | {"advice", "sure", "evidence"}
     assert finding["cost_ms_per_step"] == 3.96
-    assert {"kind": "input_wait"}.items() <= report["not_judged"][0].items()
+    assert "input_wait" in {one["kind"] for one in report["not_judged"]}
     assert document["coverage"]["whole"] == 1
 
 

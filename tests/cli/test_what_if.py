@@ -104,7 +104,7 @@ def test_a_name_that_nothing_has_is_refused_with_those_near_it(
 ) -> None:
     said = run(capsys, str(two_steps), "--faster", "mm_2=2", code=2)
     assert "nothing in the recording is called mm_2" in said
-    assert "near it: mm_1" in said
+    assert "similar names: mm_1" in said
 
 
 @pytest.mark.parametrize("wrong", ["mm_1", "mm_1=", "mm_1=fast", "mm_1=0", "mm_1=-1", "=2"])
@@ -119,9 +119,9 @@ def test_a_report_without_a_timeline_is_refused(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     path = builders.run_time_report(tmp_path / "run_time.sqlite")
-    assert f"no timeline in {path}: who waited" in run(capsys, str(path), code=2)
+    assert f"no timeline in {path}: dependencies" in run(capsys, str(path), code=2)
     other = builders.memory_report(tmp_path / "memory.sqlite")
-    assert f"no timeline in {path}, {other}: who waited" in run(capsys, str(tmp_path), code=2)
+    assert f"no timeline in {path}, {other}: dependencies" in run(capsys, str(tmp_path), code=2)
 
 
 def test_an_empty_recording_is_refused(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ import pytest
 from tests.analysis.builders import Device, training_step
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.roofline import breakdown
-from unified_prof.explain.roofline.breakdown import Placed
+from unified_prof.explain.roofline.breakdown import RooflineRow
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.peaks import Peak
 from unified_prof.recording.idle import REASONS
@@ -133,7 +133,7 @@ _NO_REASON = ("device", "step", "idle_ns")
 )
 def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, told: str) -> None:
     cost = Cost(unit="matrix", dtype="bf16", flops=10, moved_bytes=4 * 3350)
-    placed = Placed(
+    placed = RooflineRow(
         "mm", "[1]", "operation", "device 0", 1, 10, cost, Peak("bf16", 989e12, True),
         Peak("memory", 3350e9), bound_ns,
     )  # fmt: skip

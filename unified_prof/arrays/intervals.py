@@ -100,6 +100,18 @@ def subtract(one: IntervalSet, removed: IntervalSet) -> IntervalSet:
     return merge(edges[wanted], edges[wanted + 1])
 
 
+def covered_before(one: IntervalSet, at_ns: Times) -> Times:
+    """Return the time that a set covers before each timestamp."""
+    if not len(one):
+        return np.zeros(len(at_ns), np.int64)
+    before = np.append(0, np.cumsum(one.end_ns - one.start_ns))
+    which = np.searchsorted(one.start_ns, at_ns, side="right")
+    last = np.maximum(which - 1, 0)
+    covered = np.minimum(at_ns, one.end_ns[last]) - one.start_ns[last]
+    result: Times = np.where(which > 0, before[last] + covered, 0)
+    return result
+
+
 def clip(one: IntervalSet, start_ns: int, end_ns: int) -> IntervalSet:
     """Return the part of a set within `[start_ns, end_ns)`."""
     return intersect(

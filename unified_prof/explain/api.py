@@ -1,13 +1,7 @@
-"""Opens a report file, or a folder of them, as analyses, and says which of a run are missing.
+"""Opening of reports as analyses, the Python API `advise` and `what_if`, and batch size estimates.
 
-`unified_prof.advise`: what could be better in reports, for programs.
-
-`unified_prof.what_if`: what a step would gain if something were faster, for programs.
-
-Throughput and peak memory by size of batch, and the largest batch that fits.
-
-Memory grows by the same for each sample, beside what does not depend on the batch: a line through
-the peaks. How far the peaks lie off it is its error.
+Memory grows linearly with the batch size, plus a constant: a line through the measured peaks. The
+distance of the peaks from the line is its error.
 """
 
 from __future__ import annotations
@@ -22,7 +16,7 @@ import numpy as np
 
 from unified_prof.base.display import DisplayedList
 from unified_prof.errors import OutputError, StoreError, UsageError
-from unified_prof.explain.report_questions import Analysis, Change, Supposed
+from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.explain.what_if import WITHOUT
 from unified_prof.recording import run_directory
 from unified_prof.recording.model import Advice
@@ -32,11 +26,11 @@ from unified_prof.sqlite.reader import Report, open_report
 
 
 class Opened:
-    """The reports of a file or a folder that could be opened, and what is missing beside them.
+    """The reports of a file or directory, and what is missing.
 
     Attributes:
-        path: what was opened.
-        analyses: the reports; one that turns out to be damaged while it is read is `lose`d.
+        path: File or directory.
+        analyses: Readable reports; call `lose` if one turns out to be damaged while it is read.
     """
 
     def __init__(
@@ -54,19 +48,13 @@ class Opened:
             self._keys[id(analysis)] = _key(path, reports[0])
 
     def lose(self, analysis: Analysis, error: StoreError, *, part: str | None = None) -> None:
-        """Note that a report could not be read to its end.
-
-        Args:
-            analysis: one of `analyses`.
-            error: why not.
-            part: what there is of it nevertheless, in words.
-        """
+        """Note that an analysis could not be read to its end; `part` describes what was read."""
         why = f"{error}; {part}" if part else str(error)
         self._missing.append(Missing(self._keys[id(analysis)], why))
 
     @property
     def coverage(self) -> Coverage:
-        """Which reports there are, and which are missing."""
+        """Present and missing reports."""
         return Coverage.from_reports(self._keys.values(), self._missing)
 
 
@@ -77,21 +65,20 @@ def open_reports(
     *,
     capture: str | os.PathLike[str] | None = None,
 ) -> Iterator[Opened]:
-    """Open a report file, or all reports in a folder, of which at least one can be read.
+    """Open a report file, or all reports in a directory with at least one readable report.
 
-    In a folder, a run time report and a memory report of one run (`run_time.sqlite` beside
-    `memory.sqlite`) are one analysis. Databases there that are no reports are passed over, as are
-    summaries of clusters; a report that cannot be read, and a rank that the folder's `run.json`
-    expects and that left none, are part of the coverage.
+    In a directory, `run_time.sqlite` and `memory.sqlite` of one run are one analysis. Databases of
+    other programs and cluster summaries are ignored; unreadable reports, and ranks of `run.json`
+    without a report, are listed in the coverage.
 
     Args:
-        path: the file or folder.
-        lost: reports that are known to be missing beside those that are there.
-        capture: report of the recording in which graphs were captured that this one replays.
+        path: File or directory.
+        lost: Reports that are known to be missing.
+        capture: Report of the recording in which the graphs of this one were captured.
 
     Raises:
-        StoreError: the file is no report or cannot be read; the folder holds no report.
-        UsageError: a question is asked that the report cannot answer.
+        StoreError: The file is not a readable report, or the directory has none.
+        UsageError: The report or the capture is of the wrong kind.
     """
     path = Path(path)
     with ExitStack() as stack:
@@ -106,7 +93,7 @@ def open_reports(
                 )
             if captured is not None and report.family != MSPROF:
                 raise UsageError(
-                    f"{path} is no timeline: it has no graphs of a capture", slug="no-timeline"
+                    f"{path} is not a timeline: it has no captured graphs", slug="no-timeline"
                 )
             if captured is not None and path.samefile(captured.path):
                 raise UsageError(
@@ -150,7 +137,7 @@ def open_reports(
 
 @contextmanager
 def _capture(path: Path) -> Iterator[Report]:
-    """Open the report of the recording of a capture: one timeline with operations."""
+    """Open the report of a graph capture: one timeline with operations."""
     files = run_directory.databases(path).files if path.is_dir() else [path]
     if len(files) != 1:
         names = {file.name for file in files}
@@ -164,7 +151,8 @@ def _capture(path: Path) -> Iterator[Report]:
     with open_report(files[0], any_revision=True) as report:
         if report.family != MSPROF or "PYTORCH_API" not in report.tables:
             raise UsageError(
-                f"{path} has no operations: it is no recording of a capture", slug="not-a-capture"
+                f"{path} has no operations: it is not a recording of a capture",
+                slug="not-a-capture",
             )
         yield report
 
@@ -173,15 +161,10 @@ def _capture(path: Path) -> Iterator[Report]:
 def open_analyses(
     path: str | os.PathLike[str], *, capture: str | os.PathLike[str] | None = None
 ) -> Iterator[list[Analysis]]:
-    """Yield the analyses of a report file or of all reports in a folder, none of them missing.
-
-    Args:
-        path: the file or folder.
-        capture: as of `open_reports`.
+    """Yield the analyses of a report file or of all reports in a directory, see `open_reports`.
 
     Raises:
-        StoreError: as of `open_reports`; also where a report of the folder is missing.
-        UsageError: a question is asked that the report cannot answer.
+        StoreError: As `open_reports`, or a report of the directory is missing.
     """
     with open_reports(path, capture=capture) as opened:
         if missing := opened.coverage.sentence:
@@ -191,21 +174,17 @@ def open_analyses(
 
 @contextmanager
 def open_files(paths: Iterable[str | os.PathLike[str]]) -> Iterator[list[Analysis]]:
-    """Yield the analyses of report files that belong together, such as those of one run.
-
-    Raises:
-        StoreError: a file is no report or cannot be read.
-    """
+    """Yield the analyses of several report files; raises StoreError if one is unreadable."""
     with ExitStack() as stack:
         reports = [stack.enter_context(open_report(path, any_revision=True)) for path in paths]
         yield [_analysis(group) for group in _runs(reports)]
 
 
 def _key(path: Path, report: Report) -> str:
-    """Return whose report this is, by its name or by what it says of itself."""
+    """Return the display key of a report, by its file name or its recorded rank."""
     key = run_directory.key_of(path, report.path)
     if key == str(report.path):
-        with suppress(StoreError):  # whoever asks it for figures will hear of that
+        with suppress(StoreError):  # reported when its figures are read
             ranks = {value for name, value in recorded_facts(report) if name == "rank"}
             if len(ranks) == 1 and (rank := ranks.pop()).isdecimal():
                 return f"rank {int(rank)}"
@@ -213,7 +192,7 @@ def _key(path: Path, report: Report) -> str:
 
 
 def _runs(reports: list[Report]) -> list[list[Report]]:
-    """Put the two Skyline reports of one run together; everything else stands for itself."""
+    """Group the two Skyline reports of one run; every other report is a group of its own."""
     groups: dict[tuple[Path, str], list[Report]] = {}
     for report in reports:
         key = (report.path.parent, report.path.name)
@@ -227,7 +206,7 @@ def _runs(reports: list[Report]) -> list[list[Report]]:
 
 
 def _analysis(reports: list[Report], capture: Report | None = None) -> Analysis:
-    # Of either family the other's half of the analyses is not imported.
+    # The modules of the other family are not imported, which takes 0.1 s.
     if reports[0].family in (SKYLINE_RUN_TIME, SKYLINE_MEMORY):
         from unified_prof.explain.skyline import SkylineAnalysis
 
@@ -238,12 +217,10 @@ def _analysis(reports: list[Report], capture: Report | None = None) -> Analysis:
 
 
 def advise(path: str | os.PathLike[str]) -> list[Advice]:
-    """Return what could be better in a report, or in each report of a folder.
-
-    Each has its findings, the costliest first, and the rules that could not be asked.
+    """Return findings and skipped rules of a report, or of each report in a directory.
 
     Raises:
-        StoreError: the file is no report or cannot be read.
+        StoreError: A file is not a readable report.
     """
     with open_analyses(path) as analyses:
         return DisplayedList(one.advice() for one in analyses)
@@ -255,18 +232,18 @@ def what_if(
     faster: Mapping[str, float] | None = None,
     without: str | Iterable[str] = (),
     top: int = 10,
-) -> list[Supposed]:
-    """Return what the steps of a timeline, or of each in a folder, would gain by some changes.
+) -> list[WhatIfResult]:
+    """Estimate the step time of a timeline, or of each in a directory, with some changes.
 
     Args:
-        path: the report.
-        faster: what is to be faster, by how much: `{"aten::mm": 2}`.
-        without: what is to be gone: names, or one.
-        top: without any change, how many things to try.
+        path: Report or directory.
+        faster: Names and factors, such as `{"aten::mm": 2}`.
+        without: Name or names of what is removed.
+        top: Number of candidates to evaluate if there are no changes.
 
     Raises:
-        StoreError: the file is no report or cannot be read.
-        UsageError: nothing of a name was recorded, or the report is no timeline.
+        StoreError: A file is not a readable report.
+        UsageError: Nothing was recorded with a name, or the report is not a timeline.
     """
     changes = [Change(name, factor) for name, factor in (faster or {}).items()]
     gone = [without] if isinstance(without, str) else without
@@ -275,48 +252,42 @@ def what_if(
         return [one.what_if(changes, top=top) for one in analyses]
 
 
-ENOUGH_FOR_ERROR = 3
-"""A line goes through two peaks whatever they are."""
+# Minimum number of peaks for an error: two peaks are always on a line.
+MIN_PEAKS_FOR_ERROR = 3
 
 
 @dataclass(frozen=True, slots=True)
 class Measured:
-    """One size of batch."""
+    """Median iteration and peak memory of one batch size, None if not measured."""
 
     batch_size: int
     iteration_ms: float | None
-    """Median; None: it was not measured."""
     peak_bytes: int | None
+    # Why nothing was measured.
     failure: str | None = None
-    """Why nothing was measured."""
 
     @property
     def samples_per_s(self) -> float | None:
-        """Samples a second."""
+        """Samples per second."""
         return None if not self.iteration_ms else self.batch_size / self.iteration_ms * 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class Fit:
-    """The line through the peaks."""
+    """The line through the peaks, and the largest batch that fits into `memory_bytes`."""
 
     fixed_bytes: float
     bytes_per_sample: float
+    # Maximum distance of a peak from the line; None for two peaks.
     error_bytes: float | None
-    """How far a peak lies off the line at most; None: two peaks tell no error."""
     memory_bytes: int | None = None
+    # Largest batch with the error added; None if no memory size is given or none fits.
     largest_batch: int | None = None
-    """The largest that fits with the error added; None: not asked for, or none does."""
     largest_without_error: int | None = None
 
 
 def fit(measured: Sequence[Measured], memory_bytes: int | None = None) -> Fit | None:
-    """Return the line through the peaks, None where fewer than two sizes have one.
-
-    Args:
-        measured: the sizes.
-        memory_bytes: what a batch has to fit in; None: unknown.
-    """
+    """Return the line through the peaks, or None for fewer than two; see `Fit`."""
     known = {one.batch_size: one.peak_bytes for one in measured if one.peak_bytes is not None}
     if len(known) < 2:
         return None
@@ -324,7 +295,7 @@ def fit(measured: Sequence[Measured], memory_bytes: int | None = None) -> Fit | 
     peaks = np.array(list(known.values()), np.float64)
     slope, fixed = (float(value) for value in np.polyfit(sizes, peaks, 1))
     error = float(np.abs(peaks - (fixed + slope * sizes)).max())
-    error_bytes = error if len(known) >= ENOUGH_FOR_ERROR else None
+    error_bytes = error if len(known) >= MIN_PEAKS_FOR_ERROR else None
 
     def largest(spare: float) -> int | None:
         if memory_bytes is None or slope <= 0:

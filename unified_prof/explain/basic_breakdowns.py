@@ -1,23 +1,11 @@
-"""The breakdowns that follow from the tables themselves.
+"""Breakdowns by operation, kernel, stream, step, launch, queue and sequence, among others.
 
-How the host launched work: by call, how long calls took and how long work waited for its turn.
-
-The classes are those of HolisticTraceAnalysis. A kernel that runs shorter than the call that
-launched it cannot keep a device busy; a slow call points to the host; a late kernel waited behind
-others, which is well where the device is busy meanwhile.
-
-How much launched work stood in the queue of each stream: none means that a device waits.
-
-Work is queued from the start of the call that launches it to its own start, as
-HolisticTraceAnalysis counts it. A stream takes about a thousand launches; the host waits in its
-next call until there is room.
-
-Which kernels follow one another under an operation, and how often: what could be one kernel.
-
-As HolisticTraceAnalysis finds them: all work that a call of an outermost operation launched, in
-order of its start, where that are three pieces or more. Backward is an operation of its own. The
-names of an Ascend's kernels number its operators, so there it is their types that follow one
-another.
+Launches are classified as in HolisticTraceAnalysis: kernels shorter than their launch, slow
+launches, and late kernels, which waited behind others. A task is queued from the start of its
+launch to its own start; a stream takes about a thousand launches before the host waits. A sequence
+is what a call of an outermost operation launched, in order of start, if these are at least three
+tasks; backward is an operation of its own. On an Ascend, whose kernel names are numbered, operator
+types form the sequence.
 """
 
 from __future__ import annotations
@@ -117,15 +105,14 @@ def _steps(recording: Recording) -> list[Row]:
     return with_vendor(rows, recording.step_traces)
 
 
+# A longer launch is slow; a task that starts later than this after its launch returned is late.
 SLOW_CALL_NS = 50 * NS_PER_US
-"""A launching call that takes longer is slow."""
 LATE_NS = 100 * NS_PER_US
-"""Work that starts later than this after its call has returned is late."""
 NOT_RECORDED = "(launch not recorded)"
 
 
 def offered(recording: Recording) -> bool:
-    """Tell whether there are calls and tasks to join."""
+    """Return True if the recording has host calls and device tasks."""
     return len(recording.tasks) > 0 and len(recording.host_calls) > 0
 
 
@@ -164,14 +151,14 @@ def _row(name: str, found: Launched, at: Ints) -> Row:
 
 
 def _quantile(ordered: Ints, share: float) -> int:
-    """Return a quantile of values in rising order: one of them, the lower where it lies between."""
+    """Return the lower quantile of ascending values."""
     return int(ordered[int(share * (len(ordered) - 1))])
 
 
+# Launches that a CUDA stream queues before the host waits.
 FULL = 1024
-"""Launches that a stream of CUDA takes before the host has to wait."""
+# Maximum number of tasks for series of queue lengths, which take memory.
 TOO_MANY = 2_000_000
-"""Of recordings with more tasks the queues have no series: they would not fit into memory."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -190,7 +177,7 @@ def queues(found: Launched) -> Iterator[Queue]:
     places = found.device << 32 | (found.stream & 0xFFFFFFFF)
     for _, own in by_key(places):
         called = found.called_ns[own]
-        # Clocks of host and device differ by a little: nothing starts before it is launched.
+        # Clocks of host and device differ slightly: no task starts before its launch.
         started = np.maximum(found.started_ns[own], called)
         time_ns, length = stacked(called, started, np.ones(len(own)))
         yield Queue(
@@ -245,8 +232,8 @@ def _row_queues(queue: Queue, several: bool) -> Row:
     )
 
 
-SHORTEST = 3
-"""Pieces of work that make a sequence."""
+# Minimum number of tasks of a sequence.
+MIN_SEQUENCE = 3
 
 
 def _offered(recording: Recording) -> bool:
@@ -257,7 +244,7 @@ def _breakdown_sequences(recording: Recording) -> Breakdown:
     framework, work = recording.framework, recording.work
     assert framework is not None
     start, lasted = work.start_ns.to_array(), work.duration_ns.to_array().astype(np.int64)
-    # Names of an Ascend's kernels number the operators of a program: types are what comes again.
+    # Kernel names of an Ascend are numbered: operator types repeat.
     kernel = work.operator if _is_ascend(recording) else work.kernel
     call = framework.outermost(work.connection.to_array())
     order = np.lexsort((start, call))
@@ -267,7 +254,7 @@ def _breakdown_sequences(recording: Recording) -> Breakdown:
     size = np.diff(np.append(first, len(call)))
     texts, name = framework.names(call[first])
     found: dict[tuple[int, bytes], list[int]] = {}
-    chosen = np.flatnonzero(size >= SHORTEST)
+    chosen = np.flatnonzero(size >= MIN_SEQUENCE)
     for number in chosen.tolist():
         own = slice(int(first[number]), int(first[number] + size[number]))
         sums = found.setdefault((int(name[number]), kernel[own].tobytes()), [0, 0, 0, 0])
@@ -297,7 +284,7 @@ def _is_ascend(recording: Recording) -> bool:
 
 
 def in_words(kernels: Iterable[str]) -> str:
-    """Return the names of kernels in their order, of the same ones in a row how many there are."""
+    """Return names in order, with the count of equal neighbors."""
     runs = [(name, len(list(own))) for name, own in groupby(kernels)]
     return THEN.join(name if count == 1 else f"{name} x{count}" for name, count in runs)
 

@@ -1,12 +1,8 @@
-"""What a recording cannot tell of its critical path.
+"""The critical path of the steps: a kernel, call or wait for each nanosecond, without overlap.
 
-The critical path of the steps in stretches: a kernel, a call, a wait; none of them overlap.
-
-The critical path of the steps: what each of their nanoseconds was spent on, exactly once.
-
-From the end of a step one goes back to whatever arrived last of what that had waited for, and so on
-until the step's begin. What is not on the path could take longer without delaying the step: by its
-slack.
+From the end of a step the path goes back to the dependency that arrived last, and so on to the
+begin of the step. Tasks that are not on the path could take longer without delaying the step, by
+their slack.
 """
 
 from __future__ import annotations
@@ -21,7 +17,6 @@ from numpy.typing import NDArray
 
 from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import graph
-from unified_prof.explain.schedule import graph as kinds
 from unified_prof.explain.schedule.builder import Scheduled
 from unified_prof.explain.schedule.graph import Segments
 from unified_prof.explain.self_time import HostMoments
@@ -34,120 +29,108 @@ from unified_prof.recording.tracks import Track
 
 
 def limits(recording: Recording, scheduled: Scheduled) -> list[tuple[str, str]]:
-    """Return what a recording cannot tell of its path: a name of its own, and a sentence."""
-    pieces, edges = scheduled.pieces, scheduled.schedule.edges
-    found = []
-    if not len(scheduled.host) and pieces.work:
-        found.append(
-            (
-                "path_without_host",
-                "no call of the host was recorded: the path is that of the devices alone, and why "
-                "they were idle cannot be told",
-            )
-        )
-    if not pieces.work:
-        found.append(
-            ("path_without_device", "no device work was recorded: the path is that of the host")
-        )
-    if not recording.steps:
-        found.append(
-            ("path_without_steps", "no step was recorded: the path is that of the whole recording")
-        )
-    if scheduled.steps_left_out:
-        found.append(
-            (
-                "path_of_first_steps",
-                f"the recording is long: its first {len(scheduled.step_names):,} steps are looked "
-                f"at, {scheduled.steps_left_out:,} are not",
-            )
-        )
-    streams = len(np.unique(pieces.stream[: pieces.work]))
-    recorded = "UPROF_GPU_SYNCS" in recording.source.tables or bool(pieces.waits.any())
-    if streams > 1 and not recorded:
-        found.append(
-            (
-                "path_without_events",
-                "no wait for an event was recorded: which stream waited for which is told by the "
-                "times alone"
-                + (" and by the order of calls" if (edges.kind == graph.EVENT).any() else ""),
-            )
-        )
-    unlaunched = int((pieces.call[: pieces.work] < 0).sum())
-    if unlaunched and len(scheduled.host):
-        found.append(
-            (
-                "path_without_launches",
-                f"the launch of {unlaunched:,} of {pieces.work:,} pieces of device work was not "
-                "recorded: what they waited for is told by their streams alone",
-            )
-        )
-    found += [
+    """Return what a recording cannot tell about its path, as slugs and sentences."""
+    tasks, edges = scheduled.pieces, scheduled.schedule.edges
+    no_host = not len(scheduled.host) and tasks.work
+    streams = len(np.unique(tasks.stream[: tasks.work]))
+    has_events = "UPROF_GPU_SYNCS" in recording.source.tables or bool(tasks.waits.any())
+    unlaunched = int((tasks.call[: tasks.work] < 0).sum())
+    by_calls = " and the order of calls" if (edges.kind == graph.EVENT).any() else ""
+    known = [
+        (
+            no_host,
+            "path_without_host",
+            "no host call was recorded: the path has only devices, and idle reasons are unknown",
+        ),
+        (
+            not tasks.work,
+            "path_without_device",
+            "no device work was recorded: the path has only the host",
+        ),
+        (
+            not recording.steps,
+            "path_without_steps",
+            "no step was recorded: the path is that of the whole recording",
+        ),
+        (
+            scheduled.steps_left_out,
+            "path_of_first_steps",
+            f"long recording: the first {len(scheduled.step_names):,} steps are analyzed, "
+            f"{scheduled.steps_left_out:,} are not",
+        ),
+        (
+            len(scheduled.host.fetches),
+            "path_loader_workers",
+            "worker processes of a DataLoader keep their pace: batches arrive no earlier than "
+            "recorded, whatever else is faster",
+        ),
+        (
+            streams > 1 and not has_events,
+            "path_without_events",
+            "no wait for an event was recorded: waits between streams are inferred from times"
+            + by_calls,
+        ),
+        (
+            unlaunched and len(scheduled.host),
+            "path_without_launches",
+            f"the launch of {unlaunched:,} of {tasks.work:,} device tasks was not recorded: their "
+            "dependencies are inferred from their streams",
+        ),
+        (
+            tasks.skew_ns,
+            "path_clocks",
+            f"tasks began up to {tasks.skew_ns / 1000:.1f} µs before their launch: host times are "
+            "shifted by as much",
+        ),
+    ]
+    queue_full = [
         (
             "path_queue_full",
-            f"{one.detail}: their launches stay as late as they were, so that faster work of "
-            "devices may gain far more than a schedule run again tells",
+            f"{one.detail}: these launches stay as late as recorded, so faster device tasks may "
+            "gain far more than estimated",
         )
         for one in recorded_anomalies(recording.source)
         if one.name == "launch_queue_full"
     ]
-    if pieces.skew_ns:
-        found.append(
-            (
-                "path_clocks",
-                f"work began up to {pieces.skew_ns / 1000:.1f} µs before the call that launched "
-                "it: the host's times are taken for so much earlier",
-            )
-        )
-    return found
+    return [(slug, sentence) for holds, slug, sentence in known if holds] + queue_full
 
 
-CLASSES = (
-    "kernel",
-    "communication",
-    "copy",
-    "host",
-    "input",
-    "synchronising",
-    "launch",
-    "event",
-    "gap",
-)
-"""What a stretch of the path is; `IN_WORDS` says it to people."""
-KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONISING, LAUNCH, EVENT, GAP = range(len(CLASSES))
-
-IN_WORDS = {
+# Kinds of segments of the path, and their display names.
+DISPLAY_NAMES = {
     "kernel": "kernel",
     "communication": "collective",
     "copy": "copy",
     "host": "host work",
     "input": "input",
-    "synchronising": "synchronising call",
+    "synchronising": "synchronizing call",
     "launch": "launch latency",
-    "event": "after what it waited for",
+    "event": "stream or event wait",
     "gap": "reason unknown",
 }
+CLASSES = tuple(DISPLAY_NAMES)
+KERNEL, COMMUNICATION, COPY, HOST, INPUT, SYNCHRONISING, LAUNCH, EVENT, GAP = range(len(CLASSES))
 
-_SHORT_NS = 10_000
-"""So long a stream may take from one piece to the next by itself."""
+# Maximum time between two tasks of a stream that is not a wait.
+_MAX_TASK_GAP_NS = 10_000
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class Stretches:
-    """The critical path of all steps, piece by piece, in order."""
+class PathSegments:
+    """The critical path of all steps, in order of time."""
 
     start_ns: Ints
     end_ns: Ints
     step: Ints
+    # Index in CLASSES.
     kind: NDArray[np.int8]
-    """Number in CLASSES."""
+    # Index in `labels`.
     name: NDArray[np.int32]
-    """Number in `labels`."""
+    # Source line or operation, likewise; UNKNOWN if there is none.
     detail: NDArray[np.int32]
-    """Source line or operation, likewise; UNKNOWN where there is none."""
+    # Row of `Recording.work` of a device task, -1 of others.
     piece: Ints
-    """Row of `Recording.work` of kernels, copies and collectives; -1 of others."""
+    # Thread of host time, -1 of others.
     thread: Ints
-    """Host thread that this is time of; -1 of others."""
     labels: Labels
 
     def __len__(self) -> int:
@@ -155,144 +138,125 @@ class Stretches:
 
     @property
     def length_ns(self) -> Ints:
-        """Length of each stretch."""
+        """Length of each segment."""
         return self.end_ns - self.start_ns
 
 
-def stretches_of(recording: Recording, scheduled: Scheduled) -> Stretches:
-    """Return what the steps' time was spent on; the lengths of a step's stretches add up to it."""
-    return _Stretching(recording, scheduled).all()
-
-
-def names_of_work(recording: Recording) -> NDArray[np.int32]:
-    """Return what each piece of work is called: its kernel, of a collective what it does."""
+def task_names(recording: Recording) -> NDArray[np.int32]:
+    """Return the name of each device task: its kernel, or the operator of a collective."""
     work = recording.work
     collective = work.kind == KINDS.index("communication")
     names: NDArray[np.int32] = np.where(collective, work.operator, work.kernel)
     return names
 
 
-class _Stretching:
-    """Cuts the paths of all steps into stretches, and names them."""
-
-    def __init__(self, recording: Recording, scheduled: Scheduled) -> None:
-        self._recording, self._scheduled = recording, scheduled
-        self._labels = recording.work.labels
-        self._names = names_of_work(recording)
-        self._moments = HostMoments(recording, self._labels)
-
-    def all(self) -> Stretches:
-        """Return the stretches of hosts and devices together, in order."""
-        segments = [self._scheduled.path(step) for step in range(len(self._scheduled.step_names))]
-        step = np.repeat(np.arange(len(segments)), [len(one) for one in segments])
-        joined = Segments(
-            np.concatenate([one.start_ns for one in segments]),
-            np.concatenate([one.end_ns for one in segments]),
-            np.concatenate([one.moment for one in segments]),
-            np.concatenate([one.kind for one in segments]),
+def path_segments(recording: Recording, scheduled: Scheduled) -> PathSegments:
+    """Return the named path; the lengths of a step's segments add up to its length."""
+    paths = [scheduled.path(step) for step in range(len(scheduled.step_names))]
+    step = np.repeat(np.arange(len(paths)), [len(path) for path in paths])
+    path = Segments(
+        *(
+            np.concatenate([getattr(one, column) for one in paths])
+            for column in ("start_ns", "end_ns", "moment", "kind")
         )
-        on_host = np.isin(joined.kind, (kinds.HOST, kinds.SYNCHRONISING))
-        host = self._of_host(joined, step, np.flatnonzero(on_host))
-        other = self._of_others(joined, step, np.flatnonzero(~on_host))
-        order = np.argsort(np.concatenate((host.start_ns, other.start_ns)), kind="stable")
+    )
+    on_host = np.isin(path.kind, (graph.HOST, graph.SYNCHRONISING))
+    host = _host_segments(recording, scheduled, path, step, np.flatnonzero(on_host))
+    other = _other_segments(recording, scheduled, path, step, np.flatnonzero(~on_host))
+    order = np.argsort(np.concatenate((host.start_ns, other.start_ns)), kind="stable")
 
-        def both(column: str) -> NDArray[Any]:
-            return np.concatenate((getattr(host, column), getattr(other, column)))[order]
+    def both(column: str) -> NDArray[Any]:
+        return np.concatenate((getattr(host, column), getattr(other, column)))[order]
 
-        return Stretches(
-            start_ns=both("start_ns"),
-            end_ns=both("end_ns"),
-            step=both("step"),
-            kind=both("kind"),
-            name=both("name"),
-            detail=both("detail"),
-            piece=both("piece"),
-            thread=both("thread"),
-            labels=self._labels,
-        )
-
-    def _of_others(self, segments: Segments, step: Ints, chosen: Ints) -> Stretches:
-        """Return the stretches of devices, and those of nobody."""
-        kind, moment = segments.kind[chosen], segments.moment[chosen]
-        length = segments.end_ns[chosen] - segments.start_ns[chosen]
-        piece = np.where(kind == graph.WORK, self._scheduled.piece_of[moment], -1)
-        work = self._recording.work
-        pieces = self._scheduled.pieces
-        is_work = np.flatnonzero((piece >= 0) & (piece < pieces.work))
-        row = np.append(pieces.row, -1)[np.where(piece < pieces.work, piece, -1)]
-        what = np.full(len(chosen), GAP, np.int8)
-        name = np.full(len(chosen), self._labels.number("gap of unknown reason"), np.int32)
-        of_kind = np.array([KERNEL] * len(KINDS), np.int8)
-        of_kind[KINDS.index("communication")] = COMMUNICATION
-        of_kind[KINDS.index("copy")] = COPY
-        what[is_work] = of_kind[work.kind[row[is_work]]]
-        name[is_work] = self._names[row[is_work]]
-        short = (kind == kinds.STREAM) & (length <= _SHORT_NS)
-        for which, own, text in (
-            (kind == kinds.LAUNCH, LAUNCH, "launch delay"),
-            (short, EVENT, "from one piece of a stream to the next"),
-            ((kind == kinds.EVENT) | (kind == kinds.SEEN), EVENT, "behind another stream"),
-            (kind == kinds.QUEUE, HOST, "from one thread's queue to another thread"),
-            (kind == kinds.HANDED, HOST, "from one thread to another"),
-        ):
-            what[which] = own
-            name[which] = self._labels.number(text)
-        nothing = np.full(len(chosen), UNKNOWN, np.int32)
-        return Stretches(
-            segments.start_ns[chosen],
-            segments.end_ns[chosen],
-            step[chosen],
-            what,
-            name,
-            nothing,
-            np.where(what <= COPY, row, -1),
-            np.full(len(chosen), -1, np.int64),
-            self._labels,
-        )
-
-    def _of_host(self, segments: Segments, step: Ints, chosen: Ints) -> Stretches:
-        """Return the stretches of host threads, each divided by what was called there."""
-        scheduled, skew = self._scheduled, self._scheduled.host.skew_ns
-        moment = segments.moment[chosen]
-        # A synchronising call on the path returns after a piece of work; the thread is the call's.
-        point = scheduled.point_of[moment]
-        waiting = np.flatnonzero(point < 0)
-        point[waiting] = self._returning(segments.end_ns[chosen[waiting]])
-        thread = np.where(point >= 0, np.append(scheduled.host.thread, -1)[point], -1)
-        start, end = segments.start_ns[chosen] + skew, segments.end_ns[chosen] + skew
-        begins, until, of = self._moments.divided(thread, start, end)
-        middle = begins + (until - begins) // 2
-        name, detail, is_input_there = self._moments.called(thread[of], middle)
-        what = np.where(is_input_there, INPUT, HOST).astype(np.int8)
-        what[segments.kind[chosen[of]] == kinds.SYNCHRONISING] = SYNCHRONISING
-        return Stretches(
-            begins - skew,
-            until - skew,
-            step[chosen[of]],
-            what,
-            name,
-            detail,
-            np.full(len(of), -1, np.int64),
-            thread[of],
-            self._labels,
-        )
-
-    def _returning(self, end_ns: Ints) -> Ints:
-        """Return the ends of synchronising calls that come at some times."""
-        ends = self._scheduled.host.waits.end
-        if not len(ends):
-            return np.full(len(end_ns), -1, np.int64)
-        time = self._scheduled.host.time_ns[ends]
-        order = np.argsort(time, kind="stable")
-        place = np.searchsorted(time[order], end_ns)
-        found: Ints = ends[order[np.minimum(place, len(order) - 1)]]
-        return found
+    columns = {name: both(name) for name in PathSegments.__slots__ if name != "labels"}
+    return PathSegments(**columns, labels=recording.work.labels)
 
 
-_OFF_PATH = 10
-"""Rows for what costs most and is not on the path."""
-_STEPS_SHOWN = 5
-"""Up to so many steps have figures of their own; of more, the shortest and the longest are told."""
+def _other_segments(
+    recording: Recording, scheduled: Scheduled, path: Segments, step: Ints, rows: Ints
+) -> PathSegments:
+    """Return the segments of device tasks and of waits."""
+    labels, work, tasks = recording.work.labels, recording.work, scheduled.pieces
+    edge, moment = path.kind[rows], path.moment[rows]
+    length = path.end_ns[rows] - path.start_ns[rows]
+    task = np.where(edge == graph.WORK, scheduled.piece_of[moment], -1)
+    is_task = np.flatnonzero((task >= 0) & (task < tasks.work))
+    row = np.append(tasks.row, -1)[np.where(task < tasks.work, task, -1)]
+    kind = np.full(len(rows), GAP, np.int8)
+    name = np.full(len(rows), labels.number("gap of unknown reason"), np.int32)
+    kind_of_task = np.array([KERNEL] * len(KINDS), np.int8)
+    kind_of_task[KINDS.index("communication")] = COMMUNICATION
+    kind_of_task[KINDS.index("copy")] = COPY
+    kind[is_task] = kind_of_task[work.kind[row[is_task]]]
+    name[is_task] = task_names(recording)[row[is_task]]
+    task_gap = (edge == graph.STREAM) & (length <= _MAX_TASK_GAP_NS)
+    for selected, path_class, text in (
+        (edge == graph.LAUNCH, LAUNCH, "launch latency"),
+        (task_gap, EVENT, "from one task of a stream to the next"),
+        (np.isin(edge, (graph.EVENT, graph.SEEN)), EVENT, "behind another stream"),
+        (edge == graph.FETCHED, INPUT, "worker processes of the DataLoader"),
+        (edge == graph.QUEUE, HOST, "from one thread's queue to another thread"),
+        (edge == graph.HANDED, HOST, "from one thread to another"),
+    ):
+        kind[selected] = path_class
+        name[selected] = labels.number(text)
+    return PathSegments(
+        path.start_ns[rows],
+        path.end_ns[rows],
+        step[rows],
+        kind,
+        name,
+        np.full(len(rows), UNKNOWN, np.int32),
+        np.where(kind <= COPY, row, -1),
+        np.full(len(rows), -1, np.int64),
+        labels,
+    )
+
+
+def _host_segments(
+    recording: Recording, scheduled: Scheduled, path: Segments, step: Ints, rows: Ints
+) -> PathSegments:
+    """Return the segments of host threads, divided by the innermost range or call."""
+    host, moments = scheduled.host, HostMoments(recording, recording.work.labels)
+    # A synchronizing call on the path returns after a task; the thread is that of the call.
+    point = scheduled.point_of[path.moment[rows]]
+    waiting = np.flatnonzero(point < 0)
+    point[waiting] = _returning_calls(scheduled, path.end_ns[rows[waiting]])
+    thread = np.where(point >= 0, np.append(host.thread, -1)[point], -1)
+    start, end = path.start_ns[rows] + host.skew_ns, path.end_ns[rows] + host.skew_ns
+    begins, ends, segment = moments.divided(thread, start, end)
+    name, detail, is_input = moments.called(thread[segment], begins + (ends - begins) // 2)
+    kind = np.where(is_input, INPUT, HOST).astype(np.int8)
+    kind[path.kind[rows[segment]] == graph.SYNCHRONISING] = SYNCHRONISING
+    return PathSegments(
+        begins - host.skew_ns,
+        ends - host.skew_ns,
+        step[rows[segment]],
+        kind,
+        name,
+        detail,
+        np.full(len(segment), -1, np.int64),
+        thread[segment],
+        recording.work.labels,
+    )
+
+
+def _returning_calls(scheduled: Scheduled, end_ns: Ints) -> Ints:
+    """Return the synchronizing calls that return at given times."""
+    ends = scheduled.host.waits.end
+    if not len(ends):
+        return np.full(len(end_ns), -1, np.int64)
+    time = scheduled.host.time_ns[ends]
+    order = np.argsort(time, kind="stable")
+    place = np.searchsorted(time[order], end_ns)
+    found: Ints = ends[order[np.minimum(place, len(order) - 1)]]
+    return found
+
+
+# Maximum number of rows for tasks that are not on the path.
+_MAX_OFF_PATH = 10
+# Up to this many steps have columns of their own; for more there are minimum and maximum.
+_MAX_STEP_COLUMNS = 5
 
 
 class CriticalPath:
@@ -303,179 +267,167 @@ class CriticalPath:
         self._labels = recording.work.labels
 
     @cached_property
-    def stretches(self) -> Stretches:
-        """What the steps' time was spent on; the lengths of a step's stretches add up to it."""
-        return stretches_of(self._recording, self._scheduled)
+    def segments(self) -> PathSegments:
+        """The named path; the lengths of a step's segments add up to its length."""
+        return path_segments(self._recording, self._scheduled)
 
     def rows(self) -> list[Row]:
-        """Return one row for each thing on the path; then the costliest of what is not on it."""
-        found = self.stretches
-        length = found.length_ns
-        steps = len(self._scheduled.step_names)
-        # What costs most stands for the rest of its name: its line is told.
-        keys, number = np.unique(
-            found.kind.astype(np.int64) << 32 | found.name, return_inverse=True
-        )
-        total = _sums(number, length, len(keys))
+        """Return a row for each kind and name on the path, then the longest tasks off the path."""
+        path = self.segments
+        length = path.length_ns
+        keys, number = np.unique(path.kind.astype(np.int64) << 32 | path.name, return_inverse=True)
+        total = np.bincount(number, length, len(keys)).astype(np.int64)
         count = np.bincount(number, minlength=len(keys))
-        by_step = np.zeros((steps, len(keys)), np.int64)
-        np.add.at(by_step, (found.step, number), length)
-        work, slack = self._of_names()
-        detail = self._details(found, number, len(keys))
+        by_step = np.zeros((len(self._scheduled.step_names), len(keys)), np.int64)
+        np.add.at(by_step, (path.step, number), length)
+        task_ns, slack = self._task_times()
+        details = self._details(path, number, len(keys))
         rows = []
-        for key, time, many, told, each in zip(
-            keys.tolist(), total.tolist(), count.tolist(), detail, by_step.T, strict=True
+        for key, time, many, detail, step_ns in zip(
+            keys.tolist(), total.tolist(), count.tolist(), details, by_step.T, strict=True
         ):
             kind, name = CLASSES[key >> 32], key & 0xFFFFFFFF
-            extra = self._of_steps(each, time)
+            extra = self._step_columns(step_ns, time)
             if key >> 32 <= COPY:
-                extra |= {
-                    "off_path_ns": max(work.get(name, 0) - time, 0),
-                    "slack_ns": slack.get(name),
-                }
+                extra["off_path_ns"] = max(task_ns.get(name, 0) - time, 0)
+                extra["slack_ns"] = slack.get(name)
             rows.append(
                 Row(
                     name=self._labels.texts[name],
                     kind=kind,
                     count=many,
                     total_ns=time,
-                    detail=IN_WORDS[kind] + (f", {told}" if told else ""),
+                    detail=DISPLAY_NAMES[kind] + (f", {detail}" if detail else ""),
                     extra=extra,
                 )
             )
         on_path = {key & 0xFFFFFFFF for key in keys.tolist() if key >> 32 <= COPY}
         rows.sort(key=lambda row: (-(row.total_ns or 0), row.name))
-        beside = sorted(
-            (name for name in work if name not in on_path and work[name]),
-            key=lambda name: -work[name],
+        off_path = sorted(
+            (name for name in task_ns if name not in on_path and task_ns[name]),
+            key=lambda name: -task_ns[name],
         )
-        return rows + [self._beside(name, work, slack) for name in beside[:_OFF_PATH]]
+        for name in off_path[:_MAX_OFF_PATH]:
+            tasks = self._step_rows[task_names(self._recording)[self._step_rows] == name]
+            kind = KINDS[int(self._recording.work.kind[tasks[0]])]
+            rows.append(
+                Row(
+                    name=self._labels.texts[name],
+                    kind=kind,
+                    count=len(tasks),
+                    total_ns=0,
+                    detail=f"{DISPLAY_NAMES[kind]}, not on the path",
+                    extra={"off_path_ns": task_ns[name], "slack_ns": slack.get(name)},
+                )
+            )
+        return rows
 
-    def on_host_ns(self, selection: Selection) -> int:
-        """Return how much of the path is a thread's time in ranges and calls, all within included.
+    def host_ns(self, selection: Selection) -> int:
+        """Return the host time on the path within ranges and calls, nested ones included.
 
-        The time of a synchronising call after its work is none of it: it is not the thread's own.
+        The time in which a synchronizing call returns after its tasks does not count.
         """
-        found, skew = self.stretches, self._scheduled.host.skew_ns
-        own = np.flatnonzero((found.thread >= 0) & (found.kind != SYNCHRONISING))
-        start, end = found.start_ns[own] + skew, found.end_ns[own] + skew
-        return int(in_ranges_ns(self._recording, selection, found.thread[own], start, end).sum())
+        path, skew = self.segments, self._scheduled.host.skew_ns
+        rows = np.flatnonzero((path.thread >= 0) & (path.kind != SYNCHRONISING))
+        start, end = path.start_ns[rows] + skew, path.end_ns[rows] + skew
+        return int(in_ranges_ns(self._recording, selection, path.thread[rows], start, end).sum())
 
-    def _beside(self, name: int, work: dict[int, int], slack: dict[int, int]) -> Row:
-        rows = self._scheduled.pieces.row[self._mine]
-        pieces = rows[self._names[rows] == name]
-        kind = KINDS[int(self._recording.work.kind[pieces[0]])]
-        return Row(
-            name=self._labels.texts[name],
-            kind=kind,
-            count=len(pieces),
-            total_ns=0,
-            detail=f"{IN_WORDS[kind]}, not on the path",
-            extra={"off_path_ns": work[name], "slack_ns": slack.get(name)},
-        )
-
-    def _of_steps(self, each: Ints, time: int) -> dict[str, float | None]:
+    def _step_columns(self, step_ns: Ints, time: int) -> dict[str, float | None]:
         names = self._scheduled.step_names
         if len(names) == 1:
             return {}
         extra: dict[str, float | None] = {"per_step_ns": time / len(names)}
-        if len(names) <= _STEPS_SHOWN:
-            for name, own in zip(names, each.tolist(), strict=True):
-                extra[f"step_{re.sub('[^0-9A-Za-z]', '_', name)}_ns"] = own
-        else:
-            extra |= {"least_ns": int(each.min()), "most_ns": int(each.max())}
+        if len(names) > _MAX_STEP_COLUMNS:
+            return extra | {"least_ns": int(step_ns.min()), "most_ns": int(step_ns.max())}
+        for name, length in zip(names, step_ns.tolist(), strict=True):
+            extra[f"step_{re.sub('[^0-9A-Za-z]', '_', name)}_ns"] = length
         return extra
 
     @cached_property
-    def _names(self) -> NDArray[np.int32]:
-        return names_of_work(self._recording)
-
-    @cached_property
-    def _mine(self) -> Ints:
-        """The pieces of work that ran within the steps."""
-        pieces, scheduled = self._scheduled.pieces, self._scheduled
-        start = pieces.start_ns[: pieces.work]
+    def _in_steps(self) -> Ints:
+        """Device tasks that ran within the steps."""
+        tasks, scheduled = self._scheduled.pieces, self._scheduled
+        start = tasks.start_ns[: tasks.work]
         step = np.searchsorted(scheduled.step_begin_ns, start, side="right") - 1
         return np.flatnonzero((step >= 0) & (start < scheduled.step_end_ns[step]))
 
-    def _of_names(self) -> tuple[dict[int, int], dict[int, int]]:
-        """Return for each kernel its time in the steps, and the least slack of it off the path."""
-        scheduled, mine = self._scheduled, self._mine
-        if not len(mine):
+    @property
+    def _step_rows(self) -> Ints:
+        """Their rows in `Recording.work`."""
+        return self._scheduled.pieces.row[self._in_steps]
+
+    def _task_times(self) -> tuple[dict[int, int], dict[int, int]]:
+        """Return by name the time of tasks in the steps, and their minimum slack off the path."""
+        scheduled, rows = self._scheduled, self._step_rows
+        if not len(rows):
             return {}, {}
-        rows = scheduled.pieces.row[mine]
-        names, number = np.unique(self._names[rows].astype(np.int64), return_inverse=True)
-        total = _sums(number, self._recording.work.duration_ns[rows], len(names))
-        slack = scheduled.schedule.slack_ns(scheduled.step_ends)[scheduled.of_piece[mine]]
-        on_path = np.isin(rows, self.stretches.piece)
-        least = np.full(len(names), np.iinfo(np.int64).max)
-        np.minimum.at(least, number[~on_path], slack[~on_path])
-        known = least < np.iinfo(np.int64).max
+        names, number = np.unique(
+            task_names(self._recording)[rows].astype(np.int64), return_inverse=True
+        )
+        duration = self._recording.work.duration_ns[rows]
+        total = np.bincount(number, duration, len(names)).astype(np.int64)
+        slack = scheduled.schedule.slack_ns(scheduled.step_ends)[scheduled.of_piece[self._in_steps]]
+        on_path = np.isin(rows, self.segments.piece)
+        minimum = np.full(len(names), np.iinfo(np.int64).max)
+        np.minimum.at(minimum, number[~on_path], slack[~on_path])
+        known = minimum < np.iinfo(np.int64).max
         return (
             dict(zip(names.tolist(), total.tolist(), strict=True)),
-            dict(zip(names[known].tolist(), least[known].tolist(), strict=True)),
+            dict(zip(names[known].tolist(), minimum[known].tolist(), strict=True)),
         )
 
-    def _details(self, found: Stretches, number: Ints, count: int) -> list[str | None]:
-        """Return for each row what its longest stretch belongs to."""
-        order = np.lexsort((found.length_ns, number))
+    def _details(self, path: PathSegments, number: Ints, count: int) -> list[str | None]:
+        """Return operation and line of the longest segment of each row."""
+        order = np.lexsort((path.length_ns, number))
         longest = np.zeros(count, np.int64)
         longest[number[order]] = order
         details = []
         for at in longest.tolist():
-            piece, text = int(found.piece[at]), self._labels.text(int(found.detail[at]))
-            if piece >= 0:
-                operation, line = self._recording.work.place(piece)
-                known = [one for one in (operation, line) if one]
-                text = ", ".join(one for one in known if one != self._labels.texts[found.name[at]])
-            elif found.kind[at] in (LAUNCH, EVENT, GAP) and at + 1 < len(found):
-                follows = int(found.name[at + 1])
-                text = f"most before {self._labels.texts[follows]}"
+            task, text = int(path.piece[at]), self._labels.text(int(path.detail[at]))
+            if task >= 0:
+                name = self._labels.texts[path.name[at]]
+                place = self._recording.work.place(task)
+                text = ", ".join(part for part in place if part and part != name)
+            elif path.kind[at] in (LAUNCH, EVENT, GAP) and at + 1 < len(path):
+                text = f"most before {self._labels.texts[int(path.name[at + 1])]}"
             details.append(text or None)
         return details
 
 
-def _sums(number: Ints, values: Ints, count: int) -> Ints:
-    total = np.zeros(count, np.int64)
-    np.add.at(total, number, values)
-    return total
-
-
 def of_recording(recording: Recording) -> CriticalPath | None:
-    """Return the critical path of a recording; None: nothing of it has known times."""
+    """Return the critical path of a recording, or None if nothing has known times."""
     scheduled = schedule_of(recording)
     return None if scheduled is None else CriticalPath(recording, scheduled)
 
 
 def track(recording: Recording) -> Track | None:
-    """Return the critical path as one track; None: nothing of the recording has known times."""
-    found = of_recording(recording)
-    if found is None:
+    """Return the critical path as one track, or None if nothing has known times."""
+    path = of_recording(recording)
+    if path is None:
         return None
-    stretches = found.stretches
-    none = np.zeros(len(stretches), np.int64)
+    segments = path.segments
+    no_flows = np.zeros(len(segments), np.int64)
     return Track(
         group="critical path",
         name="critical path",
-        labels=stretches.labels.texts,
-        start_ns=stretches.start_ns,
-        end_ns=stretches.end_ns,
-        label=stretches.name,
-        category=[CLASSES[kind] for kind in stretches.kind.tolist()],
-        flow_in=none,
-        flow_first=none,
-        flow_count=none,
+        labels=segments.labels.texts,
+        start_ns=segments.start_ns,
+        end_ns=segments.end_ns,
+        label=segments.name,
+        category=[CLASSES[kind] for kind in segments.kind.tolist()],
+        flow_in=no_flows,
+        flow_first=no_flows,
+        flow_count=no_flows,
     )
 
 
 def _breakdown(recording: Recording) -> Breakdown:
     scheduled = schedule_of(recording)
-    assert scheduled is not None, "asked for a path that is not offered"
+    assert scheduled is not None, "the breakdown is not offered without known times"
     for name, sentence in limits(recording, scheduled):
         recording.findings.add(name, sentence, 1)
     rows = CriticalPath(recording, scheduled).rows()
-    whole = int(scheduled.steps_ns().sum())
-    return Breakdown("path", tuple(rows), whole, None)
+    return Breakdown("path", tuple(rows), int(scheduled.steps_ns().sum()), None)
 
 
 BREAKDOWNS = {

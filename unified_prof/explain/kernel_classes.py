@@ -1,15 +1,9 @@
-"""What kind of computation a piece of device work is: a matmul, a normalisation, a cast...
+"""Classes of device tasks (matmul, normalization, cast...) by names of kernels and operations.
 
-The same model runs other kernels on another vendor's device, under other names; what it computes is
-the same. A class is told from what the kernel is called and from the framework operations that it
-ran for. Operations with a meaning of their own (attention, a normalisation) keep all the kernels
-that they are made of, so that a fused kernel stands beside the unfused ones of the other device;
-casts, layout changes and copies are told apart wherever they occur, for they are what differs.
-
-Device work by what it computes: matmuls, attention, normalisation, casts, collectives...
-
-Classes are those of `explain.classes`, which comparisons of devices use too: told from names of
-kernels and of the operations around them, so that two vendors' recordings have the same rows.
+The same model runs other kernels on another vendor's device; what they compute is the same.
+Operations with a meaning of their own, such as attention, keep all their kernels, so that a fused
+kernel is compared with the unfused ones of the other device. Casts, layout changes and copies are
+separate everywhere, because they are what differs.
 """
 
 from __future__ import annotations
@@ -73,7 +67,7 @@ def _any(*words: str) -> re.Pattern[str]:
     return re.compile("|".join(words), re.IGNORECASE)
 
 
-# The first that matches decides; each line is above those whose words its names may hold as well.
+# The first match decides; each entry precedes those whose words its names may contain as well.
 _KERNELS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     (
         COLLECTIVES,
@@ -232,20 +226,50 @@ _OPERATIONS: Final[tuple[tuple[str, re.Pattern[str]], ...]] = (
     ),
 )
 
+# Operations of a fused Triton kernel that only move data; one other operation makes it compute.
+_LAYOUT_WORDS = (
+    "unsafe_view|view|reshape|permute|transpose|t|unsqueeze|squeeze|expand|as_strided|slice|select"
+    "|split_with_sizes|split|unbind|clone|to_copy|copy|cat|stack|empty_like|constant_pad_nd|pad|flip"
+)
+# Kernels that only copy, cast or change the layout.
+LAYOUT_KERNEL: Final = re.compile(
+    rf"^triton_\w+?_fused(?:_+(?:{_LAYOUT_WORDS}))+(?:_\d+)?$"
+    r"|^(?!triton_).*(?<![a-z\d])(?:direct_copy_kernel|(?:batched_)?transpose_(?!conv)\w"
+    r"|(?:nchw_?to_?nhwc|nhwc_?to_?nchw|convert_?tensor)\w*_?kernel)",
+    re.IGNORECASE,
+)
+# Framework operations that only copy, cast or change the layout.
+LAYOUT_OPERATION: Final = re.compile(r"^aten::(?:to|_to_copy|copy_|contiguous|clone)$")
+# Operators of NPUs that only cast or change the format.
+NPU_FORMAT_OPERATOR: Final = re.compile(
+    r"^(?:TransData|Cast|Transpose|TransposeD|StridedSlice\w*)$"
+)
+# Kernels of cuBLAS, cuDNN and CUTLASS that multiply in fp32 without tensor cores (nor TF32).
+FULL_PRECISION_KERNEL: Final = re.compile(
+    r"^(?!.*(?:tf32|fp16|bf16|h884|s884|s1688))"
+    r".*(?<![a-z\d])(?:sgemm|scudnn|simt_sgemm|gemm_f32f32_f32f32|fprop_f32f32|dgrad_f32f32)",
+    re.IGNORECASE,
+)
+# Kernels whose names contain the dtype of the product.
+PRECISION_IN_NAME: Final = re.compile(
+    r"(?<![a-z\d])(?:[hsdi]gemm|[hs]cudnn|[hsi]\d{3,}gemm|tf32|fp16|bf16|f16f16|bf16bf16|f32f32)",
+    re.IGNORECASE,
+)
+
 _PREFIXES: Final = ("native_", "miopen_", "cudnn_", "npu_", "_npu_", "_")
 _NUMBER: Final = re.compile(r"\d\d+")
-_LONGEST: Final = 4096
-"""Characters of a kernel's name that are looked at."""
+# Maximum number of characters of a name to examine.
+_MAX_NAME: Final = 4096
 _NODE: Final = re.compile(r"Backward\d*$")
 _WORDS: Final = re.compile(r"(?<=[a-z\d])(?=[A-Z])")
 
 
 def of_kernel(name: str | None) -> str | None:
-    """Return the class that a kernel's name, or a vendor's operator type, tells; None: none."""
+    """Return the class by the name of a kernel or a vendor's operator type, or None."""
     if name is None or name in _NOTHING:
         return None
-    # Instances, tiles and sizes are numbers: names that differ in them alone are one.
-    return _of_kernel(_NUMBER.sub("00", name[:_LONGEST]))
+    # Names that differ only in numbers (instances, tiles, sizes) have the same class.
+    return _of_kernel(_NUMBER.sub("00", name[:_MAX_NAME]))
 
 
 @lru_cache(maxsize=1 << 16)
@@ -255,7 +279,7 @@ def _of_kernel(name: str) -> str | None:
 
 @lru_cache(maxsize=1 << 14)
 def of_operation(name: str | None) -> str | None:
-    """Return the class that a framework operation's name tells; None: none."""
+    """Return the class by the name of a framework operation, or None."""
     if name is None or name in _NOTHING:
         return None
     bare = name.rpartition("::")[2] if "<" not in name else name
@@ -279,21 +303,21 @@ def class_of(
     *,
     in_optimizer: bool = False,
 ) -> str:
-    """Return the class of a piece of device work, one of CLASSES.
+    """Return the class of a device task, one of CLASSES.
 
     Args:
-        kind: What it is, as `calls.KINDS` numbers it.
-        kernel: The kernel's own name.
-        operator: The vendor's operator type, or the innermost framework operation around it.
-        operation: The framework operation that the work counts for, the outermost one.
-        in_optimizer: Whether an optimizer's step launched it.
+        kind: Index in `calls.KINDS`.
+        kernel: Name of the kernel.
+        operator: Operator type of the vendor, or innermost framework operation.
+        operation: Outermost framework operation.
+        in_optimizer: True if an optimizer step launched it.
     """
     if kind == COMMUNICATION:
         return COLLECTIVES
     if kind == COPY:
         return COPIES
     of_framework = _is_of_framework(operator)
-    # A vendor's type says what a kernel is; its own name may tell more (`Conv2D1_MemSet`).
+    # The vendor's type decides over the kernel's name.
     said = None if of_framework else of_kernel(operator)
     own = said or of_kernel(kernel)
     if own in _KEEP_THEIR_NAMES:
@@ -310,17 +334,8 @@ def class_of(
 def classes_of(
     labels: Labels, kind: Ints, kernel: Ints, operator: Ints, operation: Ints, in_optimizer: Ints
 ) -> NDArray[np.int64]:
-    """Return `class_of` of many pieces of work, as places in CLASSES.
-
-    Args:
-        labels: The texts of the names.
-        kind: What each is, as `calls.KINDS` numbers it.
-        kernel: Number of the kernel's name in `labels`; UNKNOWN is none, here and below.
-        operator: That of the operator type.
-        operation: That of the framework operation.
-        in_optimizer: Not 0 where an optimizer's step launched it.
-    """
-    answers = _answers.setdefault(labels, _Answers(labels))
+    """Return `class_of` for many tasks, as indices in CLASSES; names are numbers in `labels`."""
+    answers = _answers.setdefault(labels, _ClassCache(labels))
     of_framework = answers.of(operator, _is_of_framework) == 1
     kernels = answers.of(kernel, _place_of_kernel)
     types = answers.of(operator, _place_of_kernel)
@@ -329,7 +344,7 @@ def classes_of(
     outer = answers.of(operation, _place_of_operation)
     own = np.where(of_framework | (types == UNKNOWN), kernels, types)
     result = np.full(len(kind), CLASSES.index(REST), np.int64)
-    # From the weakest word to the strongest.
+    # From the weakest evidence to the strongest.
     for told in (outer, inner, own):
         result = np.where(told != UNKNOWN, told, result)
     keeping = [CLASSES.index(one) for one in _KEEP_THEIR_KERNELS]
@@ -343,30 +358,30 @@ def classes_of(
     return result
 
 
-class _Answers:
-    """What names tell, each asked once however many windows of work it occurs in."""
+class _ClassCache:
+    """Classes of names, each determined once."""
 
     def __init__(self, labels: Labels) -> None:
         self._texts = labels.texts
         self._found: dict[Callable[[str], int | None], NDArray[np.int8]] = {}
 
-    def of(self, numbers: Ints, asked: Callable[[str], int | None]) -> NDArray[np.int8]:
-        """Return the answers about names by number; UNKNOWN where it is none or tells none."""
-        found = self._found.get(asked, np.full(1, UNKNOWN, np.int8))
+    def of(self, numbers: Ints, classify: Callable[[str], int | None]) -> NDArray[np.int8]:
+        """Return the class of each name by a function of its text; UNKNOWN if there is none."""
+        found = self._found.get(classify, np.full(1, UNKNOWN, np.int8))
         if len(found) <= len(self._texts):
-            # What UNKNOWN tells stands last, as it does for an index of -1.
-            more = np.full(len(self._texts) + 1 - len(found), _NOT_ASKED, np.int8)
+            # The value for UNKNOWN is last, as for an index of -1.
+            more = np.full(len(self._texts) + 1 - len(found), _NOT_CACHED, np.int8)
             found = np.concatenate((found[:-1], more, found[-1:]))
-            self._found[asked] = found
-        open_ones = np.unique(numbers[found[numbers] == _NOT_ASKED])
-        for number in open_ones.tolist():
-            told = asked(self._texts[number])
-            found[number] = UNKNOWN if told is None else told
+            self._found[classify] = found
+        missing = np.unique(numbers[found[numbers] == _NOT_CACHED])
+        for number in missing.tolist():
+            place = classify(self._texts[number])
+            found[number] = UNKNOWN if place is None else place
         return found[numbers]
 
 
-_NOT_ASKED: Final = -2
-_answers: WeakKeyDictionary[Labels, _Answers] = WeakKeyDictionary()
+_NOT_CACHED: Final = -2
+_answers: WeakKeyDictionary[Labels, _ClassCache] = WeakKeyDictionary()
 
 
 def _place_of_kernel(name: str) -> int | None:
@@ -380,7 +395,7 @@ def _place_of_operation(name: str) -> int | None:
 
 
 def _is_of_framework(operator: str | None) -> bool:
-    """Tell whether an operator type is a framework's operation, as recorders of GPUs say."""
+    """Return True if an operator type is a framework operation, as in recordings of GPUs."""
     return operator is not None and bool("::" in operator or _NODE.search(operator))
 
 
@@ -388,7 +403,7 @@ def _offered(recording: Recording) -> bool:
     return recording.clock == "device"
 
 
-def _made(recording: Recording) -> Breakdown:
+def _breakdown(recording: Recording) -> Breakdown:
     work = recording.work
     _ = work.kernel_numbers, work.operator_numbers
     count, total = np.zeros(len(CLASSES), np.int64), np.zeros(len(CLASSES), np.int64)
@@ -405,7 +420,7 @@ def _made(recording: Recording) -> Breakdown:
         )
         np.add.at(count, found, 1)
         np.add.at(total, found, duration)
-        # What most of a class is: an operation, or where none is known a kernel.
+        # The longest operation of a class, or its kernel if unknown, is shown as detail.
         said = np.where(called != UNKNOWN, called, one.kernel)
         size = len(work.labels.texts)
         pairs, number = np.unique(found * size + said, return_inverse=True)
@@ -432,11 +447,11 @@ def _made(recording: Recording) -> Breakdown:
 
 
 def _in_optimizer(recording: Recording, some: Pieces) -> Ints:
-    """Tell which pieces an optimizer's step launched."""
+    """Return 1 for tasks that an optimizer step launched."""
     if recording.framework is None:
         return np.zeros(len(some), np.int64)
     result: Ints = (recording.work.launches.passes[some.rows] == OTHER_PASS).astype(np.int64)
     return result
 
 
-BREAKDOWNS = {"class": BreakdownSpec(_offered, _made)}
+BREAKDOWNS = {"class": BreakdownSpec(_offered, _breakdown)}

@@ -1,4 +1,4 @@
-"""An msprof database of any version, plain or with the PyTorch tables, made on any device."""
+"""Analysis of an msprof database of any version and device, with or without PyTorch tables."""
 
 from __future__ import annotations
 
@@ -13,19 +13,11 @@ from unified_prof.arrays.types import Ints
 from unified_prof.errors import UsageError
 from unified_prof.explain import basic_breakdowns, critical_path, report_questions, stacks
 from unified_prof.explain.advice import registry
-from unified_prof.explain.report_questions import Analysis, Change, Supposed
-from unified_prof.explain.roofline import breakdown as of_recording
+from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
+from unified_prof.explain.roofline import breakdown as roofline
 from unified_prof.explain.roofline import peaks
-from unified_prof.recording import (
-    breakdowns,
-    counters,
-    host_lanes,
-    timeline,
-    tracks,
-)
-from unified_prof.recording import host_lanes as idle_lanes
+from unified_prof.recording import breakdowns, counters, host_lanes, timeline, tracks
 from unified_prof.recording import source as provenance
-from unified_prof.recording import timeline as over_time
 from unified_prof.recording.breakdown_kinds import KINDS, By, Kind, Place
 from unified_prof.recording.calls import COMMUNICATION, COPY, KERNEL, SUMMED, Calls, HeldCalls
 from unified_prof.recording.collectives import Group
@@ -56,7 +48,7 @@ _NEVER_SOON, _NEVER = np.iinfo(np.int32).max, np.iinfo(np.int64).max
 
 
 class MsprofAnalysis(Analysis):
-    """One msprof database; what it holds decides what can be asked."""
+    """One msprof database."""
 
     def __init__(self, source: Source, captured_in: Source | None = None) -> None:
         capture = None if captured_in is None else Recording(captured_in)
@@ -64,12 +56,12 @@ class MsprofAnalysis(Analysis):
 
     @property
     def calls(self) -> Calls:
-        """Framework operations and other device work; host ranges if there is no device work."""
+        """Framework operations and other device tasks; host ranges without device tasks."""
         return self.recording.calls
 
     @property
     def held_calls(self) -> HeldCalls:
-        """The same, to be looked at some at a time."""
+        """The same calls, to process in windows."""
         return self.recording.held_calls
 
     @property
@@ -104,7 +96,7 @@ class MsprofAnalysis(Analysis):
         )
 
     def breakdown(self, by: By) -> Breakdown:
-        """Divide the report by `by`."""
+        """Return the breakdown `by`."""
         kind = KINDS[by]
         if not breakdown_spec(kind).supports(self.recording):
             raise UsageError(
@@ -115,7 +107,7 @@ class MsprofAnalysis(Analysis):
         return breakdown_spec(kind).compute(self.recording)
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the recorded steps in order of time, each until its device is done with it."""
+        """Return the recorded steps in order, each until the end of its device tasks."""
         return tuple(
             Step(name, length_ns)
             for (name, *_), length_ns in zip(
@@ -132,7 +124,7 @@ class MsprofAnalysis(Analysis):
         return self.recording.step_traces
 
     def why_idle(self) -> tuple[IdleReasons, ...]:
-        """Return the idle time of each device by reason, in all and in each step."""
+        """Return the idle time of each device by reason, in total and per step."""
         if self.recording.clock != "device":
             return ()
         return tuple(
@@ -140,29 +132,29 @@ class MsprofAnalysis(Analysis):
         )
 
     def model_use(self) -> tuple[ModelUse, ...]:
-        """Return what each device calculated of what it could have."""
+        """Return the FLOPs and MFU of each device."""
         if not peaks.quick(self.recording) or not peaks.offered(self.recording):
             return ()
-        return of_recording.of(self.recording).use
+        return roofline.of(self.recording).use
 
     def advice(self, *, quick: bool = False) -> Advice:
-        """Return what could be better, the costliest first."""
+        """Return the findings, most expensive first."""
         return registry.advise(self.recording, quick=quick)
 
     def path_track(self) -> Track | None:
         """Return the critical path of the steps as a track."""
         return critical_path.track(self.recording)
 
-    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
-        """Return what changes would gain; without any, what is worth one."""
-        return report_questions.suppose(self.recording, changes, top=top)
+    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> WhatIfResult:
+        """Estimate the gain of changes; without changes, of the best candidates."""
+        return report_questions.estimate(self.recording, changes, top=top)
 
     def groups(self) -> dict[str, Group]:
         """Return the groups of META_DATA.parallel_group_info that collectives ran in."""
         return self.recording.collective_names.known_groups
 
     def statistics(self, by: By) -> dict[tuple[str, str], Mapping[str, float | None]]:
-        """Return how the times of each kernel or operation are distributed."""
+        """Return the distribution of times of each kernel or operation."""
         if self.recording.clock != "device":
             return super().statistics(by)
         work = self.recording.work
@@ -175,25 +167,25 @@ class MsprofAnalysis(Analysis):
         }
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return the kernels under each operation; where there are steps, those of the steps."""
+        """Return the kernels of each operation; if there are steps, those of the steps."""
         if self.recording.clock != "device":
             return []
         return self.recording.work.kernels_of_operations(self.recording.steps)
 
     @property
     def has_places(self) -> bool:
-        """Whether there are operations of the framework."""
+        """True if operations of the framework were recorded."""
         return self.recording.clock != "device" or self.recording.has_operations
 
     def summed_calls(self, *, above: int) -> Calls | None:
-        """Return one call for each operation, where there are more than `above` calls."""
+        """Return one call per operation if there are more than `above` calls."""
         recording = self.recording
         if self.has_places or recording.steps or len(recording.work) <= above:
             return None
         return recording.work.summed()
 
     def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
-        """Return how many steps there are, and what tells the step of calls."""
+        """Return the number of steps, and a function that returns the step of calls."""
         steps = self.recording.steps
         if not steps:
             return None
@@ -210,7 +202,7 @@ class MsprofAnalysis(Analysis):
         return stacks.measures(self.recording)
 
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:
-        """Return the call stacks of device work, of the host's threads or of allocations."""
+        """Return the call stacks of device time, host time or allocations."""
         return stacks.stacks(self.recording, measure, by)
 
     def launch_delay(self) -> Distribution | None:
@@ -218,7 +210,7 @@ class MsprofAnalysis(Analysis):
         tasks, calls = self.recording.tasks, self.recording.host_calls
         if not len(tasks) or not len(calls):
             return None
-        # Four bytes a call as long as nothing waits for two seconds.
+        # Four bytes per call unless a launch latency exceeds two seconds.
         delay: NDArray[np.integer] = np.full(len(calls), _NEVER_SOON, np.int32)
         for rows in tasks.windows():
             row = calls.launching(rows.connection)
@@ -241,7 +233,7 @@ class MsprofAnalysis(Analysis):
         )
 
     def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
-        """Return what threads of the host did over time."""
+        """Return ranges of host threads over time."""
         recording = self.recording
         return host_lanes.build(
             recording.framework,
@@ -253,9 +245,9 @@ class MsprofAnalysis(Analysis):
         )
 
     def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
-        """Return when devices were idle and why."""
+        """Return the gaps of the devices with their reasons."""
         recording = self.recording
-        return idle_lanes.build_idle_lanes(recording.idle_time, [*recording.devices], limit)
+        return host_lanes.build_idle_lanes(recording.idle_time, [*recording.devices], limit)
 
     def tracks(self) -> Iterator[Track]:
         """Yield streams and host threads as tracks of slices."""
@@ -276,7 +268,7 @@ class MsprofAnalysis(Analysis):
         recording = self.recording
         return (
             *counters.counter_series(recording.source, recording.strings),
-            *over_time.copy_rates(recording.source, recording.tasks),
+            *timeline.copy_rates(recording.source, recording.tasks),
             *basic_breakdowns.series(recording),
         )
 
@@ -302,7 +294,7 @@ class MsprofAnalysis(Analysis):
     def _totals(self) -> Totals:
         recording = self.recording
         if recording.clock == "device" and not recording.has_operations:
-            # A call is a piece of work then, and of those nothing else is known.
+            # Without operations, calls are device tasks, which only have times.
             sums = dict.fromkeys(SUMMED, None) | {"total_ns": recording.work.total_ns}
         else:
             sums = recording.held_calls.sums()

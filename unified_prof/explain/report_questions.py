@@ -1,7 +1,4 @@
-"""The questions that can be asked of any report.
-
-What people ask of a recording run again: what some changes would gain, and what would at all.
-"""
+"""Interface of reports: `Analysis`, and what-if estimates of a timeline."""
 
 from __future__ import annotations
 
@@ -44,14 +41,14 @@ if TYPE_CHECKING:
 
 
 class OverTime(Protocol):
-    """What has points in time: all that a trace for a viewer is written from."""
+    """Data with timestamps, from which a trace for a viewer is written."""
 
     @property
     def path(self) -> str:
         """The file, or the files."""
 
     def tracks(self) -> Iterator[Track]:
-        """Yield the streams and threads, of devices first."""
+        """Yield the streams and threads, those of devices first."""
 
     def memory_series(self) -> tuple[Series, ...]:
         """Return memory in use over time."""
@@ -61,10 +58,7 @@ class OverTime(Protocol):
 
 
 class Analysis(ABC):
-    """One report (or the two Skyline reports of one run), read once, asked many times.
-
-    Nothing is read before it is asked for, and nothing is read twice.
-    """
+    """One report (or the two Skyline reports of one run); data are read once, when needed."""
 
     @property
     @abstractmethod
@@ -79,7 +73,7 @@ class Analysis(ABC):
     @property
     @abstractmethod
     def summary(self) -> Summary:
-        """The headline figures, what was odd, and what was not measured."""
+        """The headline figures, anomalies, and what was not measured."""
 
     @property
     @abstractmethod
@@ -88,20 +82,19 @@ class Analysis(ABC):
 
     @property
     def held_calls(self) -> SomeCalls:
-        """The same, to be looked at some at a time: of a long recording all take much memory."""
+        """The same calls, to process in windows: a long recording has many."""
         return self.calls
 
     @abstractmethod
     def breakdown(self, by: By) -> Breakdown:
-        """Divide time and memory by one key.
+        """Return time and memory by one key.
 
         Raises:
-            UsageError: the report does not have what that needs; `summary.available` lists what
-                it has.
+            UsageError: The report lacks the data; `summary.available` lists its breakdowns.
         """
 
     def steps(self) -> tuple[Step, ...]:
-        """Return the measured iterations or recorded steps in order; empty: there are none."""
+        """Return the measured iterations or recorded steps in order, if any."""
         return ()
 
     def step_spans(self) -> tuple[tuple[str, int, int], ...]:
@@ -109,150 +102,133 @@ class Analysis(ABC):
         return ()
 
     def step_traces(self) -> tuple[StepTrace, ...]:
-        """Return the steps as the vendor's own analysis counts them, beside ours; Ascend only."""
+        """Return the steps as measured by the vendor's own analysis (Ascend only)."""
         return ()
 
     def why_idle(self) -> tuple[IdleReasons, ...]:
-        """Return the idle time of each device by reason, in all and in each step."""
+        """Return the idle time of each device by reason, in total and per step."""
         return ()
 
     def advice(self, *, quick: bool = False) -> Advice:
-        """Return what could be better, the costliest first.
+        """Return the findings, most expensive first.
 
         Args:
-            quick: whether to take no longer than a report can wait: of a large recording only
-                rules are asked then that need what it reads anyway.
+            quick: If True, evaluate only cheap rules for a large recording.
         """
         return Advice(())
 
     def model_use(self) -> tuple[ModelUse, ...]:
-        """Return what each device calculated of what it could have, where shapes were recorded."""
+        """Return the FLOPs and MFU of each device, if shapes were recorded."""
         return ()
 
     def path_track(self) -> Track | None:
-        """Return the critical path of the steps as a track; None: there is none."""
+        """Return the critical path of the steps as a track, or None."""
         return None
 
-    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> Supposed:
-        """Return what changes would gain; without any, what is worth one.
-
-        Args:
-            changes: what is to be faster, all at once.
-            top: how many things to try where there is no change.
+    def what_if(self, changes: Sequence[Change], *, top: int = 10) -> WhatIfResult:
+        """Estimate the gain of all changes at once; without changes, of the best candidates.
 
         Raises:
-            UsageError: nothing of a name was recorded, or the report is no timeline.
+            UsageError: Nothing was recorded with a name, or the report is no timeline.
         """
         raise UsageError(
-            f"no timeline in {self.path}: who waited for whom was not recorded",
+            f"no timeline in {self.path}: dependencies were not recorded",
             hint="uprof run --report timeline, or uprof convert a recording",
             slug="no-timeline",
         )
 
     def groups(self) -> dict[str, Group]:
-        """Return what is known of the groups that collectives ran in, by what they are called."""
+        """Return the groups of collectives, by display name."""
         return {}
 
     def statistics(self, by: By) -> dict[tuple[str, str], Mapping[str, float | None]]:
-        """Return how the single times of each row are distributed, by its name and kind.
+        """Return the distribution of times of each operation or kernel, by name and kind.
 
-        Of operations and kernels; empty: there are none of this breakdown. It costs a pass over
-        all of them in order of time, so it is made where it is asked for only.
+        Empty for other breakdowns. It needs another pass over all of them.
         """
         return breakdowns.of_operations(self.calls) if by == "operation" else {}
 
     def kernels_of_operations(self) -> list[tuple[str, Row]]:
-        """Return one row for each pair of operation and kernel under it, as (operation, row).
+        """Return a row for each pair of operation and kernel launched by it, as (operation, row).
 
-        Where the recording has steps, only what was launched in them counts.
+        If the recording has steps, only kernels launched in them count.
         """
         return []
 
     @property
     def has_places(self) -> bool:
-        """Whether calls may have a module or a line, sizes, or passes."""
+        """True if calls may have a module, a line, sizes, or passes."""
         return True
 
     def summed_calls(self, *, above: int) -> Calls | None:
-        """Return one call for each operation, in order of their first calls, instead of `calls`.
+        """Return one call per operation, in order of first calls, instead of `calls`.
 
-        None where there are no more than `above` calls, or where there is more to tell of single
-        calls than their names and times.
+        None if there are at most `above` calls, or if single calls have more than names and times.
         """
         return None
 
     @property
     def measures(self) -> tuple[str, ...]:
-        """What `stacks` can be weighted with, see `views.stacks.MEASURES`."""
+        """Weights that `stacks` accepts."""
         return ()
 
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:
-        """Return the call stacks with what was measured at the end of each.
+        """Return the call stacks weighted with one of `measures`.
 
         Args:
-            measure: one of `measures`.
-            by: what stands above operations; None: modules, else lines, else nothing.
+            measure: One of `measures`.
+            by: What calls operations; None: modules if known, else lines if known.
 
         Raises:
-            UsageError: that was not recorded.
+            UsageError: The data were not recorded.
         """
         raise UsageError(f"{self.path} has no stacks of {measure}", slug="no-stacks")
 
     def steps_of_calls(self) -> tuple[int, Callable[[Calls], Ints]] | None:
-        """Return the number of steps, and what tells the step of calls, numbered from 0.
+        """Return the number of steps, and a function that returns the step of calls from 0.
 
-        A call that began in no step is UNKNOWN. None where calls have no place among steps: one
-        call is then one operation of a step already, or there are no steps.
+        The step of a call outside all steps is UNKNOWN. None if there are no steps, or if calls are
+        already operations of one step.
         """
         return None
 
     def launch_delay(self) -> Distribution | None:
-        """Return the time from the start of a host call that launched work to that work's start.
+        """Return the launch latency: from the start of a launch to its first task, with queueing.
 
-        Work is what computes, communicates or copies. Of several tasks that one call launched the
-        first counts; queueing is included.
+        Tasks are kernels, collectives and copies.
         """
         return None
 
     def samples(self) -> Samples | None:
-        """Return the single measurements behind the calls, None where the report keeps none."""
+        """Return the single measurements of the calls, or None."""
         return None
 
     def gaps(self) -> Gaps | None:
-        """Return the time between operations, None where the report keeps none."""
+        """Return the time between operations, or None."""
         return None
 
     def timeline(self, limit: int | None = None) -> Timeline | None:
-        """Return the device's work over time, None where the report has no device tasks.
+        """Return the device tasks over time, or None.
 
         Args:
-            limit: at most about this many blocks, neighbours being merged; None is no limit.
+            limit: Approximate maximum number of blocks; neighbours are merged.
         """
         return None
 
     def host_threads(self, work: Timeline | None, limit: int) -> HostThreads | None:
-        """Return what threads of the host did over time, None where that was not recorded.
-
-        Args:
-            work: the timeline of the devices.
-            limit: at most so many ranges.
-        """
+        """Return at most `limit` ranges of host threads, or None; `work` is the device timeline."""
         return None
 
     def idle_lanes(self, limit: int) -> tuple[IdleLane, ...]:
-        """Return when devices were idle and why; none where no reason can be told.
-
-        Args:
-            limit: at most so many gaps.
-        """
+        """Return at most `limit` gaps of the devices with their reasons, if known."""
         return ()
 
     def tracks(self) -> Iterator[Track]:
-        """Yield the recording as tracks of slices, of devices first; none has no points in time."""
+        """Yield the recording as tracks of slices, those of devices first."""
         return iter(())
 
     def memory_series(self) -> tuple[Series, ...]:
-        """Return memory in use over time, one series a counter."""
+        """Return memory in use over time, one series per counter."""
         return ()
 
     def counter_series(self) -> tuple[Series, ...]:
@@ -264,113 +240,96 @@ class Analysis(ABC):
         return ()
 
 
-_TWICE = 2.0
-
-
 @dataclass(frozen=True, slots=True)
 class Change:
-    """Something that is to take less time."""
+    """A part of a recording that takes less time: a name for `what_if.select`, and a factor."""
 
     name: str
-    """As `what_if.select` takes it."""
+    # 2 is half the time; WITHOUT removes the part.
     factor: float
-    """How much faster; WITHOUT: it is not done at all."""
 
 
 @dataclass(frozen=True, slots=True)
-class Worth:
-    """What would be gained if one thing were twice as fast (of a call that waits: without it)."""
+class Candidate:
+    """Time saved if one thing were twice as fast (a synchronizing call: removed)."""
 
     name: str
+    # A class of the critical path.
     kind: str
-    """A class of the critical path."""
+    # Its time on the path of all steps; of a host range with all that it calls.
     on_path_ns: int
-    """Its time on the path of all steps; of a range on the host with all that it calls."""
+    # Time saved in all steps together.
     gain_ns: int
-    """What all steps would gain."""
 
 
 @dataclass(frozen=True, slots=True)
-class Supposed:
-    """The answer."""
+class WhatIfResult:
+    """Estimated time saved by changes, or the best candidates for a change."""
 
+    # Length of the steps as recorded, their number, and whether any was recorded: otherwise the
+    # whole recording counts as one.
     before_ns: int
-    """Length of the steps as recorded."""
     steps: int
     stepped: bool
-    """Whether any step was recorded; else the whole recording counts as one."""
+    # Gain of the changes; None if there is no change.
     gain: Gain | None
-    """What the changes would gain; None: no change was asked for."""
-    worth: tuple[Worth, ...]
-    """Without a change: what is worth one, the best first."""
+    # Without changes, what is worth one, best first.
+    candidates: tuple[Candidate, ...]
+    # Limits of the estimate, as sentences.
     limits: tuple[str, ...]
-    """What the recording cannot tell, in sentences."""
 
 
-def suppose(recording: Recording, changes: Sequence[Change], *, top: int) -> Supposed:
-    """Return what changes would gain; without any, what is worth one.
-
-    Args:
-        recording: the recording.
-        changes: all of them at once.
-        top: how many things to look at where there is no change.
+def estimate(recording: Recording, changes: Sequence[Change], *, top: int) -> WhatIfResult:
+    """Estimate the gain of all changes at once; without changes, of the `top` best candidates.
 
     Raises:
-        UsageError: nothing was recorded that a name stands for, or nothing at all.
+        UsageError: Nothing was recorded with a name, or nothing at all.
     """
     scheduled = schedule_of(recording)
     if scheduled is None:
         raise UsageError(
-            f"{recording.source.path} has neither device work nor host ranges: nothing can be "
-            "said of what would be faster",
+            f"{recording.source.path} has neither device work nor host ranges: no time can be "
+            "estimated",
             slug="no-device-work",
         )
-    chosen = [
-        (
-            without(recording, one.name) if one.factor == WITHOUT else select(recording, one.name),
-            one.factor,
-        )
-        for one in changes
+    selections = [
+        ((without if change.factor == WITHOUT else select)(recording, change.name), change.factor)
+        for change in changes
     ]
     lengths = scheduled.steps_ns()
-    return Supposed(
+    return WhatIfResult(
         before_ns=int(lengths.sum()),
         steps=len(lengths),
         stepped=any(scheduled.step_names),
-        gain=gain(recording, chosen) if chosen else None,
-        worth=() if chosen else tuple(_worth(recording, top)),
+        gain=gain(recording, selections) if selections else None,
+        candidates=() if selections else tuple(_candidates(recording, top)),
         limits=tuple(sentence for _, sentence in limits(recording, scheduled)),
     )
 
 
-def _worth(recording: Recording, top: int) -> list[Worth]:
-    """Return what would gain most: each class of time, and the costliest things on the path."""
-    critical = critical_path.of_recording(recording)
-    assert critical is not None
-    rows = [row for row in critical.rows() if row.total_ns]
-    of_class: dict[str, int] = {}
+def _candidates(recording: Recording, top: int) -> list[Candidate]:
+    """Return the gain of each class of time, and of the costliest things on the path."""
+    path = critical_path.of_recording(recording)
+    assert path is not None
+    rows = [row for row in path.rows() if row.total_ns]
+    class_ns: dict[str, int] = {}
     for row in rows:
-        of_class[row.kind] = of_class.get(row.kind, 0) + (row.total_ns or 0)
-    asked = [(kind, kind, total) for kind, total in of_class.items() if kind in CLASSES]
-    named = 0
-    for row in rows:
-        if named == top:
-            break
-        name = f"host:{row.name}" if row.kind in ("host", "synchronising") else row.name
-        if row.kind in ("kernel", "communication", "copy", "host", "synchronising"):
-            asked.append((name, row.kind, row.total_ns or 0))
-            named += 1
-    found = []
-    for name, kind, total in asked:
+        class_ns[row.kind] = class_ns.get(row.kind, 0) + (row.total_ns or 0)
+    parts = [(kind, kind, total) for kind, total in class_ns.items() if kind in CLASSES]
+    named = [row for row in rows if row.kind not in ("input", "launch", "event", "gap")][:top]
+    for row in named:
+        on_host = row.kind in ("host", "synchronising")
+        parts.append((f"host:{row.name}" if on_host else row.name, row.kind, row.total_ns or 0))
+    result = []
+    for name, kind, total in parts:
         try:
             selection = select(recording, name)
-        except UsageError:  # a line between operations is no name of anything
+        except UsageError:  # time between operations has no name to select
             continue
-        factor = WITHOUT if kind == "synchronising" else _TWICE
         if kind == "host" and name not in CLASSES:
-            # A row of the path is what was innermost; who speeds a range up means all within it.
-            total = critical.on_host_ns(selection)
-        gained = gain(recording, [(selection, factor)])
+            # A row of the path is the innermost range; a faster range includes all within it.
+            total = path.host_ns(selection)
+        gained = gain(recording, [(selection, WITHOUT if kind == "synchronising" else 2.0)])
         assert gained is not None
-        found.append(Worth(name, kind, total, gained.gain_ns))
-    return sorted(found, key=lambda one: (-one.gain_ns, one.name))
+        result.append(Candidate(name, kind, total, gained.gain_ns))
+    return sorted(result, key=lambda one: (-one.gain_ns, one.name))

@@ -1,11 +1,9 @@
-"""What threads of the host were doing at moments: operations, calls of the runtime, input.
+"""Self time of operations at every depth, and the innermost range or call of a host thread.
 
-Operations at every depth: what each did itself, and what with all that it called.
-
-The other breakdowns by operation count an outermost operation with all below it, backward with
-forward. Here each call stands for itself, `aten::mm` below `AddmmBackward0` as what it is: as
-`torch.profiler`'s own tables, and TraceLens' of what launched kernels directly. Where the capture
-of replayed graphs is at hand, its operations have the device time of each replay, and no host's.
+Other breakdowns by operation count the outermost operation with all that it calls, backward with
+forward. Here each call counts for itself, like `torch.profiler`'s tables and TraceLens' tables of
+operations that launch kernels directly. Operations of a graph capture have the device time of each
+replay and no host time.
 """
 
 from __future__ import annotations
@@ -27,29 +25,31 @@ from unified_prof.recording.idle import is_input
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import BreakdownSpec, Recording
 
-_OF_NOBODY = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
-"""Ranges that are no operations and no marks of the program's: steps, Python frames, modules."""
+# Ranges that are neither operations nor annotations: steps, Python frames, modules.
+_UNNAMED_CODE = re.compile(r"ProfilerStep#\d+$|\.py\(\d+\): |^<built-in |^nn\.Module: ")
 _OUTSIDE = "(outside any operation)"
 
 
 class HostMoments:
-    """Threads of a recording's host, asked what was going on."""
+    """Looks up the innermost range or call of host threads."""
 
     def __init__(self, recording: Recording, labels: Labels) -> None:
         self._recording, self._labels = recording, labels
 
     def divided(self, thread: Ints, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Cut stretches of threads wherever a range or a call there begins or ends."""
+        """Divide intervals of threads at every begin and end of a range or call.
+
+        Returns begins, ends, and the index of the interval that each part belongs to.
+        """
         calls, framework = self._recording.host_calls, self._recording.framework
         parts: list[tuple[Ints, Ints, Ints]] = []
-        for one in np.unique(thread).tolist():
-            mine = np.flatnonzero(thread == one)
+        for number in np.unique(thread).tolist():
+            mine = np.flatnonzero(thread == number)
             edges = []
-            own = calls.thread == one
-            edges += [calls.start_ns[own], calls.end_ns[own]]
-            if framework is not None:
-                own = framework.thread == one
-                edges += [framework.start_ns[own], framework.end_ns[own]]
+            for table in (calls, framework):
+                if table is not None:
+                    rows = table.thread == number
+                    edges += [table.start_ns[rows], table.end_ns[rows]]
             cuts = rising(np.concatenate(edges))
             low = np.searchsorted(cuts, start[mine], side="right")
             high = np.searchsorted(cuts, end[mine], side="left")
@@ -70,9 +70,9 @@ class HostMoments:
     def called(
         self, thread: Ints, at_ns: Ints
     ) -> tuple[NDArray[np.int32], NDArray[np.int32], NDArray[np.bool_]]:
-        """Return what threads were doing at some times, the line of it, and whether it was input.
+        """Return the innermost code of threads at some times, its line, and a mask of input.
 
-        That is the operation that was going on, else the call of the runtime, else whatever range.
+        That is the operation, else the runtime call, else any range.
         """
         framework, labels = self._recording.framework, self._labels
         outside = labels.number(_OUTSIDE)
@@ -85,11 +85,11 @@ class HostMoments:
         lines = labels.numbers([None if one is None else one.rpartition("\n")[2] for one in stacks])
         line = lines[stack] if len(lines) else nothing
         texts, number = framework.names(place)
-        shown = [_OUTSIDE if not text or _OF_NOBODY.search(text) else text for text in texts]
+        shown = [_OUTSIDE if not text or _UNNAMED_CODE.search(text) else text for text in texts]
         own = labels.numbers(shown)[number] if texts else nothing
         own = np.where(place >= 0, own, outside)
         operation = framework.is_operation(place)
-        # Between operations a program's own line says more than the frame that was open.
+        # Between operations the line of the program says more than the frame around it.
         own = np.where(~operation & (line >= 0) & (own == outside), line, own)
         name = np.where(operation | (called < 0), own, called).astype(np.int32)
         fetching = framework.matching(is_input)
@@ -102,7 +102,7 @@ class HostMoments:
         return name, np.where(line == name, UNKNOWN, line).astype(np.int32), inside
 
     def _calls_at(self, thread: Ints, at_ns: Ints) -> Ints:
-        """Return the name of the runtime's call that was open at some times, UNKNOWN without."""
+        """Return the name of the runtime call at some times, or UNKNOWN."""
         calls, strings = self._recording.host_calls, self._recording.strings
         mine = np.flatnonzero(
             np.isin(calls.thread, np.unique(thread)) & (calls.end_ns > calls.start_ns)
@@ -129,13 +129,13 @@ NO_OPERATION = "(launched by no operation)"
 
 
 class Nested:
-    """Recorded calls as a tree, with the time of each in itself and in all.
+    """Recorded calls as a tree, with self and total times.
 
-    Args:
-        framework: where the calls are.
-        connection: of the pieces of device work that they launched.
-        duration_ns: of these.
-        replay: of operations of a capture: which replay each piece is of.
+    Attributes:
+        ranges: Rows of the framework, one per call.
+        parent: Calling call, as an index into `ranges`.
+        recomputed: Mask of calls that activation checkpointing repeats.
+        count: Number of executions: 1, or the number of replays of a captured call.
     """
 
     def __init__(
@@ -145,6 +145,7 @@ class Nested:
         duration_ns: Ints,
         replay: Ints | None = None,
     ) -> None:
+        """Attribute device tasks by connection; `replay` numbers the replays of a capture."""
         self.framework = framework
         self.ranges = np.flatnonzero(framework.recorded)
         place = np.full(len(framework) + 1, NONE, np.int64)
@@ -152,11 +153,10 @@ class Nested:
         above = nesting.nearest_marked(framework.parent.to_array(), framework.recorded)
         up = framework.parent[self.ranges]
         self.parent: Ints = np.where(up == NONE, NONE, place[above[up]])
-        """The call around each, as an index into `ranges`."""
         start, end = framework.start_ns[self.ranges], framework.end_ns[self.ranges]
         self.host_ns: Ints = end - start
         inside = self.parent != NONE
-        # Clocks round: a call may end a little after the one around it.
+        # Due to rounding, a call may end slightly after the one around it.
         within = np.minimum(end, end[self.parent])[inside] - start[inside]
         taken = np.bincount(self.parent[inside], within, minlength=len(start))
         self.self_host_ns: Ints = np.maximum(self.host_ns - taken.astype(np.int64), 0)
@@ -167,15 +167,13 @@ class Nested:
         own = np.bincount(call[known], duration_ns[known], minlength=size).astype(np.int64)
         self.self_device_ns, self.device_ns = own, self._summed(own)
         self.recomputed = _recomputed(framework, self.ranges)
-        """Whether each call was made again for a backward pass (activation checkpointing)."""
         self.replayed = replay is not None
         self.count: Ints = np.ones(size, np.int64)
-        """How often each call was made: of captured ones, how often they were replayed."""
         if replay is not None:
-            self.count = self._occasions(call[known], replay[known])
+            self.count = self._replay_count(call[known], replay[known])
 
-    def _occasions(self, call: Ints, replay: Ints) -> Ints:
-        """Return in how many replays each call launched work, itself or below it."""
+    def _replay_count(self, call: Ints, replay: Ints) -> Ints:
+        """Return the number of replays in which each call, or a call below it, launched tasks."""
         found = []
         while len(call):
             pairs = np.unique(np.stack((call, replay)), axis=1)
@@ -188,14 +186,14 @@ class Nested:
         return np.bincount(all_of_them[0], minlength=len(self.ranges))
 
     def _summed(self, own: Ints) -> Ints:
-        """Return the values of each call and of all below it."""
+        """Return the sum over each call and all below it."""
         total = own.copy()
         for deep in self._by_depth()[:0:-1]:
             np.add.at(total, self.parent[deep], total[deep])
         return total
 
     def _by_depth(self) -> list[Ints]:
-        """Return the calls of each depth, the outermost first."""
+        """Return the calls of each depth, outermost first."""
         depth = np.zeros(len(self.parent), np.int64)
         at = self.parent.copy()
         while (inside := at != NONE).any():
@@ -206,7 +204,7 @@ class Nested:
         return [one.astype(np.int64) for one in np.split(order, edges)]
 
     def outermost(self, key: Ints) -> NDArray[np.bool_]:
-        """Tell which calls are within none of the same key: those count where all is summed up."""
+        """Return a mask of the calls that are not within a call with the same key."""
         result = np.ones(len(key), bool)
         at = self.parent.copy()
         while (looking := np.flatnonzero(at != NONE)).size:
@@ -218,10 +216,10 @@ class Nested:
     def rows(
         self, key: Ints, names: list[str], details: list[str | None], *, on_device: bool
     ) -> list[Row]:
-        """Return one row for each key; its time is what it took in itself.
+        """Return a row with the self time of each key.
 
-        Host and device times with callees leave out calls inside one of the same key, whose time
-        is part of it: torch's overloads call one another.
+        Total times leave out calls inside one with the same key, whose time is part of it: torch's
+        overloads call one another.
         """
         size = len(names)
         outer = self.outermost(key)
@@ -267,10 +265,10 @@ _RECOMPUTE = "torch/utils/checkpoint.py({}): recompute_fn"
 
 
 def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
-    """Tell which calls a checkpoint makes again, for activations that it did not keep.
+    """Return a mask of calls that activation checkpointing repeats.
 
-    Checkpoints of the reentrant kind are an operation, which runs a backward pass of its own too;
-    the others are a function of Python.
+    Reentrant checkpoints are an operation, which also runs a backward pass; others are a Python
+    function.
     """
     again = np.zeros(len(framework), bool)
     again[framework.called_through("%" + _RECOMPUTE.format("%"))] = True
@@ -287,23 +285,23 @@ def _recomputed(framework: Framework, ranges: Ints) -> NDArray[np.bool_]:
     return result
 
 
-def _known(recording: Recording) -> list[Framework]:
-    """Return who has recorded calls: the recording, and that of the capture of its graphs."""
-    told_by = (recording, recording.captured_in)
-    found = [one.framework for one in told_by if one is not None]
+def _frameworks(recording: Recording) -> list[Framework]:
+    """Return the frameworks with recorded calls: of the recording, and of its graph capture."""
+    recordings = (recording, recording.captured_in)
+    found = [one.framework for one in recordings if one is not None]
     return [one for one in found if one is not None and bool(one.recorded.any())]
 
 
 def _offered(recording: Recording) -> bool:
-    return bool(_known(recording))
+    return bool(_frameworks(recording))
 
 
 def _has_shapes(recording: Recording) -> bool:
-    return any(any(one.inputs(np.flatnonzero(one.recorded))[0]) for one in _known(recording))
+    return any(any(one.inputs(np.flatnonzero(one.recorded))[0]) for one in _frameworks(recording))
 
 
 def _trees(recording: Recording) -> list[Nested]:
-    """Return the calls that launched work, each with its own."""
+    """Return the calls of the recording and of its graph capture, with their device tasks."""
     work, result = recording.work, []
     connection = work.connection.to_array().astype(np.int64)
     duration = work.duration_ns.to_array().astype(np.int64)
@@ -326,14 +324,14 @@ def _trees(recording: Recording) -> list[Nested]:
     return result
 
 
-def _made(recording: Recording, by: By) -> Breakdown:
+def _breakdown(recording: Recording, by: By) -> Breakdown:
     on_device = recording.clock == "device"
     trees = _trees(recording)
     rows: dict[tuple[str, str | None], Row] = {}
     for tree in trees:
         for row in _rows_of(tree, by, on_device=on_device):
             key = row.name, row.detail
-            rows[key] = _together(rows[key], row) if key in rows else row
+            rows[key] = _add_rows(rows[key], row) if key in rows else row
     found = list(rows.values())
     pieces = len(recording.work) - sum(int(one.launches.sum()) for one in trees)
     if pieces:
@@ -356,8 +354,8 @@ def _rows_of(tree: Nested, by: By, *, on_device: bool) -> list[Row]:
     return tree.rows(number.astype(np.int64), names, details, on_device=on_device)
 
 
-def _together(one: Row, other: Row) -> Row:
-    """Return the sum of what was launched at once and of what graphs replayed."""
+def _add_rows(one: Row, other: Row) -> Row:
+    """Return the sum of two rows: directly launched tasks and replayed ones."""
     extra = dict(one.extra)
     for name, value in other.extra.items():
         before = extra.get(name)
@@ -367,6 +365,6 @@ def _together(one: Row, other: Row) -> Row:
 
 
 BREAKDOWNS = {
-    "self": BreakdownSpec(_offered, lambda recording: _made(recording, "self")),
-    "shape": BreakdownSpec(_has_shapes, lambda recording: _made(recording, "shape")),
+    "self": BreakdownSpec(_offered, lambda recording: _breakdown(recording, "self")),
+    "shape": BreakdownSpec(_has_shapes, lambda recording: _breakdown(recording, "shape")),
 }

@@ -1,9 +1,6 @@
-"""Skyline run time and memory reports as calls and totals.
+"""Skyline run time and memory reports of any maker, and trees of time and memory for an icicle.
 
-A report by any maker will do; the tables that uprof adds (iterations, modules, provenance) are
-used where they exist.
-
-Time and memory as trees, for an icicle: by module, by source line, by operation and kernel.
+Tables that uprof adds (iterations, modules, provenance) are used if they exist.
 """
 
 from __future__ import annotations
@@ -88,7 +85,7 @@ class SkylineAnalysis(Analysis):
     def summary(self) -> Summary:
         """Headline figures of the run."""
         totals = self._totals()
-        # Both files of a run hold what was odd about the run: it is told once.
+        # Both files of a run contain its anomalies.
         anomalies = dict.fromkeys(
             one for source in self._sources for one in recorded_anomalies(source)
         )
@@ -127,7 +124,7 @@ class SkylineAnalysis(Analysis):
 
     @cached_property
     def _regions(self) -> skyline_regions.Regions:
-        """The regions: the two reports of one run have the same; times come first."""
+        """Regions, the same in both reports of a run."""
         for source in self._sources:
             found = skyline_regions.read(source, self._findings)
             if found.counts:
@@ -136,26 +133,26 @@ class SkylineAnalysis(Analysis):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """What stacks can be weighted with."""
+        """Weights of `stacks`."""
         found = (one for one in ("time", "forward", "backward", "memory"))
         return tuple(one for one in found if stacks.measured(self.calls, one))
 
     def stacks(self, measure: str, by: Place | None = None) -> stacks.Stacks:
-        """Return the operations, or what takes memory, under their modules or lines."""
+        """Return operations or allocations below their modules or lines."""
         return stacks.of_calls(self.calls, measure, stacks.place_of(self.calls, by, self.path))
 
     def samples(self) -> Samples | None:
-        """Return each operation's time in each iteration, where the report has them."""
+        """Return each operation's time in each iteration, if recorded."""
         return None if self._run_time is None else skyline_samples.of_operations(self._run_time)
 
     def gaps(self) -> Gaps | None:
-        """Return the time between operations in each iteration, where the report has it."""
+        """Return the time between operations in each iteration, if recorded."""
         return (
             None if self._run_time is None else skyline_samples.between_operations(self._run_time)
         )
 
     def advice(self, *, quick: bool = False) -> Advice:
-        """Return what could be better, the costliest first."""
+        """Return the findings, most expensive first."""
         from unified_prof.explain.advice import tracked
 
         return tracked.advise(
@@ -174,7 +171,7 @@ class SkylineAnalysis(Analysis):
 
     @cached_property
     def _steps(self) -> tuple[Step, ...]:
-        """The measured iterations: the two reports of one run have the same; times come first."""
+        """Measured iterations, the same in both reports of a run."""
         for source in self._sources:
             found = skyline_tables.iterations(source, self._findings)
             if found is not None:
@@ -272,10 +269,9 @@ def _step_row(step: Step) -> Row:
 
 
 def _median_iteration(steps: list[Step]) -> dict[str, Any]:
-    """Return the median iteration and its parts, by the names that `Totals` has for them.
+    """Return the median iteration and its parts, as fields of `Totals`.
 
-    The parts are those of the one or two iterations in the middle, not medians of their own:
-    medians of parts do not add up to the median of the whole.
+    Parts are those of the median iterations, so that they add up.
     """
     known = sorted(
         (step for step in steps if step.total_ns is not None), key=lambda step: step.total_ns or 0
@@ -308,37 +304,35 @@ def _median_iteration(steps: list[Step]) -> dict[str, Any]:
 
 Kind = Literal["module", "line", "operation"]
 
+# Values of a node, in order.
 MEASURES = ("total_ns", "forward_ns", "backward_ns", "size_bytes")
-"""What a node's values measure, in their order."""
 
-_AS_MANY = 8
-"""Calls that are looked at together for each text that they may have."""
+# Calls per distinct text in a window.
+_CALLS_PER_TEXT = 8
 
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node: everything below it included."""
+    """A node with the values (MEASURES) of everything below it."""
 
     name: str
+    # Index of the parent, which comes before it; -1 for the root.
     parent: int
-    """Index of the parent, which comes before it; -1 is the top."""
     values: tuple[int, int, int, int]
-    """See MEASURES; 0 where nothing was measured, see `Tree.measures`."""
     count: int
 
 
 @dataclass(frozen=True, slots=True)
 class Tree:
-    """A tree whose first node is everything."""
+    """A tree whose first node is the root, and those of MEASURES that the report has."""
 
     kind: Kind
     nodes: tuple[Node, ...]
     measures: tuple[str, ...]
-    """Those of MEASURES that the report has at all."""
 
 
 def trees(analysis: Analysis) -> tuple[Tree, ...]:
-    """Return the trees that a report can give: modules, source lines, operations and kernels."""
+    """Return the available trees: modules, source lines, operations with kernels."""
     builder = _Builder()
     pairs = analysis.kernels_of_operations()
     if pairs and not analysis.has_places:
@@ -361,7 +355,7 @@ def trees(analysis: Analysis) -> tuple[Tree, ...]:
 
 
 def _of_pairs(builder: _Builder, pairs: list[tuple[str, Row]], measures: tuple[str, ...]) -> Tree:
-    """Return the tree of operations and the kernels under them."""
+    """Return the tree of operations and their kernels."""
     for operation, row in pairs:
         times = (row.total_ns or 0, row.forward_ns or 0, row.backward_ns or 0, 0)
         path = [operation] if operation == row.name else [operation, row.name]
@@ -380,7 +374,7 @@ class _Builder:
         self._children: dict[tuple[int, str], int] = {}
 
     def add(self, path: list[str], values: tuple[int, ...], count: int) -> None:
-        """Add values to every node from the top to the end of `path`."""
+        """Add values to every node on a path."""
         node = 0
         self._sum(node, values, count)
         for name in path:
@@ -415,7 +409,7 @@ def _of_calls(
     path_of: Callable[[str | None], list[str]],
     measures: tuple[str, ...],
 ) -> Tree:
-    """Return the tree of the labels' paths, with the operations as leaves."""
+    """Return the tree of the paths of labels, with operations as leaves."""
     texts = calls.labels.texts
     builder = _Builder()
 
@@ -435,9 +429,9 @@ def _grouped(
 ) -> list[tuple[int, tuple[int, ...], int]]:
     """Return (key, values, calls) for each distinct key, in order of first occurrence."""
     found: dict[int, list[int]] = {}
-    for some in calls.windows(least=_AS_MANY * len(calls.labels.texts)):
+    for some in calls.windows(least=_CALLS_PER_TEXT * len(calls.labels.texts)):
         distinct, first, number = np.unique(key_of(some), return_index=True, return_inverse=True)
-        # Where there are times, a memory report's entries beside them are no further calls.
+        # If there are times, entries of a memory report are not further calls.
         timed = some.total_ns is None or some.total_ns != UNKNOWN
         count = np.bincount(number, weights=np.broadcast_to(timed, len(number)))
         columns = [

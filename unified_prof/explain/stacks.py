@@ -26,8 +26,8 @@ from unified_prof.recording.stacks import (
     place_of,
 )
 
+# Between an operation and the operations of its backward pass.
 BACKWARD_PASS = Frame("(backward)", "pass")
-"""Between an operation and what its backward pass ran."""
 _NO_NAME = "(unnamed)"
 _NUMBERED_STEP = re.compile(r"(ProfilerStep)\s*[#*]\s*\d+$")
 _PYTHON = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\)(?:: (?P<name>.+))?$")
@@ -35,7 +35,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 def measures(recording: Recording) -> tuple[str, ...]:
-    """Return what stacks can be weighted with."""
+    """Return the available weights of stacks."""
     found = []
     if recording.clock == "device":
         found.append("device")
@@ -47,16 +47,13 @@ def measures(recording: Recording) -> tuple[str, ...]:
 
 
 def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
-    """Return the stacks of one of `measures`.
+    """Return the stacks weighted with one of `measures`.
 
-    Args:
-        recording: Of what.
-        measure: One that it has.
-        by: What stands above operations; None: modules, else lines, else nothing. Host time has
-            stacks of its own, in which whatever was recorded stands: this is nothing to it.
+    `by` selects the frames above operations: modules or lines; None: what was recorded. Host time
+    ignores it: its stacks contain all recorded ranges.
 
     Raises:
-        UsageError: what is to stand above was not recorded.
+        UsageError: The selected frames were not recorded.
     """
     if measure == "host":
         return of_host(recording)
@@ -71,13 +68,15 @@ def stacks(recording: Recording, measure: str, by: Place | None) -> Stacks:
 
 
 def _of_work(recording: Recording) -> Stacks:
-    """Return device time of kernels by their operator, where no operation launched anything."""
+    """Return device time of kernels by operator, for recordings without operations."""
     work, gathering = recording.work, Gathering()
     _ = work.operator_numbers, work.kernel_numbers
     texts = work.labels.texts
     for one in work.windows():
         operator = one.operator.astype(np.int64)
-        _add_kernels(gathering, operator, one.kernel, one.duration_ns, texts, _named(texts))
+        _add_kernels(
+            gathering, operator, one.kernel, one.duration_ns, texts, _operator_frames(texts)
+        )
     return gathering.stacks("device")
 
 
@@ -97,13 +96,13 @@ class _Operations:
     def above(
         self, calls: Ints, named: Ints, backward: NDArray[np.bool_], innermost: Ints
     ) -> tuple[Ints, Callable[[int], tuple[Frame, ...]]]:
-        """Return a number for what stands above each piece of work, and the frames of a number.
+        """Return a key for the frames above each device task, and a function from key to frames.
 
         Args:
-            calls: whose place it is.
-            named: the operation that stands first, NONE where `innermost` lies in it.
-            backward: whether that operation's backward pass launched the piece.
-            innermost: the operation that launched it, NONE where that is not known.
+            calls: Operations whose module or line comes first.
+            named: Operation that follows, NONE if it contains `innermost`.
+            backward: Mask of tasks launched by the backward pass of that operation.
+            innermost: Operation that launched the task, NONE if unknown.
         """
         places, place = self._places(calls)
         codes, paths = np.append(self._codes, NONE), np.append(self._path, NONE)
@@ -116,7 +115,7 @@ class _Operations:
             number, again = divmod(number, 2)
             at, name = divmod(number, name_sizes)
             first = (self._frame(name - 1),) if name else ()
-            return (*places[at], *first, *(BACKWARD_PASS,) * again, *self._way_to(path - 1))
+            return (*places[at], *first, *(BACKWARD_PASS,) * again, *self._frames_to(path - 1))
 
         return key, frames
 
@@ -130,7 +129,7 @@ class _Operations:
     def _frame(self, code: int) -> Frame:
         return Frame(self._names[code] or _NO_NAME, "operation")
 
-    def _way_to(self, path: int) -> tuple[Frame, ...]:
+    def _frames_to(self, path: int) -> tuple[Frame, ...]:
         found = []
         while path != NONE:
             found.append(self._frame(int(self._last[path])))
@@ -139,10 +138,10 @@ class _Operations:
 
 
 def _of_device(recording: Recording, place: Place | None) -> Stacks:
-    """Return device time by the operations that launched it, down to the kernel.
+    """Return device time by launching operations, down to the kernel.
 
-    Work of a backward pass stands under the forward operation that made its autograd node, as in
-    every other breakdown, and there under what ran in the backward pass.
+    Backward tasks are below the forward operation of their autograd node, as in other breakdowns,
+    and there below the operations of the backward pass.
     """
     work, framework, captured = recording.work, recording.framework, recording.work.captured
     gathering = Gathering()
@@ -159,11 +158,11 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
         )
         _add_kernels(gathering, key, kernel[replayed], duration[replayed], texts, frames)
     if framework is None:
-        key, frames = operator.astype(np.int64), _named(texts)
+        key, frames = operator.astype(np.int64), _operator_frames(texts)
     else:
         call, passes = (column.to_array().astype(np.int64) for column in work.launches)
         connection = work.connection.to_array()
-        # The range that stands for the whole operation may be the one that launched the work.
+        # The outermost range may be the one that launched the task.
         apart = np.where(framework.outermost(connection) == call, NONE, call)
         key, frames = _Operations(framework, place).above(
             call, apart, (passes == BACKWARD) & (apart != NONE), framework.innermost(connection)
@@ -172,8 +171,8 @@ def _of_device(recording: Recording, place: Place | None) -> Stacks:
     return gathering.stacks("device")
 
 
-def _named(texts: list[str]) -> Callable[[int], tuple[Frame, ...]]:
-    """Return what makes an operator's number its frame."""
+def _operator_frames(texts: list[str]) -> Callable[[int], tuple[Frame, ...]]:
+    """Return a function from the number of an operator to its frame."""
     return lambda number: (Frame(texts[number], "operation"),)
 
 
@@ -185,7 +184,7 @@ def _add_kernels(
     texts: list[str],
     frames: Callable[[int], tuple[Frame, ...]],
 ) -> None:
-    """Add pieces of work under the frames that their keys stand for."""
+    """Add device tasks below the frames of their keys."""
     outer, which = np.unique(key, return_inverse=True)
     pairs, at = np.unique(which * len(texts) + kernel, return_inverse=True)
     sums = np.bincount(at, duration_ns, minlength=len(pairs)).astype(np.int64).tolist()
@@ -194,12 +193,12 @@ def _add_kernels(
     for pair, weight, count in zip(pairs.tolist(), sums, counts, strict=True):
         before, name = above[pair // len(texts)], texts[pair % len(texts)]
         if before and before[-1].name == name:
-            before = before[:-1]  # collectives, and kernels called by their operator's name
+            before = before[:-1]  # collectives, and kernels with the name of their operator
         gathering.add((*before, Frame(name, "kernel")), weight, count)
 
 
 def of_host(recording: Recording) -> Stacks:
-    """Return what each thread of the host spent in what was recorded of it, nested."""
+    """Return the self time of recorded ranges and calls of each host thread."""
     parts = [_ranges(recording), _host_calls(recording)]
     thread, start, end, name, kind = (np.concatenate(one) for one in zip(*parts, strict=True))
     rank = np.repeat([0, 1], [len(part[0]) for part in parts])
@@ -207,7 +206,7 @@ def of_host(recording: Recording) -> Stacks:
     thread, start, end, name, kind = (one[order] for one in (thread, start, end, name, kind))
     parent = nesting.parents(thread, start, end)
     inside = parent != NONE
-    # Clocks round: a call may end a little after the one around it.
+    # Due to rounding, a call may end slightly after the one around it.
     within = np.minimum(end, end[parent])[inside] - start[inside]
     taken = np.bincount(parent[inside], within, minlength=len(start)).astype(np.int64)
     own = np.maximum(end - start - taken, 0)
@@ -216,7 +215,7 @@ def of_host(recording: Recording) -> Stacks:
         _host_frame(recording.strings.get(code // 2), python=bool(code % 2))
         for code in codes.tolist()
     ]
-    # Steps differ in their number only: they are one frame.
+    # Steps that differ only in their number are one frame.
     distinct = list(dict.fromkeys(frames))
     of = {frame: number for number, frame in enumerate(distinct)}
     label = np.array([of[frame] for frame in frames], np.int64)[label]
@@ -236,8 +235,8 @@ def of_host(recording: Recording) -> Stacks:
 
 _IN_PYTHON, _OTHER = 1, 0
 
+# Thread, start, end, id of the name, _IN_PYTHON or _OTHER.
 _Columns = tuple[Ints, Ints, Ints, Ints, Ints]
-"""Thread, start, end, id of the name, and whether it is a frame of Python."""
 
 
 def _ranges(recording: Recording) -> _Columns:

@@ -9,8 +9,8 @@ from math import isinf
 from typing import Any
 
 from unified_prof.explain.api import Opened
-from unified_prof.explain.critical_path import IN_WORDS
-from unified_prof.explain.report_questions import Analysis, Change, Supposed
+from unified_prof.explain.critical_path import DISPLAY_NAMES
+from unified_prof.explain.report_questions import Analysis, Change, WhatIfResult
 from unified_prof.recording.model import Advice, Finding
 from unified_prof.report import names
 from unified_prof.report.document import Column, Document
@@ -183,6 +183,7 @@ _EVIDENCE_ROWS = (
     ("total_ns", "total"),
     ("operation", "operation"),
     ("line", "line"),
+    ("next", "next"),
 )
 
 
@@ -223,7 +224,7 @@ class WhatIfAnswer:
     path: str
     family: str
     title: str
-    supposed: Supposed
+    supposed: WhatIfResult
 
 
 def gather_what_if(opened: Opened, changes: Sequence[Change], *, top: int) -> list[WhatIfAnswer]:
@@ -260,7 +261,7 @@ def what_if_json(reports: Iterable[WhatIfAnswer], changes: Sequence[Change], ope
     )
 
 
-def _supposed_fields(one: Supposed) -> dict[str, Any]:
+def _supposed_fields(one: WhatIfResult) -> dict[str, Any]:
     gain = one.gain
     return {
         "steps": one.steps,
@@ -283,7 +284,7 @@ def _supposed_fields(one: Supposed) -> dict[str, Any]:
                 "gain_ns": found.gain_ns,
                 "gain_per_step_ns": found.gain_ns / one.steps,
             }
-            for found in one.worth
+            for found in one.candidates
         ],
         "limits": list(one.limits),
     }
@@ -298,7 +299,7 @@ def what_if_document(reports: Iterable[WhatIfAnswer], changes: Sequence[Change])
         if supposed.gain is None:
             document.fact("critical path", _step_time(supposed))
             document.table(_candidate_columns(supposed))
-            if any(found.kind == "synchronising" for found in supposed.worth):
+            if any(found.kind == "synchronising" for found in supposed.candidates):
                 document.note(
                     f"synchronizations: time saved per {_gain_unit(supposed)} without them"
                 )
@@ -309,17 +310,17 @@ def what_if_document(reports: Iterable[WhatIfAnswer], changes: Sequence[Change])
     return document
 
 
-def _gain_unit(one: Supposed) -> str:
+def _gain_unit(one: WhatIfResult) -> str:
     """Return the unit of the gain."""
     return "step" if one.stepped else "recording"
 
 
-def _step_time(one: Supposed) -> str:
+def _step_time(one: WhatIfResult) -> str:
     length = names.format_duration(one.before_ns / one.steps)
     return f"{names.format_number(one.steps)} steps, mean {length}" if one.steps > 1 else length
 
 
-def _add_gain(document: Document, one: Supposed, changes: Sequence[Change]) -> None:
+def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) -> None:
     gain = one.gain
     assert gain is not None
     a_step = gain.before_ns / gain.steps
@@ -355,8 +356,8 @@ def _add_gain(document: Document, one: Supposed, changes: Sequence[Change]) -> N
         )
 
 
-def _candidate_columns(one: Supposed) -> list[Column]:
-    found = one.worth
+def _candidate_columns(one: WhatIfResult) -> list[Column]:
+    found = one.candidates
     whole = one.before_ns
     return [
         Column("2x faster", tuple(names.neutral(row.name) for row in found), is_name=True),
@@ -370,5 +371,5 @@ def _candidate_columns(one: Supposed) -> list[Column]:
             tuple(names.format_duration(row.on_path_ns / one.steps) for row in found),
             importance=5,
         ),
-        Column("what", tuple(IN_WORDS[row.kind] for row in found), is_name=True, importance=2),
+        Column("what", tuple(DISPLAY_NAMES[row.kind] for row in found), is_name=True, importance=2),
     ]

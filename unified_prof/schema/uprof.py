@@ -250,6 +250,17 @@ class GpuSync(UprofBase):
     __mapper_args__ = {"primary_key": [start_ns, device_id, kind, correlation_id]}  # noqa: RUF012
 
 
+class PythonFrame(UprofBase):
+    """One call of a Python function of at least 0.5 ms; shorter calls are only in call chains."""
+
+    __tablename__ = "UPROF_PYTHON_FRAMES"
+    start_ns: Mapped[int] = mapped_column("startNs", doc="Unix ns")
+    end_ns: Mapped[int] = mapped_column("endNs", doc="Unix ns")
+    global_tid: Mapped[int] = mapped_column("globalTid", doc="process id << 32 | thread id")
+    name: Mapped[int] = mapped_column(doc="string id: `file.py(line): function`")
+    __mapper_args__ = {"primary_key": [start_ns, global_tid, name]}  # noqa: RUF012
+
+
 class Thread(UprofBase):
     """One recorded thread of the host."""
 

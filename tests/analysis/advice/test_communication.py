@@ -63,7 +63,7 @@ def test_communication_alone_costs_all_but_the_last_message(tmp_path: Path) -> N
     assert "40 % of the time is not overlapped with compute" in said.text
     assert "which cannot be overlapped; saves up to 200 µs per step" in said.text
     assert said.sure == "likely"
-    assert said.evidence[0]["name"] == "all_reduce of 8,388,608 bytes"
+    assert said.evidence[0]["name"] == "all_reduce of 8.39 MB"
 
 
 def exposed_cost_us(path: Path) -> float:

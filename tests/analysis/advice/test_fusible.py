@@ -74,7 +74,7 @@ def test_a_repeated_triple_costs_what_is_beside_its_longest(tmp_path: Path) -> N
     assert said.sure == "possible"
     assert said.evidence[0]["total_ns"] == 20 * 100 * US
     assert "20 times in total" in said.text
-    assert "was not recorded" in said.text
+    assert "modules were not recorded" in said.text
 
 
 @pytest.mark.parametrize(
@@ -138,4 +138,4 @@ def test_the_part_of_a_loop_is_told_not_its_turns(tmp_path: Path) -> None:
 
 def test_a_gpu_is_not_asked(tmp_path: Path) -> None:
     missing = {one.kind: one.why for one in advice(grids(tmp_path / "a.db", blocks=0.5)).not_judged}
-    assert missing["fusible_sequences"].startswith("it is of a GPU")
+    assert missing["fusible_sequences"].startswith("recorded on a GPU")

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import sqlite3
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -76,6 +79,80 @@ def test_a_host_that_does_something_else_is_not_told_to_launch_less(tmp_path: Pa
     short = found(launches(tmp_path / "short.db", every=50 * US, kernel=10 * US))["host_bound"]
     assert "larger batch" in short.advice
     assert "1 ms" not in short.text
+
+
+LONG_STEP = 20_000 * US
+
+
+def slow_host(
+    path: Path, *, frame: str | None = None, thread: int = 1, covered: float = 1.0
+) -> Path:
+    """Write steps in which the host works for 9 ms before one of its launches."""
+    with Plant(path) as plant:
+        for step in range(6):
+            begin = step * LONG_STEP
+            plant.step(step, begin, begin + LONG_STEP)
+            plant.kernel(begin + 10 * US, begin + 9_000 * US, launched=begin)
+            launched = begin + 18_000 * US
+            connection = plant.api(launched, launched + 2 * US, "cudaLaunchKernel")
+            plant.call(launched - US, launched + 3 * US, "aten::to", launches=connection)
+            plant.task(
+                *(launched + 10 * US, begin + LONG_STEP),
+                connection=connection,
+                kernel=("copy_kernel", "aten::to"),
+                stream=7,
+            )
+            if frame is not None:
+                row = {"startNs": [plant.T0 + begin + 9_000 * US], "globalTid": [thread]}
+                row["endNs"] = [plant.T0 + begin + 9_000 * US + round(covered * 9_000) * US]
+                row["name"] = [plant.text(frame)]
+                plant.writer.write("UPROF_PYTHON_FRAMES", row)
+    return path
+
+
+def test_the_python_function_that_keeps_the_device_idle_is_named(tmp_path: Path) -> None:
+    frame = "datasets/iterable_dataset.py(2301): __iter__"
+    finding = found(slow_host(tmp_path / "run.db", frame=frame))["host_bound"]
+    row, *_ = finding.evidence
+    assert (row["name"], row["line"]) == ("__iter__", "datasets/iterable_dataset.py:2301")
+    assert row["next"] == "aten::to"
+    assert "most in __iter__ at datasets/iterable_dataset.py:2301" in finding.text
+
+
+@pytest.mark.parametrize(("thread", "covered"), [(2, 1.0), (1, 0.4)])
+def test_other_threads_and_short_functions_are_not_named(
+    tmp_path: Path, thread: int, covered: float
+) -> None:
+    path = slow_host(tmp_path / "run.db", frame="a.py(1): f", thread=thread, covered=covered)
+    row, *_ = found(path)["host_bound"].evidence
+    assert row["name"] == "before aten::to"
+    assert "next" not in row
+
+
+@pytest.mark.parametrize("compiled", [True, False])
+def test_compiled_programs_are_not_told_to_compile(tmp_path: Path, compiled: bool) -> None:
+    name = "triton_per_fused_native_layer_norm_0" if compiled else "vectorized_layer_norm_kernel"
+    with Plant(tmp_path / "run.db") as plant:
+        for at in range(200):
+            begin = at * 50 * US
+            plant.kernel(begin + US, begin + 11 * US, launched=begin, name=name)
+    advised = found(tmp_path / "run.db")["host_bound"].advice
+    assert ("reduce-overhead" in advised) == compiled
+    assert ("fused operations" in advised) != compiled
+
+
+@pytest.mark.parametrize("with_stack", [True, False])
+def test_the_overhead_of_the_profiler_lowers_the_confidence(
+    tmp_path: Path, with_stack: bool
+) -> None:
+    path = launches(tmp_path / "run.db", every=50 * US, kernel=10 * US)
+    metadata = json.dumps({"with_stack": int(with_stack), "profile_memory": 0})
+    with closing(sqlite3.connect(path)) as db, db:
+        db.execute("CREATE TABLE IF NOT EXISTS UPROF_RUN (name, value)")
+        db.execute("INSERT INTO UPROF_RUN VALUES ('trace_metadata', ?)", (metadata,))
+    finding = found(path)["host_bound"]
+    assert finding.sure == ("likely" if with_stack else "certain")
+    assert ("the profiler itself slows the host (with_stack)" in finding.text) == with_stack
 
 
 def test_work_of_several_types_below_one_operation_is_one_row_of_evidence(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,3 +199,98 @@ def test_without_a_device_python_between_updates_is_the_cost(tmp_path: Path) -> 
                 plant.call(at, at + 3 * US, "aten::add_")
     said = found(tmp_path / "run.db")["unfused_optimizer"]
     assert cost_ns(said) == 100 * 5 * US
+
+
+def optimizer_behind(path: Path, *, name: str, kernels: int = 800) -> Path:
+    """Write five steps of 6 ms whose launches are all queued before the device gets to them."""
+    with Plant(path) as plant:
+        for step in range(5):
+            begin = step * 6 * MS
+            plant.step(step, begin, begin + 6 * MS)
+            plant.kernel(begin + 10 * US, begin + 3 * MS, launched=begin, name="gemm")
+            plant.call(begin + 100 * US, begin + 2 * MS, "Optimizer.step#AdamW.step")
+            for number in range(kernels):
+                launched = begin + 100 * US + number * 2 * US
+                plant.call(launched, launched + 2 * US, "aten::mul_")
+                at = begin + 3 * MS + number * 3 * US
+                plant.kernel(at + US, at + 3 * US, launched=launched + 500, takes=US, name=name)
+            plant.api(begin + 2 * MS, begin + 6 * MS - 10 * US, "cudaDeviceSynchronize")
+    return path
+
+
+def test_an_unfused_optimizer_costs_its_kernels_if_the_host_is_ahead(tmp_path: Path) -> None:
+    finding = found(optimizer_behind(tmp_path / "run.db", name="add_kernel"))["unfused_optimizer"]
+    # Kernels of 2 µs are all tail, and the device needs 1 µs from one to the next.
+    assert cost_ns(finding) == pytest.approx(800 * 3 * US, rel=0.01)
+    assert finding.sure == "likely"
+
+
+def test_a_fused_optimizer_is_no_finding_if_the_host_is_ahead(tmp_path: Path) -> None:
+    path = optimizer_behind(tmp_path / "run.db", name="multi_tensor_apply_kernel")
+    assert "unfused_optimizer" not in found(path)
+
+
+ROTARY = ("vectorized_elementwise_kernel<mul>", "vectorized_elementwise_kernel<neg>")
+
+
+def chains(
+    path: Path, *names: str, gpu: bool = True, framework: str = "aten::mul", length: int = 10
+) -> Path:
+    """Write layers of a product of 20 µs and kernels of `length` µs on a busy device."""
+    with Plant(path) as plant:
+        at = 1000 * US
+        plant.call(0, 900 * US, framework)
+        for layer in range(60):
+            for name, takes in (("gemm", 20), *((name, length) for name in names)):
+                task = plant.kernel(at, at + takes * US, launched=layer, name=name, op_type=name)
+                at += takes * US
+                if gpu:
+                    row = {"globalTaskId": [task], "name": [plant.text(name)], "gridDim": [0]}
+                    row |= {"operation": [plant.text("N/A")], "blockDim": [0]}
+                    plant.writer.write("UPROF_GPU_TASKS", row)
+    return path
+
+
+def test_chains_of_element_wise_kernels_cost_all_but_the_longest(tmp_path: Path) -> None:
+    finding = found(chains(tmp_path / "run.db", *ROTARY, *ROTARY))["unfused_elementwise"]
+    assert cost_ns(finding) == 60 * 3 * 10 * US
+    assert "240 memory-bound kernels" in finding.text
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"names": (*ROTARY, *ROTARY), "framework": "Torch-Compiled Region: 0/0"},
+        {"names": (*ROTARY, *ROTARY), "gpu": False},
+        {"names": ROTARY[:1]},  # nothing to fuse it with
+        {"names": ROTARY, "length": 2},
+    ],
+)
+def test_compiled_programs_and_single_kernels_have_no_chains(
+    tmp_path: Path, arguments: dict[str, Any]
+) -> None:
+    path = chains(tmp_path / "run.db", *arguments.pop("names"), **arguments)
+    assert "unfused_elementwise" not in found(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "is_full"),
+    [
+        ("volta_sgemm_128x64_nn", True),
+        ("volta_scudnn_128x64_relu_medium_nn_v1", True),
+        ("cutlass_80_simt_sgemm_256x128_8x4_nn_align1", True),
+        ("sm80_xmma_gemm_f32f32_f32f32_f32_nn_n_tilesize128x128x16", True),
+        ("sm80_xmma_gemm_f32f32_tf32f32_f32_nn_n_tilesize128x128x16", False),
+        ("volta_fp16_sgemm_fp16_128x32_tn", False),
+        ("ampere_fp16_s16816gemm_fp16_128x64_ldg8_f2f_stages_64x3_nn", False),
+        ("cutlass_80_tensorop_s1688gemm_128x256_16x3_nn_align4", False),
+    ],
+)
+def test_kernel_names_tell_full_precision_without_shapes(
+    tmp_path: Path, name: str, is_full: bool
+) -> None:
+    findings = found(mixed(tmp_path / "run.db", name=name, op_type="aten::mm", copies=100))
+    assert ("full_precision" in findings) == is_full
+    if is_full:
+        finding = findings["full_precision"]
+        assert (finding.sure, cost_ns(finding)) == ("possible", 0)

@@ -51,7 +51,7 @@ def test_without_steps_one_long_gap_is_told_with_what_the_host_does_meanwhile(
     with Plant(tmp_path / "run.db") as plant:
         plant.kernel(0, 100 * US, launched=-5 * US)
         launch = 90 * US
-        plant.api(110 * US, 400 * MS - US, "hipMemcpyWithStream", connection=77)
+        plant.api(110 * US, 300 * MS, "hipMemcpyWithStream", connection=77)
         plant.call(100 * US, 400 * MS, "aten::copy_", thread=1)
         plant.kernel(400 * MS, 401 * MS, launched=launch)
     said = advice(tmp_path / "run.db")
@@ -62,6 +62,27 @@ def test_without_steps_one_long_gap_is_told_with_what_the_host_does_meanwhile(
     assert "while the host is in hipMemcpyWithStream of aten::copy_" in finding.text
     assert "no steps recorded, so it may be a single event" in finding.text
     assert (said.pauses, said.paused_ms) == (0, 0)
+
+
+@pytest.mark.parametrize("returns_late", [True, False])
+def test_a_wait_to_the_end_of_a_gap_is_unrecorded_work(tmp_path: Path, returns_late: bool) -> None:
+    """Of a CUDA graph only the first kernels were recorded; the host waits for all of them."""
+    with Plant(tmp_path / "run.db") as plant:
+        for step in range(5):
+            begin = step * STEP
+            plant.step(step, begin, begin + STEP)
+            plant.kernel(begin + 20 * US, begin + MS, launched=begin + 10 * US)
+            plant.kernel(begin + 9 * MS, begin + STEP, launched=begin + 30 * US)
+            ends = begin + (9 * MS + 50 * US if returns_late else 6 * MS)
+            plant.api(begin + 50 * US, ends, "cudaDeviceSynchronize")
+    findings = found(tmp_path / "run.db")
+    if returns_late:
+        finding = findings["unrecorded_work"]
+        assert "the host waits in cudaDeviceSynchronize" in finding.text
+        assert (cost_ns(finding), finding.figures["idle_ns"]) == (0, 4 * 8 * MS)
+        assert "late_work" not in findings
+    else:
+        assert "unrecorded_work" not in findings
 
 
 def test_work_behind_another_streams_event_is_not_late(tmp_path: Path) -> None:

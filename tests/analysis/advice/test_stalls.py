@@ -5,6 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
 from tests.analysis.advice.plants import MS, US, Plant, advice, cost_ns, found
 
 
@@ -124,6 +126,41 @@ def test_steps_that_grow(tmp_path: Path) -> None:
 def test_steps_that_vary_a_little_do_not_grow(tmp_path: Path) -> None:
     path = steps(tmp_path / "run.db", [100 + number % 5 for number in range(101)])
     assert advice(path).findings == ()
+
+
+def test_allocations_are_not_the_launch_overhead_as_well(tmp_path: Path) -> None:
+    findings = found(called(tmp_path / "run.db", "cudaFree"))
+    # The host allocates before each launch: no other finding has the same idle time.
+    assert [*findings] == ["allocation_stalls"]
+
+
+def test_operators_compiled_at_run_time_on_an_npu(tmp_path: Path) -> None:
+    finding = found(called(tmp_path / "run.db", "aclopCompileAndExecute"))["compile_stalls"]
+    assert cost_ns(finding) == 5 * MS
+    assert "jit_compile=False" in finding.advice
+
+
+def test_a_range_that_ends_before_its_step_on_the_device_is_deliberate(tmp_path: Path) -> None:
+    """The host is a step ahead of the device when it validates."""
+    with Plant(tmp_path / "run.db") as plant:
+        begin = 0
+        for step, length in enumerate([10, 10, 10, 30, 10, 10]):
+            host = step * 9 * MS
+            plant.step(step, host, host + 9 * MS)
+            plant.kernel(begin, begin + length * MS, launched=host + US)
+            if length == 30:
+                plant.call(host + US, host + 2 * US, "validation")
+            begin += length * MS
+    assert "slow_steps" not in found(tmp_path / "run.db")
+
+
+@pytest.mark.parametrize("compiles", [True, False])
+def test_a_slow_step_that_compiles_says_so(tmp_path: Path, compiles: bool) -> None:
+    name = "_compile.compile_inner (dynamo_timed)" if compiles else "forward"
+    path = steps(tmp_path / "run.db", [10, 10, 10, 30, 10, 10], ranges={3: name})
+    finding = found(path)["slow_steps"]
+    assert ("of it is compilation" in finding.text) == compiles
+    assert ("recompiles" in finding.advice) == compiles
 
 
 def test_operators_with_codegen_in_their_name_are_not_compilation(tmp_path: Path) -> None:

@@ -21,6 +21,7 @@ GAP_NS = 800
 CALL_NS = 4_000
 RETURN_NS = 3_000
 HOST, ENGINE = 1, 2
+FETCH = "enumerate(DataLoader)#_MultiProcessingDataLoaderIter.__next__"
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,17 @@ class Await:
 
 @dataclass(frozen=True)
 class Synchronise:
-    """The host waits for a stream, for all of them where it is None."""
+    """The host waits for a stream, for all of them if it is None, perhaps within an operation."""
 
     stream: int | None = None
+    operation: str | None = None
+
+
+@dataclass(frozen=True)
+class Fetch:
+    """The host waits for the next batch of a worker process, which takes so long for each."""
+
+    ns: int
 
 
 @dataclass(frozen=True)
@@ -70,7 +79,7 @@ class Step:
     """A step ends here, and the next one begins."""
 
 
-Action = Launch | Work | Record | Await | Synchronise | Step
+Action = Launch | Work | Record | Await | Synchronise | Fetch | Step
 
 
 @dataclass
@@ -105,7 +114,7 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
     free: dict[int, int] = {}
     awaited: dict[int, int] = {}
     events: dict[int, tuple[int, int, int]] = {}
-    last_work = 0
+    last_work = batches = 0
 
     def call(name: str, length: int = CALL_NS) -> int:
         nonlocal at, number
@@ -159,6 +168,8 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
             since = at
             name = "cudaDeviceSynchronize" if only is None else "cudaStreamSynchronize"
             connection = call(name, max(done + RETURN_NS + delay - at, RETURN_NS))
+            if action.operation is not None:
+                ran.operations.append((since, at, action.operation))
             ran.syncs.append(
                 {
                     "startNs": since,
@@ -171,6 +182,10 @@ def run(program: Sequence[Action], *, noise: int = 0) -> Ran:
                     "waitRecord": None,
                 }
             )
+        elif isinstance(action, Fetch):
+            batches += 1
+            begin, at = at, max(at + CALL_NS, batches * action.ns)
+            ran.operations.append((begin, at, FETCH))
         else:
             ran.steps.append((began, at))
             ran.ends_ns.append(max(at, last_work))

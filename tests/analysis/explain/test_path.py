@@ -130,7 +130,7 @@ def test_a_device_alone_has_a_path_that_says_so(tmp_path: Path) -> None:
     assert sum(by_kind(found).values()) == found.total_ns
     assert set(by_kind(found)) <= {"kernel", "event", "gap"}
     assert named(found, "nccl_1").total_ns == 300 * US
-    assert said["path_without_host"].startswith("no call of the host was recorded")
+    assert said["path_without_host"].startswith("no host call was recorded")
     assert said["path_without_steps"].startswith("no step was recorded")
     assert said["path_without_events"].startswith("no wait for an event was recorded")
 
@@ -235,16 +235,16 @@ def test_each_nanosecond_of_a_step_is_on_its_path_once(
             scheduled = builder.of_recording(recording)
             assert found is not None
             assert scheduled is not None
-            stretches = found.stretches
+            segments = found.segments
             steps = len(scheduled.step_names)
-            lengths = np.bincount(stretches.step, weights=stretches.length_ns, minlength=steps)
+            lengths = np.bincount(segments.step, weights=segments.length_ns, minlength=steps)
             assert lengths.tolist() == scheduled.steps_ns().tolist()
             for step in range(len(scheduled.step_names)):
-                mine = np.flatnonzero(stretches.step == step)
+                mine = np.flatnonzero(segments.step == step)
                 if not len(mine):  # the device was done with it before the one before it was over
                     continue
-                assert stretches.start_ns[mine[0]] == scheduled.step_begin_ns[step]
-                assert (stretches.start_ns[mine[1:]] == stretches.end_ns[mine[:-1]]).all()
+                assert segments.start_ns[mine[0]] == scheduled.step_begin_ns[step]
+                assert (segments.start_ns[mine[1:]] == segments.end_ns[mine[:-1]]).all()
             assert sum(row.total_ns or 0 for row in found.rows()) == lengths.sum()
 
 
@@ -316,16 +316,16 @@ def test_of_a_long_recording_the_first_steps_are_walked(
     for _ in range(4):
         program += [*[Launch("mm_1", 100 * US)] * 5, Synchronise(), Step()]
     whole = named(of_program(program, tmp_path), "mm_1")
-    monkeypatch.setattr(builder, "MOST_PIECES", 12)
+    monkeypatch.setattr(builder, "MAX_TASKS", 12)
     with open_analyses(tmp_path / "a.db") as (analysis,):
         found = analysis.breakdown("path")
         said = {one.name: one.detail for one in analysis.summary.anomalies}
     assert found.total_ns == sum(made.run(program).step_ns[:2])
     assert named(found, "mm_1").total_ns == (whole.total_ns or 0) / 2
     assert said["path_of_first_steps"] == (
-        "the recording is long: its first 2 steps are looked at, 2 are not"
+        "long recording: the first 2 steps are analyzed, 2 are not"
     )
-    monkeypatch.setattr(builder, "MOST_PIECES", 3)
+    monkeypatch.setattr(builder, "MAX_TASKS", 3)
     assert breakdown_of(tmp_path / "a.db", "path").total_ns == made.run(program).step_ns[0]
 
 

@@ -7,7 +7,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from unified_prof.explain.advice.fusion import apart, first_rotation, period, repeated
+from unified_prof.explain.advice.npu_rules import (
+    first_rotation,
+    non_overlapping,
+    period,
+    repeated_sequences,
+)
 
 ROWS = st.lists(st.lists(st.integers(0, 3), max_size=30), max_size=4)
 
@@ -26,7 +31,7 @@ def test_it_finds_what_counting_finds(
                 expected.setdefault(tuple(part[at : at + length]), []).append(first + at)
         first += len(part)
     found: dict[tuple[int, ...], list[int]] = {}
-    for length, place, number in repeated(
+    for length, place, number in repeated_sequences(
         token, segment, shortest=shortest, longest=longest, more_than=more_than
     ):
         names: dict[int, tuple[int, ...]] = {}
@@ -52,5 +57,5 @@ def test_all_rotations_have_one_first(sequence: list[int], by: int) -> None:
 
 def test_what_overlaps_is_taken_once() -> None:
     begins = np.array([0, 2, 4, 5, 9], np.int64)
-    assert begins[apart(begins, 3)].tolist() == [0, 4, 9]
-    assert begins[apart(begins, 1)].tolist() == begins.tolist()
+    assert begins[non_overlapping(begins, 3)].tolist() == [0, 4, 9]
+    assert begins[non_overlapping(begins, 1)].tolist() == begins.tolist()

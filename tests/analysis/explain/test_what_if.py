@@ -16,11 +16,20 @@ from numpy.typing import NDArray
 
 from tests.analysis.advice.plants import Plant
 from tests.analysis.explain import made
-from tests.analysis.explain.made import Action, Await, Launch, Record, Step, Synchronise, Work
+from tests.analysis.explain.made import (
+    Action,
+    Await,
+    Fetch,
+    Launch,
+    Record,
+    Step,
+    Synchronise,
+    Work,
+)
 from unified_prof.errors import UsageError
 from unified_prof.explain import what_if
 from unified_prof.explain.api import open_analyses
-from unified_prof.explain.what_if import Gain, gain, gain_ns, schedule_of, select
+from unified_prof.explain.what_if import Gain, gain, schedule_of, select, without
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.reader import open_report
 
@@ -35,7 +44,8 @@ def gained(
         path = made.write(made.run(program, noise=noise), Path(folder) / "a.db", syncs=syncs)
         with open_report(path) as report:
             recording = Recording(report)
-            found = gain(recording, [(select(recording, name), factor)])
+            selection = select if factor != what_if.WITHOUT else without
+            found = gain(recording, [(selection(recording, name), factor)])
             assert found is not None
             return found
 
@@ -115,7 +125,9 @@ def test_a_device_of_which_no_host_is_known_gains_what_its_streams_do(tmp_path: 
     with open_report(path) as report:
         recording = Recording(report)
         whole = select(recording, "kernel")
-        assert gain_ns(recording, whole, 2) == 5 * 50 * US
+        found = gain(recording, [(whole, 2)])
+        assert found is not None
+        assert found.gain_ns == 5 * 50 * US
 
 
 def work_of(recording: Recording, name: str) -> NDArray[np.bool_]:
@@ -142,7 +154,7 @@ def test_a_factor_that_makes_nothing_faster_is_refused(tmp_path: Path) -> None:
     with open_report(path) as report:
         recording = Recording(report)
         with pytest.raises(UsageError, match="above 0"):
-            gain_ns(recording, select(recording, "mm_1"), 0)
+            gain(recording, [(select(recording, "mm_1"), 0)])
 
 
 @st.composite
@@ -288,7 +300,7 @@ def test_a_range_on_the_host_never_gains_more_than_its_time_on_the_path(tmp_path
             plant.call(at, at + 40 * US, "aten::mm")
             plant.kernel(at + 12 * US, at + 15 * US, launched=at + 10 * US)
     with open_analyses(tmp_path / "a.db") as (analysis,):
-        found = {one.name: one for one in analysis.what_if([], top=10).worth}
+        found = {one.name: one for one in analysis.what_if([], top=10).candidates}
     # From the first launch to the last: 10 us of it are in no operation within.
     assert found["host:forward"].on_path_ns == 50 * US
     assert found["host:forward"].gain_ns == 25 * US
@@ -305,3 +317,47 @@ def test_waits_for_a_full_queue_are_told_as_a_limit(tmp_path: Path) -> None:
     with open_analyses(tmp_path / "a.db") as (analysis,):
         said = analysis.what_if([], top=1).limits
     assert any("calls waited 912 ms" in one and "gain far more" in one for one in said), said
+
+
+def test_without_an_operation_its_waits_are_gone_too() -> None:
+    """`.item()` launches a copy and waits for it; without it the host runs ahead."""
+    before: list[Action] = [*[Launch("mm_1", 100 * US)] * 5]
+    item: list[Action] = [
+        Launch("copy_1", 2 * US, operation="aten::item"),
+        Synchronise(7, "aten::item"),
+    ]
+    slow: list[Action] = [*[Launch("relu_1", 1 * US, before_ns=40 * US)] * 5]
+    program: list[Action] = [*before, *item, *slow, *before, Synchronise(), Step()]
+    found = gained(program, "aten::item", what_if.WITHOUT)
+    real = really_gained(program, [*before, *slow, *before, Synchronise(), Step()])
+    assert real > 300 * US
+    assert found.gain_ns == pytest.approx(real, rel=0.02)
+
+
+def test_batches_of_worker_processes_arrive_no_earlier() -> None:
+    """The loader is the bottleneck: a faster kernel or no synchronization gains next to nothing."""
+    turn: list[Action] = [Fetch(2_000 * US), Launch("mm_1", 900 * US), Synchronise(7), Step()]
+    program: list[Action] = turn * 6
+    for name, factor, changed in (
+        ("mm_1", 2.0, made.faster(program, "mm_1", 2)),
+        ("cudaStreamSynchronize", what_if.WITHOUT, [*turn[:2], Step()] * 6),
+    ):
+        found = gained(program, name, factor)
+        real = really_gained(program, changed)
+        assert found.gain_ns == pytest.approx(real, abs=0.01 * found.before_ns)
+        assert found.gain_ns < 0.05 * found.before_ns
+    # Faster input is still a gain.
+    assert gained(program, "input", 2).gain_ns > 0.2 * gained(program, "input", 2).before_ns
+
+
+def test_a_fast_loader_limits_nothing() -> None:
+    turn: list[Action] = [Fetch(100 * US), Launch("mm_1", 900 * US), Synchronise(7), Step()]
+    program: list[Action] = turn * 6
+    found = gained(program, "mm_1", 2)
+    assert found.gain_ns == really_gained(program, made.faster(program, "mm_1", 2)) > 0
+
+
+def test_a_faster_host_does_not_fetch_input_faster() -> None:
+    turn: list[Action] = [Fetch(2_000 * US), Launch("mm_1", 900 * US), Synchronise(7), Step()]
+    found = gained(turn * 6, "host", 2)
+    assert found.gain_ns < 0.05 * found.before_ns

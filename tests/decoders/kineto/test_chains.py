@@ -130,3 +130,9 @@ def test_addresses_of_builtins_do_not_make_new_frames(tmp_path: Path) -> None:
         trace.append(operation(f"aten::item{i}", 10 * i + 1, 1))
     found = chains(decode_events(tmp_path, *trace))
     assert set(map(tuple, found.values())) == {("<built-in method item of Tensor object>",)}
+
+
+def test_long_calls_of_python_functions_are_written(tmp_path: Path) -> None:
+    sink = decode_events(tmp_path, *TRACE)
+    rows = sink.rows("UPROF_PYTHON_FRAMES", "startNs", "endNs", "name", texts=["name"])
+    assert rows == [(0, 1_000_000, "train.py(5): main")]

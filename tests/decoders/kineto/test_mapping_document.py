@@ -33,7 +33,7 @@ def everything(tmp_path: Path) -> KeepingSink:
     return decode_events(
         tmp_path,
         operation("aten::mm", 0, 50, args={"External id": 1, "Concrete Inputs": ["1"]}),
-        complete("python_function", "a.py(1): f", 0, 90),
+        complete("python_function", "a.py(1): f", 0, 900),
         complete("user_annotation", "ProfilerStep#1", 0, 90),
         complete("gpu_user_annotation", "x", 0, 90, pid=0, tid=7),
         complete("cuda_sync", "Context Sync", 60, 1, pid=0, tid=7, args={"stream": -1}),

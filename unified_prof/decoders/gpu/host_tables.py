@@ -296,8 +296,34 @@ def write_extra_tables(parts: Parts, base_ns: int) -> None:
             if table == "GC_RECORD":
                 columns["globalTid"] = np.array(parts.threads.global_tids)[rows["thread"]]
             parts.sink.write(table, columns)
+    _write_python_frames(parts, base_ns)
     _write_other_events(parts, base_ns)
     _write_threads(parts)
+
+
+# Shorter calls of Python functions are not written: they explain no idle time worth naming.
+MIN_FRAME_NS = 500_000
+
+
+def _write_python_frames(parts: Parts, base_ns: int) -> None:
+    frames, tids = parts.chains.frames, np.array(parts.threads.global_tids)
+    for (rows,) in windows(parts.frames):
+        kept = rows["end"] - rows["start"] >= MIN_FRAME_NS
+        kept &= ~np.isin(rows["frame"], list(frames.outside))
+        rows = rows[kept]
+        if len(rows):
+            parts.sink.write(
+                "UPROF_PYTHON_FRAMES",
+                {
+                    "startNs": rows["start"] + base_ns,
+                    "endNs": rows["end"] + base_ns,
+                    "globalTid": tids[rows["thread"]],
+                    "name": [
+                        parts.sink.strings.intern(frames.texts[frame])
+                        for frame in rows["frame"].tolist()
+                    ],
+                },
+            )
 
 
 def _write_other_events(parts: Parts, base_ns: int) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from typing import Any
 
@@ -9,14 +10,22 @@ import numpy as np
 from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.explain.advice.device_context import Case, Flags
-from unified_prof.explain.advice.idle_rows import ROWS, Idle, duration, percent, times
+from unified_prof.arrays.types import Ints
+from unified_prof.explain.advice.device_context import COVERED_SHARE, DeviceContext
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    NO_IDLE,
+    WARN_SHARE,
+    Flags,
+    IdleSegments,
+    duration,
+    percent,
+    plural,
+    times,
+)
 from unified_prof.recording.calls import KERNEL
-from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, is_input
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, is_input, is_synchronising
 from unified_prof.recording.model import Evidence, Finding
-
-HOST_BOUND = "host_bound"
-SMALL_KERNELS = "small_kernels"
 
 # Minimum idle share (also MindStudio advisor's threshold).
 IDLE_SHARE = 0.10
@@ -24,89 +33,114 @@ IDLE_SHARE = 0.10
 SMALL_NS = 10_000
 # Longer gaps are not caused by launching: the host does something else.
 LONG_NS = 1_000_000
-# Minimum share of launch latency in this idle time to be mentioned.
-TOLD_SHARE = 0.05
+# Minimum share of launch latency in host-bound time to be mentioned.
+LATENCY_SHARE = 0.05
 # Minimum number of launches per step for the rule to apply.
 MANY_LAUNCHES = 100
 
+_GRAPHS = "CUDA graphs (ACL graphs) if shapes are static"
+_FEWER_LAUNCHES = f"larger batch, torch.compile or fused operations, {_GRAPHS}"
+_COMPILED = f'torch.compile(mode="reduce-overhead"), {_GRAPHS}, a larger batch'
 
-def host_bound(case: Case) -> Iterator[Finding]:
+
+def host_bound(context: DeviceContext) -> Iterator[Finding]:
     """Find idle time before tasks that the host had not launched yet."""
-    if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
+    if context.share(context.max_idle_ns(HOST, LAUNCHED)) < IDLE_SHARE:
         return
-    cost = gaps = reaching_ns = long = long_ns = longest = 0
-    for idle, starved in case.starved_windows():
-        own = idle.at(starved)
-        length = own.length_ns
+    cost = gaps = latency_ns = long = long_ns = longest = 0
+    for idle in _host_bound_segments(context):
+        length = idle.length_ns
         is_long = length >= LONG_NS
-        cost, gaps = cost + int(length.sum()), gaps + int(_firsts(own.piece).sum())
-        reaching_ns += int(length[own.reason == LAUNCHED].sum())
+        cost, gaps = cost + int(length.sum()), gaps + int(_first_of_gap(idle.task).sum())
+        latency_ns += int(length[idle.reason == LAUNCHED].sum())
         long, long_ns = long + int(is_long.sum()), long_ns + int(length[is_long].sum())
         longest = max(longest, int(length.max(initial=0)))
-    if case.share(cost) < IDLE_SHARE:
+    if context.share(cost) < IDLE_SHARE:
         return
-    elsewhere = 2 * long_ns > cost
-    most = (
-        f"; {percent(long_ns / cost)} of it in {long:,} gaps of 1 ms or more, in which the "
-        "host does other work than launching"
+    rows = _longest_gaps(context)
+    text = (
+        f"host-bound: the device is idle {percent(context.share(cost))} of the time because "
+        f"nothing is enqueued ({plural(gaps, 'gap')})"
     )
-    reaching = f"; {percent(reaching_ns / cost)} of it is the latency of launches to an idle device"
-    yield case.finding(
-        HOST_BOUND,
+    advice = f"reduce launch overhead: {_COMPILED if context.is_compiled else _FEWER_LAUNCHES}"
+    if 2 * long_ns > cost:
+        text += (
+            f"; {percent(long_ns / cost)} of it in {plural(long, 'gap')} of 1 ms or more, in "
+            "which the host does other work than launching"
+        )
+        advice = (
+            "check what the program does before these operations: Python code, garbage "
+            "collection, metrics, logging, checkpoints; do it less often or in another thread"
+        )
+        if "next" in rows[0]:
+            text += f", most in {rows[0]['name']}"
+            text += f" at {rows[0]['line']}" if "line" in rows[0] else ""
+            advice = "make this code faster, or run it less often or in another thread"
+    if latency_ns >= LATENCY_SHARE * cost:
+        text += f"; {percent(latency_ns / cost)} of it is the latency of launches to an idle device"
+    if context.profiler_overhead:
+        text += f"; the profiler itself slows the host ({', '.join(context.profiler_overhead)})"
+    yield context.finding(
+        "host_bound",
         cost,
-        f"host-bound: the device is idle {percent(case.share(cost))} of the time because "
-        f"nothing is enqueued ({gaps:,} "
-        f"gaps){most if elsewhere else ''}{reaching if reaching_ns >= TOLD_SHARE * cost else ''}",
-        advice="check what the program does before these operations: Python code, garbage "
-        "collection, metrics, logging, checkpoints; do it less often or in another thread"
-        if elsewhere
-        else "reduce launch overhead: larger batch, torch.compile or fused operations, CUDA "
-        "graphs (ACL graphs) if shapes are static",
-        sure="certain",
+        text,
+        advice=advice,
+        sure="likely" if context.profiler_overhead else "certain",
         figures={
             "idle_ns": cost,
             "gaps": gaps,
-            "idle_share": round(case.share(cost), 4),
+            "idle_share": round(context.share(cost), 4),
             "longest_gap_ns": longest,
             "long_gaps": long,
             "long_gaps_ns": long_ns,
-            "reaching_ns": reaching_ns,
+            "reaching_ns": latency_ns,
         },
-        evidence=_gaps(case),
+        evidence=rows,
     )
 
 
-def _firsts(piece: NDArray[np.int32]) -> Flags:
+def _host_bound_segments(context: DeviceContext) -> Iterator[IdleSegments]:
+    """Yield the host-bound idle time that no other finding explains."""
+    for idle, host_bound in context.host_bound_windows():
+        segments = idle.take(host_bound).without(context.claimed)
+        if len(segments.task):
+            yield segments
+
+
+def _first_of_gap(task: NDArray[np.int32]) -> Flags:
     """Return a mask of the first segment of each gap."""
-    found: Flags = np.append(True, piece[1:] != piece[:-1])[: len(piece)]
-    return found
+    result: Flags = np.append(True, task[1:] != task[:-1])[: len(task)]
+    return result
 
 
-def _gaps(case: Case) -> Sequence[Evidence]:
-    """Return the operations with the longest idle time before them, with their lines."""
-    work = case.recording.work
+def _longest_gaps(context: DeviceContext) -> Sequence[Evidence]:
+    """Return the operations with the longest idle time before them, with their lines.
+
+    If a Python function or an annotation covers the longest gap before an operation, the row has
+    its name and line, and the operation as `next`.
+    """
+    work = context.recording.work
     operators, size = work.operator, len(work.labels.texts)
     total, count = np.zeros(size), np.zeros(size, np.int64)
-    longest, piece, begin = (np.zeros(size, np.int64) for _ in range(3))
-    for idle, starved in case.starved_windows():
-        own = idle.at(starved)
-        if not len(own.piece):
-            continue
-        operator, length = operators[own.piece], own.length_ns
+    longest, task, begin = (np.zeros(size, np.int64) for _ in range(3))
+    for idle in _host_bound_segments(context):
+        operator, length = operators[idle.task], idle.length_ns
         total += np.bincount(operator, length, minlength=size)
         # One task may end several segments.
-        count += np.bincount(operator[_firsts(own.piece)], minlength=size)
+        count += np.bincount(operator[_first_of_gap(idle.task)], minlength=size)
         most = longest.copy()
         np.maximum.at(most, operator, length)
         # From last to first, so that the first of several is kept.
         better = np.flatnonzero((length == most[operator]) & (length > longest[operator]))[::-1]
         at = operator[better]
-        longest[at], piece[at], begin[at] = length[better], own.piece[better], own.start_ns[better]
+        longest[at], task[at] = length[better], idle.task[better]
+        begin[at] = idle.start_ns[better]
     rows: dict[tuple[str, str | None], dict[str, Any]] = {}
+    gaps: dict[tuple[str, str | None], tuple[int, int, int]] = {}
     # The launching operation is looked up once per kind of task; kinds with the same one are
     # merged.
     for number in np.argsort(-total, kind="stable")[: int((count > 0).sum())].tolist():
-        name, line = work.place(int(piece[number]))
+        name, line = work.place(int(task[number]))
         row = rows.setdefault(
             (name, line),
             {
@@ -117,44 +151,75 @@ def _gaps(case: Case) -> Sequence[Evidence]:
                 **({} if line is None else {"line": line}),
             },
         )
+        gaps.setdefault(
+            (name, line),
+            (int(begin[number]), int(begin[number] + longest[number]), int(task[number])),
+        )
         row["count"] += int(count[number])
         row["total_ns"] += int(total[number])
-    return sorted(rows.values(), key=lambda row: -int(row["total_ns"]))[:ROWS]
+    result = sorted(rows.items(), key=lambda item: -int(item[1]["total_ns"]))[:EVIDENCE_ROWS]
+    for key, row in result:
+        if gaps[key][1] - gaps[key][0] < MIN_NAMED_GAP_NS:
+            continue
+        if (cover := _covering_code(context, *gaps[key])) is not None:
+            del row["name"]
+            row.pop("line", None)
+            row |= {**cover, "next": key[0]}
+    return [{"name": row["name"], **row} for _, row in result]
 
 
-def small_kernels(case: Case) -> Iterator[Finding]:
+# Shorter gaps are between launches: the function around them says nothing.
+MIN_NAMED_GAP_NS = 500_000
+_FRAME = re.compile(r"(?P<file>[^\n]+?)\((?P<line>\d+)\): (?P<name>.+)$")
+
+
+def _covering_code(context: DeviceContext, begin: int, end: int, task: int) -> Evidence | None:
+    """Return the Python function or annotation that covers most of a gap as evidence, or None.
+
+    Only the thread that launched the task after the gap counts.
+    """
+    calls = context.recording.host_calls
+    call = calls.launching(context.recording.work.connection[task : task + 1])
+    thread = int(calls.thread[call][0]) if call[0] >= 0 else None
+    name = context.host_code.innermost(begin, end, thread)
+    if name is None or (frame := _FRAME.match(name)) is None:
+        return None if name is None else {"name": name}
+    return {"name": frame["name"], "line": f"{frame['file']}:{frame['line']}"}
+
+
+def small_kernels(context: DeviceContext) -> Iterator[Finding]:
     """Find kernels that are shorter than their launches, in host-bound steps."""
-    if case.share(case.at_most(HOST) + case.at_most(LAUNCHED)) < IDLE_SHARE:
+    if context.share(context.max_idle_ns(HOST, LAUNCHED)) < IDLE_SHARE:
         return
-    if case.share(case.starved_ns()) < IDLE_SHARE:
+    if context.share(context.host_bound_ns()) < IDLE_SHARE:
         return
-    pieces = case.pieces
-    kernels = np.flatnonzero(pieces.kind == KERNEL)
-    calls = case.recording.host_calls
-    launch = calls.launching(case.recording.work.connection[pieces.row[kernels]])
+    tasks = context.tasks
+    kernels = np.flatnonzero(tasks.kind == KERNEL)
+    calls = context.recording.host_calls
+    launch = calls.launching(context.recording.work.connection[tasks.row[kernels]])
     kernels, launch = kernels[launch >= 0], launch[launch >= 0]
     # A graph launches many kernels with one call, at no cost per kernel.
-    _, number, times = np.unique(launch, return_inverse=True, return_counts=True)
-    alone = times[number] == 1
-    kernels, launch = kernels[alone], launch[alone]
-    if len(kernels) < MANY_LAUNCHES * case.step_count:
+    _, number, launched = np.unique(launch, return_inverse=True, return_counts=True)
+    single = launched[number] == 1
+    kernels, launch = kernels[single], launch[single]
+    if len(kernels) < MANY_LAUNCHES * context.step_count:
         return
-    length = pieces.length_ns[kernels]
-    launching = (calls.end_ns - calls.start_ns)[launch]
-    kernel_ns, launch_ns = int(length.sum()), int(launching.sum())
+    kernel_ns = int(tasks.length_ns[kernels].sum())
+    launch_ns = int((calls.end_ns - calls.start_ns)[launch].sum())
     if kernel_ns >= SMALL_NS * len(kernels) or launch_ns <= kernel_ns:
         return
-    own = np.zeros(len(case.recording.work), bool)
-    own[pieces.row[kernels]] = True
-    cost = min(case.starved_ns(own), launch_ns - kernel_ns)
-    mean_us = kernel_ns / len(kernels) / 1e3
-    each = launch_ns / len(kernels) / 1e3
-    yield case.finding(
-        SMALL_KERNELS,
+    launched_rows = np.zeros(len(context.recording.work), bool)
+    launched_rows[tasks.row[kernels]] = True
+    cost = min(context.host_bound_ns(launched_rows), launch_ns - kernel_ns)
+    yield context.finding(
+        "small_kernels",
         cost,
-        f"{len(kernels) // case.step_count:,} kernels per step take {mean_us:.1f} µs each, "
-        f"but {each:.1f} µs to launch",
-        advice="launch fewer kernels: torch.compile, fused or foreach operations and optimizers; "
+        f"{len(kernels) // context.step_count:,} kernels per step take "
+        f"{kernel_ns / len(kernels) / 1e3:.1f} µs each, but "
+        f"{launch_ns / len(kernels) / 1e3:.1f} µs to launch",
+        advice=_COMPILED
+        if context.is_compiled
+        else "launch fewer kernels: torch.compile, fused or foreach operations and optimizers; "
         "CUDA graphs (ACL graphs) if all steps launch the same",
         sure="certain",
         figures={
@@ -163,46 +228,40 @@ def small_kernels(case: Case) -> Iterator[Finding]:
             "launch_ns": launch_ns,
             "mean_ns": round(kernel_ns / len(kernels)),
         },
-        evidence=case.rows(kernels),
+        evidence=context.evidence(kernels),
     )
 
 
-INPUT_WAIT = "input_wait"
-
 # Minimum share of a step (TraceML's threshold).
 WAIT_SHARE = 0.10
-# A single wait of this length is reported (MindStudio advisor's threshold)...
+# A single wait of this length is reported (MindStudio advisor's threshold) if waits take at least
+# WARN_SHARE of the time.
 LONG_WAIT_NS = 10_000_000
-# ...if waits take at least this share of the time.
-LEAST_SHARE = 0.03
 
 
-def input_wait(case: Case) -> Iterator[Finding]:
+def input_wait(context: DeviceContext) -> Iterator[Finding]:
     """Find time in which a batch was fetched and nothing else ran."""
-    framework = case.recording.framework
+    framework = context.recording.framework
     assert framework is not None
-    fetching = framework.matching(is_input)
-    start, end = framework.start_ns[fetching], framework.end_ns[fetching]
-    if case.device is None:
-        waits = case.within(start, end)
+    if context.device is None:
+        fetching = framework.matching(is_input)
+        waits = context.clip(framework.start_ns[fetching], framework.end_ns[fetching])
     else:
-        if case.share(case.at_most(INPUT)) < LEAST_SHARE:
+        if context.share(context.max_idle_ns(INPUT)) < WARN_SHARE:
             return
         # After the last task nothing waits for a batch: the end of an epoch.
-        idle = case.idle_where(lambda one: (one.reason == INPUT) & (one.piece >= 0))
-        waits = intervals.merge(idle.start_ns, idle.end_ns)
+        idle = context.idle_where(lambda idle: (idle.reason == INPUT) & (idle.task >= 0))
+        waits = intervals.subtract(intervals.merge(idle.start_ns, idle.end_ns), context.claimed)
     cost = waits.total_ns
-    if not cost:
+    longest = int((waits.end_ns - waits.start_ns).max(initial=0))
+    share = context.share(cost)
+    if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < WARN_SHARE):
         return
-    longest = int((waits.end_ns - waits.start_ns).max())
-    share = case.share(cost)
-    if share < WAIT_SHARE and (longest <= LONG_WAIT_NS or share < LEAST_SHARE):
-        return
-    who = "the program" if case.device is None else "the device"
-    yield case.finding(
-        INPUT_WAIT,
+    subject = "the program" if context.device is None else "the device"
+    yield context.finding(
+        "input_wait",
         cost,
-        f"input wait: {who} waits for data {percent(share)} of the time, at most "
+        f"input wait: {subject} waits for data {percent(share)} of the time, at most "
         f"{duration(longest)} at once",
         advice="use more workers (DataLoader num_workers, prefetch_factor, persistent_workers), "
         "or make batches cheaper to load",
@@ -213,128 +272,184 @@ def input_wait(case: Case) -> Iterator[Finding]:
             "longest_wait_ns": longest,
             "waits": len(waits),
         },
-        evidence=_ranges(case, waits),
+        evidence=_input_ranges(context),
     )
 
 
-def _ranges(case: Case, waits: intervals.IntervalSet) -> list[Evidence]:
-    framework = case.recording.framework
+def _input_ranges(context: DeviceContext) -> list[Evidence]:
+    """Return the ranges that fetch input, by name."""
+    framework = context.recording.framework
     assert framework is not None
-    fetching = framework.matching(is_input)
-    length = framework.end_ns[fetching] - framework.start_ns[fetching]
-    at = case.inside(framework.start_ns[fetching])
-    texts, number = framework.names(fetching[at])
-    stacks, stack = framework.stacks(fetching[at])
+    ranges = framework.matching(is_input)
+    ranges = ranges[context.is_analyzed(framework.start_ns[ranges])]
+    start = framework.start_ns[ranges]
+    length = framework.end_ns[ranges] - start
+    texts, number = framework.names(ranges)
+    stacks, stack = framework.stacks(ranges)
     rows: list[Evidence] = []
-    for name in np.unique(number).tolist()[:ROWS]:
-        own = np.flatnonzero(number == name)
-        line = stacks[int(stack[own[0]])]
+    for name in np.unique(number).tolist()[:EVIDENCE_ROWS]:
+        same = np.flatnonzero(number == name)
+        line = stacks[int(stack[same[0]])]
         rows.append(
             {
                 "name": texts[name],
-                "count": len(own),
-                "total_ns": int(length[at][own].sum()),
-                "start_ns": int(framework.start_ns[fetching[at][own[0]]]),
+                "count": len(same),
+                "total_ns": int(length[same].sum()),
+                "start_ns": int(start[same[0]]),
                 **({} if line is None else {"line": line.rpartition("\n")[2]}),
             }
         )
     return rows
 
 
-LATE_WORK = "late_work"
-
-# A launch latency above this has another cause.
-LATE_NS = 1_000_000
-# A host call that covers at least this share of a gap is named with it.
-MOST = 0.5
+# The device runs unrecorded work if a blocking call covers this share of a gap and returns within
+# this time of its end.
+BLOCKED_SHARE, RETURN_NS = 0.9, 100_000
 
 
-def late_work(case: Case) -> Iterator[Finding]:
+def late_work(context: DeviceContext) -> Iterator[Finding]:
     """Find launch latencies of a millisecond or more on an idle device."""
-    if case.share(case.at_most(LAUNCHED)) < IDLE_SHARE:
-        return
-    idle = case.idle_where(
-        lambda one: (one.reason == LAUNCHED) & (one.length_ns >= LATE_NS) & (one.piece >= 0)
-    )
+    idle, blocking = _late_gaps(context)
+    idle = idle.take(blocking < 0)
     lost = int(idle.length_ns.sum())
-    if case.share(lost) < IDLE_SHARE:
+    if not lost or context.share(lost) < IDLE_SHARE:
         return
     longest = int(idle.length_ns.argmax())
-    again = _again(case, idle)
-    gaps = len(idle.start_ns)
-    yield case.finding(
-        LATE_WORK,
+    call = _longest_call(context, idle, longest)
+    gaps = f"{times(len(idle.start_ns))}, up to {duration(int(idle.length_ns[longest]))}"
+    meanwhile = f", while the host is in {_describe_call(context, call)}" if call >= 0 else ""
+    single = _single_event(context, idle)
+    yield context.finding(
+        "late_work",
         # A single occurrence has no cost per step.
-        0 if again else lost,
-        f"late kernels: the device is idle {percent(case.share(lost))} of the time "
-        f"although tasks are enqueued ({times(gaps)}, {'for' if gaps == 1 else 'up to'} "
-        f"{duration(int(idle.length_ns[longest]))}){_meanwhile(case, idle, longest)}; no "
-        f"recorded event explains it{again}",
+        0 if single else lost,
+        f"late kernels: the device is idle {percent(context.share(lost))} of the time although "
+        f"tasks are enqueued ({gaps}){meanwhile}; no recorded event explains "
+        f"it{single}",
         advice="record longer, with profiler.step() after each iteration: pending tasks, lazily "
         "loaded kernels, graph uploads and the profiler itself cause this once, other "
         "programs on the same device always",
         sure="possible",
-        figures={
-            "idle_ns": lost,
-            "gaps": gaps,
-            "idle_share": round(case.share(lost), 4),
-            "longest_gap_ns": int(idle.length_ns[longest]),
-        },
-        evidence=_rows(case, idle),
+        figures=_gap_figures(context, idle),
+        evidence=_late_rows(context, idle),
     )
 
 
-def _again(case: Case, idle: Idle) -> str:
-    """Return why it is unknown whether this repeats; empty if it occurs in several steps."""
-    if not case.steps:
+def unrecorded_work(context: DeviceContext) -> Iterator[Finding]:
+    """Find gaps in which tasks are pending and the host waits for the device to their end.
+
+    The device probably ran tasks that were not recorded, such as most kernels of a CUDA graph.
+    """
+    idle, blocking = _late_gaps(context)
+    idle, blocking = idle.take(blocking >= 0), blocking[blocking >= 0]
+    lost = int(idle.length_ns.sum())
+    if not lost or context.share(lost) < IDLE_SHARE:
+        return
+    longest = int(idle.length_ns.argmax())
+    gaps = f"{times(len(idle.start_ns))}, up to {duration(int(idle.length_ns[longest]))}"
+    yield context.finding(
+        "unrecorded_work",
+        0,
+        f"unrecorded device work: no task is recorded {percent(context.share(lost))} of the time "
+        f"although tasks are enqueued ({gaps}), while the host waits in "
+        f"{_describe_call(context, int(blocking[longest]))}: the device probably runs tasks that "
+        "were not recorded, such as kernels of a CUDA graph",
+        advice="do not count this time as idle; record without CUDA graphs, or with a newer "
+        "profiler, to see these tasks",
+        sure="possible",
+        figures=_gap_figures(context, idle),
+        evidence=_late_rows(context, idle),
+    )
+
+
+def _late_gaps(context: DeviceContext) -> tuple[IdleSegments, Ints]:
+    """Return long gaps after a launch, and the call that blocks until the end of each, or -1."""
+    if context.share(context.max_idle_ns(LAUNCHED)) < IDLE_SHARE:
+        return NO_IDLE, np.zeros(0, np.int64)
+    idle, calls = context.late_idle, context.recording.host_calls
+    blocking = np.full(len(idle.start_ns), -1, np.int64)
+    ids, number = calls.names
+    texts = context.recording.strings.texts(ids)
+    waiting = [is_synchronising(text) or "memcpy" in (text or "").lower() for text in texts]
+    rows = (
+        np.flatnonzero(np.array([*waiting, False])[number.to_array()])
+        if len(calls)
+        else blocking[:0]
+    )
+    latest = idle.end_ns - (BLOCKED_SHARE * idle.length_ns).astype(np.int64)
+    for thread in np.unique(calls.thread[rows]).tolist():
+        of_thread = rows[calls.thread[rows] == thread]
+        of_thread = of_thread[np.argsort(calls.start_ns[of_thread], kind="stable")]
+        last = np.searchsorted(calls.start_ns[of_thread], latest, side="right") - 1
+        call = of_thread[np.maximum(last, 0)]
+        covers = (last >= 0) & (calls.end_ns[call] >= idle.end_ns - RETURN_NS)
+        covers &= calls.end_ns[call] - idle.start_ns >= BLOCKED_SHARE * idle.length_ns
+        blocking = np.where(covers, call, blocking)
+    return idle, blocking
+
+
+def _gap_figures(context: DeviceContext, idle: IdleSegments) -> dict[str, Any]:
+    lost = int(idle.length_ns.sum())
+    return {
+        "idle_ns": lost,
+        "gaps": len(idle.start_ns),
+        "idle_share": round(context.share(lost), 4),
+        "longest_gap_ns": int(idle.length_ns.max()),
+    }
+
+
+def _single_event(context: DeviceContext, idle: IdleSegments) -> str:
+    """Return why gaps may be a single event; empty if they occur in several steps."""
+    if not context.steps:
         return "; no steps recorded, so it may be a single event"
-    begins = case.windows.start_ns
-    step = np.searchsorted(begins, idle.start_ns, side="right")
+    step = np.searchsorted(context.windows.start_ns, idle.start_ns, side="right")
     if len(np.unique(step)) > 1:
         return ""
-    of = f"one of {len(case.steps)} steps only" if len(case.steps) > 1 else "the only step"
-    return f"; it occurs in {of}, so it may be a single event"
+    count = len(context.steps)
+    where = f"one of {count} steps only" if count > 1 else "the only step"
+    return f"; it occurs in {where}, so it may be a single event"
 
 
-def _meanwhile(case: Case, idle: Idle, gap: int) -> str:
-    """Return the call that the launching thread is in for most of a gap."""
-    calls, recording = case.recording.host_calls, case.recording
+def _longest_call(context: DeviceContext, idle: IdleSegments, gap: int) -> int:
+    """Return the call that the launching thread is in for most of a gap, or -1."""
+    calls, work = context.recording.host_calls, context.recording.work
     if not len(calls):
-        return ""
-    launch = calls.launching(recording.work.connection[idle.piece[gap : gap + 1]])
-    of_thread = np.flatnonzero(calls.thread == calls.thread[launch[0]])
-    inside = np.minimum(calls.end_ns[of_thread], idle.end_ns[gap])
-    inside -= np.maximum(calls.start_ns[of_thread], idle.start_ns[gap])
-    longest = int(inside.argmax())
-    if inside[longest] < MOST * idle.length_ns[gap]:
-        return ""
-    call = of_thread[longest : longest + 1]
-    said = f", while the host is in {recording.strings.get(int(calls.name[call[0]]))}"
-    framework = recording.framework
+        return -1
+    launch = calls.launching(work.connection[idle.task[gap : gap + 1]])
+    rows = np.flatnonzero(calls.thread == calls.thread[launch[0]])
+    overlap = np.minimum(calls.end_ns[rows], idle.end_ns[gap])
+    overlap -= np.maximum(calls.start_ns[rows], idle.start_ns[gap])
+    longest = int(overlap.argmax())
+    return int(rows[longest]) if overlap[longest] >= COVERED_SHARE * idle.length_ns[gap] else -1
+
+
+def _describe_call(context: DeviceContext, call: int) -> str:
+    """Return the name of a runtime call, with the operation and line that made it."""
+    calls, framework = context.recording.host_calls, context.recording.framework
+    text = context.recording.strings.get(int(calls.name[call])) or "(unnamed call)"
     if framework is None:
-        return said
-    around = framework.places_at(calls.thread[call], calls.start_ns[call])
+        return text
+    at = np.array([call])
+    around = framework.places_at(calls.thread[at], calls.start_ns[at])
     if around[0] < 0:
-        return said
+        return text
     names, number = framework.names(around)
-    stack = framework.stacks(around)
-    line = (stack[0][int(stack[1][0])] or "").rpartition("\n")[2]
-    return f"{said} of {names[int(number[0])]}" + (f" at {line}" if line else "")
+    stacks, stack = framework.stacks(around)
+    line = (stacks[int(stack[0])] or "").rpartition("\n")[2]
+    return f"{text} of {names[int(number[0])]}" + (f" at {line}" if line else "")
 
 
-def _rows(case: Case, idle: Idle) -> list[Evidence]:
+def _late_rows(context: DeviceContext, idle: IdleSegments) -> list[Evidence]:
     """Return the longest gaps, each with the call that launched the task after it."""
-    work, calls = case.recording.work, case.recording.host_calls
+    work, calls = context.recording.work, context.recording.host_calls
     rows: list[Evidence] = []
-    for at in np.argsort(-idle.length_ns, kind="stable")[:ROWS].tolist():
-        piece = int(idle.piece[at])
-        name, line = work.place(piece)
-        call = (
-            int(calls.launching(work.connection[idle.piece[at : at + 1]])[0]) if len(calls) else -1
-        )
-        called = case.recording.strings.get(int(calls.name[call])) if call >= 0 else None
+    for at in np.argsort(-idle.length_ns, kind="stable")[:EVIDENCE_ROWS].tolist():
+        task = int(idle.task[at])
+        name, line = work.place(task)
+        call = int(calls.launching(work.connection[task : task + 1])[0]) if len(calls) else -1
+        launch = context.recording.strings.get(int(calls.name[call])) if call >= 0 else None
         row = {
-            "name": f"before {name}" + (f" ({called})" if called else ""),
+            "name": f"before {name}" + (f" ({launch})" if launch else ""),
             "count": 1,
             "total_ns": int(idle.length_ns[at]),
             "start_ns": int(idle.start_ns[at]),

@@ -8,33 +8,36 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from unified_prof.arrays import intervals
 from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.packed import codes
 from unified_prof.arrays.types import Ints
-from unified_prof.explain.advice.device_context import Case, Flags
-from unified_prof.explain.advice.idle_rows import ROWS, duration, percent, times
-from unified_prof.explain.advice.registry import FEW_STEPS
+from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    Flags,
+    duration,
+    percent,
+    times,
+)
+from unified_prof.explain.advice.wait_rules import COMPILATION, host_ranges
 from unified_prof.recording.counters import MAX_BYTES, TORCH
 from unified_prof.recording.idle import IN_WORDS, REASONS, meet
 from unified_prof.recording.model import Evidence, Finding
-
-MEMORY_PRESSURE = "memory_pressure"
-MEMORY_FRAGMENTATION = "memory_fragmentation"
-ALLOCATION_RETRIES = "allocation_retries"
 
 # Minimum share of the device's memory (TraceML's threshold).
 PRESSURE = 0.92
 # Minimum variation; servers fill the memory on purpose, with a constant amount.
 VARIES_SHARE = 0.05
 # TraceML's thresholds: reserved is twice the allocated memory, and 30 % of the device.
-TIMES_ALLOCATED, RESERVED_SHARE = 2.0, 0.30
+RESERVED_FACTOR, RESERVED_SHARE = 2.0, 0.30
 # Lines are named if this many hold this share of the peak.
-FEW_LINES, MOST_OF_PEAK = 3, 0.5
+MAX_LINES, PEAK_SHARE = 3, 0.5
 _GIB = 1 << 30
 
 
 @dataclass(frozen=True, slots=True, eq=False)
-class _Memory:
+class _AllocatorStates:
     """States of torch's allocator on one device, by time."""
 
     at_ns: Ints
@@ -42,8 +45,8 @@ class _Memory:
     reserved: Ints
 
 
-def _memory(case: Case) -> _Memory:
-    found = case.recording.source.integers(
+def _allocator_states(context: DeviceContext) -> _AllocatorStates:
+    table = context.recording.source.integers(
         "MEMORY_RECORD",
         {
             "component": "component",
@@ -53,140 +56,152 @@ def _memory(case: Case) -> _Memory:
             "device": "coalesce(deviceId, -1)",
         },
     )
-    ids, number = codes(found["component"])
-    torch = np.array([text == TORCH for text in case.recording.strings.texts(ids)] or [False])
+    ids, number = codes(table["component"])
+    torch = np.array([text == TORCH for text in context.recording.strings.texts(ids)] or [False])
     good = torch[number] if len(ids) else np.zeros(0, bool)
-    if case.number is not None:
-        good &= found["device"] == case.number
+    if context.device_id is not None:
+        good &= table["device"] == context.device_id
     for name in ("allocated", "reserved"):
-        good &= (found[name] >= 0) & (found[name] < MAX_BYTES)
+        good &= (table[name] >= 0) & (table[name] < MAX_BYTES)
     rows = np.flatnonzero(good)
-    rows = rows[np.argsort(found["at"][rows], kind="stable")]
-    return _Memory(found["at"][rows], found["allocated"][rows], found["reserved"][rows])
+    rows = rows[np.argsort(table["at"][rows], kind="stable")]
+    return _AllocatorStates(table["at"][rows], table["allocated"][rows], table["reserved"][rows])
 
 
-def _whole(case: Case) -> int | None:
+def _device_bytes(context: DeviceContext) -> int | None:
     """Return the memory of the device in bytes, or None if not recorded."""
-    if "UPROF_GPU_DEVICES" not in case.recording.source.tables:
+    if "UPROF_GPU_DEVICES" not in context.recording.source.tables:
         return None
-    told = "CASE name WHEN 'totalGlobalMem' THEN CAST(value AS INTEGER) ELSE 0 END"
-    found = case.recording.source.integers(
-        "UPROF_GPU_DEVICES", {"device": "deviceId", "bytes": told}
+    total = "CASE name WHEN 'totalGlobalMem' THEN CAST(value AS INTEGER) ELSE 0 END"
+    table = context.recording.source.integers(
+        "UPROF_GPU_DEVICES", {"device": "deviceId", "bytes": total}
     )
-    sizes = found["bytes"][(found["bytes"] > 0) & (found["bytes"] < MAX_BYTES)]
-    if case.number is not None:
-        mine = (found["bytes"] > 0) & (found["device"] == case.number)
-        sizes = found["bytes"][mine]
+    known = (table["bytes"] > 0) & (table["bytes"] < MAX_BYTES)
+    if context.device_id is not None:
+        known &= table["device"] == context.device_id
+    sizes = table["bytes"][known]
     return int(sizes[0]) if len(sizes) else None
 
 
-def memory_pressure(case: Case) -> Iterator[Finding]:
+def memory_pressure(context: DeviceContext) -> Iterator[Finding]:
     """Find a device whose memory is nearly full, and the lines that hold most of it."""
-    memory, whole = _memory(case), _whole(case)
-    assert whole is not None
+    memory, device_bytes = _allocator_states(context), _device_bytes(context)
+    assert device_bytes is not None
     if not len(memory.at_ns):
         return
-    held = np.maximum(memory.reserved, memory.allocated)
-    peak = int(held.max())
-    varies = int(memory.allocated.max() - memory.allocated.min())
-    if peak < PRESSURE * whole or varies < VARIES_SHARE * whole:
+    peak = int(np.maximum(memory.reserved, memory.allocated).max())
+    variation = int(memory.allocated.max() - memory.allocated.min())
+    if peak < PRESSURE * device_bytes or variation < VARIES_SHARE * device_bytes:
         return
-    rows = _lines(case, int(memory.at_ns[int(memory.allocated.argmax())]))
-    most = sum(row["total_bytes"] for row in rows[:FEW_LINES]) / max(int(memory.allocated.max()), 1)
-    lines = "1 line holds" if len(rows) == 1 else f"{len(rows[:FEW_LINES])} lines hold"
-    where = f"; {lines} {percent(most)} of it" if most >= MOST_OF_PEAK else ""
-    yield case.finding(
-        MEMORY_PRESSURE,
+    rows = _lines_in_use(context, int(memory.at_ns[int(memory.allocated.argmax())]))
+    held = sum(row["total_bytes"] for row in rows[:MAX_LINES])
+    share = held / max(int(memory.allocated.max()), 1)
+    lines = "1 line holds" if len(rows) == 1 else f"{len(rows[:MAX_LINES])} lines hold"
+    yield context.finding(
+        "memory_pressure",
         0,
-        f"memory nearly full: torch reserves {peak / _GIB:.1f} of {whole / _GIB:.1f} GiB "
-        f"at the peak{where}",
+        f"memory nearly full: torch reserves {peak / _GIB:.1f} of {device_bytes / _GIB:.1f} GiB "
+        f"at the peak{f'; {lines} {percent(share)} of it' if share >= PEAK_SHARE else ''}",
         advice="use a smaller batch, activation checkpointing around these lines, or lower "
         "precision, before allocations are retried or fail",
         sure="certain",
-        figures={"peak_bytes": peak, "memory_bytes": whole, "share": round(peak / whole, 4)},
+        figures={
+            "peak_bytes": peak,
+            "memory_bytes": device_bytes,
+            "share": round(peak / device_bytes, 4),
+        },
         evidence=rows,
     )
 
 
-def _lines(case: Case, at_ns: int) -> list[Evidence]:
+def _lines_in_use(context: DeviceContext, at_ns: int) -> list[Evidence]:
     """Return the lines that had allocated the memory in use at a time."""
-    framework = case.recording.framework
-    found = case.recording.source.integers(
+    framework = context.recording.framework
+    table = context.recording.source.integers(
         "OP_MEMORY",
         {"name": "name", "size": "size", "at": "allocationTime", "until": "releaseTime"},
     )
-    alive = (found["at"] > 0) & (found["at"] <= at_ns) & (found["size"] > 0)
-    alive &= (found["until"] <= 0) | (found["until"] > at_ns)
-    if framework is None or not alive.any():
+    in_use = (table["at"] > 0) & (table["at"] <= at_ns) & (table["size"] > 0)
+    in_use &= (table["until"] <= 0) | (table["until"] > at_ns)
+    if framework is None or not in_use.any():
         return []
-    names = [case.recording.strings.get(one) or "" for one in found["name"][alive].tolist()]
-    calls = framework.calls_at(names, found["at"][alive])
+    names = [context.recording.strings.get(name) or "" for name in table["name"][in_use].tolist()]
+    calls = framework.calls_at(names, table["at"][in_use])
     stacks, number = framework.stacks(calls)
     sums: dict[str, list[int]] = {}
-    for stack, size in zip(number.tolist(), found["size"][alive].tolist(), strict=True):
+    for stack, size in zip(number.tolist(), table["size"][in_use].tolist(), strict=True):
         frames = stacks[stack]
         if frames is not None:
-            own = sums.setdefault(frames.rpartition("\n")[2], [0, 0])
-            own[0] += 1
-            own[1] += size
-    heaviest = sorted(sums.items(), key=lambda item: -item[1][1])[:ROWS]
+            count_and_size = sums.setdefault(frames.rpartition("\n")[2], [0, 0])
+            count_and_size[0] += 1
+            count_and_size[1] += size
+    largest = sorted(sums.items(), key=lambda item: -item[1][1])[:EVIDENCE_ROWS]
     return [
         {"name": line, "line": line, "count": count, "total_bytes": size}
-        for line, (count, size) in heaviest
+        for line, (count, size) in largest
     ]
 
 
-def memory_fragmentation(case: Case) -> Iterator[Finding]:
+def memory_fragmentation(context: DeviceContext) -> Iterator[Finding]:
     """Find memory that the allocator reserves but never uses."""
-    memory, whole = _memory(case), _whole(case)
-    assert whole is not None
+    memory, device_bytes = _allocator_states(context), _device_bytes(context)
+    assert device_bytes is not None
     if not len(memory.at_ns) or not memory.allocated.any():
         return
-    held, used = int(memory.reserved.max()), int(memory.allocated.max())
-    if held < TIMES_ALLOCATED * used or held < RESERVED_SHARE * whole:
+    reserved, allocated = int(memory.reserved.max()), int(memory.allocated.max())
+    if reserved < RESERVED_FACTOR * allocated or reserved < RESERVED_SHARE * device_bytes:
         return
-    yield case.finding(
-        MEMORY_FRAGMENTATION,
+    yield context.finding(
+        "memory_fragmentation",
         0,
-        f"fragmentation: torch reserves {held / _GIB:.1f} GiB but allocates at most "
-        f"{used / _GIB:.1f} GiB",
+        f"fragmentation: torch reserves {reserved / _GIB:.1f} GiB but allocates at most "
+        f"{allocated / _GIB:.1f} GiB",
         advice="set PYTORCH_CUDA_ALLOC_CONF=expandable_segments:True (PYTORCH_NPU_ALLOC_CONF), "
         "keep shapes static",
         sure="certain",
-        figures={"reserved_bytes": held, "allocated_bytes": used, "memory_bytes": whole},
+        figures={
+            "reserved_bytes": reserved,
+            "allocated_bytes": allocated,
+            "memory_bytes": device_bytes,
+        },
     )
 
 
-def allocation_retries(case: Case) -> Iterator[Finding]:
+_MALLOC, _FREE, _LAUNCH = 1, 2, 3
+
+
+def allocation_retries(context: DeviceContext) -> Iterator[Finding]:
     """Find failed allocations after which the allocator empties its cache and retries."""
-    calls = case.recording.host_calls
+    calls = context.recording.host_calls
     ids, number = calls.names
-    texts = [text or "" for text in case.recording.strings.texts(ids)]
-    kind = np.array([_retrying(text) for text in texts] or [0])[number.to_array()]
-    launching = calls.launching(case.recording.work.connection[case.pieces.row])
+    texts = [text or "" for text in context.recording.strings.texts(ids)]
+    kind = np.array([_allocator_call(text) for text in texts] or [0])[number.to_array()]
+    launching = calls.launching(context.recording.work.connection[context.tasks.row])
     kind[launching[launching >= 0]] = _LAUNCH
     order = np.lexsort((calls.start_ns, calls.thread))
-    order = order[(kind[order] > 0) & case.inside(calls.start_ns[order])]
+    order = order[(kind[order] > 0) & context.is_analyzed(calls.start_ns[order])]
     begins, ends = [], []
-    asked: int | None = None
+    malloc_ns: int | None = None
     freed = False
     for row in order.tolist():
         if kind[row] == _MALLOC:
-            if freed and asked is not None:
-                begins.append(asked)
+            if freed and malloc_ns is not None:
+                begins.append(malloc_ns)
                 ends.append(int(calls.end_ns[row]))
-            asked, freed = int(calls.start_ns[row]), False
+            malloc_ns, freed = int(calls.start_ns[row]), False
         elif kind[row] == _FREE:
-            freed = asked is not None
+            freed = malloc_ns is not None
         else:
             # A thread that launches has its memory: a free there is a normal one.
-            asked, freed = None, False
-    if not begins or not case.steps:
+            malloc_ns, freed = None, False
+    if not begins or not context.steps:
         return
-    retries = case.within(np.array(begins, np.int64), np.array(ends, np.int64))
-    cost = case.idle_in(retries)
-    yield case.finding(
-        ALLOCATION_RETRIES,
+    retries = context.clip(np.array(begins, np.int64), np.array(ends, np.int64))
+    retries = intervals.subtract(retries, context.claimed)
+    cost = context.idle_in(retries)
+    context.claim(retries)
+    yield context.finding(
+        "allocation_retries",
         cost,
         f"allocation retries: {times(len(begins))} in the steps, the allocator empties its "
         "cache and allocates again",
@@ -197,64 +212,71 @@ def allocation_retries(case: Case) -> Iterator[Finding]:
     )
 
 
-_MALLOC, _FREE, _LAUNCH = 1, 2, 3
-
-
-def _retrying(name: str) -> int:
+def _allocator_call(name: str) -> int:
     if name in ("cudaMalloc", "hipMalloc") or name.startswith("aclrtMallocAlign"):
         return _MALLOC
     return _FREE if name in ("cudaFree", "hipFree", "aclrtFree") else 0
 
 
-def lacks_size(case: Case) -> str | None:
+def lacks_size(context: DeviceContext) -> str | None:
     """Return a reason if the memory size of the device is unknown."""
-    return None if _whole(case) else "memory size of the device not recorded"
+    return None if _device_bytes(context) else "memory size of the device not recorded"
 
 
-SLOW_STEPS = "slow_steps"
-STEPS_GROW = "steps_grow"
-
+# Minimum steps after the first for a meaningful median.
+MIN_STEPS = 4
 # A step is slow above this many medians.
-SLOW = 1.5
+SLOW_MEDIANS = 1.5
 # TraceML's thresholds: 8 % from first to last quarter, over 100 steps or more.
 TREND, LONG_RUN = 0.08, 100
-_ON_PURPOSE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
+_DELIBERATE = re.compile(r"eval|valid|checkpoint|save|test", re.IGNORECASE)
 
 
-def slow_steps(case: Case) -> Iterator[Finding]:
+def slow_steps(context: DeviceContext) -> Iterator[Finding]:
     """Find single steps that are much longer than the median."""
-    begin, end = _windows(case)
+    begin, end = _step_windows(context)
     length = end - begin
-    if len(length) < FEW_STEPS:
+    if len(length) < MIN_STEPS:
         return
-    usual = float(np.median(length))
-    slow = np.flatnonzero((length > SLOW * usual) & ~_on_purpose(case, begin, end))
+    median = float(np.median(length))
+    slow = np.flatnonzero((length > SLOW_MEDIANS * median) & ~_is_deliberate(context))
     if not len(slow):
         return
-    cost = float((length[slow] - usual).sum())
-    worst = int(slow[int(length[slow].argmax())])
-    names = [name for name, _, _ in case.recording.steps][1:]
-    grown, by = _grown(case, begin, end, worst, usual)
+    cost = float((length[slow] - median).sum())
+    longest = int(slow[int(length[slow].argmax())])
+    names = [name for name, _, _ in context.recording.steps][1:]
+    grown, growth_ns = _largest_growth(context, begin, end, longest, median)
     more = "" if len(slow) == 1 else f" ({len(slow)} slow steps)"
-    yield case.finding(
-        SLOW_STEPS,
-        cost * case.step_count / len(length),
-        f"step {names[worst]} takes {duration(int(length[worst]))}, median "
-        f"{duration(usual)}{more}; {grown} grows most, by {duration(by)}",
-        advice="look at this step in `uprof export`",
+    compile_ns = _compile_ns(context, longest)
+    compiles = 2 * compile_ns >= length[longest] - median
+    cause = f"; {duration(compile_ns)} of it is compilation" if compiles else ""
+    yield context.finding(
+        "slow_steps",
+        cost * context.step_count / len(length),
+        f"step {names[longest]} takes {duration(int(length[longest]))}, median "
+        f"{duration(median)}{more}; {grown} grows most, by {duration(growth_ns)}{cause}",
+        advice="use static or bucketed shapes, check TORCH_LOGS=recompiles"
+        if compiles
+        else "look at this step in `uprof export`",
         sure="certain",
-        figures={"slow": len(slow), "steps": len(length), "median_ns": round(usual), "grew": grown},
+        figures={
+            "slow": len(slow),
+            "steps": len(length),
+            "median_ns": round(median),
+            "grew": grown,
+            "compile_ns": compile_ns,
+        },
         evidence=[
             {"name": f"step {names[at]}", "count": 1, "total_ns": int(length[at])}
-            for at in slow[np.argsort(-length[slow], kind="stable")][:5].tolist()
+            for at in slow[np.argsort(-length[slow], kind="stable")][:EVIDENCE_ROWS].tolist()
         ],
         steps=[int(names[at]) if names[at].isdecimal() else at + 1 for at in slow.tolist()],
     )
 
 
-def steps_grow(case: Case) -> Iterator[Finding]:
+def steps_grow(context: DeviceContext) -> Iterator[Finding]:
     """Find steps that become longer over time."""
-    begin, end = _windows(case)
+    begin, end = _step_windows(context)
     length = end - begin
     if len(length) < LONG_RUN:
         return
@@ -262,9 +284,9 @@ def steps_grow(case: Case) -> Iterator[Finding]:
     first, last = (float(np.median(part)) for part in (length[:quarter], length[-quarter:]))
     if last <= (1 + TREND) * first:
         return
-    cost = float(np.maximum(length - first, 0).sum()) * case.step_count / len(length)
-    yield case.finding(
-        STEPS_GROW,
+    cost = float(np.maximum(length - first, 0).sum()) * context.step_count / len(length)
+    yield context.finding(
+        "steps_grow",
         cost,
         f"steps become longer: {duration(first)} in the first quarter, {duration(last)} in "
         f"the last ({percent(last / first - 1)} more)",
@@ -275,52 +297,71 @@ def steps_grow(case: Case) -> Iterator[Finding]:
     )
 
 
-def _windows(case: Case) -> tuple[Ints, Ints]:
-    """Return begin and end of each step except the first."""
-    if case.device is not None:
-        windows = case.recording.step_windows[case.device]
-        return windows.start_ns[1:], windows.end_ns[1:]
-    times = np.array([step[1:] for step in case.recording.steps[1:]], np.int64).reshape(-1, 2)
-    return times[:, 0], times[:, 1]
+def _step_windows(context: DeviceContext) -> tuple[Ints, Ints]:
+    """Return begin and end of each step except the first, on the device if there is one."""
+    if context.device is None:
+        return _host_windows(context)
+    windows = context.recording.step_windows[context.device]
+    return windows.start_ns[1:], windows.end_ns[1:]
 
 
-def _on_purpose(case: Case, begin: Ints, end: Ints) -> Flags:
-    """Return a mask of steps with an evaluation or a checkpoint, by the names of their ranges."""
-    framework = case.recording.framework
+def _host_windows(context: DeviceContext) -> tuple[Ints, Ints]:
+    times_ns = np.array([step[1:] for step in context.recording.steps[1:]], np.int64)
+    times_ns = times_ns.reshape(-1, 2)
+    return times_ns[:, 0], times_ns[:, 1]
+
+
+def _is_deliberate(context: DeviceContext) -> Flags:
+    """Return a mask of steps with an evaluation or a checkpoint, by the names of their ranges.
+
+    Ranges belong to the step in which the host runs them: the device may be steps behind.
+    """
+    framework = context.recording.framework
+    begin, end = _host_windows(context)
     result = np.zeros(len(begin), bool)
     if framework is not None:
-        named = framework.matching(lambda name: "::" not in name and bool(_ON_PURPOSE.search(name)))
-        for at in named.tolist():
+        ranges = framework.matching(
+            lambda name: "::" not in name and bool(_DELIBERATE.search(name))
+        )
+        for at in ranges.tolist():
             result |= (framework.start_ns[at] < end) & (framework.end_ns[at] > begin)
     return result
 
 
-def _grown(case: Case, begin: Ints, end: Ints, worst: int, usual: float) -> tuple[str, float]:
+def _compile_ns(context: DeviceContext, step: int) -> int:
+    """Return the time in which the host compiles or loads code within a step."""
+    begin, end = _host_windows(context)
+    start, stop, _, _ = host_ranges(context, COMPILATION.names)
+    return intervals.clip(intervals.merge(start, stop), int(begin[step]), int(end[step])).total_ns
+
+
+def _largest_growth(
+    context: DeviceContext, begin: Ints, end: Ints, step: int, median_ns: float
+) -> tuple[str, float]:
     """Return the part of a step that grew most against the median, and by how much."""
-    if case.device is None:
-        return "host time", float(end[worst] - begin[worst]) - usual
+    if context.device is None:
+        return "host time", float(end[step] - begin[step]) - median_ns
     steps = IntervalSet(begin, end)
-    each = {
-        name: np.zeros(len(begin), np.int64)
-        for name in (
-            *("computation", "communication", "copies"),
-            *(f"idle time {IN_WORDS[reason]}" for reason in REASONS),
-        )
-    }
-    for stretch in case.recording.devices[case.device].stretches():
+    parts: dict[str, Ints] = {}
+
+    def add(name: str, step_number: Ints, time_ns: Ints) -> None:
+        sums = parts.setdefault(name, np.zeros(len(begin), np.int64))
+        np.add.at(sums, step_number, time_ns)
+
+    for stretch in context.recording.devices[context.device].stretches():
         for name, part in (
             ("computation", stretch.compute),
             ("communication", stretch.communication),
             ("copies", stretch.copies),
         ):
-            start, stop, _, step = meet(part, steps)
-            np.add.at(each[name], step, stop - start)
-    for segments in case.recording.idle_time.parts(case.device):
+            start, stop, _, number = meet(part, steps)
+            add(name, number, stop - start)
+    for segments in context.recording.idle_time.parts(context.device):
         idle = IntervalSet(segments.start_ns, segments.end_ns)
-        start, stop, which, step = meet(idle, steps)
-        for number, reason in enumerate(REASONS):
-            own = segments.reason[which] == number
-            np.add.at(each[f"idle time {IN_WORDS[reason]}"], step[own], (stop - start)[own])
-    grown = {name: float(times[worst] - np.median(times)) for name, times in each.items()}
-    most = max(grown, key=lambda name: grown[name])
-    return most, grown[most]
+        start, stop, row, number = meet(idle, steps)
+        for reason, name in enumerate(REASONS):
+            rows = segments.reason[row] == reason
+            add(f"idle ({IN_WORDS[name]})", number[rows], (stop - start)[rows])
+    growth = {name: float(sums[step] - np.median(sums)) for name, sums in parts.items()}
+    largest = max(growth, key=lambda name: growth[name])
+    return largest, growth[largest]

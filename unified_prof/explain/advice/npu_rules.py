@@ -1,24 +1,40 @@
-"""Advice rules about what only NPUs record: AI CPUs, clocks, cores, pipes."""
+"""Advice rules about what only NPUs record: AI CPUs, clocks, cores, pipes, repeated sequences."""
 
 from __future__ import annotations
 
+import heapq
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
 from unified_prof.arrays.types import Ints
-from unified_prof.explain.advice.device_context import Case
-from unified_prof.explain.advice.idle_rows import LEAST_SHARE, WARN_SHARE, duration, percent
-from unified_prof.explain.advice.kernel_rules import computing, highest_ratio, on_ai_cpu
+from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    MAX_STEP_MEDIANS,
+    MIN_SHARE,
+    WARN_SHARE,
+    Flags,
+    duration,
+    percent,
+    plural,
+    times,
+)
+from unified_prof.explain.advice.kernel_rules import highest_ratio, matrix_kernels, on_ai_cpu
+from unified_prof.explain.basic_breakdowns import in_words
 from unified_prof.explain.roofline import peaks
 from unified_prof.explain.roofline.peaks import Device, known_devices
-from unified_prof.recording.model import Finding
-
-AI_CPU = "ai_cpu"
-FREQUENCY_DROP = "frequency_drop"
-IDLE_CORES = "idle_cores"
-NO_PIPE_BUSY = "no_pipe_busy"
+from unified_prof.recording.calls import KERNEL
+from unified_prof.recording.framework import NOT_ATTRIBUTED
+from unified_prof.recording.idle import HOST, LAUNCHED, NOT_KNOWN
+from unified_prof.recording.model import Evidence, Finding
 
 # Shorter tasks are dominated by their launch (MindStudio advisor's threshold).
 LONG_NS = 20_000
@@ -32,165 +48,481 @@ TAIL_SHARE = 0.05
 BUSY_PIPE = 0.8
 
 # Name of two chip generations, which only differ in their clock.
-_OF_TWO = "Ascend910B"
-_NAMED = re.compile(r"\((.*)\)$")
+_AMBIGUOUS_CHIP = "Ascend910B"
+_CHIP = re.compile(r"\((.*)\)$")
 _VECTOR = re.compile(r"vector|aiv", re.IGNORECASE)
 _RATIO = re.compile(
     r"^ai[cv]_(?!icache).*_ratio\w*$|^(?:mac|vec|mte[123]|scalar|fixpipe)_ratio\w*$"
 )
 
 
-def ai_cpu(case: Case) -> Iterator[Finding]:
+def ai_cpu(context: DeviceContext) -> Iterator[Finding]:
     """Find operators that ran on an AI CPU because no AI core kernel supports them."""
-    pieces, chosen = case.pieces, on_ai_cpu(case)
-    cost = case.gain(chosen)
-    if case.share(cost) < WARN_SHARE or int(pieces.length_ns[chosen].max()) < LONG_NS:
+    selected = on_ai_cpu(context)
+    cost = context.gain(selected)
+    if context.share(cost) < WARN_SHARE or int(context.tasks.length_ns[selected].max()) < LONG_NS:
         return
-    yield case.finding(
-        AI_CPU,
+    count = int(selected.sum())
+    yield context.finding(
+        "ai_cpu",
         cost,
-        f"AI CPU: {int(chosen.sum()):,} operators run on AI CPUs instead of AI cores, "
-        f"{percent(case.share(cost))} of the time without overlap",
+        f"AI CPU: {plural(count, 'operator')} on AI CPUs instead of AI cores, "
+        f"{percent(context.share(cost))} of the time without overlap",
         advice="change the dtype (avoid float64, int64, complex) or the form (index, nonzero, "
         "unique) of these operators",
         sure="likely",
-        figures={"tasks": int(chosen.sum()), "alone_ns": cost},
-        evidence=case.rows(np.flatnonzero(chosen)),
+        figures={"tasks": count, "alone_ns": cost},
+        evidence=context.evidence(np.flatnonzero(selected)),
     )
 
 
-def frequency_drop(case: Case) -> Iterator[Finding]:
+def frequency_drop(context: DeviceContext) -> Iterator[Finding]:
     """Find AI cores that compute below the highest clock of their chip."""
-    found = case.recording.source.integers(
+    table = context.recording.source.integers(
         "AICORE_FREQ", {"device": "deviceId", "at": "timestampNs", "mhz": "CAST(freq AS INTEGER)"}
     )
-    good = (found["mhz"] > 0) & (found["at"] >= 0)
-    if case.number is not None:
-        good &= found["device"] == case.number
-    at, mhz = found["at"][good], found["mhz"][good]
-    if not len(at):
+    good = (table["mhz"] > 0) & (table["at"] >= 0)
+    if context.device_id is not None:
+        good &= table["device"] == context.device_id
+    order = np.argsort(table["at"][good], kind="stable")
+    at, mhz = table["at"][good][order], table["mhz"][good][order]
+    rows = np.flatnonzero(matrix_kernels(context))
+    if not len(at) or not len(rows):
         return
-    order = np.argsort(at, kind="stable")
-    at, mhz = at[order], mhz[order]
-    chip = _chip_of(case)
-    own = None if chip is None else chip.mhz
-    highest = max(int(mhz.max()), int(own or 0))
-    rows = np.flatnonzero(computing(case))
-    if not len(rows):
+    chip = _chip(context)
+    chip_mhz = None if chip is None else chip.mhz
+    highest = max(int(mhz.max()), int(chip_mhz or 0))
+    sample = np.searchsorted(at, context.tasks.start_ns[rows], side="right") - 1
+    clock = np.where(sample >= 0, mhz[sample], highest)
+    lost = np.where(clock > IDLE_CLOCK * highest, 1 - clock / highest, 0.0)
+    length = context.tasks.length_ns[rows]
+    lost_share = float((lost * length).sum() / length.sum())
+    cost = context.gains(rows, lost * length)
+    if lost_share < DROP_SHARE or not cost:
         return
-    sample = np.searchsorted(at, case.pieces.start_ns[rows], side="right") - 1
-    during = np.where(sample >= 0, mhz[sample], highest)
-    lost = np.where(during > IDLE_CLOCK * highest, 1 - during / highest, 0.0)
-    length = case.pieces.length_ns[rows]
-    mean = float((lost * length).sum() / length.sum())
-    cost = case.gains(rows, lost * length)
-    if mean < DROP_SHARE or not cost:
-        return
-    usual = float((during * length).sum() / length.sum())
-    known = "the maximum of this chip" if own else "the maximum of this recording"
-    yield case.finding(
-        FREQUENCY_DROP,
+    mean = float((clock * length).sum() / length.sum())
+    yield context.finding(
+        "frequency_drop",
         cost,
-        f"clock drop: the AI cores compute at a mean of {usual:,.0f} MHz, {highest:,} MHz "
-        f"is {known}",
+        f"clock drop: the AI cores compute at a mean of {mean:,.0f} MHz, {highest:,} MHz "
+        f"is the maximum of this {'chip' if chip_mhz else 'recording'}",
         advice="check temperature, power limit and neighbors of this device (npu-smi info)",
-        sure="certain" if own else "likely",
-        figures={"mean_mhz": round(usual), "highest_mhz": highest, "lost_share": round(mean, 4)},
-        evidence=case.rows(rows, (lost * length).astype(np.int64)),
+        sure="certain" if chip_mhz else "likely",
+        figures={
+            "mean_mhz": round(mean),
+            "highest_mhz": highest,
+            "lost_share": round(lost_share, 4),
+        },
+        evidence=context.evidence(rows, (lost * length).astype(np.int64)),
     )
 
 
-def _info(case: Case) -> tuple[Ints, Ints]:
+def _long_kernels(context: DeviceContext) -> tuple[Ints, Ints]:
     """Return the kernels that are long enough, and their rows of COMPUTE_TASK_INFO."""
-    tasks, pieces = case.recording.tasks, case.pieces
-    task = case.recording.work.task[pieces.row]
-    info = np.where(task >= 0, np.append(tasks.info, -1)[task], -1)
-    rows = np.flatnonzero((info >= 0) & (pieces.length_ns >= LONG_NS))
+    row = context.task_row
+    info = np.where(row >= 0, np.append(context.recording.tasks.info, -1)[row], -1)
+    rows = np.flatnonzero((info >= 0) & (context.tasks.length_ns >= LONG_NS))
     return rows, info[rows].astype(np.int64)
 
 
-def idle_cores(case: Case) -> Iterator[Finding]:
+def idle_cores(context: DeviceContext) -> Iterator[Finding]:
     """Find kernels whose blocks do not use all cores."""
-    cubes, vectors = _cores(case)
-    rows, info = _info(case)
-    columns = case.recording.source.integers(
+    cubes, vectors = _cores(context)
+    rows, info = _long_kernels(context)
+    columns = context.recording.source.integers(
         "COMPUTE_TASK_INFO", {"blocks": "blockNum", "type": "taskType"}
     )
     blocks, types = columns["blocks"][info], columns["type"][info]
     ids, number = np.unique(types, return_inverse=True)
-    texts = [text or "" for text in case.recording.strings.texts(ids.tolist())]
-    vector = np.array([bool(_VECTOR.search(text)) for text in [*texts, ""]])[number]
-    of_cores = np.array(["AI_CPU" not in text for text in [*texts, ""]])[number]
-    cores = np.where(vector, vectors, cubes)
+    texts = [text or "" for text in context.recording.strings.texts(ids.tolist())]
+    on_vector = np.array([bool(_VECTOR.search(text)) for text in [*texts, ""]])[number]
+    on_cores = np.array(["AI_CPU" not in text for text in [*texts, ""]])[number]
+    cores = np.where(on_vector, vectors, cubes)
     rounds = np.maximum(-(-blocks // cores), 1)
-    idle = np.where((blocks > 0) & of_cores, 1 - blocks / (cores * rounds), 0.0)
+    idle = np.where((blocks > 0) & on_cores, 1 - blocks / (cores * rounds), 0.0)
     rows, idle = rows[idle >= TAIL_SHARE], idle[idle >= TAIL_SHARE]
-    lost = idle * case.pieces.length_ns[rows]
-    cost = case.gains(rows, lost)
-    if case.share(cost) < LEAST_SHARE:
+    lost = idle * context.tasks.length_ns[rows]
+    cost = context.gains(rows, lost)
+    if context.share(cost) < MIN_SHARE:
         return
-    yield case.finding(
-        IDLE_CORES,
+    yield context.finding(
+        "idle_cores",
         cost,
-        f"idle cores: {len(rows):,} kernels have blocks that do not fill {cubes} cube and "
+        f"idle cores: {plural(len(rows), 'kernel')} with blocks that do not fill {cubes} cube and "
         f"{vectors} vector cores",
-        advice=(
-            "choose sizes (batch, heads, hidden) that divide evenly among the cores, or tune "
-            "the tiling"
-        ),
+        advice="choose sizes (batch, heads, hidden) that divide evenly among the cores, or tune "
+        "the tiling",
         sure="possible",
         figures={"kernels": len(rows), "cubes": cubes, "vectors": vectors},
-        evidence=case.rows(rows, lost.astype(np.int64)),
+        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
-def no_pipe_busy(case: Case) -> Iterator[Finding]:
+def no_pipe_busy(context: DeviceContext) -> Iterator[Finding]:
     """Find kernels without a busy pipe, bound neither by compute nor by memory."""
-    rows, _ = _info(case)
-    ratio = highest_ratio(case, _RATIO)[rows]
+    rows, _ = _long_kernels(context)
+    ratio = highest_ratio(context, _RATIO)[rows]
     idle = (ratio > 0) & (ratio < BUSY_PIPE)
     rows, ratio = rows[idle], ratio[idle]
-    lost = (1 - ratio) * case.pieces.length_ns[rows]
-    cost = case.gains(rows, lost)
-    if case.share(cost) < WARN_SHARE:
+    length = context.tasks.length_ns[rows]
+    lost = (1 - ratio) * length
+    cost = context.gains(rows, lost)
+    if context.share(cost) < WARN_SHARE:
         return
-    yield case.finding(
-        NO_PIPE_BUSY,
+    yield context.finding(
+        "no_pipe_busy",
         cost,
-        f"no busy pipe: {len(rows):,} long kernels "
-        f"({duration(int(case.pieces.length_ns[rows].sum()))}) "
-        f"keep no pipe busy for {percent(BUSY_PIPE)}; they are bound neither by compute "
-        "nor by memory",
+        f"no busy pipe: {plural(len(rows), 'long kernel')} ({duration(int(length.sum()))}) "
+        f"with every pipe busy for less than {percent(BUSY_PIPE)}, bound neither by compute nor "
+        "by memory",
         advice="use larger or aligned shapes (inner dimensions in multiples of 256), fused "
         "operators, a tuned tiling",
         sure="possible",
         figures={"kernels": len(rows), "lost_ns": int(lost.sum())},
-        evidence=case.rows(rows, lost.astype(np.int64)),
+        evidence=context.evidence(rows, lost.astype(np.int64)),
     )
 
 
-def _chip_of(case: Case) -> Device | None:
+def _chip(context: DeviceContext) -> Device | None:
     """Return the row of this chip in the table of devices."""
-    device = known_devices(case.recording)[case.device or ""]
+    device = known_devices(context.recording)[context.device or ""]
     if device is not None and device.is_recorded:
         return device
-    named = _NAMED.search(case.device or "")
-    if named is None or device is None:
+    name = _CHIP.search(context.device or "")
+    if name is None or device is None:
         return None  # its clock is of another chip than its name
-    if named[1] == _OF_TWO and "AICORE_FREQ" not in case.recording.source.tables:
+    if name[1] == _AMBIGUOUS_CHIP and "AICORE_FREQ" not in context.recording.source.tables:
         return None
-    return peaks.find(named[1])
+    return peaks.find(name[1])
 
 
-def _cores(case: Case) -> tuple[int, int]:
+def _cores(context: DeviceContext) -> tuple[int, int]:
     """Return the number of cube and vector cores of a chip, 0 if unknown."""
-    chip = _chip_of(case)
+    chip = _chip(context)
     if chip is None or chip.cores is None:
         return 0, 0
     return int(chip.cores), int(chip.vector_cores or chip.cores)
 
 
-def lacks_cores(case: Case) -> str | None:
+def lacks_cores(context: DeviceContext) -> str | None:
     """Return a reason if the number of cores is unknown."""
-    named = "number of cores unknown for this name in NPU_INFO"
-    return None if _cores(case)[0] else f"{case.device}: {named}"
+    if _cores(context)[0]:
+        return None
+    return f"{context.device}: number of cores unknown for this name in NPU_INFO"
+
+
+# Length of a sequence in kernels (MindStudio advisor's range).
+MIN_LENGTH, MAX_LENGTH = 3, 10
+# A sequence must occur more often than this (MindStudio advisor's threshold).
+MAX_RARE = 5
+# Below this busy share, a sequence is launch-bound (MindStudio advisor's threshold).
+BUSY_SHARE = 0.4
+# Share of time spent moving data from which a sequence is memory-bound (MindStudio advisor's
+# threshold).
+MOVING_SHARE = 0.8
+# If more than this share of occurrences overlap the next, they are iterations of a loop.
+OVERLAP_SHARE = 0.5
+# A gap of this many median gaps and kernels is not a launch gap and splits sequences.
+PAUSE_MEDIANS = 10.0
+# Maximum number of candidates to evaluate, most promising first.
+MAX_CANDIDATES = 200
+
+_MOVES = re.compile(r"^(?:ai[cv]_)?mte[23]_ratio\w*$")
+
+
+def repeated_sequences(
+    token: Ints, segment: Ints, *, shortest: int, longest: int, more_than: int
+) -> Iterator[tuple[int, Ints, Ints]]:
+    """Find sequences of tokens that occur more often than a given number of times.
+
+    Args:
+        token: Token at each position.
+        segment: Ascending segment number of each position; no sequence crosses segments.
+        shortest: Minimum length of a sequence.
+        longest: Maximum length.
+        more_than: A sequence must occur more often than this.
+
+    Yields:
+        Length, start positions of sequences of that length, and the sequence number of each. They
+        may overlap.
+    """
+    if not len(token):
+        return
+    code = np.unique(token, return_inverse=True)[1].astype(np.int64)
+    until = np.searchsorted(segment, segment, side="right")
+    size = int(code.max()) + 1
+    place, number = np.arange(len(token)), code
+    for length in range(1, longest + 1):
+        if length > 1:
+            inside = place + length <= until[place]
+            place, number = place[inside], number[inside]
+            longer = number * size + code[place + length - 1]
+            number = np.unique(longer, return_inverse=True)[1].astype(np.int64)
+        if not len(place):
+            return
+        # A rare sequence is no prefix of a frequent one.
+        often = np.bincount(number)[number] > more_than
+        place, number = place[often], number[often]
+        if length >= shortest and len(place):
+            yield length, place, number
+
+
+def period(sequence: Sequence[int]) -> int:
+    """Return the period of a sequence; its length if it has none."""
+    size = len(sequence)
+    return next((at for at in range(1, size) if sequence[at:] == sequence[: size - at]), size)
+
+
+def first_rotation(sequence: Sequence[int]) -> tuple[int, ...]:
+    """Return the canonical rotation of a sequence."""
+    return min((*sequence[at:], *sequence[:at]) for at in range(len(sequence)))
+
+
+def non_overlapping(begins: Ints, length: int) -> Ints:
+    """Return the indices of sequences (ascending `begins`) that overlap no selected earlier one."""
+    if not len(begins) or int(np.diff(begins).min(initial=length)) >= length:
+        return np.arange(len(begins))
+    selected, end = [], 0
+    for at, begin in enumerate(begins.tolist()):
+        if begin >= end:
+            selected.append(at)
+            end = begin + length
+    return np.array(selected, np.int64)
+
+
+def fusible_sequences(context: DeviceContext) -> Iterator[Finding]:
+    """Find kernels that follow one another in the same order more than five times."""
+    kernels = _Kernels(context)
+    sequences = list(_most_expensive(kernels))
+    cost = sum(sequence.lost_ns for sequence in sequences)
+    if not sequences or context.share(cost) < MIN_SHARE:
+        return
+    lengths = sorted({sequence.length for sequence in sequences})
+    length = f"{lengths[0]}" if len(lengths) == 1 else f"{lengths[0]} to {lengths[-1]}"
+    count = sum(len(sequence.begins) for sequence in sequences)
+    elapsed_ns = sum(sequence.elapsed_ns for sequence in sequences)
+    busy_ns = sum(sequence.busy_ns for sequence in sequences)
+    memory_bound = sum(sequence.is_memory_bound for sequence in sequences)
+    text = (
+        f"fusible sequences: {plural(len(sequences), 'sequence')} of {length} kernels "
+        f"({times(count)} in total), busy {percent(busy_ns / elapsed_ns if elapsed_ns else 1.0)} "
+        "of the time from first to last kernel"
+    )
+    text += f"; {memory_bound} memory-bound" if memory_bound else ""
+    text += "" if kernels.has_modules else "; modules were not recorded"
+    yield context.finding(
+        "fusible_sequences",
+        cost,
+        text,
+        advice="use torch.compile on the module, or a fused operation (torch_npu: npu_rms_norm, "
+        "npu_swiglu, npu_rotary_mul and others)",
+        sure="possible",
+        figures={
+            "sequences": [sequence.figures(kernels) for sequence in sequences],
+            "elapsed_ns": elapsed_ns,
+            "busy_ns": busy_ns,
+        },
+        evidence=[sequence.evidence(kernels) for sequence in sequences],
+    )
+
+
+class _Kernels:
+    """Kernels of a device, by stream and start time.
+
+    Attributes:
+        row: Index of each kernel among the device tasks.
+        segment: Ascending number of the segment of each kernel: no sequence crosses segments.
+        token: Operator type of each kernel.
+        has_modules: True if the module of any kernel is known.
+    """
+
+    def __init__(self, context: DeviceContext) -> None:
+        self.context = context
+        tasks = context.tasks
+        module, self.has_modules = _modules(context)
+        order = np.lexsort((tasks.start_ns, tasks.stream))
+        # Optimizer kernels have their own rule.
+        usable = (tasks.kind == KERNEL) & (module >= 0)
+        usable &= ~on_ai_cpu(context) & ~context.in_optimizer
+        cut = ~usable[order]
+        cut[1:] |= np.diff(tasks.stream[order]) != 0
+        cut[1:] |= (np.diff(module[order]) != 0) | cut[:-1]
+        cut |= _follows_pause(tasks.start_ns[order], tasks.end_ns[order])
+        kept = usable[order]
+        self.row: Ints = order[kept].astype(np.int64)
+        self.segment: Ints = np.cumsum(cut)[kept].astype(np.int64)
+        self.token: Ints = context.operator[self.row].astype(np.int64)
+        self.start_ns, self.end_ns = tasks.start_ns[self.row], tasks.end_ns[self.row]
+        self.length_ns = tasks.length_ns[self.row]
+
+    @cached_property
+    def is_matrix(self) -> Flags:
+        """Mask of matrix kernels, two of which cannot be fused."""
+        return matrix_kernels(self.context)[self.row]
+
+    @cached_property
+    def moving_share(self) -> NDArray[np.float64]:
+        """Share of its time that each kernel moves data; NaN without counters."""
+        if "TASK_PMU_INFO" not in self.context.recording.source.tables:
+            return np.full(len(self.row), np.nan)
+        return highest_ratio(self.context, _MOVES)[self.row]
+
+    @cached_property
+    def _time_of_streams(self) -> dict[int, IntervalSet]:
+        """Intervals in which only the kernels and launches of one stream took time, by stream."""
+        tasks, idle = self.context.tasks, self.context.idle
+        waiting = ~np.isin(idle.reason, (HOST, LAUNCHED, NOT_KNOWN))
+        waits = intervals.merge(idle.start_ns[waiting], idle.end_ns[waiting])
+        time = intervals.subtract(self.context.window, waits)
+        result = {}
+        for stream in np.unique(tasks.stream[self.row]).tolist():
+            others = tasks.stream != stream
+            busy = intervals.merge(tasks.start_ns[others], tasks.end_ns[others])
+            result[stream] = intervals.subtract(time, busy)
+        return result
+
+    def evaluate(self, length: int, begins: Ints) -> _Sequence | None:
+        """Return a sequence if it occurs often enough and fusing it saves time."""
+        if len(begins) <= MAX_RARE:
+            return None
+        places = begins + np.arange(length)[:, None]
+        longest, busy = self.length_ns[places].max(axis=0), self.length_ns[places].sum(axis=0)
+        elapsed = np.zeros(len(begins), np.int64)
+        stream = self.context.tasks.stream[self.row[begins]]
+        for number, time in self._time_of_streams.items():
+            rows = np.flatnonzero(stream == number)
+            until = intervals.covered_before(time, self.end_ns[begins[rows] + length - 1])
+            elapsed[rows] = until - intervals.covered_before(time, self.start_ns[begins[rows]])
+        # One kernel as long as the longest would remain. Occurrences that take much longer than
+        # usual have another cause and are limited.
+        lost = np.maximum(elapsed - longest, 0)
+        lost_ns = int(np.minimum(lost, int(MAX_STEP_MEDIANS * np.median(lost))).sum())
+        elapsed_ns, busy_ns = int(elapsed.sum()), int(busy.sum())
+        # NaN, hence False, if a kernel has no counter.
+        is_memory_bound = bool(self.moving_share[places].mean() > MOVING_SHARE)
+        if not lost_ns or not (is_memory_bound or busy_ns < BUSY_SHARE * elapsed_ns):
+            return None
+        if not is_memory_bound and self.context.share(lost_ns) < MIN_SHARE:
+            return None
+        return _Sequence(
+            length, begins, lost_ns, elapsed_ns, busy_ns, int(longest.sum()), is_memory_bound
+        )
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _Sequence:
+    """A repeated sequence, the places where it begins, and its times."""
+
+    length: int
+    begins: Ints
+    lost_ns: int
+    # From the first kernel's start to the last one's end, without unrelated tasks.
+    elapsed_ns: int
+    busy_ns: int
+    longest_ns: int
+    is_memory_bound: bool
+
+    def _names(self, kernels: _Kernels) -> str:
+        texts, first = kernels.context.recording.work.labels.texts, int(self.begins[0])
+        return in_words(texts[at] for at in kernels.token[first : first + self.length].tolist())
+
+    def figures(self, kernels: _Kernels) -> dict[str, Any]:
+        """Return the figures of the sequence as plain data."""
+        return {
+            "sequence": self._names(kernels),
+            "kernels": self.length,
+            "count": len(self.begins),
+            "elapsed_ns": self.elapsed_ns,
+            "busy_ns": self.busy_ns,
+            "longest_ns": self.longest_ns,
+            "bound_by": "moving data" if self.is_memory_bound else "launches",
+        }
+
+    def evidence(self, kernels: _Kernels) -> Evidence:
+        """Return the sequence as a row of evidence."""
+        first, context = int(self.begins[0]), kernels.context
+        _, line = context.recording.work.place(int(context.tasks.row[kernels.row[first]]))
+        row = {
+            "name": self._names(kernels),
+            "count": len(self.begins),
+            "total_ns": self.lost_ns,
+            "start_ns": int(kernels.start_ns[first]),
+        }
+        return row if line is None else {**row, "line": line}
+
+
+def _modules(context: DeviceContext) -> tuple[Ints, bool]:
+    """Return the module index of each task (-1 if unknown), and whether any is known."""
+    framework, tasks = context.recording.framework, context.tasks
+    no_module = np.zeros(len(tasks), np.int64)
+    if framework is None:
+        return no_module, False
+    paths, number = framework.modules(context.recording.work.launches.call[tasks.row])
+    if not {*paths} - {None, NOT_ATTRIBUTED}:
+        return no_module, False
+    known = np.array([path != NOT_ATTRIBUTED for path in paths])[number]
+    return np.where(known, number, -1).astype(np.int64), True
+
+
+def _follows_pause(start_ns: Ints, end_ns: Ints) -> Flags:
+    """Return a mask of tasks after gaps that launching does not explain."""
+    if not len(start_ns):
+        return np.zeros(0, np.bool_)
+    gap = np.append(0, np.maximum(start_ns[1:] - end_ns[:-1], 0))
+    median = max(float(np.median(gap)), float(np.median(end_ns - start_ns)))
+    result: Flags = gap > PAUSE_MEDIANS * median
+    return result
+
+
+def _most_expensive(kernels: _Kernels) -> Iterator[_Sequence]:
+    """Yield the most expensive sequences without common kernels."""
+    used = np.zeros(len(kernels.row), bool)
+    queue = [(-one.lost_ns, one.length, int(one.begins[0]), one) for one in _candidates(kernels)]
+    heapq.heapify(queue)
+    found = tried = 0
+    while queue and found < EVIDENCE_ROWS and tried < MAX_CANDIDATES:
+        tried += 1
+        _, length, first, sequence = heapq.heappop(queue)
+        used_before = np.append(0, np.cumsum(used))
+        begins = sequence.begins
+        begins = begins[used_before[begins + length] == used_before[begins]]
+        begins = begins[non_overlapping(begins, length)]
+        if len(begins) < len(sequence.begins):
+            remaining = kernels.evaluate(length, begins)
+            if remaining is None:
+                continue
+            if queue and remaining.lost_ns < -queue[0][0]:
+                heapq.heappush(queue, (-remaining.lost_ns, length, first, remaining))
+                continue
+            sequence = remaining
+        used[(begins + np.arange(length)[:, None]).ravel()] = True
+        found += 1
+        yield sequence
+
+
+def _candidates(kernels: _Kernels) -> Iterator[_Sequence]:
+    """Yield candidate sequences; of rotations of one loop only the one with the smallest gaps."""
+    tightest: dict[tuple[int, ...], tuple[float, int, Ints]] = {}
+    for length, place, number in repeated_sequences(
+        kernels.token, kernels.segment, shortest=MIN_LENGTH, longest=MAX_LENGTH, more_than=MAX_RARE
+    ):
+        matrix_count = np.sum([kernels.is_matrix[place + at] for at in range(length)], axis=0)
+        order = np.lexsort((place, number))
+        order = order[matrix_count[order] <= 1]
+        borders = np.flatnonzero(np.diff(number[order])) + 1
+        for begins in np.split(place[order], borders):
+            if len(begins) <= MAX_RARE:
+                continue
+            tokens = kernels.token[begins[0] : begins[0] + length].tolist()
+            turn = period(tokens)
+            if turn < length and float(np.mean(np.diff(begins) == turn)) > OVERLAP_SHARE:
+                continue  # iterations of a loop: the sequence is what repeats within it
+            separate = begins[non_overlapping(begins, length)]
+            rotation = first_rotation(tokens)
+            ends = kernels.end_ns[separate + length - 1]
+            mean_ns = float(np.mean(ends - kernels.start_ns[separate]))
+            if rotation not in tightest or mean_ns < tightest[rotation][0]:
+                tightest[rotation] = mean_ns, length, separate
+    for _, length, begins in tightest.values():
+        if (sequence := kernels.evaluate(length, begins)) is not None:
+            yield sequence

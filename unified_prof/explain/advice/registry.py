@@ -7,225 +7,182 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from importlib import import_module
-from typing import Any
 
-from unified_prof.explain.advice.device_context import Case
-from unified_prof.explain.roofline import peaks
+from unified_prof.explain.advice import (
+    communication_rules,
+    fusion,
+    host_rules,
+    kernel_rules,
+    memory_rules,
+    npu_rules,
+    wait_rules,
+)
+from unified_prof.explain.advice.device_context import DeviceContext
 from unified_prof.recording.model import Advice, Finding, NotJudged
 from unified_prof.recording.recording import Recording
 
 # Requirement of a rule: returns what a recording lacks, or None.
-Lacks = Callable[[Case], str | None]
+Lacks = Callable[[DeviceContext], str | None]
 
 # Fewer tasks without a step are not a loop, so idle time may be intended.
-FEW_TASKS = 50
-# Minimum steps after the first for a meaningful median.
-FEW_STEPS = 4
+MIN_TASKS = 50
 
 
-def device(case: Case) -> str | None:
+def device(context: DeviceContext) -> str | None:
     """Require device tasks."""
-    return "no device work was recorded" if case.device is None else None
+    return "no device work was recorded" if context.device is None else None
 
 
-def host(case: Case) -> str | None:
+def host(context: DeviceContext) -> str | None:
     """Require device tasks and host calls."""
-    if (lacking := device(case)) is not None:
-        return lacking
-    if _has_no_host(case):
+    if (missing := device(context)) is not None:
+        return missing
+    if _has_no_host(context):
         return "no host calls recorded, so idle reasons are unknown"
     return None
 
 
-def loop(case: Case) -> str | None:
+def loop(context: DeviceContext) -> str | None:
     """Require device tasks, host calls, and steps or enough tasks."""
-    if (lacking := host(case)) is not None:
-        return lacking
-    if not case.recording.steps and len(case.recording.tasks) < FEW_TASKS:
-        return f"no steps and fewer than {FEW_TASKS} tasks recorded"
+    if (missing := host(context)) is not None:
+        return missing
+    if not context.recording.steps and len(context.recording.tasks) < MIN_TASKS:
+        return f"no steps and fewer than {MIN_TASKS} tasks recorded"
     return None
 
 
-def launches(case: Case) -> str | None:
-    """Require runtime calls."""
-    if not len(case.recording.host_calls):
+def launches(context: DeviceContext) -> str | None:
+    """Require a loop with runtime calls."""
+    if (missing := loop(context)) is not None:
+        return missing
+    if not len(context.recording.host_calls):
         return "no runtime calls recorded (table CANN_API)"
     return None
 
 
-def framework(case: Case) -> str | None:
+def framework(context: DeviceContext) -> str | None:
     """Require framework operations."""
-    if case.recording.framework is None:
+    if context.recording.framework is None:
         return "no framework operations recorded (table PYTORCH_API)"
     return None
 
 
-def steps(case: Case) -> str | None:
+def steps(context: DeviceContext) -> str | None:
     """Require enough steps for a meaningful median."""
-    if len(case.recording.steps) > FEW_STEPS:
+    if len(context.recording.steps) > memory_rules.MIN_STEPS:
         return None
-    return f"no more than {FEW_STEPS} steps recorded"
+    return f"no more than {memory_rules.MIN_STEPS} steps recorded"
 
 
-def host_in_steps(case: Case) -> str | None:
+def host_in_steps(context: DeviceContext) -> str | None:
     """Require host data and steps."""
-    if _has_no_host(case):
+    if _has_no_host(context):
         return "nothing of the host was recorded"
-    return None if case.steps else "no steps recorded, so warm-up cannot be distinguished"
+    return None if context.steps else "no steps recorded, so warm-up cannot be distinguished"
 
 
-def collections(case: Case) -> str | None:
-    """Require garbage collections."""
-    if "GC_RECORD" not in case.recording.source.tables:
-        return "no garbage collections recorded (table GC_RECORD)"
-    return None
+def tables(*names: str, why: str) -> Lacks:
+    """Return a requirement of at least one of some tables."""
 
+    def lacks(context: DeviceContext) -> str | None:
+        present = set(names) & set(context.recording.source.tables)
+        return None if present else f"{why} (table {' or '.join(names)})"
 
-def memory(case: Case) -> str | None:
-    """Require memory use."""
-    if "MEMORY_RECORD" not in case.recording.source.tables:
-        return "memory use not recorded (torch.profiler: profile_memory=True)"
-    return None
-
-
-def shapes(case: Case) -> str | None:
-    """Require operation shapes."""
-    if not peaks.offered(case.recording):
-        return "operation shapes not recorded (torch.profiler: record_shapes=True)"
-    return None
+    return lacks
 
 
 def npu(why: str) -> Lacks:
     """Return a requirement of an NPU recording; `why` is the reason on GPUs."""
 
-    def lacks(case: Case) -> str | None:
-        if "UPROF_GPU_TASKS" in case.recording.source.tables:
-            return f"it is of a GPU: {why}"
-        return device(case)
+    def lacks(context: DeviceContext) -> str | None:
+        if "UPROF_GPU_TASKS" in context.recording.source.tables:
+            return f"recorded on a GPU: {why}"
+        return device(context)
 
     return lacks
 
 
-def tables(*names: str, why: str) -> Lacks:
-    """Return a requirement of a device and at least one of some tables."""
-
-    def lacks(case: Case) -> str | None:
-        if (lacking := device(case)) is not None:
-            return lacking
-        there = set(names) & set(case.recording.source.tables)
-        return None if there else f"{why} (table {' or '.join(names)})"
-
-    return lacks
-
-
-def both(*all_of: Lacks) -> Lacks:
+def both(*requirements: Lacks) -> Lacks:
     """Return a requirement that combines several; the first missing one is reported."""
 
-    def lacks(case: Case) -> str | None:
-        return next((why for one in all_of if (why := one(case)) is not None), None)
+    def lacks(context: DeviceContext) -> str | None:
+        return next((why for one in requirements if (why := one(context)) is not None), None)
 
     return lacks
 
 
-def told_by(name: str) -> Lacks:
-    """Return the requirement `module.function` of this package."""
-
-    def lacks(case: Case) -> str | None:
-        found: str | None = of_rules(name)(case)
-        return found
-
-    return lacks
-
-
-def of_rules(name: str) -> Callable[[Case], Any]:
-    """Import and return the function `module.function` of this package."""
-    module, _, function = name.partition(".")
-    found: Callable[[Case], Any] = getattr(
-        import_module(f"unified_prof.explain.advice.{module}"), function
-    )
-    return found
-
-
-def _has_no_host(case: Case) -> bool:
-    return not len(case.recording.host_calls) and case.recording.framework is None
+def _has_no_host(context: DeviceContext) -> bool:
+    return not len(context.recording.host_calls) and context.recording.framework is None
 
 
 @dataclass(frozen=True, slots=True)
 class Rule:
-    """An advice rule."""
+    """An advice rule: a generator of at most a few findings of its kind, and what it requires."""
 
-    # Slug of its findings.
-    kind: str
-    # Generator of findings as `module.function`, imported if the requirements are met.
-    name: str
+    evaluate: Callable[[DeviceContext], Iterator[Finding]]
     lacks: Lacks = device
     # True if it only uses data that every report reads.
     cheap: bool = False
 
-    def judge(self, case: Case) -> Iterator[Finding]:
-        """Yield the findings of a device that meets the requirements."""
-        found: Iterator[Finding] = of_rules(self.name)(case)
-        yield from found
+    @property
+    def kind(self) -> str:
+        """Slug of its findings, the name of the generator."""
+        return self.evaluate.__name__
 
 
-_LAUNCHES = both(loop, launches)
-_COLLECTIVES = tables("COMMUNICATION_OP", why="no collectives recorded")
-_MESSAGES = tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded")
-_ORIGINS = tables("UPROF_GPU_TASKS", why="memory kind of copies not recorded")
-_GRIDS = tables("UPROF_GPU_TASKS", why="grid sizes not recorded")
-_CLOCKS = tables("AICORE_FREQ", why="AI core clocks not recorded")
-_COUNTERS = tables("TASK_PMU_INFO", why="core counters not recorded")
+_COLLECTIVES = both(device, tables("COMMUNICATION_OP", why="no collectives recorded"))
+_MESSAGES = both(device, tables("COMMUNICATION_TASK_INFO", why="no collective tasks recorded"))
+_COPY_KINDS = both(device, tables("UPROF_GPU_TASKS", why="memory kind of copies not recorded"))
+_GRIDS = both(device, tables("UPROF_GPU_TASKS", why="grid sizes not recorded"))
+_CLOCKS = both(device, tables("AICORE_FREQ", why="AI core clocks not recorded"))
+_COUNTERS = both(device, tables("TASK_PMU_INFO", why="core counters not recorded"))
+_COLLECTIONS = tables("GC_RECORD", why="no garbage collections recorded")
+_MEMORY = both(
+    device,
+    tables("MEMORY_RECORD", why="memory use not recorded, torch.profiler: profile_memory=True"),
+    memory_rules.lacks_size,
+)
 _NPU = npu("only NPUs have AI CPUs, cores and pipes")
 _SHORT = npu("host_bound and small_kernels cover short kernels there")
-_MEMORY = both(device, memory, told_by("memory_rules.lacks_size"))
-_PEAKS = both(device, shapes, told_by("kernel_rules.lacks_peaks"))
 
-# In the order in which skipped rules are listed.
+# Rules that explain idle time by a cause of its own come before those for the rest of it.
+# Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
-    Rule("host_bound", "host_rules.host_bound", _LAUNCHES, cheap=True),
-    Rule("small_kernels", "host_rules.small_kernels", _LAUNCHES),
-    Rule("input_wait", "host_rules.input_wait", framework, cheap=True),
-    Rule("late_work", "host_rules.late_work", host, cheap=True),
-    Rule("synchronising_calls", "wait_rules.synchronising_calls", loop),
-    Rule("blocking_launches", "wait_rules.blocking_launches", loop),
-    Rule(
-        "exposed_communication",
-        "communication_rules.exposed_communication",
-        _COLLECTIVES,
-        cheap=True,
-    ),
-    Rule("small_buckets", "communication_rules.small_buckets", _COLLECTIVES, cheap=True),
-    Rule("exposed_copies", "wait_rules.exposed_copies"),
-    Rule("pageable_copies", "wait_rules.pageable_copies", _ORIGINS),
-    Rule("casts_and_copies", "kernel_rules.casts_and_copies"),
-    Rule("format_conversions", "kernel_rules.format_conversions"),
-    Rule("unfused_attention", "kernel_rules.unfused_attention"),
-    Rule("unfused_optimizer", "fusion.unfused_optimizer", framework),
-    Rule("fusible_sequences", "fusion.fusible_sequences", _SHORT),
-    Rule("garbage_collection", "wait_rules.garbage_collection", collections, cheap=True),
-    Rule(
-        "allocation_stalls",
-        "wait_rules.allocation_stalls",
-        both(device, host_in_steps),
-        cheap=True,
-    ),
-    Rule("compile_stalls", "wait_rules.compile_stalls", host_in_steps, cheap=True),
-    Rule("slow_steps", "memory_rules.slow_steps", steps, cheap=True),
-    Rule("steps_grow", "memory_rules.steps_grow", steps, cheap=True),
-    Rule("low_occupancy", "kernel_rules.low_occupancy", _GRIDS),
-    Rule("memory_pressure", "memory_rules.memory_pressure", _MEMORY, cheap=True),
-    Rule("memory_fragmentation", "memory_rules.memory_fragmentation", _MEMORY, cheap=True),
-    Rule("allocation_retries", "memory_rules.allocation_retries", host),
-    Rule("ai_cpu", "npu_rules.ai_cpu", _NPU),
-    Rule("frequency_drop", "npu_rules.frequency_drop", _CLOCKS),
-    Rule("idle_cores", "npu_rules.idle_cores", both(_NPU, told_by("npu_rules.lacks_cores"))),
-    Rule("no_pipe_busy", "npu_rules.no_pipe_busy", _COUNTERS),
-    Rule("unaligned_messages", "communication_rules.unaligned_messages", _MESSAGES),
-    Rule("link_contention", "communication_rules.link_contention", _MESSAGES),
-    Rule("retransmission", "communication_rules.retransmission", _MESSAGES),
-    Rule("inefficient_operation", "kernel_rules.inefficient_operation", _PEAKS),
-    Rule("full_precision", "kernel_rules.full_precision", _PEAKS),
+    Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),
+    Rule(memory_rules.allocation_retries, host),
+    Rule(wait_rules.allocation_stalls, both(device, host_in_steps), cheap=True),
+    Rule(wait_rules.compile_stalls, host_in_steps, cheap=True),
+    Rule(wait_rules.blocking_launches, loop),
+    Rule(wait_rules.synchronising_calls, loop),
+    Rule(host_rules.input_wait, framework, cheap=True),
+    Rule(host_rules.host_bound, launches, cheap=True),
+    Rule(host_rules.small_kernels, launches),
+    Rule(host_rules.unrecorded_work, host, cheap=True),
+    Rule(host_rules.late_work, host, cheap=True),
+    Rule(communication_rules.exposed_communication, _COLLECTIVES, cheap=True),
+    Rule(communication_rules.small_buckets, _COLLECTIVES, cheap=True),
+    Rule(wait_rules.exposed_copies),
+    Rule(wait_rules.pageable_copies, _COPY_KINDS),
+    Rule(kernel_rules.casts_and_copies),
+    Rule(kernel_rules.format_conversions),
+    Rule(kernel_rules.unfused_attention),
+    Rule(fusion.unfused_optimizer, framework),
+    Rule(npu_rules.fusible_sequences, _SHORT),
+    Rule(fusion.unfused_elementwise, both(device, framework)),
+    Rule(memory_rules.slow_steps, steps, cheap=True),
+    Rule(memory_rules.steps_grow, steps, cheap=True),
+    Rule(kernel_rules.low_occupancy, _GRIDS),
+    Rule(memory_rules.memory_pressure, _MEMORY, cheap=True),
+    Rule(memory_rules.memory_fragmentation, _MEMORY, cheap=True),
+    Rule(npu_rules.ai_cpu, _NPU),
+    Rule(npu_rules.frequency_drop, _CLOCKS),
+    Rule(npu_rules.idle_cores, both(_NPU, npu_rules.lacks_cores)),
+    Rule(npu_rules.no_pipe_busy, _COUNTERS),
+    Rule(communication_rules.unaligned_messages, _MESSAGES),
+    Rule(communication_rules.link_contention, _MESSAGES),
+    Rule(communication_rules.retransmission, _MESSAGES),
+    Rule(kernel_rules.inefficient_operation, both(device, kernel_rules.lacks_roofline)),
+    Rule(kernel_rules.full_precision, both(device, kernel_rules.lacks_precision)),
 )
 
 
@@ -241,63 +198,67 @@ def advise(recording: Recording, *, quick: bool = False) -> Advice:
         quick: If True, evaluate only cheap rules for a large recording.
     """
     only_cheap = quick and len(recording.tasks) > QUICK_TASKS
-    cases = _cases(recording)
-    found: list[Finding] = []
-    missing: list[NotJudged] = []
+    contexts = _contexts(recording)
+    findings: list[Finding] = []
+    skipped: list[NotJudged] = []
     silent: list[str] = []
     for rule in RULES:
         if only_cheap and not rule.cheap:
             continue
-        lacks = [rule.lacks(case) for case in cases]
-        able = [case for case, why in zip(cases, lacks, strict=True) if why is None]
-        own = [list(rule.judge(case)) for case in able]
-        found += _merged(own)
-        if not able:
-            why = min(filter(None, lacks), default="the recording is empty")
-            missing.append(NotJudged(rule.kind, why))
-        elif not any(own):
+        missing = [rule.lacks(context) for context in contexts]
+        by_device = [
+            list(rule.evaluate(context))
+            for context, why in zip(contexts, missing, strict=True)
+            if why is None
+        ]
+        findings += _merge_devices(by_device)
+        if not by_device:
+            why = min(filter(None, missing), default="the recording is empty")
+            skipped.append(NotJudged(rule.kind, why))
+        elif not any(by_device):
             silent.append(rule.kind)
-    steps = max((len(case.steps) for case in cases), default=0)
-    paused = max((case.pauses for case in cases), key=lambda one: one.total_ns, default=None)
-    whole = max((case.whole_ns / case.step_count for case in cases), default=0.0)
+    steps = max((len(context.steps) for context in contexts), default=0)
+    pauses = max(
+        (context.pauses for context in contexts), key=lambda one: one.total_ns, default=None
+    )
+    step_ns = max((context.analyzed_ns / context.step_count for context in contexts), default=0.0)
     return Advice(
-        findings=tuple(ranked(found)),
-        not_judged=tuple(missing),
+        findings=tuple(ranked(findings)),
+        not_judged=tuple(skipped),
         judged=tuple(silent),
         steps=steps,
-        step_ms=round(whole / 1e6, 6) if whole else None,
-        pauses=0 if paused is None else len(paused),
-        paused_ms=0.0 if paused is None else round(paused.total_ns / 1e6, 6),
+        step_ms=round(step_ns / 1e6, 6) if step_ns else None,
+        pauses=0 if pauses is None else len(pauses),
+        paused_ms=0.0 if pauses is None else round(pauses.total_ns / 1e6, 6),
         complete=not only_cheap,
     )
 
 
-def ranked(found: list[Finding]) -> list[Finding]:
+def ranked(findings: list[Finding]) -> list[Finding]:
     """Return findings, most expensive first."""
-    return sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind, one.text))
+    return sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind, one.text))
 
 
-def _cases(recording: Recording) -> list[Case]:
+def _contexts(recording: Recording) -> list[DeviceContext]:
     if recording.clock == "device":
-        return [Case(recording, name) for name in recording.devices]
-    return [Case(recording, None)] if recording.clock == "host" else []
+        return [DeviceContext(recording, name) for name in recording.devices]
+    return [DeviceContext(recording, None)] if recording.clock == "host" else []
 
 
-def _merged(of_devices: list[list[Finding]]) -> list[Finding]:
-    """Merge the findings of one rule on several devices."""
-    if len(of_devices) < 2:
-        return [one for own in of_devices for one in own]
+def _merge_devices(by_device: list[list[Finding]]) -> list[Finding]:
+    """Merge the findings of one rule on several devices, by kind."""
+    if len(by_device) < 2:
+        return [finding for findings in by_device for finding in findings]
     by_kind: dict[str, list[Finding]] = {}
-    for own in of_devices:
-        for kind in dict.fromkeys(one.kind for one in own):
-            alike = [one for one in own if one.kind == kind]
-            by_kind.setdefault(kind, []).append(ranked(alike)[0])
+    for findings in by_device:
+        for kind in dict.fromkeys(finding.kind for finding in findings):
+            same_kind = [finding for finding in findings if finding.kind == kind]
+            by_kind.setdefault(kind, []).append(ranked(same_kind)[0])
     merged = []
-    for alike in by_kind.values():
-        first = ranked(alike)[0]
-        others = len(alike) - 1
+    for findings in by_kind.values():
+        first, others = ranked(findings)[0], len(findings) - 1
         if others:
-            words = "another device" if others == 1 else f"{others} other devices"
-            first = replace(first, text=f"{first.text}; the same on {words}")
-        merged.append(replace(first, figures={**first.figures, "devices": len(alike)}))
+            devices = "another device" if others == 1 else f"{others} other devices"
+            first = replace(first, text=f"{first.text}; the same on {devices}")
+        merged.append(replace(first, figures={**first.figures, "devices": len(findings)}))
     return merged

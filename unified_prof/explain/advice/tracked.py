@@ -9,27 +9,27 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from unified_prof.explain.advice.idle_rows import LEAST_SHARE, ROWS, duration, percent
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    MIN_SHARE,
+    duration,
+    percent,
+)
 from unified_prof.recording.calls import UNKNOWN, Calls
 from unified_prof.recording.model import Advice, Evidence, Finding, Gaps, NotJudged, Step, Sureness
-
-WAITING_FOR_PROCESSOR = "waiting_for_processor"
-BETWEEN_OPERATIONS = "time_between_operations"
-ACTIVATION_HEAVY_LINES = "activation_heavy_lines"
-SLOW_ITERATIONS = "slow_iterations"
 
 # Minimum share of an iteration; an otherwise idle machine stays far below.
 WAITED_SHARE = 0.10
 # Minimum share of an iteration between all operations, as for host-bound devices.
 GAPS_SHARE = 0.10
 # Three lines with half of the activations, if at least ten lines have some.
-HEAVY_LINES, HEAVY_SHARE, MANY_LINES = 3, 0.5, 10
+MAX_LINES, HEAVY_SHARE, MIN_LINES = 3, 0.5, 10
 # Smaller amounts do not limit the batch size.
 HEAVY_BYTES = 256 << 20
 # Minimum share of the peak that activations take.
-OF_PEAK = 0.3
+PEAK_SHARE = 0.3
 # An iteration is slow above this many medians, with at least this many iterations.
-SLOW, FEW = 1.5, 5
+SLOW_MEDIANS, MIN_ITERATIONS = 1.5, 5
 _MIB = 1 << 20
 
 
@@ -49,7 +49,7 @@ class Tracked:
         return [one for one in self.steps if one.matched and one.total_ns]
 
     @property
-    def usual_ns(self) -> float:
+    def median_ns(self) -> float:
         """Length of the median iteration; 0 if none was timed."""
         return float(np.median([one.total_ns or 0 for one in self.timed])) if self.timed else 0.0
 
@@ -66,14 +66,14 @@ class Tracked:
         steps: tuple[int, ...] | None = None,
     ) -> Finding:
         """Return a finding of this run; its cost is appended to the text."""
-        own = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
+        timed = tuple(int(one.name) for one in self.timed if one.name.isdecimal())
         rank = self.facts.get("rank", "")
         return Finding(
             kind=kind,
             ranks=(int(rank),) if rank.isdecimal() else (),
             hosts=(self.facts["host"],) if self.facts.get("host") else (),
             links=(),
-            steps=own if steps is None else steps,
+            steps=timed if steps is None else steps,
             cost_ms_per_step=round(cost_ns / 1e6, 6),
             text=f"{text}; saves up to {duration(cost_ns)} per iteration" if cost_ns else text,
             figures=figures,
@@ -83,14 +83,14 @@ class Tracked:
         )
 
 
-def waiting(run: Tracked) -> Iterator[Finding]:
+def waiting_for_processor(run: Tracked) -> Iterator[Finding]:
     """Find time in which the program waited for a processor."""
     waited = float(np.median([one.waited_ns for one in run.timed if one.waited_ns is not None]))
-    share = waited / run.usual_ns
+    share = waited / run.median_ns
     if share < WAITED_SHARE:
         return
     yield run.finding(
-        WAITING_FOR_PROCESSOR,
+        "waiting_for_processor",
         waited,
         f"processor wait: the program is ready but not running {percent(share)} of an "
         "iteration, other processes use the cores",
@@ -102,7 +102,7 @@ def waiting(run: Tracked) -> Iterator[Finding]:
     )
 
 
-def between_operations(run: Tracked) -> Iterator[Finding]:
+def time_between_operations(run: Tracked) -> Iterator[Finding]:
     """Find time outside operations, by the lines around it."""
     assert run.gaps is not None
     sums: dict[str, NDArray[np.float64]] = {}
@@ -112,13 +112,13 @@ def between_operations(run: Tracked) -> Iterator[Finding]:
     if not medians:
         return
     whole = float(np.median(np.sum(list(sums.values()), axis=0)))
-    share = whole / run.usual_ns
+    share = whole / run.median_ns
     if share < GAPS_SHARE:
         return
     counts = {line: run.gaps.lines.count(line) for line in medians}
-    heaviest = sorted(medians, key=lambda line: -medians[line])[:ROWS]
+    heaviest = sorted(medians, key=lambda line: -medians[line])[:EVIDENCE_ROWS]
     yield run.finding(
-        BETWEEN_OPERATIONS,
+        "time_between_operations",
         whole,
         f"between operations: {percent(share)} of an iteration, mostly around {heaviest[0]}",
         advice="check these lines for work outside torch: Python loops, logging, conversion to "
@@ -132,7 +132,7 @@ def between_operations(run: Tracked) -> Iterator[Finding]:
     )
 
 
-def heavy_lines(run: Tracked) -> Iterator[Finding]:
+def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
     """Find lines that save most of the activations."""
     calls = run.calls
     assert calls.activation_bytes is not None
@@ -142,15 +142,15 @@ def heavy_lines(run: Tracked) -> Iterator[Finding]:
     size = np.bincount(number, weights=calls.activation_bytes[kept])
     order = np.argsort(-size, kind="stable")
     whole = int(calls.activation_bytes[calls.activation_bytes > 0].sum())
-    most = float(size[order[:HEAVY_LINES]].sum()) / max(whole, 1)
-    small = whole < HEAVY_BYTES or whole < OF_PEAK * (run.peak_bytes or 0)
-    if len(lines) < MANY_LINES or most < HEAVY_SHARE or small:
+    most = float(size[order[:MAX_LINES]].sum()) / max(whole, 1)
+    small = whole < HEAVY_BYTES or whole < PEAK_SHARE * (run.peak_bytes or 0)
+    if len(lines) < MIN_LINES or most < HEAVY_SHARE or small:
         return
     texts = calls.labels.texts
     yield run.finding(
-        ACTIVATION_HEAVY_LINES,
+        "activation_heavy_lines",
         0,
-        f"{HEAVY_LINES} of {len(lines)} lines save {percent(most)} of the activations "
+        f"{MAX_LINES} of {len(lines)} lines save {percent(most)} of the activations "
         f"({whole / _MIB:,.0f} "
         "MiB)",
         advice="use torch.utils.checkpoint around these lines, a fused operation or a smaller "
@@ -164,83 +164,74 @@ def heavy_lines(run: Tracked) -> Iterator[Finding]:
                 "count": int(count[at]),
                 "total_bytes": int(size[at]),
             }
-            for at in order[:ROWS].tolist()
+            for at in order[:EVIDENCE_ROWS].tolist()
         ],
     )
 
 
 def slow_iterations(run: Tracked) -> Iterator[Finding]:
     """Find single slow iterations that did not wait for a processor."""
-    timed, usual = run.timed[1:], run.usual_ns
-    slow = [one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW * usual]
-    cost = sum((one.total_ns or 0) - usual for one in slow) / max(len(timed), 1)
-    if not slow or cost < LEAST_SHARE * usual:
+    timed, median = run.timed[1:], run.median_ns
+    slow = [
+        one for one in timed if (one.total_ns or 0) - (one.waited_ns or 0) > SLOW_MEDIANS * median
+    ]
+    cost = sum((one.total_ns or 0) - median for one in slow) / max(len(timed), 1)
+    if not slow or cost < MIN_SHARE * median:
         return
     worst = max(slow, key=lambda one: one.total_ns or 0)
     yield run.finding(
-        SLOW_ITERATIONS,
+        "slow_iterations",
         cost,
-        f"iteration {worst.name} takes {duration(worst.total_ns or 0)}, median {duration(usual)}",
+        f"iteration {worst.name} takes {duration(worst.total_ns or 0)}, median {duration(median)}",
         advice="check what else this iteration did: logging, checkpoint, evaluation, other shapes",
         sure="certain",
-        figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(usual)},
+        figures={"slow": len(slow), "iterations": len(timed), "median_ns": round(median)},
         evidence=[
             {"name": f"iteration {one.name}", "count": 1, "total_ns": one.total_ns} for one in slow
-        ][:ROWS],
+        ][:EVIDENCE_ROWS],
         steps=tuple(int(one.name) for one in slow if one.name.isdecimal()),
     )
 
 
-def _waits(run: Tracked) -> str | None:
-    if any(one.waited_ns is not None for one in run.timed):
-        return None
-    return "processor wait not measured"
-
-
-def _gaps(run: Tracked) -> str | None:
-    if run.gaps is not None and run.usual_ns:
-        return None
-    return "time between operations not recorded (table UPROF_GAPS)"
-
-
-def _lines(run: Tracked) -> str | None:
-    if run.calls.activation_bytes is not None and run.calls.line is not None:
-        return None
-    return "activations by line not recorded (memory report)"
-
-
-def _several(run: Tracked) -> str | None:
-    return None if len(run.timed) > FEW else f"no more than {FEW} iterations recorded"
-
-
-Rule = tuple[str, Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], str | None]]
-
-# (slug, rule, requirement).
-RULES: tuple[Rule, ...] = (
-    (WAITING_FOR_PROCESSOR, waiting, _waits),
-    (BETWEEN_OPERATIONS, between_operations, _gaps),
-    (ACTIVATION_HEAVY_LINES, heavy_lines, _lines),
-    (SLOW_ITERATIONS, slow_iterations, _several),
+# Rule, whether a run has the data for it, and what is missing otherwise.
+RULES: tuple[tuple[Callable[[Tracked], Iterator[Finding]], Callable[[Tracked], bool], str], ...] = (
+    (
+        waiting_for_processor,
+        lambda run: any(one.waited_ns is not None for one in run.timed),
+        "processor wait not measured",
+    ),
+    (
+        time_between_operations,
+        lambda run: run.gaps is not None and run.median_ns > 0,
+        "time between operations not recorded (table UPROF_GAPS)",
+    ),
+    (
+        activation_heavy_lines,
+        lambda run: run.calls.activation_bytes is not None and run.calls.line is not None,
+        "activations by line not recorded (memory report)",
+    ),
+    (
+        slow_iterations,
+        lambda run: len(run.timed) > MIN_ITERATIONS,
+        f"no more than {MIN_ITERATIONS} iterations recorded",
+    ),
 )
 
 
 def advise(run: Tracked) -> Advice:
     """Evaluate the rules and return the findings, most expensive first."""
-    found: list[Finding] = []
-    missing: list[NotJudged] = []
-    silent: list[str] = []
-    for kind, judge, lacks in RULES:
-        why = lacks(run)
-        own = [] if why is not None else list(judge(run))
-        found += own
-        if why is not None:
-            missing.append(NotJudged(kind, why))
-        elif not own:
-            silent.append(kind)
+    by_rule = {
+        rule.__name__: list(rule(run)) if has_data(run) else None for rule, has_data, _ in RULES
+    }
+    findings = [finding for found in by_rule.values() for finding in found or ()]
     return Advice(
-        findings=tuple(sorted(found, key=lambda one: (-one.cost_ms_per_step, one.kind))),
-        not_judged=tuple(missing),
-        judged=tuple(silent),
+        findings=tuple(sorted(findings, key=lambda one: (-one.cost_ms_per_step, one.kind))),
+        not_judged=tuple(
+            NotJudged(rule.__name__, why)
+            for rule, _, why in RULES
+            if by_rule[rule.__name__] is None
+        ),
+        judged=tuple(kind for kind, found in by_rule.items() if found == []),
         steps=len(run.timed),
-        step_ms=round(run.usual_ns / 1e6, 6) if run.usual_ns else None,
+        step_ms=round(run.median_ns / 1e6, 6) if run.median_ns else None,
     )

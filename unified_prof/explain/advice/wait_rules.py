@@ -4,30 +4,28 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+from dataclasses import dataclass
 
 import numpy as np
-from numpy.typing import NDArray
 
 from unified_prof.arrays import intervals
-from unified_prof.arrays.grouping import Lookup
 from unified_prof.arrays.types import Ints
-from unified_prof.explain.advice.device_context import Case, Flags
-from unified_prof.explain.advice.idle_rows import (
-    LEAST_SHARE,
-    ROWS,
+from unified_prof.explain.advice.device_context import DeviceContext
+from unified_prof.explain.advice.idle_segments import (
+    EVIDENCE_ROWS,
+    MIN_SHARE,
     WARN_SHARE,
+    Flags,
     duration,
     percent,
+    plural,
     times,
 )
-from unified_prof.recording.calls import COPY
-from unified_prof.recording.idle import SYNCHRONISING, is_synchronising
-from unified_prof.recording.model import Evidence, Finding
+from unified_prof.recording.calls import COPY, KERNEL
+from unified_prof.recording.idle import INPUT, SYNCHRONISING, is_synchronising
+from unified_prof.recording.model import Evidence, Finding, Sureness
 from unified_prof.recording.source import possible
 from unified_prof.sqlite.integer_columns import MISSING
-
-EXPOSED_COPIES = "exposed_copies"
-PAGEABLE_COPIES = "pageable_copies"
 
 # If this share of the bytes is copied in the first 2 s (a fifth of a short recording), it is model
 # loading.
@@ -43,146 +41,122 @@ _PAGEABLE = re.compile(r"pageable", re.IGNORECASE)
 _PINNED = re.compile(r"pinned", re.IGNORECASE)
 
 
-def _sizes(case: Case) -> Ints:
+def _copy_bytes(context: DeviceContext) -> Ints:
     """Return the bytes of each task that is a copy, 0 for others."""
-    recording = case.recording
-    found = recording.source.integers("MEMCPY_INFO", {"id": "globalTaskId", "size": "size"})
-    task = recording.work.task[case.pieces.row]
-    row = Lookup(found["id"]).rows(np.append(recording.tasks.identity, MISSING)[task])
-    size = np.append(found["size"], 0)[row]
+    table = context.recording.source.integers("MEMCPY_INFO", {"id": "globalTaskId", "size": "size"})
+    row = context.table_row(table["id"])
+    size = np.append(table["size"], 0)[row]
     return np.where((row >= 0) & (size > 0), size, 0)
 
 
-def _of_loop(case: Case, chosen: Flags, size: Ints) -> Flags:
-    """Return the copies without those of model loading."""
-    if case.steps or not chosen.any():
-        return chosen
-    start = case.pieces.start_ns
-    begin, end = int(case.window.start_ns[0]), int(case.window.end_ns[-1])
-    early = chosen & (start < begin + min(SET_UP_NS, SET_UP_PART * (end - begin)))
-    if size[early].sum() > SET_UP_SHARE * size[chosen].sum():
-        return chosen & ~early
-    return chosen
+def _without_set_up(context: DeviceContext, copies: Flags, size: Ints) -> Flags:
+    """Return a mask of copies without those of model loading."""
+    if context.steps or not copies.any():
+        return copies
+    begin, end = int(context.window.start_ns[0]), int(context.window.end_ns[-1])
+    until = begin + min(SET_UP_NS, SET_UP_PART * (end - begin))
+    early = copies & (context.tasks.start_ns < until)
+    return copies & ~early if size[early].sum() > SET_UP_SHARE * size[copies].sum() else copies
 
 
-def exposed_copies(case: Case) -> Iterator[Finding]:
+def exposed_copies(context: DeviceContext) -> Iterator[Finding]:
     """Find copies between host and device without overlap."""
-    pieces = case.pieces
-    size = _sizes(case)
-    chosen = (pieces.kind == COPY) & case.named(case.operator, _WITH_HOST)
-    chosen = _of_loop(case, chosen, size)
-    own = intervals.merge(pieces.start_ns[chosen], pieces.end_ns[chosen])
-    others = intervals.merge(pieces.start_ns[~chosen], pieces.end_ns[~chosen])
-    cost = intervals.intersect(intervals.subtract(own, others), case.window).total_ns
-    if case.share(cost) < WARN_SHARE:
+    tasks, size = context.tasks, _copy_bytes(context)
+    copies = (tasks.kind == COPY) & context.matches(context.operator, _WITH_HOST)
+    copies = _without_set_up(context, copies, size)
+    copying = intervals.merge(tasks.start_ns[copies], tasks.end_ns[copies])
+    others = intervals.merge(tasks.start_ns[~copies], tasks.end_ns[~copies])
+    exposed = intervals.subtract(copying, others)
+    cost = intervals.intersect(exposed, context.window).total_ns
+    if context.share(cost) < WARN_SHARE:
         return
-    moved = int(size[chosen].sum())
-    yield case.finding(
-        EXPOSED_COPIES,
+    yield context.finding(
+        "exposed_copies",
         cost,
-        f"exposed copies: {int(chosen.sum()):,} copies between host and device, "
-        f"{percent(case.share(cost))} of the time without overlap",
+        f"exposed copies: {plural(int(copies.sum()), 'copy', 'copies')} between host and "
+        f"device, {percent(context.share(cost))} of the time without overlap",
         advice="overlap the copies: pin_memory=True, non_blocking=True, a separate stream; or "
         "keep the data on the device",
         sure="certain",
         figures={
             "exposed_ns": cost,
-            "exposed_share": round(case.share(cost), 4),
-            "copies": int(chosen.sum()),
-            "moved_bytes": moved,
+            "exposed_share": round(context.share(cost), 4),
+            "copies": int(copies.sum()),
+            "moved_bytes": int(size[copies].sum()),
         },
-        evidence=case.rows(np.flatnonzero(chosen)),
+        evidence=context.evidence(np.flatnonzero(copies)),
     )
 
 
-def pageable_copies(case: Case) -> Iterator[Finding]:
+def pageable_copies(context: DeviceContext) -> Iterator[Finding]:
     """Find large copies to the device from pageable memory."""
-    recording, pieces = case.recording, case.pieces
-    found = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
-    task = recording.work.task[pieces.row]
-    row = Lookup(found["id"]).rows(np.append(recording.tasks.identity, MISSING)[task])
-    name = np.append(found["name"], MISSING)[row]
+    recording, tasks = context.recording, context.tasks
+    table = recording.source.integers("UPROF_GPU_TASKS", {"id": "globalTaskId", "name": "name"})
+    name = np.append(table["name"], MISSING)[context.table_row(table["id"])]
     ids = np.unique(name)
-    texts = [recording.strings.get(one) or "" for one in ids.tolist()]
-    size = _sizes(case)
-    copies = (pieces.kind == COPY) & (size > LARGE_BYTES) & case.named(case.operator, _TO_DEVICE)
+    texts = [recording.strings.get(text_id) or "" for text_id in ids.tolist()]
+    size = _copy_bytes(context)
+    copies = (tasks.kind == COPY) & (size > LARGE_BYTES)
+    copies &= context.matches(context.operator, _TO_DEVICE)
 
-    def called(pattern: re.Pattern[str]) -> Flags:
-        wanted = ids[[bool(pattern.search(text)) for text in texts]]
-        found: Flags = copies & np.isin(name, wanted)
-        return found
+    def of_memory(pattern: re.Pattern[str]) -> Flags:
+        matching = ids[[bool(pattern.search(text)) for text in texts]]
+        result: Flags = copies & np.isin(name, matching)
+        return result
 
-    pageable, pinned = _of_loop(case, called(_PAGEABLE), size), called(_PINNED)
-    length = np.maximum(pieces.length_ns, 1)
+    pageable = np.flatnonzero(_without_set_up(context, of_memory(_PAGEABLE), size))
+    pinned = of_memory(_PINNED)
+    length = np.maximum(tasks.length_ns, 1)
     measured = bool(pinned.any())
     rate = float(np.median(size[pinned] / length[pinned])) if measured else PINNED_GB_PER_S
-    chosen = np.flatnonzero(pageable)
-    cost = case.gains(chosen, length[chosen] - size[chosen] / rate)
-    if not len(chosen) or case.share(cost) < LEAST_SHARE:
+    cost = context.gains(pageable, length[pageable] - size[pageable] / rate)
+    if not len(pageable) or context.share(cost) < MIN_SHARE:
         return
-    moved = int(size[chosen].sum())
-    own = moved / int(length[chosen].sum())
-    than = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
-    yield case.finding(
-        PAGEABLE_COPIES,
+    moved = int(size[pageable].sum())
+    pageable_rate = moved / int(length[pageable].sum())
+    reference = "pinned copies of this run" if measured else "pinned copies over PCIe 4.0"
+    yield context.finding(
+        "pageable_copies",
         cost,
-        f"pageable copies: {len(chosen):,} large copies to the device reach {own:.1f} "
-        f"GB/s, {than} {rate:.1f} GB/s",
+        f"pageable copies: {len(pageable):,} of more than 1 MiB to the device reach "
+        f"{pageable_rate:.1f} GB/s, {reference} {rate:.1f} GB/s",
         advice="pin the memory (DataLoader(pin_memory=True), tensor.pin_memory()) and copy with "
         "non_blocking=True",
         sure="likely" if measured else "possible",
         figures={
-            "copies": len(chosen),
+            "copies": len(pageable),
             "moved_bytes": moved,
-            "gb_per_s": round(own, 3),
+            "gb_per_s": round(pageable_rate, 3),
             "pinned_gb_per_s": round(rate, 3),
         },
-        evidence=case.rows(chosen),
+        evidence=context.evidence(pageable),
     )
 
-
-GARBAGE_COLLECTION = "garbage_collection"
-ALLOCATION_STALLS = "allocation_stalls"
-COMPILE_STALLS = "compile_stalls"
 
 # Minimum length of one collection (MindStudio advisor's threshold).
 LONG_PAUSE_NS = 1_000_000
-# Minimum total time (MindStudio advisor's threshold).
-ALLOCATING_NS = 10_000_000
-
-_ALLOCATES = re.compile(
-    r"^(?:cuda|hip)(?:Malloc|Free)(?:Host|Managed|3D|Pitch|Array)?$|^(?:cuda|hip)Host(?:Alloc|Free)$"
-    r"|^cuMem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess)|^aclrt(?:Malloc|Free)|^aclMallocMem"
-    r"|^rt(?:Malloc|Free)$",
-)
-_COMPILES = re.compile(
-    r"opCompile$|aclopCompile$|^cu(?:Module|Library)Load|^hipModuleLoad|nvrtcCompile|hiprtcCompile"
-    r"|compile_inner|entire_frame_compile|inductor_compile|compile_fx"
-    # Names of operators (`namespace::name`) may contain these words.
-    r"|^(?!.*::).*(?:triton.*compile|(?:GraphLowering|Scheduler|Kernel)\.codegen)",
-    re.IGNORECASE,
-)
 
 
-def garbage_collection(case: Case) -> Iterator[Finding]:
+def garbage_collection(context: DeviceContext) -> Iterator[Finding]:
     """Find garbage collections of a millisecond or more during idle time."""
-    found = case.recording.source.integers(
+    table = context.recording.source.integers(
         "GC_RECORD", {"start": "startNs", "duration": "endNs - startNs"}
     )
-    good = possible(found["start"], found["duration"]) & (found["duration"] >= LONG_PAUSE_NS)
-    start, length = found["start"][good], found["duration"][good]
-    pauses = case.within(start, start + length)
-    if case.share(pauses.total_ns) < LEAST_SHARE:
+    long = possible(table["start"], table["duration"]) & (table["duration"] >= LONG_PAUSE_NS)
+    start, length = table["start"][long], table["duration"][long]
+    pauses = context.clip(start, start + length)
+    if context.share(pauses.total_ns) < MIN_SHARE:
         return
-    cost = case.idle_in(pauses)
-    if not len(pauses) or case.share(cost) < LEAST_SHARE:
+    cost = context.idle_in(pauses)
+    if context.share(cost) < MIN_SHARE:
         return
+    context.claim(pauses)
     longest = int((pauses.end_ns - pauses.start_ns).max())
-    yield case.finding(
-        GARBAGE_COLLECTION,
+    yield context.finding(
+        "garbage_collection",
         cost,
         f"garbage collection: {times(len(pauses))}, up to {duration(longest)} each; the "
-        f"device is idle meanwhile for {percent(case.share(cost))} of the time",
+        f"device is idle meanwhile for {percent(context.share(cost))} of the time",
         advice="call gc.freeze() after the first steps and raise gc.set_threshold(), or "
         "gc.disable() and gc.collect() every n steps on all ranks",
         sure="certain",
@@ -190,237 +164,312 @@ def garbage_collection(case: Case) -> Iterator[Finding]:
     )
 
 
-def allocation_stalls(case: Case) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True)
+class _Stall:
+    """A kind of host call that should not occur in the steps."""
+
+    kind: str
+    names: re.Pattern[str]
+    text: str
+    advice: str
+    sure: Sureness = "certain"
+    # Minimum total time of the calls.
+    min_ns: int = 0
+    # Minimum share of the time in which the device is idle meanwhile.
+    min_share: float = WARN_SHARE
+
+
+_ALLOCATION = _Stall(
+    "allocation_stalls",
+    re.compile(
+        r"^(?:cuda|hip)(?:Malloc|Free)(?:Host|Managed|3D|Pitch|Array)?$"
+        r"|^(?:cuda|hip)Host(?:Alloc|Free)$|^rt(?:Malloc|Free)$|^aclrt(?:Malloc|Free)|^aclMallocMem"
+        r"|^cuMem(?:Alloc|Free|Create|Release|Map|Unmap|SetAccess)",
+    ),
+    "driver allocations: device memory is allocated or freed {often}",
+    "keep the allocator's cache: no empty_cache() in the loop, expandable_segments:True, static "
+    "shapes, a smaller batch",
+    # MindStudio advisor's threshold.
+    min_ns=10_000_000,
+    min_share=MIN_SHARE,
+)
+_NPU_COMPILATION = _Stall(
+    "compile_stalls",
+    re.compile(r"^(?:acl)?opCompile(?:AndExecute(?:V2)?)?$", re.IGNORECASE),
+    "compilation: operators are compiled at run time {often}",
+    "use torch.npu.set_compile_mode(jit_compile=False), or operators with an aclnn implementation",
+    sure="likely",
+)
+COMPILATION = _Stall(
+    "compile_stalls",
+    re.compile(
+        r"^cu(?:Module|Library)Load|^hipModuleLoad|^(?:nvrtc|hiprtc)Compile"
+        r"|compile_inner|entire_frame_compile|inductor_compile|compile_fx"
+        # Names of operators (`namespace::name`) may contain these words.
+        r"|^(?!.*::).*(?:triton.*compile|(?:GraphLowering|Scheduler|Kernel)\.codegen)",
+        re.IGNORECASE,
+    ),
+    "compilation: code is compiled or loaded {often}",
+    "use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
+    "TORCH_LOGS=recompiles, precompile operators",
+)
+
+
+def allocation_stalls(context: DeviceContext) -> Iterator[Finding]:
     """Find device memory allocations and frees through the driver during idle time."""
-    yield from _stalls(
-        case,
-        ALLOCATION_STALLS,
-        _ALLOCATES,
-        least_ns=ALLOCATING_NS,
-        share=LEAST_SHARE,
-        text="driver allocations: device memory is allocated or freed {often}; the device is "
-        "idle meanwhile for {share} of the time",
-        advice="keep the allocator's cache: no empty_cache() in the loop, "
-        "expandable_segments:True, static shapes, a smaller batch",
-    )
+    yield from _stalls(context, _ALLOCATION)
 
 
-def compile_stalls(case: Case) -> Iterator[Finding]:
+def compile_stalls(context: DeviceContext) -> Iterator[Finding]:
     """Find compilation or loading of kernels and graphs after warm-up."""
-    yield from _stalls(
-        case,
-        COMPILE_STALLS,
-        _COMPILES,
-        least_ns=0,
-        share=WARN_SHARE,
-        text="compilation: code is compiled or loaded {often}"
-        + (" after the first step" if len(case.steps) > 1 else "")
-        + "; the device is idle meanwhile for {share} of the time",
-        advice="use static or bucketed shapes (torch.compile(dynamic=True), mark_dynamic), check "
-        "TORCH_LOGS=recompiles, precompile operators",
-    )
+    yield from _stalls(context, COMPILATION)
+    yield from _stalls(context, _NPU_COMPILATION)
 
 
-def _stalls(
-    case: Case,
-    kind: str,
-    names: re.Pattern[str],
-    *,
-    least_ns: int,
-    share: float,
-    text: str,
-    advice: str,
-) -> Iterator[Finding]:
-    start, end, number, texts = _called(case, names)
-    stalls = case.within(start, end)
-    if case.share(stalls.total_ns) < share:
-        return
-    cost = case.idle_in(stalls)
+def _stalls(context: DeviceContext, stall: _Stall) -> Iterator[Finding]:
+    start, end, number, texts = host_ranges(context, stall.names)
+    stalls = intervals.subtract(context.clip(start, end), context.claimed)
     # Without steps, the beginning of the program counts as warm-up.
-    if not case.steps or stalls.total_ns < least_ns or not cost or case.share(cost) < share:
+    if not context.steps or context.share(stalls.total_ns) < stall.min_share:
         return
-    inside = np.flatnonzero(case.inside(start))
-    yield case.finding(
-        kind,
+    cost = context.idle_in(stalls)
+    if stalls.total_ns < stall.min_ns or not cost or context.share(cost) < stall.min_share:
+        return
+    context.claim(stalls)
+    rows = np.flatnonzero(context.is_analyzed(start))
+    often = times(len(rows)) + (" after the first step" if len(context.steps) > 1 else "")
+    yield context.finding(
+        stall.kind,
         cost,
-        text.format(often=times(len(inside)), share=percent(case.share(cost))),
-        advice=advice,
-        sure="certain",
-        figures={"calls": len(inside), "calls_ns": stalls.total_ns, "idle_ns": cost},
-        evidence=_evidence(texts, number[inside], (end - start)[inside], start[inside]),
+        f"{stall.text.format(often=often)}; the device is idle meanwhile for "
+        f"{percent(context.share(cost))} of the time",
+        advice=stall.advice,
+        sure=stall.sure,
+        figures={"calls": len(rows), "calls_ns": stalls.total_ns, "idle_ns": cost},
+        evidence=_ranges_by_name(texts, number[rows], (end - start)[rows], start[rows]),
     )
 
 
-def _called(case: Case, names: re.Pattern[str]) -> tuple[Ints, Ints, Ints, list[str]]:
-    """Return the runtime calls and framework ranges that match a pattern."""
-    calls = case.recording.host_calls
+def host_ranges(
+    context: DeviceContext, names: re.Pattern[str]
+) -> tuple[Ints, Ints, Ints, list[str]]:
+    """Return start, end and name of the runtime calls and framework ranges that match a pattern.
+
+    The name is an index into the last value.
+    """
+    calls = context.recording.host_calls
     ids, number = calls.names
-    said = [text or "" for text in case.recording.strings.texts(ids)]
-    wanted = np.array([bool(names.search(text)) for text in said] or [False])
-    rows = np.flatnonzero(wanted[number.to_array()]) if len(ids) else np.zeros(0, np.int64)
-    start, end, which, texts = calls.start_ns[rows], calls.end_ns[rows], number[rows], said
-    framework = case.recording.framework
+    texts = [text or "" for text in context.recording.strings.texts(ids)]
+    matching = np.array([bool(names.search(text)) for text in texts] or [False])
+    rows = np.flatnonzero(matching[number.to_array()]) if len(ids) else np.zeros(0, np.int64)
+    start, end, name = calls.start_ns[rows], calls.end_ns[rows], number[rows]
+    framework = context.recording.framework
     if framework is not None:
-        ranges = framework.matching(lambda name: bool(names.search(name)))
-        own, own_number = framework.names(ranges)
+        ranges = framework.matching(lambda text: bool(names.search(text)))
+        range_texts, range_name = framework.names(ranges)
         start = np.concatenate((start, framework.start_ns[ranges]))
         end = np.concatenate((end, framework.end_ns[ranges]))
-        which = np.concatenate((which, own_number + len(said)))
-        texts = [*said, *own]
+        name = np.concatenate((name, range_name + len(texts)))
+        texts = [*texts, *range_texts]
     with np.errstate(over="ignore"):
         good = possible(start, end - start)
-    return start[good], end[good], which[good].astype(np.int64), texts
+    return start[good], end[good], name[good].astype(np.int64), texts
 
 
-def _evidence(texts: list[str], number: Ints, length: Ints, start: Ints) -> list[Evidence]:
-    kinds, which = np.unique(number, return_inverse=True)
-    total = np.bincount(which, weights=length)
+def _ranges_by_name(texts: list[str], name: Ints, length: Ints, start: Ints) -> list[Evidence]:
+    """Return the names with the longest total time as evidence."""
+    names, number = np.unique(name, return_inverse=True)
+    total = np.bincount(number, weights=length)
     return [
         {
-            "name": texts[int(kinds[at])],
-            "count": int((which == at).sum()),
+            "name": texts[int(names[at])],
+            "count": int((number == at).sum()),
             "total_ns": int(total[at]),
-            "start_ns": int(start[which == at][0]),
+            "start_ns": int(start[number == at][0]),
         }
-        for at in np.argsort(-total, kind="stable")[:ROWS].tolist()
+        for at in np.argsort(-total, kind="stable")[:EVIDENCE_ROWS].tolist()
     ]
 
 
-SYNCHRONISING_CALLS = "synchronising_calls"
-BLOCKING_LAUNCHES = "blocking_launches"
-
 # Severe above these shares of the time and of the idle time (nsys-ai's thresholds).
 STRONG_SHARE, STRONG_OF_IDLE = 0.15, 0.5
-# Share of launches followed by a synchronization from which the mode is blocking (MindStudio
-# advisor's threshold).
+# Share of blocking launches from which the mode is blocking (MindStudio advisor's threshold).
 BLOCKING_SHARE = 0.5
 # Minimum number of launches to detect the mode.
-FEW_LAUNCHES = 20
+MIN_LAUNCHES = 20
+# Operations that always synchronize: these are not a debugging mode.
+_SYNC_OPERATION = re.compile(
+    r"aten::(?:item|_local_scalar_dense|is_nonzero|nonzero|to|_to_copy|copy_|unique\w*|index\w*"
+    r"|masked_select|equal) \("
+)
+# A launch call that returns within this time after its kernel has waited for it.
+RETURN_NS = 20_000
 
 
-def synchronising_calls(case: Case) -> Iterator[Finding]:
+@dataclass(frozen=True, slots=True, eq=False)
+class _SyncGaps:
+    """Idle time from the return of a synchronization to the next task, one entry per gap."""
+
+    # Row of `HostSide.sync`.
+    sync: Ints
+    # Row of `Recording.work` of the next task.
+    task: Ints
+    start_ns: Ints
+    end_ns: Ints
+    # Idle time that belongs to this gap: without input waits and what other findings explain.
+    cost_ns: Ints
+
+    def take(self, rows: Flags) -> _SyncGaps:
+        return _SyncGaps(*(getattr(self, name)[rows] for name in self.__slots__))
+
+
+def _sync_gaps(context: DeviceContext) -> _SyncGaps:
+    idle, host = context.sync_idle, context.recording.idle_time.host
+    rows = np.flatnonzero((idle.sync >= 0) & (idle.task >= 0))
+    # A gap with several segments of the same calls counts once.
+    rows = rows[np.unique(idle.task[rows], return_index=True)[1]]
+    sync, task = idle.sync[rows].astype(np.int64), idle.task[rows].astype(np.int64)
+    start = np.maximum(host.sync.end_ns[sync], idle.start_ns[rows])
+    end = np.maximum(context.recording.work.start_ns[task], start)
+    fetching = context.idle_where(lambda one: one.reason == INPUT)
+    other = intervals.union(intervals.merge(fetching.start_ns, fetching.end_ns), context.claimed)
+    explained = intervals.covered_before(other, end) - intervals.covered_before(other, start)
+    return _SyncGaps(sync, task, start, end, end - start - explained)
+
+
+def synchronising_calls(context: DeviceContext) -> Iterator[Finding]:
     """Find idle time between the return of a synchronization and the next task."""
-    if not case.at_most(SYNCHRONISING):
+    if not context.max_idle_ns(SYNCHRONISING):
         return
-    idle = case.synchronised
-    mine = np.flatnonzero((idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0))
-    mine = mine[~_ends_a_step(case, mine)]
-    if not len(mine):
+    gaps = _sync_gaps(context)
+    gaps = gaps.take(~_is_step_boundary(context, gaps))
+    cost = int(gaps.cost_ns.sum())
+    share = context.share(cost)
+    if not cost or share < WARN_SHARE:
         return
-    mine, lost = _lost(case, mine)
-    cost = int(lost.sum())
-    share = case.share(cost)
-    if share < WARN_SHARE:
-        return
-    of_idle = cost / max(case.idle_ns, 1)
-    strong = share > STRONG_SHARE or of_idle > STRONG_OF_IDLE
-    rows = _calls(case, idle.sync[mine], lost)
-    first_row = rows[0]
-    where = f", {'most ' if len(mine) > 1 else ''}after {first_row['name'].partition(' (')[0]}"
-    where += f" at {first_row['line']}" if "line" in first_row else ""
-    yield case.finding(
-        SYNCHRONISING_CALLS,
+    of_idle = cost / max(context.idle_ns, 1)
+    count = int((gaps.cost_ns > 0).sum())
+    rows = _syncs_by_name(context, gaps)
+    where = f", {'most ' if count > 1 else ''}after {rows[0]['name'].partition(' (')[0]}"
+    where += f" at {rows[0]['line']}" if "line" in rows[0] else ""
+    yield context.finding(
+        "synchronising_calls",
         cost,
-        f"synchronization: the host waits for the device {times(len(mine))}, after which "
-        f"the device is idle for {percent(share)} of the time{where}",
+        f"synchronization: the host waits for the device {times(count)}, after which "
+        f"the device is idle for {percent(share)} of the time{where}"
+        # A server that waits for requests looks the same.
+        + ("" if context.steps else "; no steps recorded, so these may be pauses between requests"),
         advice="keep values on the device (avoid .item(), .cpu(), nonzero, boolean indexing in "
         "the step), or read them every n steps",
-        sure="certain",
+        sure="certain" if context.steps else "possible",
         figures={
             "idle_ns": cost,
             "idle_share": round(share, 4),
             "share_of_idle": round(of_idle, 4),
-            "calls": len(mine),
-            "strong": strong,
+            "calls": count,
+            "strong": share > STRONG_SHARE or of_idle > STRONG_OF_IDLE,
         },
         evidence=rows,
     )
 
 
-def _lost(case: Case, mine: Ints) -> tuple[Ints, Ints]:
-    """Return the first segment of each gap, and its time after the return of the call."""
-    idle, host = case.synchronised, case.recording.idle_time.host
-    begins = case.recording.work.start_ns[idle.piece[mine]]
-    returned = np.maximum(host.sync.end_ns[idle.sync[mine]], idle.start_ns[mine])
-    lost = np.maximum(begins - returned, 0)
-    # A gap with several segments of the same calls counts once.
-    _, first = np.unique(idle.piece[mine], return_index=True)
-    return mine[first], lost[first]
-
-
-def _ends_a_step(case: Case, mine: Ints) -> NDArray[np.bool_]:
+def _is_step_boundary(context: DeviceContext, gaps: _SyncGaps) -> Flags:
     """Return a mask of gaps after the call that ends or begins a step, as profilers and timers do.
 
     Nothing is launched in the step after it, or before it.
     """
-    idle, steps = case.synchronised, case.recording.steps
-    result = np.zeros(len(mine), bool)
+    recording, steps = context.recording, context.recording.steps
+    result = np.zeros(len(gaps.task), bool)
     if not steps:
         return result
-    calls, work = case.recording.host_calls, case.recording.work
-    host = case.recording.idle_time.host
-    ends = np.array(sorted(end for _, _, end in steps), np.int64)
-    row = calls.launching(work.connection[idle.piece[mine]])
-    launched = np.append(calls.start_ns, -1)[row]
-    returned = host.sync.end_ns[idle.sync[mine]]
-    begun = host.sync.start_ns[idle.sync[mine]]
-    at_end = np.searchsorted(ends, launched, side="right") > np.searchsorted(ends, begun)
-    at_end &= returned <= launched
+    calls, work, host = recording.host_calls, recording.work, recording.idle_time.host
     begins = np.array(sorted(begin for _, begin, _ in steps), np.int64)
-    step = np.searchsorted(begins, begun, side="right") - 1
-    launching = calls.launching(work.connection[case.pieces.row])
+    ends = np.array(sorted(end for _, _, end in steps), np.int64)
+    call_start, call_end = host.sync.start_ns[gaps.sync], host.sync.end_ns[gaps.sync]
+    launched = np.append(calls.start_ns, -1)[calls.launching(work.connection[gaps.task])]
+    at_end = np.searchsorted(ends, launched, side="right") > np.searchsorted(ends, call_start)
+    at_end &= call_end <= launched
+    step = np.searchsorted(begins, call_start, side="right") - 1
+    launching = calls.launching(work.connection[context.tasks.row])
     launches = np.sort(calls.start_ns[launching[launching >= 0]])
-    before = np.searchsorted(launches, begun) - np.searchsorted(launches, begins[step])
+    before = np.searchsorted(launches, call_start) - np.searchsorted(launches, begins[step])
     at_begin = (step >= 0) & (before == 0)
     for at in np.flatnonzero(at_end | at_begin).tolist():
-        called, _ = case.recording.idle_time.called(int(idle.sync[mine[at]]))
-        result[at] = "(" not in called  # an operation that synchronises is the program's own
+        name, _ = recording.idle_time.called(int(gaps.sync[at]))
+        # An operation that synchronizes, such as `aten::item (cudaStreamSynchronize)`, is the
+        # program's own.
+        result[at] = "(" not in name
     return result
 
 
-def _calls(case: Case, sync: NDArray[np.integer], lost: Ints) -> list[Evidence]:
-    found: dict[tuple[str, str | None], list[int]] = {}
-    for call, time in zip(sync.tolist(), lost.tolist(), strict=True):
-        sums = found.setdefault(case.recording.idle_time.called(call), [0, 0])
-        sums[0] += 1
-        sums[1] += time
-    heaviest = sorted(found.items(), key=lambda item: -item[1][1])[:ROWS]
+def _syncs_by_name(context: DeviceContext, gaps: _SyncGaps) -> list[Evidence]:
+    """Return the synchronizations with the longest idle time after them as evidence."""
+    sums: dict[tuple[str, str | None], list[int]] = {}
+    for sync, cost in zip(gaps.sync.tolist(), gaps.cost_ns.tolist(), strict=True):
+        count_and_time = sums.setdefault(context.recording.idle_time.called(sync), [0, 0])
+        count_and_time[0] += 1
+        count_and_time[1] += cost
+    longest = sorted(sums.items(), key=lambda item: -item[1][1])[:EVIDENCE_ROWS]
     return [
         {"name": name, "count": count, "total_ns": time, **({} if line is None else {"line": line})}
-        for (name, line), (count, time) in heaviest
+        for (name, line), (count, time) in longest
     ]
 
 
-def blocking_launches(case: Case) -> Iterator[Finding]:
-    """Find programs in which a synchronization follows most launches: a debugging mode."""
-    calls = case.recording.host_calls
+def blocking_launches(context: DeviceContext) -> Iterator[Finding]:
+    """Find programs that wait for the device after most launches: a debugging mode.
+
+    Either a synchronization follows the launch, or the launch call returns after its kernel.
+    """
+    recording, calls, tasks = context.recording, context.recording.host_calls, context.tasks
+    row = calls.launching(recording.work.connection[tasks.row])
     launching = np.zeros(len(calls), bool)
-    row = calls.launching(case.recording.work.connection[case.pieces.row])
     launching[row[row >= 0]] = True
-    ids, number = calls.names
-    names = case.recording.strings.texts(ids)
-    syncs = np.array([is_synchronising(text) for text in names], bool)[number.to_array()]
-    order = np.lexsort((calls.start_ns, calls.thread))
-    order = order[launching[order] | syncs[order]]
-    if len(order) < 2 or int(launching.sum()) < FEW_LAUNCHES:
+    launches = int(launching.sum())
+    if launches < MIN_LAUNCHES:
         return
-    same = calls.thread[order[1:]] == calls.thread[order[:-1]]
-    followed = int((launching[order[:-1]] & syncs[order[1:]] & same).sum())
-    share = followed / int(launching.sum())
+    ids, number = calls.names
+    syncs = np.array([is_synchronising(text) for text in recording.strings.texts(ids)], bool)
+    is_sync = syncs[number.to_array()]
+    order = np.lexsort((calls.start_ns, calls.thread))
+    order = order[launching[order] | is_sync[order]]
+    same_thread = calls.thread[order[1:]] == calls.thread[order[:-1]]
+    followed = int((launching[order[:-1]] & is_sync[order[1:]] & same_thread).sum())
+    kernels = np.flatnonzero((row >= 0) & (tasks.kind == KERNEL))
+    after_end = calls.end_ns[row[kernels]] - tasks.end_ns[kernels]
+    waiting = (after_end >= 0) & (after_end <= RETURN_NS)
+    returned = len(np.unique(row[kernels[waiting]]))
+    share = max(followed, returned) / launches
     if share <= BLOCKING_SHARE:
         return
-    idle = case.synchronised
-    known = (idle.reason == SYNCHRONISING) & (idle.sync >= 0) & (idle.piece >= 0)
-    mine, lost = _lost(case, np.flatnonzero(known))
-    cost = int(lost.sum())
-    yield case.finding(
-        BLOCKING_LAUNCHES,
+    if followed >= returned:
+        gaps = _sync_gaps(context)
+        cost, evidence = int(gaps.cost_ns.sum()), _syncs_by_name(context, gaps)
+        by_operations = sum(
+            row["total_ns"] for row in evidence if _SYNC_OPERATION.match(row["name"])
+        )
+        if 2 * by_operations > cost:
+            return
+        idle = intervals.merge(gaps.start_ns, gaps.end_ns)
+        text = "are followed by a synchronization"
+    else:
+        host_bound = [idle.take(mask) for idle, mask in context.host_bound_windows()]
+        idle = intervals.merge(
+            np.concatenate([part.start_ns for part in host_bound]),
+            np.concatenate([part.end_ns for part in host_bound]),
+        )
+        idle = intervals.subtract(idle, context.claimed)
+        cost, evidence = idle.total_ns, list(context.evidence(kernels[waiting]))
+        text = "return only after their kernel"
+    context.claim(idle)
+    yield context.finding(
+        "blocking_launches",
         cost,
-        f"blocking launches: {percent(share)} of the launches are followed by a "
-        "synchronization, so host and device never overlap",
+        f"blocking launches: {percent(share)} of the launches {text}, so host and device never "
+        "overlap",
         advice="unset CUDA_LAUNCH_BLOCKING, ASCEND_LAUNCH_BLOCKING and similar, or remove "
         "synchronize() from the loop",
         sure="likely",
-        figures={"launches": int(launching.sum()), "followed": followed, "idle_ns": cost},
-        evidence=_calls(case, idle.sync[mine], lost),
+        figures={"launches": launches, "followed": max(followed, returned), "idle_ns": cost},
+        evidence=evidence,
     )

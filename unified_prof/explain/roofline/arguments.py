@@ -1,10 +1,8 @@
-"""Tensors as recordings describe them: shapes, types and strides, without their values.
+"""Recorded arguments of operations: shapes, dtypes and strides of tensors, and other values.
 
-The recorded arguments of an operation, read from the texts that databases keep of them.
-
-`;` stands between arguments, `,` between dimensions, `|` between the tensors of a list; torch_npu
-adds line ends, CANN quotes the whole. A tensor without dimensions and an argument that is none
-both have an empty shape: the type tells which it is.
+`;` separates arguments, `,` dimensions, `|` the tensors of a list; torch_npu adds line ends, CANN
+quotes the whole. A tensor without dimensions and a missing argument both have an empty shape: the
+dtype distinguishes them.
 """
 
 from __future__ import annotations
@@ -18,6 +16,7 @@ from math import prod
 
 Shape = tuple[int, ...]
 
+# Bytes per element of each dtype, by our names.
 SIZES = {
     "complex128": 16,
     "fp64": 8,
@@ -36,10 +35,9 @@ SIZES = {
     "uint8": 1,
     "bool": 1,
 }
-"""Bytes of an element of each type, by our names of types."""
 
 _NAMES = {
-    # torch.profiler prints C++ types, torch names of its own, CANN its own again.
+    # torch.profiler prints C++ types; torch and CANN have other names.
     "fp64": "double, float64, dt_double",
     "fp32": "float, float32, dt_float, tf32, hf32",
     "bf16": "c10::bfloat16, bfloat16, bfp16, dt_bf16",
@@ -64,18 +62,18 @@ _TYPES = {name: name for name in SIZES} | {
 
 
 class UntoldError(ValueError):
-    """What an operation did cannot be told from what was recorded; the text says why."""
+    """The recorded data do not tell the cost of an operation; the text says why."""
 
 
 def dtype_of(text: str) -> str:
-    """Return our name of a type that torch or CANN names, the text itself where we have none."""
+    """Return our name of a dtype of torch or CANN; the text itself if it is unknown."""
     lower = text.strip().lower()
     return _TYPES.get(lower, lower)
 
 
 @dataclass(frozen=True, slots=True)
 class Tensor:
-    """One tensor; `strides` as torch counts them, in elements, where they were recorded."""
+    """Shape and dtype of a tensor; strides in elements, if they were recorded."""
 
     shape: Shape
     dtype: str
@@ -83,12 +81,12 @@ class Tensor:
 
     @property
     def elements(self) -> int:
-        """Elements that it appears to have."""
+        """Number of elements of the shape."""
         return prod(self.shape)
 
     @property
     def distinct(self) -> int:
-        """Elements that lie in memory: an expanded dimension (stride 0) has one."""
+        """Number of elements in memory: an expanded dimension (stride 0) has one."""
         if self.strides is None or len(self.strides) != len(self.shape):
             return self.elements
         if 0 in self.shape:
@@ -98,28 +96,19 @@ class Tensor:
 
     @property
     def bytes(self) -> int:
-        """Bytes to read or write all of it once."""
+        """Bytes in memory."""
         return self.distinct * item_size(self.dtype)
 
 
 def item_size(dtype: str) -> int:
-    """Return the bytes of an element.
-
-    Raises:
-        UntoldError: it is a type that we do not know.
-    """
-    try:
-        return SIZES[dtype]
-    except KeyError:
-        raise UntoldError(f"the size of type {dtype or '(none)'} is not known") from None
+    """Return the bytes per element of a dtype; raises UntoldError if it is unknown."""
+    if dtype not in SIZES:
+        raise UntoldError(f"the size of type {dtype or '(none)'} is not known")
+    return SIZES[dtype]
 
 
 def broadcast(*shapes: Sequence[int]) -> Shape:
-    """Return the shape of what element-wise operations make of several.
-
-    Raises:
-        UntoldError: they do not go together.
-    """
+    """Return the broadcast shape; raises UntoldError if shapes do not go together."""
     rank = max((len(shape) for shape in shapes), default=0)
     sizes = [1] * rank
     for shape in shapes:
@@ -135,8 +124,8 @@ Argument = Tensor | tuple[Tensor, ...] | None
 
 _LETTER = re.compile(r"[A-Za-z]")
 _LISTS = frozenset({"tensorlist", "genericlist"})
-_OF_KERNEL = (
-    # What a kernel's name says of the type of its tensors, the surest first.
+# Dtype of tensors by the name of a kernel; the first match decides.
+_DTYPES_OF_KERNELS = (
     (re.compile(r"c10::BFloat16|__nv_bfloat16|\bbf16"), "bf16"),
     (re.compile(r"c10::Half|__half\b|\bfp16"), "fp16"),
     (re.compile(r"OpaqueType<1u?>"), "uint8"),
@@ -146,6 +135,7 @@ _OF_KERNEL = (
     (re.compile(r"<double\b|[ ,]double[,>]"), "fp64"),
     (re.compile(r"<float\b|[ ,]float[,>]"), "fp32"),
 )
+# Numbers of torch's dtypes in recorded arguments `dtype`.
 _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "fp16"} | {
     6: "fp32",
     7: "fp64",
@@ -156,41 +146,36 @@ _SCALAR_TYPES = {0: "uint8", 1: "int8", 2: "int16", 3: "int32", 4: "int64", 5: "
     25: "fp8",
     26: "fp8",
 }
-"""torch's numbers of types, as arguments `dtype` are recorded."""
 
 
 @dataclass(frozen=True, slots=True)
 class Arguments:
-    """What was recorded of the arguments of one call."""
+    """Recorded arguments of one call."""
 
     given: tuple[Argument, ...]
+    # Arguments that are not tensors, as torch prints them; empty if not recorded.
     values: tuple[str, ...] = ()
-    """Arguments that are no tensors, as torch prints them; empty: not recorded."""
+    # Name of the range around the call that describes the batch, if the cost needs it.
     around: str = ""
-    """Name of the range around that tells of a batch; empty: there is none, or nobody needs it."""
 
     def tensor(self, place: int) -> Tensor:
-        """Return an argument that has to be a tensor."""
+        """Return a required tensor."""
         found = self.optional(place)
         if found is None:
             raise UntoldError("the shapes of its arguments were not recorded")
         return found
 
     def optional(self, place: int) -> Tensor | None:
-        """Return an argument that may be a tensor."""
+        """Return an optional tensor."""
         found = self.given[place] if 0 <= place < len(self.given) else None
         return found if isinstance(found, Tensor) else None
 
     def tensors(self, first: int | None = None) -> list[Tensor]:
-        """Return those of the first arguments (of all) that are tensors."""
+        """Return the tensors among the first arguments (None: all)."""
         return [one for one in self.given[:first] if isinstance(one, Tensor)]
 
     def list(self, place: int) -> tuple[Tensor, ...]:
-        """Return an argument that is a list of tensors.
-
-        Raises:
-            UntoldError: its shapes were not recorded; torch leaves out lists of more than 30.
-        """
+        """Return a required list of tensors; torch does not record lists of more than 30."""
         found = self.given[place] if place < len(self.given) else None
         if not isinstance(found, tuple) or not found:
             raise UntoldError(
@@ -199,11 +184,11 @@ class Arguments:
         return found
 
     def text(self, place: int) -> str:
-        """Return how torch printed an argument, empty where that was not recorded."""
+        """Return the text of an argument, empty if not recorded."""
         return self.values[place] if place < len(self.values) else ""
 
     def integers(self, place: int) -> Shape | None:
-        """Return an argument that is a number or a list of them, None where not recorded."""
+        """Return an argument that is a number or a list of numbers, None if not recorded."""
         text = self.text(place).strip()
         if not text:
             return None
@@ -213,25 +198,25 @@ class Arguments:
             return None
 
     def sizes(self, place: int) -> Shape:
-        """Return an argument that has to be numbers."""
+        """Return a required number or list of numbers."""
         found = self.integers(place)
         if found is None:
             raise UntoldError("the values of its arguments were not recorded")
         return found
 
     def flag(self, place: int) -> bool | None:
-        """Return an argument that is yes or no, None where that was not recorded."""
+        """Return a boolean argument, None if not recorded."""
         return {"true": True, "false": False, "1": True, "0": False}.get(
             self.text(place).strip().lower()
         )
 
     def flags(self, place: int) -> tuple[bool, ...] | None:
-        """Return a list of yes and no, None where that was not recorded."""
+        """Return a list of booleans, None if not recorded."""
         found = re.findall(r"true|false", self.text(place).lower())
         return tuple(one == "true" for one in found) or None
 
     def scalar_type(self, place: int) -> str | None:
-        """Return an argument `dtype`, None where none was given or recorded."""
+        """Return an argument `dtype`, None if not given or recorded."""
         number = self.integers(place)
         return _SCALAR_TYPES.get(number[0]) if number else None
 
@@ -243,28 +228,30 @@ def parsed(
     values: str | None = None,
     kernel: str = "",
 ) -> Arguments:
-    """Read the recorded arguments of an operation.
+    """Parse the recorded arguments of an operation.
 
     Args:
-        shapes: of each argument.
-        types: of each argument.
-        strides: of each argument, where they were recorded.
-        values: a JSON list of those that are no tensors, where they were recorded.
-        kernel: names of kernels that it launched: of lists of tensors, no type is recorded.
+        shapes: Shape of each argument.
+        types: Dtype of each argument.
+        strides: Strides of each argument, if recorded.
+        values: JSON list of the arguments that are not tensors, if recorded.
+        kernel: Names of its kernels, which tell the dtype of lists of tensors.
     """
-    of_shapes, of_types = told(shapes, types)
-    of_strides = split(strides)
-    of_lists = dtype_of_kernel(kernel)
+    shape_texts, type_texts = split_arguments(shapes, types)
+    stride_texts = split(strides)
+    list_dtype = dtype_of_kernel(kernel)
     given: list[Argument] = []
-    for place, type_text in enumerate(of_types):
-        shape = of_shapes[place] if place < len(of_shapes) else ""
-        stride = of_strides[place] if place < len(of_strides) else ""
-        given.append(_argument(type_text, shape, stride, of_lists))
+    for place, type_text in enumerate(type_texts):
+        shape = shape_texts[place] if place < len(shape_texts) else ""
+        stride = stride_texts[place] if place < len(stride_texts) else ""
+        given.append(_argument(type_text, shape, stride, list_dtype))
     return Arguments(tuple(given), _values(values))
 
 
-def told(shapes: str | None, types: str | None) -> tuple[tuple[str, ...], tuple[str, ...]]:
-    """Return shapes and types of arguments; torch_npu has written each in the other's column."""
+def split_arguments(
+    shapes: str | None, types: str | None
+) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Return shapes and dtypes of arguments; some torch_npu releases swapped the two columns."""
     if types and shapes and not _LETTER.search(types) and _LETTER.search(shapes):
         shapes, types = types, shapes
     return split(shapes), split(types)
@@ -272,18 +259,14 @@ def told(shapes: str | None, types: str | None) -> tuple[tuple[str, ...], tuple[
 
 @lru_cache(maxsize=1 << 12)
 def split(text: str | None) -> tuple[str, ...]:
-    """Split the text of several arguments; types and formats of many operators are alike."""
+    """Split the text of several arguments."""
     if not text:
         return ()
     return tuple(one.strip() for one in text.strip().strip('"').split(";"))
 
 
 def dims(text: str) -> Shape:
-    """Return the dimensions that a text names.
-
-    Raises:
-        UntoldError: it names none, or such that are not known before the run (-1).
-    """
+    """Parse dimensions; raises UntoldError if they are unreadable or dynamic (-1)."""
     try:
         found = tuple(int(one) for one in text.split(",") if one.strip())
     except ValueError:
@@ -294,24 +277,24 @@ def dims(text: str) -> Shape:
 
 
 def dtype_of_kernel(names: str) -> str:
-    """Return the type of tensors that names of kernels tell, empty if none."""
-    return next((dtype for pattern, dtype in _OF_KERNEL if pattern.search(names)), "")
+    """Return the dtype of tensors by the names of kernels, empty if unknown."""
+    return next((dtype for pattern, dtype in _DTYPES_OF_KERNELS if pattern.search(names)), "")
 
 
-def _argument(type_text: str, shape: str, stride: str, of_lists: str) -> Argument:
+def _argument(type_text: str, shape: str, stride: str, list_dtype: str) -> Argument:
     if type_text.lower() in _LISTS:
         if not shape:
             return ()
         parts = shape.split("|")
         strides = stride.split("|")
         return tuple(
-            _tensor(one, of_lists, strides[place] if place < len(strides) else "")
+            _tensor(one, list_dtype, strides[place] if place < len(strides) else "")
             for place, one in enumerate(parts)
         )
     dtype = dtype_of(type_text)
     if dtype not in SIZES:
         if dims(shape) and type_text:
-            item_size(dtype)  # a tensor of a type that nobody told us of
+            item_size(dtype)  # a tensor of an unknown dtype
         return None
     return _tensor(shape, dtype, stride)
 

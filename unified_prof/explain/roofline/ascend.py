@@ -1,15 +1,9 @@
-"""Operators of an Ascend as recorded: type, tensors in their layouts, what launched it.
+"""Cost of Ascend operators, by their types and the shapes and formats of their tensors.
 
-What fused attention of an Ascend costs: which dimension is which is not recorded.
-
-What matrix products and convolutions of an Ascend cost.
-
-Private formats pad the sizes of matrix operations; where the framework's operation says the sizes
-without padding, those count, else the cost says that it is padded.
-
-What the operators of an Ascend cost, by their types and the shapes and formats of their tensors.
-
-Results are recorded as well, so bytes are what the operator reads and writes in its own layout.
+Results are recorded as well, so bytes are those that the operator reads and writes in its own
+layout. Private formats pad the sizes of matrix operations: if the framework's operation has the
+sizes without padding, those count, otherwise the cost says that it is padded. Fused attention does
+not record which dimension is which.
 """
 
 from __future__ import annotations
@@ -35,20 +29,20 @@ _UNKNOWN = frozenset({"", NOT_AVAILABLE, "NULL", "UNDEFINED"})
 
 
 @dataclass(frozen=True, slots=True)
-class Laid:
-    """A tensor as it lies in memory, in a format."""
+class StoredTensor:
+    """A tensor in its memory format."""
 
     tensor: Tensor
     layout: str
 
     @property
     def is_padded(self) -> bool:
-        """Whether its format rounds sizes up."""
+        """True if the format rounds sizes up."""
         return self.layout.startswith("FRACTAL") or "C1" in self.layout
 
     @property
     def sizes(self) -> Shape:
-        """Its sizes as a batch of matrices, rounded up where the format does."""
+        """Sizes as a batch of matrices, rounded up if the format does so."""
         shape = self.tensor.shape
         if self.layout == "FRACTAL_NZ" and len(shape) >= 4:
             return (*shape[:-4], shape[-3] * shape[-2], shape[-4] * shape[-1])
@@ -59,51 +53,45 @@ class Laid:
 class Framework:
     """The operation of the framework that launched an operator."""
 
+    # Without its namespace.
     name: str
-    """Without its namespace."""
     arguments: Arguments
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What was recorded of one operator."""
+    """Type, tensors and launching operation of one operator."""
 
     op_type: str
-    inputs: tuple[Laid, ...]
-    outputs: tuple[Laid, ...]
+    inputs: tuple[StoredTensor, ...]
+    outputs: tuple[StoredTensor, ...]
     framework: Framework | None = None
 
     @property
     def moved_bytes(self) -> int:
-        """Bytes that it reads and writes, every tensor once."""
+        """Bytes that it reads and writes: every tensor once."""
         return sum(one.tensor.bytes for one in (*self.inputs, *self.outputs))
 
-    def input(self, place: int) -> Laid:
-        """Return an input.
-
-        Raises:
-            UntoldError: there are not as many.
-        """
+    def input(self, place: int) -> StoredTensor:
+        """Return an input; raises UntoldError if it was not recorded."""
         if place >= len(self.inputs):
             raise UntoldError("the shapes of its inputs were not recorded")
         return self.inputs[place]
 
-    def output(self) -> Laid:
-        """Return the first result.
-
-        Raises:
-            UntoldError: there is none.
-        """
+    def output(self) -> StoredTensor:
+        """Return the first result; raises UntoldError if it was not recorded."""
         if not self.outputs:
             raise UntoldError("the shapes of its results were not recorded")
         return self.outputs[0]
 
 
-def laid(shapes: str | None, types: str | None, formats: str | None) -> tuple[Laid, ...]:
-    """Read the tensors of an operator from the texts of COMPUTE_TASK_INFO.
+def stored_tensors(
+    shapes: str | None, types: str | None, formats: str | None
+) -> tuple[StoredTensor, ...]:
+    """Parse the tensors of an operator from the texts of COMPUTE_TASK_INFO.
 
     Raises:
-        UntoldError: shapes are not known, or a type is not.
+        UntoldError: A shape or a dtype is unknown.
     """
     if (shapes or "").strip('" ') in _UNKNOWN and (types or "") in _UNKNOWN:
         return ()
@@ -114,7 +102,7 @@ def laid(shapes: str | None, types: str | None, formats: str | None) -> tuple[La
             continue
         layout = of_formats[place] if place < len(of_formats) else ""
         layout = layout.removeprefix("FORMAT_").partition(":")[0]
-        found.append(Laid(Tensor(dims(shape), dtype_of(dtype)), layout))
+        found.append(StoredTensor(Tensor(dims(shape), dtype_of(dtype)), layout))
     return tuple(found)
 
 
@@ -122,20 +110,20 @@ def laid(shapes: str | None, types: str | None, formats: str | None) -> tuple[La
 
 
 def attention(operator: Operator) -> Cost:
-    """Return what fused attention costs."""
+    """Return the cost of fused attention."""
     return _attention_sizes(operator, operator.outputs).forward()
 
 
 def attention_backward(operator: Operator) -> Cost:
-    """Return what the gradients of fused attention cost."""
+    """Return the cost of the gradients of fused attention."""
     return _attention_sizes(operator, operator.inputs[3:]).backward()
 
 
-def _attention_sizes(operator: Operator, others: Sequence[Laid]) -> Attention:
+def _attention_sizes(operator: Operator, others: Sequence[StoredTensor]) -> Attention:
     """Return the sizes of fused attention.
 
-    Which dimension is which is not recorded. The maxima of its softmax are B, N, S and 8 times the
-    same: they tell the heads from the sequence.
+    The order of dimensions is not recorded. The maxima of its softmax have the shape B, N, S, 8,
+    which distinguishes heads and sequence.
     """
     q, k, v = (operator.input(place).tensor for place in range(3))
     maxima = next(
@@ -149,12 +137,12 @@ def _attention_sizes(operator: Operator, others: Sequence[Laid]) -> Attention:
         None,
     )
     if maxima is None:
-        return _without_maxima(q, k, v)
+        return _inference_sizes(q, k, v)
     batch, heads, queries, _ = maxima
     depth, rest = divmod(q.elements, batch * heads * queries)
     if rest or not depth or not q.elements:
         raise UntoldError("its queries and its softmax do not go together")
-    place = _sequence(q.shape, batch, queries, heads)
+    place = _sequence_dim(q.shape, batch, queries, heads)
     keys = k.shape[place]
     key_heads, rest = divmod(k.elements, batch * keys * depth)
     if rest or not key_heads:
@@ -172,8 +160,8 @@ def _attention_sizes(operator: Operator, others: Sequence[Laid]) -> Attention:
     )
 
 
-def _sequence(shape: Shape, batch: int, queries: int, heads: int) -> int:
-    """Return the dimension that is the sequence."""
+def _sequence_dim(shape: Shape, batch: int, queries: int, heads: int) -> int:
+    """Return the index of the sequence dimension."""
     if len(shape) == 4:  # B, N, S, D or B, S, N, D
         if shape[2] == queries and shape[1] == heads:
             return 2
@@ -184,13 +172,13 @@ def _sequence(shape: Shape, batch: int, queries: int, heads: int) -> int:
             return 1
         if shape[0] == queries and shape[1] == batch:
             return 0
-    raise UntoldError("the order of its dimensions cannot be told")
+    raise UntoldError("the order of its dimensions is unknown")
 
 
-def _without_maxima(q: Tensor, k: Tensor, v: Tensor) -> Attention:
-    """Return the sizes of attention of inference, where they do not depend on the order."""
+def _inference_sizes(q: Tensor, k: Tensor, v: Tensor) -> Attention:
+    """Return the sizes of attention in inference, if they do not depend on the order."""
     if not len(q.shape) == len(k.shape) == len(v.shape) == 4:
-        raise UntoldError("the order of its dimensions cannot be told")
+        raise UntoldError("the order of its dimensions is unknown")
     if q.shape[-1] != k.shape[-1]:
         raise UntoldError("its queries and its keys do not go together")
     if q.shape[2] == 1 and q.shape[1] != 1:
@@ -200,7 +188,7 @@ def _without_maxima(q: Tensor, k: Tensor, v: Tensor) -> Attention:
     elif q.shape[1] == q.shape[2] and k.shape[1] == k.shape[2]:
         heads_first = True
     else:
-        raise UntoldError("the order of its dimensions cannot be told")
+        raise UntoldError("the order of its dimensions is unknown")
     return Attention.of(
         q, k, v, heads_first=heads_first, causal_known=q.shape[1 + heads_first] == 1
     )
@@ -213,14 +201,14 @@ _PADDED = "sizes are padded by the layout: FLOPs are at most these"
 
 
 def matmul(operator: Operator) -> Cost:
-    """Return what a product costs: rows and columns of the result, the rest of the left factor."""
+    """Return the cost of a matrix product, by the result and the inner size of the left factor."""
     a, b, result = operator.input(0), operator.input(1), operator.output()
     sizes = result.sizes
     if len(sizes) < 2:
         raise UntoldError("its result is no matrix")
     m, n = sizes[-2:]
     k = _inner(a, m)
-    # A factor without the batch is one for all of it.
+    # A factor without batch dimensions is the same for the whole batch.
     if _inner(b, n) != k:
         raise UntoldError("the inner sizes of its factors differ")
     moved = operator.moved_bytes
@@ -228,14 +216,14 @@ def matmul(operator: Operator) -> Cost:
     flops = 2 * prod(sizes) * k
     if not (a.is_padded or b.is_padded or result.is_padded):
         return Cost("matrix", dtype, flops, moved)
-    exact = _of_framework(operator, _PRODUCTS)
-    # The sizes of an operation that launches several products are not those of one.
+    exact = _framework_flops(operator, _PRODUCTS)
+    # If the framework operation launches several products, its sizes are not those of one.
     if exact is not None and flops / 4096 <= exact <= flops:
         return Cost("matrix", dtype, exact, moved)
     return Cost("matrix", dtype, flops, moved, doubt=_PADDED)
 
 
-def _inner(factor: Laid, other: int) -> int:
+def _inner(factor: StoredTensor, other: int) -> int:
     sizes = factor.sizes
     if len(sizes) < 2 or not other:
         raise UntoldError("a factor is no matrix")
@@ -250,21 +238,21 @@ def _inner(factor: Laid, other: int) -> int:
 _PRODUCTS = frozenset({"mm", "addmm", "bmm", "baddbmm", "matmul", "linear", "addmv", "mv"})
 
 
-def _of_framework(operator: Operator, names: frozenset[str]) -> int | None:
-    """Return the FLOPs of the framework's operation if it is one of these."""
-    around = operator.framework
-    if around is None or around.name not in names:
+def _framework_flops(operator: Operator, names: frozenset[str]) -> int | None:
+    """Return the FLOPs of the framework operation if its name is one of these."""
+    framework = operator.framework
+    if framework is None or framework.name not in names:
         return None
-    formula = formula_of(around.name)
-    assert formula is not None, f"{around.name} has a formula"
+    formula = formula_of(framework.name)
+    assert formula is not None, f"{framework.name} has a formula"
     try:
-        return formula(around.arguments).flops
+        return formula(framework.arguments).flops
     except UntoldError:
         return None
 
 
 def grouped_matmul(operator: Operator) -> Cost:
-    """Return what the products of groups of rows cost, each with a factor of its own."""
+    """Return the cost of products of groups of rows, each with its own factor."""
     x, result = operator.input(0), operator.output()
     if len(x.tensor.shape) < 2:
         raise UntoldError("a factor is no matrix")
@@ -276,32 +264,32 @@ def grouped_matmul(operator: Operator) -> Cost:
 
 
 def convolution(operator: Operator) -> Cost:
-    """Return what a convolution costs."""
+    """Return the cost of a convolution."""
     return _windows(operator, operator.input(0), operator.input(1), operator.output())
 
 
 def convolution_input(operator: Operator) -> Cost:
-    """Return what the gradient of its input costs."""
+    """Return the cost of the gradient of the input."""
     *_, weight, dy = operator.inputs if len(operator.inputs) >= 2 else (operator.input(1),) * 2
     return _windows(operator, dy, weight, dy)
 
 
 def convolution_weight(operator: Operator) -> Cost:
-    """Return what the gradient of its weight costs."""
+    """Return the cost of the gradient of the weight."""
     dy = operator.input(len(operator.inputs) - 1)
     return _windows(operator, operator.input(0), operator.output(), dy)
 
 
-def _windows(operator: Operator, data: Laid, weight: Laid, y: Laid) -> Cost:
-    """Return what a convolution or one of its gradients costs: a window for every result."""
+def _windows(operator: Operator, data: StoredTensor, weight: StoredTensor, y: StoredTensor) -> Cost:
+    """Return the cost of a convolution or one of its gradients: a window for every result."""
     dtype = data.tensor.dtype
     moved = operator.moved_bytes
     if not (weight.is_padded or y.is_padded):
         flops = 2 * y.tensor.elements * prod(weight.tensor.shape[1:])
         return Cost("matrix", dtype, flops, moved)
-    around = operator.framework
-    if around is not None and (place := _WEIGHT_OF.get(around.name)) is not None:
-        given = around.arguments.optional(place)
+    framework = operator.framework
+    if framework is not None and (place := _WEIGHT_OF.get(framework.name)) is not None:
+        given = framework.arguments.optional(place)
         if given is not None and len(given.shape) > 2:
             positions = _positions(y)
             flops = 2 * positions * prod(given.shape)
@@ -321,8 +309,8 @@ _WEIGHT_OF = {
 }
 
 
-def _positions(y: Laid) -> int:
-    """Return the results of a convolution without their channels."""
+def _positions(y: StoredTensor) -> int:
+    """Return the number of results of a convolution per channel."""
     shape = y.tensor.shape
     if y.layout == "NC1HWC0" and len(shape) == 5:
         return shape[0] * shape[2] * shape[3]
@@ -336,34 +324,34 @@ def _positions(y: Laid) -> int:
 
 
 def cost(operator: Operator) -> Cost:
-    """Return what an operator costs.
+    """Return the cost of an operator.
 
     Raises:
-        UntoldError: that cannot be told of what was recorded.
+        UntoldError: The recorded data do not tell it.
     """
     if not operator.inputs and not operator.outputs:
         raise UntoldError("the shapes of its tensors were not recorded (msprof records them)")
     name = operator.op_type
-    for start, formula in _BY_START:
-        if name.startswith(start):
+    for prefix, formula in _BY_PREFIX:
+        if name.startswith(prefix):
             return formula(operator)
     if (operations := _OPERATIONS.get(name)) is not None:
         return _vector(operator, operations)
     if name.startswith(_COPIES):
         return Cost("copy", _main(operator), 0, operator.moved_bytes)
-    doubt = "what it calculates is not known, only what it moves"
+    doubt = "no formula for its operations, only its bytes are known"
     return Cost("copy", _main(operator), 0, operator.moved_bytes, doubt=doubt)
 
 
 def _main(operator: Operator) -> str:
-    """Return the type that an operator works in."""
+    """Return the dtype of the largest tensor of an operator."""
     every = (*operator.inputs, *operator.outputs)
     largest = max(every, key=lambda one: one.tensor.elements)
     return largest.tensor.dtype
 
 
 def _vector(operator: Operator, operations: int) -> Cost:
-    """Return the cost of so many operations for each element of the largest tensor."""
+    """Return the cost of some operations for each element of the largest tensor."""
     elements = max(one.tensor.elements for one in (*operator.inputs, *operator.outputs))
     return Cost("vector", _main(operator), operations * elements, operator.moved_bytes)
 
@@ -380,15 +368,14 @@ def _gather(operator: Operator) -> Cost:
 
 Formula = Callable[[Operator], Cost]
 
-_BY_START: tuple[tuple[str, Formula], ...] = (
-    ("QuantBatchMatmul", matmul),
-    ("WeightQuantBatchMatmul", matmul),
-    ("BatchMatMul", matmul),
-    ("BatchMatmul", matmul),
+# The first prefix of an operator type that matches decides.
+_BY_PREFIX: tuple[tuple[str, Formula], ...] = (
+    *(
+        (name, matmul)
+        for name in "QuantBatchMatmul WeightQuantBatchMatmul BatchMatMul BatchMatmul MatMul Matmul"
+        " Gemm".split()
+    ),
     ("GroupedMatmul", grouped_matmul),
-    ("MatMul", matmul),
-    ("Matmul", matmul),
-    ("Gemm", matmul),
     ("Conv2DBackpropInput", convolution_input),
     ("Conv3DBackpropInput", convolution_input),
     ("Conv2DBackpropFilter", convolution_weight),
@@ -406,27 +393,11 @@ _BY_START: tuple[tuple[str, Formula], ...] = (
     ("EmbeddingDenseGrad", lambda operator: _vector(operator, 1)),
     ("Embedding", _gather),
 )
-_COPIES = (
-    "Cast",
-    "TransData",
-    "Transpose",
-    "TensorMove",
-    "MemSet",
-    "Slice",
-    "StridedSlice",
-    "Concat",
-    "Split",
-    "BroadcastTo",
-    "Tile",
-    "Fill",
-    "ZerosLike",
-    "OnesLike",
-    "Pad",
-    "Pack",
-    "Identity",
-    "ViewCopy",
-    "AsStrided",
+_COPIES = tuple(
+    "Cast TransData Transpose TensorMove MemSet Slice StridedSlice Concat Split BroadcastTo Tile"
+    " Fill ZerosLike OnesLike Pad Pack Identity ViewCopy AsStrided".split()
 )
+# Floating-point operations for each element of the largest tensor of an operator.
 _OPERATIONS = {
     **dict.fromkeys(
         "Add AddV2 Adds Sub Mul Muls Div RealDiv Maximum Minimum Pow Neg Abs Exp Log Sqrt Rsqrt"
@@ -447,4 +418,3 @@ _OPERATIONS = {
     **dict.fromkeys("ApplyAdam ApplyAdamW ApplyAdamWV2 ApplyAdamD ApplyAdamWD".split(), 12),
     **dict.fromkeys("LayerNormGrad LayerNormGradV3 LayerNormBetaGammaBackpropV2".split(), 14),
 }
-"""Floating-point operations for each element of the largest tensor of an operator."""

@@ -1,27 +1,13 @@
-"""How the cost of an operation is told: by the arguments that were recorded of it.
+"""Cost of torch's operations, and of fused attention of other packages, by recorded arguments.
 
-Fused attention of torch, of other packages and of torch_npu.
-
-Convolutions of torch and their gradients.
-
-Operations that do the same to every element.
-
-Operations over lists of tensors: the optimizers, and torch's `_foreach_` family.
-
-Operations that move memory and calculate nothing.
-
-Normalisations, softmax, the losses that follow it, dropout.
-
-Matrix products of torch.
-
-Reductions and pooling.
-
-Operations that look rows up in tables, or add to them.
+`FORMULAS` maps the name of an operation to a function of its arguments. Names are those of the
+`aten` namespace without `aten::`, others in full.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from math import prod
 
 from unified_prof.explain.roofline import costs
@@ -30,141 +16,146 @@ from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attenti
 
 Formula = Callable[[Arguments], Cost]
 
+_NO_LENGTHS = "the lengths of its sequences are not recorded"
+_NO_LIST = "its lists of tensors were not recorded (torch leaves out more than 30)"
+
+
+# Attention
+
 
 def _attention(
-    causal: int, *, q: int = 0, heads_first: bool = True, backward: bool = False
+    *,
+    q: int = 0,
+    causal: int | None = None,
+    mask_kind: int | None = None,
+    corner: str = LOWER_RIGHT,
+    bias: int | None = None,
+    lengths: int | None = None,
+    heads_first: bool = False,
+    backward: bool = False,
 ) -> Formula:
-    """Return the formula of fused attention; `causal` is the place of its flag."""
+    """Return the formula of fused attention, by the positions of its arguments.
 
-    def cost(args: Arguments) -> Cost:
-        known = args.flag(causal)
-        sizes = Attention.of(
-            args.tensor(q),
-            args.tensor(q + 1),
-            args.tensor(q + 2),
-            heads_first=heads_first,
-            causal=UPPER_LEFT if known else None,
-            causal_known=known is not None,
-        )
-        return sizes.backward() if backward else sizes.forward()
-
-    return cost
-
-
-def _flash(causal: int, lengths: int | None, *, q: int = 0, backward: bool = False) -> Formula:
-    """Return the formula of flash attention's own functions: B, S, H, D."""
+    Args:
+        q: Queries, followed by keys and values.
+        causal: Flag of a causal mask.
+        mask_kind: Number of the kind of mask instead: 0 none, 1 causal from the upper left corner,
+            2 from the lower right one.
+        corner: Corner of the causal mask if `causal` is set.
+        bias: Bias or mask that is added to the scores.
+        lengths: Lengths of sequences; if they are given, the cost is unknown.
+        heads_first: True if tensors are B, H, S, D; False if B, S, H, D.
+        backward: True for the gradients.
+    """
 
     def cost(args: Arguments) -> Cost:
         if lengths is not None and args.optional(lengths) is not None:
-            raise UntoldError("the lengths of its sequences are not recorded")
-        known = args.flag(causal)
+            raise UntoldError(_NO_LENGTHS)
+        if mask_kind is not None:
+            kind = args.integers(mask_kind)
+            known = kind is not None
+            mask = {1: UPPER_LEFT, 2: LOWER_RIGHT}.get(kind[0]) if kind else None
+        else:
+            flag = None if causal is None else args.flag(causal)
+            known, mask = flag is not None, corner if flag else None
         sizes = Attention.of(
-            args.tensor(q),
-            args.tensor(q + 1),
-            args.tensor(q + 2),
-            heads_first=False,
-            causal=LOWER_RIGHT if known else None,
-            causal_known=known is not None,
+            *(args.tensor(place) for place in range(q, q + 3)),
+            heads_first=heads_first,
+            causal=mask,
+            causal_known=known,
         )
-        return sizes.backward() if backward else sizes.forward()
+        result = sizes.backward() if backward else sizes.forward()
+        added = None if bias is None else args.optional(bias)
+        if added is None:
+            return result
+        return replace(result, moved_bytes=result.moved_bytes + added.bytes)
 
     return cost
 
 
-def _efficient(kind: int, lengths: int, *, q: int = 0, backward: bool = False) -> Formula:
-    """Return the formula of memory-efficient attention: B, S, H, D and a kind of mask."""
-
-    def cost(args: Arguments) -> Cost:
-        if args.optional(lengths) is not None:
-            raise UntoldError("the lengths of its sequences are not recorded")
-        number = args.integers(kind)
-        masks = {0: None, 1: UPPER_LEFT, 2: LOWER_RIGHT}
-        sizes = Attention.of(
-            args.tensor(q),
-            args.tensor(q + 1),
-            args.tensor(q + 2),
-            heads_first=False,
-            causal=masks.get(number[0]) if number else None,
-            causal_known=number is not None,
-        )
-        return sizes.backward() if backward else sizes.forward()
-
-    return cost
-
-
+# Position of the sequence in the layouts of Ascend's attention.
 _SEQUENCE = {"BNSD": 2, "BSND": 1, "BSH": 1, "SBH": 0}
-"""The dimension that is the sequence, in the layouts of Ascend's attention."""
+_NPU_MASK, _NPU_SPARSE_MODE = 7, 16
 
 
-def _npu_attention(*, backward: bool = False) -> Formula:
-    """Return the formula of `npu_fusion_attention`, which names its heads and its layout."""
-
-    def cost(args: Arguments) -> Cost:
-        first = 1 if backward else 0  # the gradient stands between value and heads
-        q, k, v = (args.tensor(place) for place in range(3))
-        heads, layout = args.sizes(3 + first)[0], args.text(4 + first).strip("'\"")
-        if layout not in _SEQUENCE or len(q.shape) != len(layout):
-            raise UntoldError("the lengths of its sequences are not recorded")
-        row = _SEQUENCE[layout]
-        batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
-        depth = q.elements // max(batch * heads * queries, 1)
-        key_heads = k.elements // max(batch * keys * depth, 1)
-        if not depth or not key_heads:
-            raise UntoldError("its queries and its keys do not go together")
-        # Behind the layout the masks, then scale, dropout, window, prefix and lengths.
-        mode = args.integers(_SPARSE_MODE) if not backward else None
-        no_mask = not backward and bool(args.values) and args.optional(_ATTENTION_MASK) is None
-        causal = {2: UPPER_LEFT, 3: LOWER_RIGHT}.get(mode[0]) if mode else None
-        sizes = Attention(
-            batch=batch,
-            heads=heads,
-            key_heads=key_heads,
-            queries=queries,
-            keys=keys,
-            depth=depth,
-            value_depth=v.elements // max(batch * keys * key_heads, 1),
-            dtype=q.dtype,
-            causal=causal,
-            causal_known=causal is not None or no_mask,
-        )
-        return sizes.backward() if backward else sizes.forward()
-
-    return cost
+def _npu_attention(args: Arguments, *, backward: bool = False) -> Cost:
+    """Return the cost of `npu_fusion_attention`, whose arguments name heads and layout."""
+    first = 4 if backward else 3  # the gradient is between value and heads
+    q, k, v = (args.tensor(place) for place in range(3))
+    heads, layout = args.sizes(first)[0], args.text(first + 1).strip("'\"")
+    if layout not in _SEQUENCE or len(q.shape) != len(layout):
+        raise UntoldError(_NO_LENGTHS)
+    row = _SEQUENCE[layout]
+    batch, queries, keys = q.shape[layout.index("B")], q.shape[row], k.shape[row]
+    depth = q.elements // max(batch * heads * queries, 1)
+    key_heads = k.elements // max(batch * keys * depth, 1)
+    if not depth or not key_heads:
+        raise UntoldError("its queries and its keys do not go together")
+    # The layout is followed by masks, scale, dropout, window, prefix and lengths.
+    mode = None if backward else args.integers(_NPU_SPARSE_MODE)
+    no_mask = not backward and bool(args.values) and args.optional(_NPU_MASK) is None
+    causal = {2: UPPER_LEFT, 3: LOWER_RIGHT}.get(mode[0]) if mode else None
+    sizes = Attention(
+        batch=batch,
+        heads=heads,
+        key_heads=key_heads,
+        queries=queries,
+        keys=keys,
+        depth=depth,
+        value_depth=v.elements // max(batch * keys * key_heads, 1),
+        dtype=q.dtype,
+        causal=causal,
+        causal_known=causal is not None or no_mask,
+    )
+    return sizes.backward() if backward else sizes.forward()
 
 
-_ATTENTION_MASK, _SPARSE_MODE = 7, 16
+def _sdpa(causal: int, bias: int | None = None, q: int = 0) -> Formula:
+    """Return the formula of torch's own attention; its gradients start with dy (`q` = 1)."""
+    return _attention(
+        q=q, causal=causal, bias=bias, corner=UPPER_LEFT, heads_first=True, backward=q == 1
+    )
 
 
-FORMULAS: dict[str, Formula] = {
-    "scaled_dot_product_attention": _attention(5),
-    "_scaled_dot_product_flash_attention": _attention(4),
-    "_scaled_dot_product_efficient_attention": _attention(6),
-    "_scaled_dot_product_cudnn_attention": _attention(6),
-    "_scaled_dot_product_flash_attention_for_cpu": _attention(4),
-    "_scaled_dot_product_fused_attention_overrideable": _attention(5),
-    "_scaled_dot_product_flash_attention_backward": _attention(11, q=1, backward=True),
-    "_scaled_dot_product_efficient_attention_backward": _attention(11, q=1, backward=True),
-    "_scaled_dot_product_cudnn_attention_backward": _attention(14, q=1, backward=True),
-    "_scaled_dot_product_flash_attention_for_cpu_backward": _attention(7, q=1, backward=True),
-    "_flash_attention_forward": _flash(8, 3),
-    "_flash_attention_backward": _flash(11, 6, q=1, backward=True),
-    "_efficient_attention_forward": _efficient(9, 4),
-    "_efficient_attention_backward": _efficient(14, 6, q=1, backward=True),
-    "flash_attn::_flash_attn_forward": _flash(5, None),
-    "flash_attn::_flash_attn_backward": _flash(11, None, q=1, backward=True),
-    "FlashAttnFunc": _flash(5, None),
-    "flash_attn_3::fwd": _flash(24, 7),
-    **{
-        f"aiter::{name}": _flash(5, None)
-        for name in ("_flash_attn_forward", "mha_fwd", "fmha_v3_fwd")
-    },
-    "aiter::wrapper_fmha_v3_fwd": _flash(6, None, q=1),
-    "aiter::_flash_attn_backward": _flash(12, None, q=1, backward=True),
-    "aiter::mha_bwd": _flash(8, None, q=1, backward=True),
-    "aiter::wrapper_fmha_v3_bwd": _flash(9, None, q=1, backward=True),
-    "npu::npu_fusion_attention": _npu_attention(),
-    "npu::npu_fusion_attention_grad": _npu_attention(backward=True),
+_ATTENTION: dict[str, Formula] = {
+    "scaled_dot_product_attention": _sdpa(5, 3),
+    "_scaled_dot_product_flash_attention": _sdpa(4),
+    "_scaled_dot_product_efficient_attention": _sdpa(6, 3),
+    "_scaled_dot_product_cudnn_attention": _sdpa(6, 3),
+    "_scaled_dot_product_flash_attention_for_cpu": _sdpa(4, 5),
+    "_scaled_dot_product_fused_attention_overrideable": _sdpa(5, 3),
+    "_scaled_dot_product_flash_attention_backward": _sdpa(11, q=1),
+    "_scaled_dot_product_efficient_attention_backward": _sdpa(11, 4, q=1),
+    "_scaled_dot_product_cudnn_attention_backward": _sdpa(14, 8, q=1),
+    "_scaled_dot_product_flash_attention_for_cpu_backward": _sdpa(7, 8, q=1),
+    "_flash_attention_forward": _attention(causal=8, lengths=3),
+    "_flash_attention_backward": _attention(q=1, causal=11, lengths=6, backward=True),
+    "_efficient_attention_forward": _attention(mask_kind=9, bias=3, lengths=4),
+    "_efficient_attention_backward": _attention(
+        q=1, mask_kind=14, bias=4, lengths=6, backward=True
+    ),
+    **dict.fromkeys(
+        (
+            "flash_attn::_flash_attn_forward",
+            "FlashAttnFunc",
+            "aiter::_flash_attn_forward",
+            "aiter::mha_fwd",
+            "aiter::fmha_v3_fwd",
+        ),
+        _attention(causal=5),
+    ),
+    "flash_attn::_flash_attn_backward": _attention(q=1, causal=11, backward=True),
+    "flash_attn_3::fwd": _attention(causal=24, lengths=7),
+    "aiter::wrapper_fmha_v3_fwd": _attention(q=1, causal=6),
+    "aiter::_flash_attn_backward": _attention(q=1, causal=12, backward=True),
+    "aiter::mha_bwd": _attention(q=1, causal=8, backward=True),
+    "aiter::wrapper_fmha_v3_bwd": _attention(q=1, causal=9, backward=True),
+    "npu::npu_fusion_attention": _npu_attention,
+    "npu::npu_fusion_attention_grad": lambda args: _npu_attention(args, backward=True),
 }
+
+
+# Convolutions
 
 
 def _conv(
@@ -178,28 +169,28 @@ def _conv(
     output_padding: int | None = None,
     groups: int | None = None,
 ) -> Formula:
-    """Return the formula of a convolution whose arguments have these places."""
+    """Return the formula of a convolution, by the positions of its arguments."""
 
     def cost(args: Arguments) -> Cost:
         x, w = args.tensor(0), args.tensor(weight)
         window = w.shape[2:]
-        turned = transposed if isinstance(transposed, bool) else args.flag(transposed) is True
+        is_transposed = transposed if isinstance(transposed, bool) else args.flag(transposed)
         sizes = x.shape[len(x.shape) - len(window) :]
         step, spread = args.sizes(stride), args.sizes(dilation)
         text = args.text(padding).strip("'\"")
-        if turned:
+        if is_transposed:
             extra = () if output_padding is None else args.sizes(output_padding)
             y = costs.transposed_sizes(sizes, window, step, args.sizes(padding), spread, extra)
         else:
-            around = text if text in ("same", "valid") else args.sizes(padding)
-            y = costs.convolved(sizes, window, step, around, spread)
+            added = text if text in ("same", "valid") else args.sizes(padding)
+            y = costs.convolved(sizes, window, step, added, spread)
         number = None if groups is None else args.integers(groups)
         return costs.convolution(
             x,
             w,
             y,
             bias=None if bias is None else args.optional(bias),
-            transposed=turned,
+            transposed=bool(is_transposed),
             groups=number[0] if number else 1,
         )
 
@@ -208,7 +199,7 @@ def _conv(
 
 def _conv_backward(args: Arguments) -> Cost:
     mask = args.flags(10)
-    found = costs.convolution_backward(
+    result = costs.convolution_backward(
         args.tensor(0),
         args.tensor(1),
         args.tensor(2),
@@ -216,138 +207,122 @@ def _conv_backward(args: Arguments) -> Cost:
         mask=mask or (True, True, False),
     )
     if mask is not None:
-        return found
-    doubt = "which gradients were asked for was not recorded; both are counted"
-    return Cost(found.unit, found.dtype, found.flops, found.moved_bytes, found.beside, doubt)
+        return result
+    doubt = "the requested gradients were not recorded; those of input and weight are counted"
+    return replace(result, doubt=doubt)
 
 
-def _conv_of_gradient(args: Arguments) -> Cost:
-    """Return what old releases' gradient of the input costs: its sizes, dy, the weight."""
+def _conv_input_gradient(args: Arguments) -> Cost:
+    """Return the cost of the gradient of the input in old releases: its sizes, dy, the weight."""
     dy, weight = args.tensor(1), args.tensor(2)
-    flop = 2 * dy.elements * prod(weight.shape[1:])
-    doubt = "the size of its result was not recorded; only what it reads is counted"
-    return Cost("matrix", dy.dtype, flop, dy.bytes + weight.bytes, doubt=doubt)
+    flops = 2 * dy.elements * prod(weight.shape[1:])
+    doubt = "the size of the result was not recorded; only the bytes that it reads are counted"
+    return Cost("matrix", dy.dtype, flops, dy.bytes + weight.bytes, doubt=doubt)
 
 
-FORMULAS_CONVOLUTIONS: dict[str, Formula] = {
-    **{name: _conv(3, 4, 5, groups=6) for name in ("conv1d", "conv2d", "conv3d")},
-    **{
-        name: _conv(3, 4, 5, transposed=6, output_padding=7, groups=8)
-        for name in ("convolution", "_convolution", "convolution_overrideable")
-    },
-    **{
-        name: _conv(3, 4, 7, transposed=True, output_padding=5, groups=6)
-        for name in ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d")
-    },
+_CONVOLUTIONS: dict[str, Formula] = {
+    **dict.fromkeys(("conv1d", "conv2d", "conv3d"), _conv(3, 4, 5, groups=6)),
+    **dict.fromkeys(
+        ("convolution", "_convolution", "convolution_overrideable"),
+        _conv(3, 4, 5, transposed=6, output_padding=7, groups=8),
+    ),
+    **dict.fromkeys(
+        ("conv_transpose1d", "conv_transpose2d", "conv_transpose3d"),
+        _conv(3, 4, 7, transposed=True, output_padding=5, groups=6),
+    ),
     "cudnn_convolution": _conv(3, 2, 4, bias=None, groups=5),
-    "cudnn_convolution_relu": _conv(3, 4, 5, groups=6),
     "cudnn_convolution_add_relu": _conv(5, 6, 7, bias=4, groups=8),
     "cudnn_convolution_transpose": _conv(
         4, 2, 5, bias=None, transposed=True, output_padding=3, groups=6
     ),
-    # Their bias is added by an `add_` of its own within them.
-    "miopen_convolution": _conv(4, 3, 5, bias=None, groups=6),
-    "miopen_depthwise_convolution": _conv(4, 3, 5, bias=None, groups=6),
-    "miopen_convolution_relu": _conv(3, 4, 5, groups=6),
+    **dict.fromkeys(
+        ("cudnn_convolution_relu", "miopen_convolution_relu"), _conv(3, 4, 5, groups=6)
+    ),
+    # An `add_` within them adds the bias.
+    **dict.fromkeys(
+        ("miopen_convolution", "miopen_depthwise_convolution"),
+        _conv(4, 3, 5, bias=None, groups=6),
+    ),
     "miopen_convolution_transpose": _conv(5, 3, 6, transposed=True, output_padding=4, groups=7),
     "mkldnn_convolution": _conv(4, 3, 5, groups=6),
-    "_conv_depthwise2d": _conv(4, 5, 6, bias=3),
-    "conv_depthwise3d": _conv(4, 5, 6, bias=3),
-    "slow_conv_dilated2d": _conv(4, 5, 6, bias=3),
-    "slow_conv_dilated3d": _conv(4, 5, 6, bias=3),
+    **dict.fromkeys(
+        ("_conv_depthwise2d", "conv_depthwise3d", "slow_conv_dilated2d", "slow_conv_dilated3d"),
+        _conv(4, 5, 6, bias=3),
+    ),
     "convolution_backward": _conv_backward,
     "convolution_backward_overrideable": _conv_backward,
-    "cudnn_convolution_backward_input": _conv_of_gradient,
+    "cudnn_convolution_backward_input": _conv_input_gradient,
 }
+
+
+# Element-wise operations
 
 
 def _elementwise(inputs: int, operations: int, out: str | None = None) -> Formula:
-    def cost(args: Arguments) -> Cost:
-        return costs.elementwise(args.tensors(inputs), operations=operations, out=out)
-
-    return cost
+    return lambda args: costs.elementwise(args.tensors(inputs), operations=operations, out=out)
 
 
-# How many arguments are its inputs, operations an element: the names.
-_ELEMENTWISE: dict[tuple[int, int], str] = {
-    (1, 1): "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh erf erfc"
+# Number of inputs, operations per element, dtype of the result if it is not that of the inputs.
+_ELEMENTWISE: dict[tuple[int, int, str | None], str] = {
+    (1, 1, None): "abs neg exp exp2 expm1 log log2 log10 log1p sqrt rsqrt sin cos tan tanh erf erfc"
     " reciprocal sign floor ceil round trunc relu relu6 hardtanh square frac asin acos atan"
     " bitwise_not cumsum",
-    (1, 2): "clamp_min clamp_max leaky_relu elu hardsigmoid softplus celu selu log_sigmoid_forward",
-    (3, 2): "clamp",
-    (1, 4): "sigmoid hardswish mish",
-    (1, 5): "silu gelu",
-    (2, 1): "add sub rsub mul div pow maximum minimum fmod remainder floor_divide atan2"
+    (1, 2, None): "clamp_min clamp_max leaky_relu elu hardsigmoid softplus celu selu"
+    " log_sigmoid_forward",
+    (3, 2, None): "clamp",
+    (1, 4, None): "sigmoid hardswish mish",
+    (1, 5, None): "silu gelu",
+    (2, 1, None): "add sub rsub mul div pow maximum minimum fmod remainder floor_divide atan2"
     " bitwise_and bitwise_or bitwise_xor __and__ __or__ threshold_backward true_divide",
-    (2, 2): "mse_loss l1_loss leaky_relu_backward hardtanh_backward prelu"
+    (2, 2, None): "mse_loss l1_loss leaky_relu_backward hardtanh_backward prelu"
     " native_dropout_backward masked_scale",
-    (2, 3): "tanh_backward sigmoid_backward smooth_l1_loss huber_loss",
-    (2, 7): "silu_backward hardswish_backward elu_backward binary_cross_entropy_with_logits",
-    (2, 10): "gelu_backward",
-    (3, 3): "addcmul addcdiv lerp mse_loss_backward",
-    (3, 1): "where",
-    (5, 4): "batch_norm_elemt",
-    (2, 0): "masked_fill",
+    (2, 3, None): "tanh_backward sigmoid_backward smooth_l1_loss huber_loss",
+    (2, 7, None): "silu_backward hardswish_backward elu_backward binary_cross_entropy_with_logits",
+    (2, 10, None): "gelu_backward",
+    (3, 3, None): "addcmul addcdiv lerp mse_loss_backward",
+    (3, 1, None): "where",
+    (5, 4, None): "batch_norm_elemt",
+    (2, 0, None): "masked_fill",
+    (2, 1, "bool"): "eq ne lt le gt ge logical_and logical_or logical_xor",
+    (1, 1, "bool"): "isnan isinf isfinite logical_not",
 }
-_COMPARISONS = (
-    (2, 1, "eq ne lt le gt ge logical_and logical_or logical_xor"),
-    (1, 1, "isnan isinf isfinite logical_not"),
-)
+ELEMENTWISE: dict[str, Formula] = {
+    name: _elementwise(*key) for key, names in _ELEMENTWISE.items() for name in names.split()
+}
 
-FORMULAS_ELEMENTWISE: dict[str, Formula] = {
-    name: _elementwise(inputs, operations)
-    for (inputs, operations), names in _ELEMENTWISE.items()
-    for name in names.split()
-} | {
-    name: _elementwise(inputs, operations, "bool")
-    for inputs, operations, names in _COMPARISONS
-    for name in names.split()
-}
+
+# Lists of tensors: optimizers, and torch's `_foreach_` family
 
 
 def _fused(kind: str) -> Formula:
+    """Return the formula of a fused optimizer; parameters of unknown dtype count as fp32."""
+
     def cost(args: Arguments) -> Cost:
         params = args.list(0)
-        if not params[0].dtype:
-            raise UntoldError("the type of its parameters is not recorded")
-        return costs.optimizer(kind, params)
+        if params[0].dtype:
+            return costs.optimizer(kind, params)
+        result = costs.optimizer(kind, [Tensor(one.shape, "fp32") for one in params])
+        return replace(result, doubt="the dtype of its lists was not recorded; fp32 is assumed")
 
     return cost
 
 
 def _fused_sgd(args: Arguments) -> Cost:
-    with_momentum = len(args.given) > 2 and bool(args.given[2])
-    return _fused("momentum" if with_momentum else "sgd")(args)
+    has_momentum = len(args.given) > 2 and bool(args.given[2])
+    return _fused("momentum" if has_momentum else "sgd")(args)
 
 
 def foreach(args: Arguments) -> Cost:
-    """Return what an operation over lists costs: one operation an element."""
+    """Return the cost of an operation on lists of tensors: one operation per element."""
     lists = [one for one in args.given if isinstance(one, tuple)]
     if not lists or not all(lists) or any(not one.dtype for part in lists for one in part):
-        raise UntoldError("its lists of tensors were not recorded (torch leaves out more than 30)")
+        raise UntoldError(_NO_LIST)
     elements = sum(one.elements for one in lists[0])
     moved = sum(one.bytes for part in lists for one in part) + sum(one.bytes for one in lists[0])
     return Cost("vector", lists[0][0].dtype, elements, moved)
 
 
-FORMULAS_LISTS: dict[str, Formula] = {
-    "_fused_adam_": _fused("adam"),
-    "_fused_adamw_": _fused("adam"),
-    "_fused_adagrad_": _fused("adagrad"),
-    "_fused_sgd_": _fused_sgd,
-}
-
-
-def _copy(args: Arguments) -> Cost:
-    return costs.copied(args.tensor(1), args.tensor(0))
-
-
-def _duplicate(args: Arguments) -> Cost:
-    return costs.copied(args.tensor(0))
-
-
-def _fill(args: Arguments) -> Cost:
-    return costs.written(args.tensor(0))
+# Operations that only move memory
 
 
 def _cat(args: Arguments) -> Cost:
@@ -357,54 +332,48 @@ def _cat(args: Arguments) -> Cost:
     return costs.joined(parts)
 
 
-FORMULAS_MEMORY: dict[str, Formula] = {
-    "copy_": _copy,
+_MEMORY: dict[str, Formula] = {
+    "copy_": lambda args: costs.copied(args.tensor(1), args.tensor(0)),
     "_copy_from": lambda args: costs.copied(args.tensor(0), args.tensor(1)),
     **dict.fromkeys(
-        ("clone", "contiguous", "_to_copy", "roll", "flip", "tril", "triu"), _duplicate
+        "clone contiguous _to_copy roll flip tril triu".split(),
+        lambda args: costs.copied(args.tensor(0)),
     ),
     **dict.fromkeys(
-        "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ log_normal_".split(), _fill
+        "fill_ zero_ normal_ uniform_ bernoulli_ random_ exponential_ log_normal_".split(),
+        lambda args: Cost("copy", args.tensor(0).dtype, 0, args.tensor(0).bytes),
     ),
     "cat": _cat,
     "stack": _cat,
 }
 
 
-def _norm(kind: str, x: int, *params: int) -> Formula:
-    def cost(args: Arguments) -> Cost:
-        return costs.normalisation(kind, args.tensor(x), [args.optional(one) for one in params])
+# Normalizations, softmax, losses, dropout
 
-    return cost
+
+def _norm(kind: str, x: int, *params: int) -> Formula:
+    return lambda args: costs.normalisation(kind, args.tensor(x), [*map(args.optional, params)])
 
 
 def _norm_backward(kind: str, x: int, *params: int) -> Formula:
-    def cost(args: Arguments) -> Cost:
-        given = [args.optional(one) for one in params]
-        return costs.normalisation_backward(kind, args.tensor(x), given)
-
-    return cost
+    return lambda args: costs.normalisation_backward(
+        kind, args.tensor(x), [*map(args.optional, params)]
+    )
 
 
 def _batch_norm(args: Arguments) -> Cost:
     training = args.flag(5) is not False
-    given = [args.optional(one) for one in range(1, 5)]
     # Training writes the running mean and variance as well.
-    running = [args.optional(one) for one in (3, 4)] if training else []
-    kind = "batch" if training else "batch eval"
-    return costs.normalisation(kind, args.tensor(0), [*given, *running])
+    params = (1, 2, 3, 4, 3, 4) if training else (1, 2, 3, 4)
+    return _norm("batch" if training else "batch eval", 0, *params)(args)
 
 
-def _half_to_float(kind: str) -> Formula:
-    """Return the formula of softmax, whose result may be wider than its input."""
-
-    def cost(args: Arguments) -> Cost:
-        x = args.tensor(0)
-        found = costs.normalisation(kind, x)
-        more = x.elements * 2 if args.flag(2) else 0
-        return Cost(found.unit, found.dtype, found.flops, found.moved_bytes + more)
-
-    return cost
+def _softmax(args: Arguments) -> Cost:
+    """Return the cost of softmax, whose result may be wider than its input."""
+    x = args.tensor(0)
+    result = costs.normalisation("softmax", x)
+    more = x.elements * 2 if args.flag(2) else 0
+    return replace(result, moved_bytes=result.moved_bytes + more)
 
 
 def _nll(args: Arguments) -> Cost:
@@ -422,7 +391,7 @@ def _dropout(args: Arguments) -> Cost:
     return Cost("vector", x.dtype, 2 * x.elements, 2 * x.bytes + x.elements)
 
 
-FORMULAS_NORMALISATION: dict[str, Formula] = {
+_NORMALIZATIONS: dict[str, Formula] = {
     "native_layer_norm": _norm("layer", 0, 2, 3),
     "native_layer_norm_backward": _norm_backward("layer", 1, 5, 6),
     "native_group_norm": _norm("group", 0, 1, 2),
@@ -434,8 +403,8 @@ FORMULAS_NORMALISATION: dict[str, Formula] = {
     "native_batch_norm_backward": _norm_backward("batch", 1, 2),
     "cudnn_batch_norm_backward": _norm_backward("batch", 0, 2),
     "miopen_batch_norm_backward": _norm_backward("batch", 0, 2),
-    "_softmax": _half_to_float("softmax"),
-    "_log_softmax": _half_to_float("softmax"),
+    "_softmax": _softmax,
+    "_log_softmax": _softmax,
     "_safe_softmax": _norm("softmax", 0),
     "_softmax_backward_data": _norm_backward("softmax", 0),
     "_log_softmax_backward_data": _norm_backward("softmax", 0),
@@ -447,56 +416,45 @@ FORMULAS_NORMALISATION: dict[str, Formula] = {
 }
 
 
-def _mm(a: int, b: int, bias: int | None = None) -> Formula:
-    def cost(args: Arguments) -> Cost:
-        added = None if bias is None else args.optional(bias)
-        return costs.matmul(args.tensor(a), args.tensor(b), bias=added)
+# Matrix products
 
-    return cost
+
+def _mm(a: int = 0, b: int = 1, bias: int | None = None, out: str | None = None) -> Formula:
+    return lambda args: costs.matmul(
+        args.tensor(a), args.tensor(b), bias=None if bias is None else args.optional(bias), out=out
+    )
+
+
+def _grouped_mm(args: Arguments, dtype: int, default: str | None = None) -> Cost:
+    """Return the cost of products of groups; argument `dtype` is the type of the result."""
+    a, b, out = args.tensor(0), args.tensor(1), args.scalar_type(dtype) or default
+    if len(a.shape) == 2 and len(b.shape) == 3:
+        groups, k, n = b.shape
+        return costs.grouped_matmul([a.shape[0], *[0] * (groups - 1)], n, k, a.dtype, out=out)
+    return costs.matmul(a, b, out=out)
 
 
 def _linear(args: Arguments) -> Cost:
     return costs.linear(args.tensor(0), args.tensor(1), args.optional(2))
 
 
-def _scaled_mm(args: Arguments) -> Cost:
-    out = args.scalar_type(6) or "bf16"
-    return costs.matmul(args.tensor(0), args.tensor(1), bias=args.optional(4), out=out)
-
-
-def _grouped_mm(args: Arguments) -> Cost:
-    a, b = args.tensor(0), args.tensor(1)
-    if len(a.shape) == 2 and len(b.shape) == 3:
-        groups, k, n = b.shape
-        return costs.grouped_matmul([a.shape[0], *[0] * (groups - 1)], n, k, a.dtype)
-    return costs.matmul(a, b)
-
-
-def _int_mm(args: Arguments) -> Cost:
-    return costs.matmul(args.tensor(0), args.tensor(1), out="int32")
-
-
-FORMULAS_PRODUCTS: dict[str, Formula] = {
-    "mm": _mm(0, 1),
-    "bmm": _mm(0, 1),
-    "mv": _mm(0, 1),
-    "dot": _mm(0, 1),
-    "vdot": _mm(0, 1),
-    "matmul": _mm(0, 1),
-    "addmm": _mm(1, 2, 0),
-    "addmm_": _mm(1, 2, 0),
-    "_addmm_activation": _mm(1, 2, 0),
-    "addmv": _mm(1, 2, 0),
-    "baddbmm": _mm(1, 2, 0),
-    "baddbmm_": _mm(1, 2, 0),
+_PRODUCTS: dict[str, Formula] = {
+    **dict.fromkeys("mm bmm mv dot vdot matmul".split(), _mm()),
+    **dict.fromkeys(
+        "addmm addmm_ _addmm_activation addmv addmv_ baddbmm baddbmm_".split(), _mm(1, 2, 0)
+    ),
     "addbmm": lambda args: costs.batch_sum(args.tensor(1), args.tensor(2), args.optional(0)),
     "linear": _linear,
     "mkldnn_linear": _linear,
-    "_scaled_mm": _scaled_mm,
-    "_grouped_mm": _grouped_mm,
-    "_scaled_grouped_mm": _grouped_mm,
-    "_int_mm": _int_mm,
+    "_scaled_mm": lambda args: _mm(bias=4, out=args.scalar_type(6) or "bf16")(args),
+    "_grouped_mm": lambda args: _grouped_mm(args, 4),
+    # fp8 factors have a bf16 result.
+    "_scaled_grouped_mm": lambda args: _grouped_mm(args, 7, "bf16"),
+    "_int_mm": _mm(out="int32"),
 }
+
+
+# Reductions and pooling
 
 
 def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formula:
@@ -506,25 +464,23 @@ def _reduction(dims: int, *, out: str | None = None, results: int = 1) -> Formul
         x = args.tensor(0)
         if args.optional(1) is not None and dims == 1 and len(args.given) > 1:
             return costs.elementwise(args.tensors(2))
-        whole = len(args.given) <= dims + 1
-        chosen = args.integers(dims)
-        if whole:
+        if len(args.given) <= dims + 1:
             return costs.reduction(x, 1, out=out)
-        if chosen is None and not args.values:
-            found = costs.reduction(x, 1, out=out)
-            doubt = "what it reduces to was not recorded; only reading is counted"
-            return Cost("vector", found.dtype, found.flops, found.moved_bytes, doubt=doubt)
-        return costs.reduction(x, results * _left(x.shape, chosen or ()), out=out)
+        reduced = args.integers(dims)
+        if reduced is None and not args.values:
+            doubt = "the reduced dimensions were not recorded; only reading is counted"
+            return replace(costs.reduction(x, 1, out=out), doubt=doubt)
+        return costs.reduction(x, results * _remaining(x.shape, reduced or ()), out=out)
 
     return cost
 
 
-def _left(shape: Shape, dims: Shape) -> int:
-    """Return how many elements are left of a shape without some dimensions, none: without all."""
+def _remaining(shape: Shape, dims: Shape) -> int:
+    """Return the number of elements that remain after reducing dimensions; none: all of them."""
     if not dims or not shape:
         return 1
-    gone = {one % len(shape) for one in dims}
-    return prod(size for place, size in enumerate(shape) if place not in gone)
+    reduced = {one % len(shape) for one in dims}
+    return prod(size for place, size in enumerate(shape) if place not in reduced)
 
 
 def _pool(indices: bool) -> Formula:
@@ -548,22 +504,24 @@ def _pool_backward(args: Arguments) -> Cost:
     return Cost("vector", dy.dtype, dy.elements, dy.bytes + x.bytes + more)
 
 
-FORMULAS_REDUCTIONS: dict[str, Formula] = {
+_REDUCTIONS: dict[str, Formula] = {
     "batch_norm_stats": lambda args: costs.reduction(args.tensor(0), 2 * args.tensor(0).shape[1]),
-    **{name: _reduction(1) for name in ("sum", "nansum", "mean", "prod", "amax", "amin")},
-    **{name: _reduction(1, out="bool") for name in ("any", "all")},
-    **{name: _reduction(1, out="int64") for name in ("argmax", "argmin")},
-    **{name: _reduction(1) for name in ("max", "min", "logsumexp", "var", "std")},
-    **{name: _reduction(1, results=2) for name in ("var_mean", "std_mean")},
-    **{name: _reduction(2) for name in ("norm", "linalg_vector_norm")},
-    "max_pool2d_with_indices": _pool(True),
-    "max_pool3d_with_indices": _pool(True),
-    "avg_pool2d": _pool(False),
-    "avg_pool3d": _pool(False),
+    **dict.fromkeys(
+        "sum nansum mean prod amax amin max min logsumexp var std".split(), _reduction(1)
+    ),
+    **dict.fromkeys(("any", "all"), _reduction(1, out="bool")),
+    **dict.fromkeys(("argmax", "argmin"), _reduction(1, out="int64")),
+    **dict.fromkeys(("var_mean", "std_mean"), _reduction(1, results=2)),
+    **dict.fromkeys(("norm", "linalg_vector_norm"), _reduction(2)),
+    **dict.fromkeys(("max_pool2d_with_indices", "max_pool3d_with_indices"), _pool(True)),
+    **dict.fromkeys(("avg_pool2d", "avg_pool3d"), _pool(False)),
     "max_pool2d_with_indices_backward": _pool_backward,
     "avg_pool2d_backward": _pool_backward,
     "_adaptive_avg_pool2d_backward": _pool_backward,
 }
+
+
+# Rows of tables
 
 
 def _embedding(args: Arguments) -> Cost:
@@ -581,7 +539,8 @@ def _index_select(args: Arguments) -> Cost:
 def _embedding_backward(args: Arguments) -> Cost:
     dy, index = args.tensor(0), args.tensor(1)
     (rows, *_) = args.sizes(2)
-    return costs.looked_up_backward(dy, index, Tensor((rows, dy.shape[-1]), dy.dtype))
+    table = Tensor((rows, dy.shape[-1]), dy.dtype)
+    return Cost("vector", dy.dtype, dy.elements, costs.bytes_of(dy, index, table))
 
 
 def _gather(args: Arguments) -> Cost:
@@ -591,7 +550,7 @@ def _gather(args: Arguments) -> Cost:
 
 
 def _scatter(args: Arguments) -> Cost:
-    """Return what adding or putting values at indices costs: places are read and written."""
+    """Return the cost of adding or putting values at indices, which are read and written."""
     target, index, source = args.tensor(0), args.tensor(2), args.optional(3)
     values = source.elements if source is not None else index.elements
     rows = costs.looked_up(values, 1, target.dtype, index.dtype)
@@ -599,14 +558,20 @@ def _scatter(args: Arguments) -> Cost:
     return Cost("vector", target.dtype, values, rows.moved_bytes + more)
 
 
-FORMULAS_TABLES: dict[str, Formula] = {
+FORMULAS: dict[str, Formula] = {
+    **_ATTENTION,
+    **_CONVOLUTIONS,
+    **ELEMENTWISE,
+    **_MEMORY,
+    **_NORMALIZATIONS,
+    **_PRODUCTS,
+    **_REDUCTIONS,
+    **dict.fromkeys(("_fused_adam_", "_fused_adamw_"), _fused("adam")),
+    "_fused_adagrad_": _fused("adagrad"),
+    "_fused_sgd_": _fused_sgd,
     "embedding": _embedding,
     "index_select": _index_select,
     "embedding_dense_backward": _embedding_backward,
     "gather": _gather,
-    "scatter": _scatter,
-    "scatter_": _scatter,
-    "scatter_add": _scatter,
-    "scatter_add_": _scatter,
-    "index_add_": _scatter,
+    **dict.fromkeys("scatter scatter_ scatter_add scatter_add_ index_add_".split(), _scatter),
 }

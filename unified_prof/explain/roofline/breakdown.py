@@ -1,24 +1,15 @@
-"""Classes of work under the limits of their device.
+"""Roofline of the operations of a recording, MFU of its devices, and the breakdown `roofline`.
 
-What the matrix units of a device did for a model: MFU of steps and of a run.
-
-Copies and collectives: what they move, and how close copies come to the memory.
-
-How close the operations of a recording came to what their device can do.
-
-On a GPU, the innermost operation of the framework that launched kernels is charged with them all;
-on an Ascend each operator is, for its own shapes and formats were recorded. Classes are operations
-of one name, shapes and types. Kernels of replayed graphs count for the operations of the capture,
-where its recording is at hand. `of(recording)` is the answer for whoever judges; `offered` tells
-whether there is one.
-
-The breakdown `roofline`: operations by name and shape, what they did and could have done.
+On a GPU, kernels count for the innermost operation of the framework that launched them; on an
+Ascend every operator counts with its own shapes and formats. Rows are operations with the same
+name, shapes and dtypes. Kernels of replayed graphs count for the operations of the capture, if its
+recording is available.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -37,75 +28,74 @@ from unified_prof.recording.model import Breakdown, ModelUse, Row
 from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import Recording
 
+# Shares of a peak that large operations reach: savings refer to them, not to the peak.
 MATRIX_TARGET, MEMORY_TARGET = 0.7, 0.8
-"""Shares of a peak that large operations reach: what savings are told against, not the peak."""
 
-_TF32_ASSUMED = "faster than fp32 allows, so TF32 was assumed; its kernels do not say"
-_FASTER_THAN_COMPUTE = "faster than the peak allows: its shapes or the peak are in doubt"
-_SAVES_WORK = ", or its algorithm multiplies less (Winograd)"
-FASTER_THAN_MEMORY = "faster than memory allows: its data were in a cache, or shapes are in doubt"
+_TF32_ASSUMED = "faster than fp32 allows, TF32 is assumed"
+_FASTER_THAN_COMPUTE = "faster than the peak allows: shapes or peak are wrong"
+_SAVES_WORK = ", or the algorithm needs fewer operations (Winograd)"
+FASTER_THAN_MEMORY = "faster than memory allows: data were in a cache, or shapes are wrong"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
-    """The operations of one class on one device, and how close they came to the device's limits."""
+class RooflineRow:
+    """Operations with the same cost on one device, and the limits of the device."""
 
     name: str
+    # Formatted shapes and dtypes of the inputs.
     shapes: str
-    """Shapes and types of their inputs, in words."""
+    # operation, kernel, copy or communication.
     kind: str
-    """`operation`, `kernel`, `copy` or `communication`."""
     device: str
     count: int
     total_ns: int
+    # Cost of all of them together; None if unknown, and `doubt` says why.
     cost: Cost | None
-    """Of all of them together; None: it cannot be told, and `doubt` says why."""
+    # Compute peak; None if unknown, or without floating-point operations.
     peak: Peak | None = None
-    """Of calculating; None: not known, or nothing is calculated."""
     memory: Peak | None = None
+    # Time at the peaks, and at what large operations reach of them; None if unknown.
     bound_ns: float | None = None
-    """Time that they would take at the peaks; None: not known."""
     target_ns: float | None = None
-    """Time that they would take at what large operations reach of the peaks."""
     doubt: str | None = None
 
     @property
     def bound(self) -> str | None:
-        """What limits them: `compute` or `memory`; None: not known."""
+        """Limit: `compute` or `memory`; None if unknown."""
         if self.bound_ns is None or self.cost is None or self.memory is None:
             return None
-        moving_ns = self.cost.moved_bytes / self.memory.rate * 1e9
+        memory_ns = self.cost.moved_bytes / self.memory.rate * 1e9
         # A sum of such times may differ from the time of the sum in its last digits.
-        return "memory" if moving_ns >= 0.999 * self.bound_ns else "compute"
+        return "memory" if memory_ns >= 0.999 * self.bound_ns else "compute"
 
     @property
     def efficiency(self) -> float | None:
-        """How much of their time they would take at the peaks; None: not known, or above 1."""
+        """Roofline efficiency; None if unknown or above 1."""
         if self.bound_ns is None or not self.total_ns or self.bound_ns > self.total_ns:
             return None
         return self.bound_ns / self.total_ns
 
     @property
     def uncertain(self) -> bool:
-        """Whether the figure of the device that limits them is."""
+        """True if the peak that limits them is uncertain."""
         limit = self.memory if self.bound == "memory" else self.peak
         return limit is not None and limit.uncertain
 
     @property
     def above_target_ns(self) -> float | None:
-        """Time that they take beyond what large operations would; None: not known."""
+        """Time above `target_ns`; None if unknown."""
         return None if self.target_ns is None else max(0.0, self.total_ns - self.target_ns)
 
     @property
     def intensity(self) -> float | None:
-        """FLOPs for each byte."""
+        """FLOPs per byte."""
         if self.cost is None or not self.cost.moved_bytes:
             return None
         return self.cost.flops / self.cost.moved_bytes
 
 
-def place(one: Class, name: str, device: Device | None) -> Placed:
-    """Place a class under the limits of its device."""
+def roofline_row(one: Class, name: str, device: Device | None) -> RooflineRow:
+    """Return the roofline row of a group of operations on a device."""
     total: dict[str, Any] = {
         "name": one.name,
         "shapes": one.shapes,
@@ -115,10 +105,10 @@ def place(one: Class, name: str, device: Device | None) -> Placed:
         "total_ns": one.total_ns,
     }
     if one.cost is None:
-        return Placed(**total, cost=None, doubt=one.why)
+        return RooflineRow(**total, cost=None, doubt=one.why)
     cost = times(one.cost, one.count)
     if device is None:
-        return Placed(**total, cost=cost, doubt=cost.doubt)
+        return RooflineRow(**total, cost=cost, doubt=cost.doubt)
     memory = device.of_memory()
     doubts = [cost.doubt] if cost.doubt else []
     peak = _peak(cost, device, one.kernel)
@@ -134,7 +124,7 @@ def place(one: Class, name: str, device: Device | None) -> Placed:
         moving = memory is not None and cost.moved_bytes / memory.rate * 1e9 >= bound_ns
         saves = _SAVES_WORK if "conv" in one.name.lower() and not moving else ""
         doubts.append((FASTER_THAN_MEMORY if moving else _FASTER_THAN_COMPUTE) + saves)
-    return Placed(
+    return RooflineRow(
         **total,
         cost=cost,
         peak=peak,
@@ -146,19 +136,17 @@ def place(one: Class, name: str, device: Device | None) -> Placed:
 
 
 def times(cost: Cost, count: int) -> Cost:
-    """Return the cost of so many of the same."""
-    return Cost(
-        cost.unit,
-        cost.dtype,
-        cost.flops * count,
-        cost.moved_bytes * count,
-        cost.beside * count,
-        cost.doubt,
+    """Return the cost of several equal operations."""
+    return replace(
+        cost,
+        flops=cost.flops * count,
+        moved_bytes=cost.moved_bytes * count,
+        beside=cost.beside * count,
     )
 
 
 def _peak(cost: Cost, device: Device, kernel: str) -> Peak | None:
-    """Return the limit of calculating for a cost."""
+    """Return the compute peak for a cost."""
     if cost.unit == "matrix":
         if cost.dtype == "fp32" and TF32.search(kernel):
             return device.matrix("tf32") or device.matrix("fp32")
@@ -174,7 +162,7 @@ def _bound(
     of_peak: float = 1.0,
     of_memory: float = 1.0,
 ) -> float | None:
-    """Return the shortest time in ns that the limits allow, None where one is not known."""
+    """Return the minimum time in ns that the peaks allow, None if one is unknown."""
     if memory is None or (cost.unit == "matrix" and peak is None):
         return None
     bound = cost.moved_bytes / (memory.rate * of_memory)
@@ -185,49 +173,43 @@ def _bound(
     return bound * 1e9
 
 
-def merged(found: list[Placed]) -> list[Placed]:
-    """Put classes together that read alike; what told them apart is not shown."""
-    by_key: dict[tuple[str, ...], list[Placed]] = {}
+def merge_rows(found: list[RooflineRow]) -> list[RooflineRow]:
+    """Merge rows that look the same."""
+    by_key: dict[tuple[str, ...], list[RooflineRow]] = {}
     for one in found:
-        told = "" if one.cost is not None else "not told"
-        key = (one.name, one.shapes, one.kind, one.device, told)
+        key = (one.name, one.shapes, one.kind, one.device, str(one.cost is None))
         by_key.setdefault(key, []).append(one)
-    return [_together(group) for group in by_key.values()]
+    return [_merge(group) for group in by_key.values()]
 
 
-def _together(group: list[Placed]) -> Placed:
+def _merge(group: list[RooflineRow]) -> RooflineRow:
     if len(group) == 1:
         return group[0]
     longest = max(group, key=lambda one: one.total_ns)
     costs = [one.cost for one in group if one.cost is not None]
     cost = None
     if costs and longest.cost is not None:
-        cost = Cost(
-            longest.cost.unit,
-            longest.cost.dtype,
-            sum(one.flops for one in costs),
-            sum(one.moved_bytes for one in costs),
-            sum(one.beside for one in costs),
+        cost = replace(
+            longest.cost,
+            flops=sum(one.flops for one in costs),
+            moved_bytes=sum(one.moved_bytes for one in costs),
+            beside=sum(one.beside for one in costs),
+            doubt=None,
         )
     bounds = [one.bound_ns for one in group]
     targets = [one.target_ns for one in group]
-    return Placed(
-        name=longest.name,
-        shapes=longest.shapes,
-        kind=longest.kind,
-        device=longest.device,
+    return replace(
+        longest,
         count=sum(one.count for one in group),
         total_ns=sum(one.total_ns for one in group),
         cost=cost,
-        peak=longest.peak,
-        memory=longest.memory,
         bound_ns=None if None in bounds else sum(one for one in bounds if one is not None),
         target_ns=None if None in targets else sum(one for one in targets if one is not None),
-        doubt=longest.doubt,
     )
 
 
-_ENOUGH_TOLD, _ENOUGH_PEAKS = 0.5, 0.95
+# Minimum share of kernel time with a known cost, and of FLOPs with a known peak, for MFU.
+_MIN_KNOWN, _MIN_PEAKS = 0.5, 0.95
 
 
 def model_use(
@@ -237,9 +219,9 @@ def model_use(
     calculated: NDArray[np.float64],
     ideal_ns: NDArray[np.float64],
     told: NDArray[np.bool_],
-    placed: list[Placed],
+    placed: list[RooflineRow],
 ) -> tuple[ModelUse, ...]:
-    """Return what each device's matrix units did in the steps, else in the window."""
+    """Return FLOPs and MFU of each device in the steps, or in the window without steps."""
     result = []
     for name, number in recording.device_numbers.items():
         here = np.ones(len(charged), bool) if number is None else charged.device == number
@@ -256,7 +238,7 @@ def model_use(
         kernels = int(charged.total_ns[here].sum())
         told_share = int(charged.total_ns[here & told].sum()) / kernels if kernels else 0.0
         unknown = calculated[counted & (ideal_ns == 0)].sum() / total
-        can_tell = told_share >= _ENOUGH_TOLD and unknown <= 1 - _ENOUGH_PEAKS
+        can_tell = told_share >= _MIN_KNOWN and unknown <= 1 - _MIN_PEAKS
         of_steps: list[tuple[str, int, float | None]] = []
         if steps is not None and windows is not None:
             for index, (step, _, _) in enumerate(recording.steps):
@@ -289,15 +271,15 @@ def _possible(share: float | None) -> float | None:
     return share if share is not None and share <= 1 else None
 
 
-_NO_SIZE = "how much it moves was not recorded"
-_ON_THE_WIRE = "what each rank sends at least; waiting for other ranks is in the time"
+_NO_SIZE = "its size was not recorded"
+_ON_THE_WIRE = "minimum bytes sent per rank; the time includes waiting for other ranks"
 _WITHIN = re.compile(r"D(?:to|2)D|device to device", re.IGNORECASE)
 
 
 def copies(
     recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
-) -> list[Placed]:
-    """Return copies by direction, and parts of collectives of which no whole is known."""
+) -> list[RooflineRow]:
+    """Return copies by direction, and tasks of collectives that were not recorded as a whole."""
     work = recording.work
     parts = (work.kind == COMMUNICATION) & (work.task != NONE)
     piece = np.flatnonzero((work.kind == COPY) | parts)
@@ -324,14 +306,14 @@ def copies(
         }
         sizes = [of_task.get(int(one), -1) for one in identity[task[members]].tolist()]
         if min(sizes) < 0:
-            result.append(Placed(**total, cost=None, doubt=_NO_SIZE))
+            result.append(RooflineRow(**total, cost=None, doubt=_NO_SIZE))
             continue
         within = bool(_WITHIN.search(what))
         cost = Cost("copy", "uint8", 0, sum(sizes) * (2 if within else 1))
         memory = own.of_memory() if within and own is not None else None
         bound_ns = None if memory is None else cost.moved_bytes / memory.rate * 1e9
         result.append(
-            Placed(
+            RooflineRow(
                 **total,
                 cost=cost,
                 memory=memory,
@@ -345,8 +327,8 @@ def copies(
 
 def collectives(
     recording: Recording, devices: dict[int | None, tuple[str, Device | None]]
-) -> list[Placed]:
-    """Return collectives by name, bytes and ranks: what each rank sends at least."""
+) -> list[RooflineRow]:
+    """Return collectives by name, size and ranks, with the minimum bytes sent per rank."""
     comms = recording.comms
     if not len(comms):
         return []
@@ -363,7 +345,7 @@ def collectives(
         what = labels.texts[int(label[first])]
         shapes, cost, why = _payload(what, told[first])
         result.append(
-            Placed(
+            RooflineRow(
                 name=what,
                 shapes=shapes,
                 kind="communication",
@@ -378,15 +360,15 @@ def collectives(
 
 
 def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | None, str | None]:
-    """Return the data of a collective in words, what it costs, and why that cannot be told."""
+    """Return formatted size and ranks of a collective, its cost, and why it is unknown."""
     if found is None or found.elements is None:
         return "", None, _NO_SIZE
-    # Their group stands behind them in brackets.
+    # The name ends with the group in brackets.
     kind = canonical(name.partition(" (")[0])
     dtype = dtype_of(found.dtype)
     shapes = f"{found.elements:,} {dtype}"
     if found.ranks is None:
-        return shapes, None, "how many ranks took part was not recorded"
+        return shapes, None, "the number of ranks was not recorded"
     shapes += f" x {found.ranks} ranks"
     elements = found.elements
     if kind == "all_gather":
@@ -402,30 +384,28 @@ def _payload(name: str, found: operators.Payload | None) -> tuple[str, Cost | No
 
 @dataclass(frozen=True, slots=True)
 class Roofline:
-    """The operations of a recording under the limits of its devices."""
+    """Roofline rows of a recording, the longest first; peaks and MFU of its devices."""
 
-    rows: tuple[Placed, ...]
-    """The longest first."""
+    rows: tuple[RooflineRow, ...]
     devices: dict[str, Device | None]
-    """What each device can do; None: nobody says."""
     use: tuple[ModelUse, ...]
 
 
-_found: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
+_cache: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
 
 
 def of(recording: Recording) -> Roofline:
-    """Return the operations of a recording under the limits of its devices."""
-    if recording not in _found:
-        _found[recording] = _of(recording)
-    return _found[recording]
+    """Return the roofline of a recording, cached."""
+    if recording not in _cache:
+        _cache[recording] = _of(recording)
+    return _cache[recording]
 
 
 def _of(recording: Recording) -> Roofline:
     devices = known_devices(recording)
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
     charged = Charged(recording)
-    rows: list[Placed] = []
+    rows: list[RooflineRow] = []
     calculated = np.zeros(len(charged), np.float64)
     ideal_ns = np.zeros(len(charged), np.float64)
     told = np.zeros(len(charged), bool)
@@ -433,7 +413,7 @@ def _of(recording: Recording) -> Roofline:
     placed = []
     for one in classes:
         name, device = by_number.get(one.device, by_number.get(None, ("", None)))
-        placed.append(place(one, name, device))
+        placed.append(roofline_row(one, name, device))
     for one, found in zip(classes, placed, strict=True):
         if found.cost is None:
             continue
@@ -443,7 +423,7 @@ def _of(recording: Recording) -> Roofline:
             peak = found.peak
             if peak is not None:
                 ideal_ns[one.members] = found.cost.flops / one.count / peak.rate * 1e9
-    rows = merged(placed)
+    rows = merge_rows(placed)
     rows += copies(recording, by_number) + collectives(recording, by_number)
     use = model_use(recording, devices, charged, calculated, ideal_ns, told, placed)
     rows.sort(key=lambda one: (-one.total_ns, one.name, one.shapes))
@@ -451,13 +431,13 @@ def _of(recording: Recording) -> Roofline:
 
 
 def rows(recording: Recording) -> Breakdown:
-    """Return one row for each class of operations, kernels, copies and collectives."""
+    """Return the breakdown `roofline`."""
     found = of(recording)
     several = len(found.devices) > 1
     return breakdowns.finish("roofline", (_row(one, several) for one in found.rows))
 
 
-def _row(one: Placed, several_devices: bool) -> Row:
+def _row(one: RooflineRow, several_devices: bool) -> Row:
     cost, seconds = one.cost, one.total_ns / 1e9
     name = " ".join(part for part in (one.name, one.shapes) if part)
     if several_devices:
@@ -486,8 +466,8 @@ def _row(one: Placed, several_devices: bool) -> Row:
     )
 
 
-def limits(one: Placed) -> str | None:
-    """Return what limits operations, of which peak their share is, and what is in doubt."""
+def limits(one: RooflineRow) -> str | None:
+    """Return the limiting peak and doubts as text."""
     parts = []
     if one.bound == "memory" and one.memory is not None:
         parts.append(f"memory, {one.memory.rate / 1e9:,g} GB/s" + _mark(one.memory.uncertain))

@@ -1,20 +1,8 @@
-"""What an operation has to do: floating-point operations and bytes.
+"""Cost of operations: floating-point operations and bytes, by shapes and dtypes.
 
 A multiply-add is two operations. Bytes are those that no implementation can avoid: every tensor
-once, by its own type, expanded dimensions once. `Cost.flops` are those of the unit that does the
-operation; bias and softmax of a matrix operation stand apart (`beside`), on the vector unit.
-
-What scaled dot-product attention costs, fused and causal or not.
-
-What collectives cost: bytes on the wire, and what is added up.
-
-What convolutions cost: a window for every result; and how large their results are.
-
-What operations cost that only move memory: copies, and rows taken from tables.
-
-What matrix products cost, by the shapes and types of their factors.
-
-What everything costs that calculates, but on no matrix unit.
+once, in its own dtype, expanded dimensions once. `Cost.flops` are those of the unit that does the
+operation; bias and softmax of a matrix operation run on the vector unit (`Cost.beside`).
 """
 
 from __future__ import annotations
@@ -26,60 +14,54 @@ from typing import Literal
 
 from unified_prof.explain.roofline.arguments import Shape, Tensor, UntoldError, broadcast, item_size
 
+# Unit that does the work: matrix (tensor, cube) cores, other arithmetic, or only memory.
 Unit = Literal["matrix", "vector", "copy"]
-"""What does the work: matrix (tensor, cube) cores, other arithmetic, or only memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What an operation has to do, whoever does it."""
+    """What any implementation of an operation has to do."""
 
     unit: Unit
+    # Dtype of the calculation.
     dtype: str
-    """Type that it calculates with."""
+    # Floating-point operations of its unit.
     flops: int
-    """Floating-point operations of its unit."""
     moved_bytes: int
+    # Floating-point operations of a matrix operation on the vector unit.
     beside: int = 0
-    """Floating-point operations of a matrix operation that are no matrix product."""
+    # Assumption that may be wrong, and how it would change the figures.
     doubt: str | None = None
-    """What may be otherwise, and how it would change the figures."""
 
 
 def bytes_of(*tensors: Tensor | None) -> int:
-    """Return the bytes of those tensors that there are."""
+    """Return the bytes of the given tensors."""
     return sum(tensor.bytes for tensor in tensors if tensor is not None)
 
 
 def real_parts(dtype: str) -> tuple[str, int]:
-    """Return the type of the parts, and how many real multiply-adds one is."""
+    """Return the dtype of the real parts, and the real multiply-adds of one multiply-add."""
     return {"complex64": ("fp32", 4), "complex128": ("fp64", 4)}.get(dtype, (dtype, 1))
 
 
 def wider(one: str, other: str) -> str:
-    """Return the type with more bytes, the first of two alike."""
+    """Return the dtype with more bytes, the first if both have the same."""
     return one if item_size(one) >= item_size(other) else other
 
 
+# Corner of the triangle of a causal mask, if the numbers of keys and queries differ.
 UPPER_LEFT, LOWER_RIGHT = "upper left", "lower right"
-"""Where the triangle of a causal mask is, if there are not as many keys as queries."""
 
 
 # Attention
 
 
 def seen_pairs(queries: int, keys: int, causal: str | None) -> int:
-    """Return how many pairs of a query and a key a mask lets through.
-
-    Args:
-        queries: number of queries.
-        keys: number of keys.
-        causal: where the triangle of a causal mask is; None: there is no mask.
-    """
+    """Return the number of pairs of a query and a key that a causal mask (None: no mask) keeps."""
     if causal is None:
         return queries * keys
     offset = keys - queries if causal == LOWER_RIGHT else 0
-    # Query i sees the keys up to i + offset: 0 of them at first, then one more each, then all.
+    # Query i sees the keys up to i + offset: no key at first, then one more each, then all.
     first = max(0, -offset)
     whole = max(first, min(queries, keys - offset - 1))
     rising = whole - first
@@ -89,7 +71,7 @@ def seen_pairs(queries: int, keys: int, causal: str | None) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Attention:
-    """Sizes of scaled dot-product attention: heads are those of the queries."""
+    """Sizes of scaled dot-product attention; `heads` is the number of heads of the queries."""
 
     batch: int
     heads: int
@@ -113,7 +95,7 @@ class Attention:
         causal: str | None = None,
         causal_known: bool = True,
     ) -> Attention:
-        """Return the sizes of queries, keys and values of B, H, S, D or B, S, H, D each."""
+        """Return the sizes for queries, keys and values of shape B, H, S, D or B, S, H, D."""
         if any(len(one.shape) < 3 for one in (q, k, v)):
             raise UntoldError("its queries, keys and values have too few dimensions")
         heads, rows = (-3, -2) if heads_first else (-2, -3)
@@ -133,11 +115,11 @@ class Attention:
         )
 
     def forward(self) -> Cost:
-        """Return what fused attention costs: its scores are never written."""
+        """Return the cost of fused attention, which never writes its scores."""
         return self._cost(self.depth + self.value_depth, 1)
 
     def backward(self) -> Cost:
-        """Return what its gradients cost; fused kernels calculate the scores once more."""
+        """Return the cost of the gradients; fused kernels recompute the scores."""
         return self._cost(3 * self.depth + 2 * self.value_depth, 2)
 
     def _cost(self, depths: int, passes: int) -> Cost:
@@ -148,7 +130,7 @@ class Attention:
         doubt = None
         if not self.causal_known:
             less = seen_pairs(self.queries, self.keys, UPPER_LEFT) / (self.queries * self.keys or 1)
-            doubt = f"whether it is causal was not recorded; if so, FLOPs are {less:.2f} of these"
+            doubt = f"a causal mask is not recorded; with one, FLOPs are {less:.2f} of these"
         return Cost(
             "matrix",
             self.dtype,
@@ -162,7 +144,8 @@ class Attention:
 
 # Collectives
 
-_WIRE = {  # what each rank sends, as multiples of (n - 1) / n of the size, or of all of it
+# Bytes that each rank sends: multiple of the size, and True if only (n - 1) / n of it.
+_WIRE = {
     "all_reduce": (2, True),
     "reduce_scatter": (1, True),
     "all_gather": (1, True),
@@ -177,26 +160,25 @@ _WIRE = {  # what each rank sends, as multiples of (n - 1) / n of the size, or o
 
 
 def on_the_wire(kind: str, size_bytes: int, ranks: int) -> float:
-    """Return the bytes that each rank sends at least.
+    """Return the minimum number of bytes that each rank sends.
 
     Args:
-        kind: all_reduce, reduce_scatter, all_gather, all_to_all, broadcast, reduce, scatter,
-            gather, send or receive.
-        size_bytes: of the input (of an all_gather: the output).
-        ranks: how many take part.
+        kind: A collective of `_WIRE`.
+        size_bytes: Size of the input (of an all_gather: of the output).
+        ranks: Number of ranks.
 
     Raises:
-        UntoldError: it is none of these.
+        UntoldError: The kind is unknown.
     """
     if kind not in _WIRE or ranks < 1:
-        raise UntoldError(f"what {kind or 'it'} sends is not known")
-    times, without_own = _WIRE[kind]
+        raise UntoldError(f"bytes sent by {kind or 'this collective'} are not known")
+    factor, without_own = _WIRE[kind]
     part = (ranks - 1) / ranks if without_own else float(ranks > 1)
-    return size_bytes * times * part
+    return size_bytes * factor * part
 
 
 def collective(kind: str, size_bytes: int, ranks: int, dtype: str) -> Cost:
-    """Return what a collective costs on one rank: what it sends, and what it adds up."""
+    """Return the cost of a collective on one rank: bytes sent, and additions."""
     reduces = kind in ("all_reduce", "reduce_scatter", "reduce")
     adds = size_bytes // item_size(dtype) * (ranks - 1) // ranks if reduces and ranks else 0
     return Cost("copy", dtype, adds, round(on_the_wire(kind, size_bytes, ranks)))
@@ -212,7 +194,7 @@ def convolved(
     padding: Sequence[int] | str,
     dilation: Sequence[int],
 ) -> Shape:
-    """Return the spatial sizes of what a convolution (or a pooling) makes."""
+    """Return the spatial sizes of the result of a convolution or a pooling."""
     result = []
     for place, (size, window) in enumerate(zip(sizes, kernel, strict=True)):
         step, spread = _at(stride, place, 1), _at(dilation, place, 1)
@@ -237,7 +219,7 @@ def transposed_sizes(
     dilation: Sequence[int],
     output_padding: Sequence[int],
 ) -> Shape:
-    """Return the spatial sizes of what a transposed convolution makes."""
+    """Return the spatial sizes of the result of a transposed convolution."""
     return tuple(
         (size - 1) * _at(stride, place, 1)
         - 2 * _at(padding, place, 0)
@@ -249,7 +231,7 @@ def transposed_sizes(
 
 
 def _at(values: Sequence[int], place: int, default: int) -> int:
-    """Return one of values of which a single one is for all places."""
+    """Return the value of a dimension; a single value is for all dimensions."""
     if not values:
         return default
     return values[0] if len(values) == 1 else values[place]
@@ -264,15 +246,15 @@ def convolution(
     transposed: bool = False,
     groups: int = 1,
 ) -> Cost:
-    """Return what a convolution of any number of dimensions costs.
+    """Return the cost of a convolution of any number of dimensions.
 
     Args:
-        x: N, C, sizes; N may be missing.
-        weight: C_out, C / groups, window; transposed: C, C_out / groups, window.
-        y_sizes: spatial sizes of the result.
-        bias: of C_out.
-        transposed: whether windows are spread, not gathered.
-        groups: of a transposed one; else they are in the weight's shape.
+        x: Input of shape N, C, sizes; N may be missing.
+        weight: Shape C_out, C / groups, window; transposed: C, C_out / groups, window.
+        y_sizes: Spatial sizes of the result.
+        bias: Tensor of C_out elements.
+        transposed: True for a transposed convolution.
+        groups: Groups of a transposed convolution; others have them in the weight's shape.
     """
     spatial = len(weight.shape) - 2
     if spatial < 1 or len(x.shape) not in (spatial + 1, spatial + 2):
@@ -287,7 +269,7 @@ def convolution(
 
 
 def _windows(x: Tensor, weight: Tensor, y: Tensor, transposed: bool) -> int:
-    """Return the multiply-adds of a convolution, the same in either direction."""
+    """Return the multiply-adds of a convolution, the same forward and backward."""
     return (x if transposed else y).elements * prod(weight.shape[1:])
 
 
@@ -299,9 +281,9 @@ def convolution_backward(
     transposed: bool = False,
     mask: Sequence[bool] = (True, True, False),
 ) -> Cost:
-    """Return what the gradients of a convolution cost: of input, weight and bias, as asked.
+    """Return the cost of the gradients of input, weight and bias that `mask` selects.
 
-    Each of the first two is as much work as the convolution itself, whatever its groups.
+    Each of the first two takes as many operations as the convolution itself.
     """
     of_x, of_weight, of_bias = (*mask, False, False, False)[:3]
     dtype, times = real_parts(wider(dy.dtype, weight.dtype))
@@ -316,18 +298,13 @@ def convolution_backward(
 
 
 def copied(source: Tensor, target: Tensor | None = None) -> Cost:
-    """Return what a copy, a cast or a change of layout costs."""
+    """Return the cost of a copy, a cast or a change of layout."""
     target = target or Tensor(source.shape, source.dtype)
     return Cost("copy", target.dtype, 0, source.bytes + target.bytes)
 
 
-def written(target: Tensor) -> Cost:
-    """Return what filling a tensor costs."""
-    return Cost("copy", target.dtype, 0, target.bytes)
-
-
 def joined(parts: Sequence[Tensor]) -> Cost:
-    """Return what laying tensors one after another costs."""
+    """Return the cost of concatenating tensors."""
     if not parts:
         raise UntoldError("its list of tensors was not recorded")
     size = item_size(parts[0].dtype)
@@ -336,26 +313,17 @@ def joined(parts: Sequence[Tensor]) -> Cost:
 
 
 def looked_up(rows: int, width: int, dtype: str, index: str = "int64") -> Cost:
-    """Return what taking rows of a table costs: the rows, not the table."""
+    """Return the cost of gathering rows of a table: the rows, not the table."""
     return Cost("copy", dtype, 0, rows * (item_size(index) + 2 * width * item_size(dtype)))
-
-
-def looked_up_backward(dy: Tensor, index: Tensor, table: Tensor) -> Cost:
-    """Return what the dense gradient of a table costs, of which rows were taken."""
-    return Cost("vector", dy.dtype, dy.elements, bytes_of(dy, index, table))
 
 
 # Matrix products
 
 
 def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None = None) -> Cost:
-    """Return what `a @ b` costs: vectors, matrices, batches, broadcast as torch does.
+    """Return the cost of `a @ b + bias`: vectors, matrices or batches, broadcast as in torch.
 
-    Args:
-        a: left.
-        b: right.
-        bias: what is added to it.
-        out: type of the result; as `a` unless said.
+    The result has the dtype `out`, by default that of `a`.
     """
     if not a.shape or not b.shape:
         raise UntoldError("a factor has no shape")
@@ -371,7 +339,7 @@ def matmul(a: Tensor, b: Tensor, *, bias: Tensor | None = None, out: str | None 
 def linear(
     x: Tensor, weight: Tensor, bias: Tensor | None = None, *, out: str | None = None
 ) -> Cost:
-    """Return what `x @ weight.T + bias` costs; leading dimensions of `x` are rows."""
+    """Return the cost of `x @ weight.T + bias`; leading dimensions of `x` are rows."""
     if not x.shape or len(weight.shape) not in (1, 2):
         raise UntoldError("a factor has no shape")
     n = weight.shape[0] if len(weight.shape) == 2 else 1
@@ -382,7 +350,7 @@ def linear(
 
 
 def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:
-    """Return what `addbmm` costs: products of a batch, all added up."""
+    """Return the cost of `addbmm`: the sum of the products of a batch."""
     batch, m, k = a.shape
     n = b.shape[-1]
     return _product(batch * m, n, k, (a, b), m * n, bias, None)
@@ -391,7 +359,7 @@ def batch_sum(a: Tensor, b: Tensor, bias: Tensor | None) -> Cost:
 def grouped_matmul(
     rows: Sequence[int], n: int, k: int, dtype: str, *, out: str | None = None
 ) -> Cost:
-    """Return what products of groups of rows with a matrix each cost (mixture of experts)."""
+    """Return the cost of products of groups of rows with one matrix each (mixture of experts)."""
     size, m = item_size(dtype), sum(rows)
     moved = size * (m * k + len(rows) * k * n) + item_size(out or dtype) * m * n
     return Cost("matrix", dtype, 2 * m * n * k, moved)
@@ -412,16 +380,16 @@ def _product(
     return Cost("matrix", dtype, 2 * rows * n * k * times, moved, beside)
 
 
-# Everything that no matrix unit does
+# Operations without matrix units
 
 
 def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | None = None) -> Cost:
-    """Return what an element-wise operation costs, its inputs broadcast.
+    """Return the cost of an element-wise operation on broadcast inputs.
 
     Args:
-        inputs: all tensors; in place, the first is read and written.
-        operations: floating-point operations an element; exp, tanh and erf are one each.
-        out: type of the result, the widest of its inputs unless said.
+        inputs: All tensors; in place, the first is read and written.
+        operations: Floating-point operations per element; exp, tanh and erf count as one.
+        out: Dtype of the result, by default the promoted type of the inputs.
     """
     tensors = tuple(inputs)
     if not tensors:
@@ -433,7 +401,7 @@ def elementwise(inputs: Iterable[Tensor], *, operations: int = 1, out: str | Non
 
 
 def result_type(tensors: Sequence[Tensor]) -> str:
-    """Return the type that torch promotes tensors to: dimensions go before numbers alone."""
+    """Return the dtype that torch promotes to: tensors with dimensions decide over scalars."""
     shaped = [one for one in tensors if one.shape] or list(tensors)
     floating = [one for one in shaped if "int" not in one.dtype and one.dtype != "bool"]
     result = (floating or shaped)[0].dtype
@@ -445,12 +413,13 @@ def result_type(tensors: Sequence[Tensor]) -> str:
 
 
 def reduction(x: Tensor, results: int, *, operations: int = 1, out: str | None = None) -> Cost:
-    """Return what reducing a tensor to `results` elements costs."""
+    """Return the cost of reducing a tensor to `results` elements."""
     moved = x.bytes + results * item_size(out or x.dtype)
     return Cost("vector", x.dtype, operations * x.elements, moved)
 
 
-_NORM = {  # kind: forward and backward operations an element, tensors moved forward and backward
+# Operations per element and tensors moved: forward, backward, forward, backward.
+_NORM = {
     "layer": (8, 14, 2, 3),
     "group": (8, 14, 2, 3),
     "instance": (8, 14, 2, 3),
@@ -462,24 +431,22 @@ _NORM = {  # kind: forward and backward operations an element, tensors moved for
 
 
 def normalisation(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
-    """Return what a normalisation costs: layer, rms, group, batch, batch eval or softmax."""
+    """Return the cost of a normalization of a kind of `_NORM`."""
     operations, _, tensors, _ = _NORM[kind]
     return Cost("vector", x.dtype, operations * x.elements, tensors * x.bytes + bytes_of(*params))
 
 
 def normalisation_backward(kind: str, x: Tensor, params: Iterable[Tensor | None] = ()) -> Cost:
-    """Return what the gradients of a normalisation cost: read x, dy and params, write theirs."""
+    """Return the cost of the gradients of a normalization: reads x, dy and params."""
     _, operations, _, tensors = _NORM[kind]
     moved = tensors * x.bytes + 2 * bytes_of(*params)
     return Cost("vector", x.dtype, operations * x.elements, moved)
 
 
 def optimizer(kind: str, params: Sequence[Tensor]) -> Cost:
-    """Return what one fused step costs; gradients and state are of the parameters' type.
+    """Return the cost of one fused step; gradients and state have the dtype of the parameters.
 
-    Args:
-        kind: sgd, momentum, adagrad or adam.
-        params: the parameters.
+    `kind` is sgd, momentum, adagrad or adam.
     """
     if not params:
         raise UntoldError("its list of parameters was not recorded (torch leaves out more than 30)")

@@ -1,4 +1,4 @@
-"""What is charged with the time of kernels, and what each of it calculates and moves."""
+"""Attribution of kernels to operations, and the cost of each group of equal operations."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unified_prof.explain.roofline.arguments import (
     dtype_of,
     dtype_of_kernel,
     parsed,
-    told,
+    split_arguments,
 )
 from unified_prof.explain.roofline.costs import Cost
 from unified_prof.explain.roofline.serving_formulas import formula_of
@@ -31,17 +31,16 @@ from unified_prof.recording.operators import numbered
 from unified_prof.recording.recording import Recording
 from unified_prof.sqlite.integer_columns import MISSING
 
+# Kernel names of TF32, and of fp32 without TF32.
 TF32 = re.compile(r"tf32|s1688|xf32", re.IGNORECASE)
-"""Names of kernels that say they calculate in TF32."""
 NOT_TF32 = re.compile(r"sgemm|f32f32_f32f32|scudnn|ffma", re.IGNORECASE)
-"""Those that say they do not."""
 _COUNTED_BELOW = "counted where operations within it launched kernels"
 _NO_SHAPES = "the shapes of its inputs were not recorded"
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Class:
-    """Pieces of device work that one calculation is the same for."""
+    """Operations with the same name, shapes and dtypes, and hence the same cost."""
 
     name: str
     shapes: str
@@ -49,20 +48,20 @@ class Class:
     device: int
     count: int
     total_ns: int
+    # Their indices among the attributed operations.
     members: Ints
-    """Their numbers among what is charged."""
     kernel: str
     cost: Cost | None
     why: str | None
 
 
 class Charged:
-    """What is charged with kernels: operations of the framework, operators, kernels of neither.
+    """Operations of the framework, operators, or single kernels, with the time of their kernels.
 
     Attributes:
-        total_ns: time of the kernels of each.
-        device: number of the device of each.
-        step: the step that launched each, -1 where none did.
+        total_ns: Kernel time of each.
+        device: Device number of each.
+        step: Step that launched each, -1 if none.
     """
 
     def __init__(self, recording: Recording) -> None:
@@ -74,21 +73,21 @@ class Charged:
         own = self._own_shapes(task)
         self._sides = _sides(recording, piece)
         side, owner, key = _owners(self._sides, len(piece))
-        # Where operators tell their own shapes, others are not charged with what launched both.
+        # If operators have shapes of their own, operations of the framework do not count.
         alone = own | (owner == NONE) | own.any()
         key = np.where(alone, int(key.max(initial=NONE)) + 1 + np.arange(len(piece)), key)
         self.total_ns, chief = duration, np.arange(len(piece))
         if not alone.all():
             distinct, number = np.unique(key, return_inverse=True)
             self.total_ns = np.bincount(number, duration, len(distinct)).astype(np.int64)
-            # The longest kernel stands for its operation: its name, its device, its step.
+            # The longest kernel represents its operation: its name, device and step.
             order = np.lexsort((duration, number))
             last = np.append(number[order][1:] != number[order][:-1], True)
             chief = order[last]
         self._side, self._owner, self._alone = side[chief], owner[chief], alone[chief]
         self._own = own[chief]
         self._task = task[chief]
-        # Replays are launched here, whatever the clock of the capture says.
+        # Replays are launched in this recording, not in that of the capture.
         self._replayed_ns = (
             None if work.captured is None else work.captured.launched_ns[piece[chief]]
         )
@@ -104,7 +103,7 @@ class Charged:
         return len(self.total_ns)
 
     def _own_shapes(self, task: Ints) -> NDArray[np.bool_]:
-        """Tell which tasks have shapes of their own: operators of an Ascend."""
+        """Return a mask of the tasks with recorded shapes: operators of an Ascend."""
         source = self._recording.source
         if "UPROF_GPU_TASKS" in source.tables:
             return np.zeros(len(task), bool)
@@ -121,7 +120,7 @@ class Charged:
         return known
 
     def classes(self) -> list[Class]:
-        """Return what is charged by what its cost is calculated of."""
+        """Group the operations by everything that their cost depends on."""
         if not len(self):
             return []
         inputs = {
@@ -149,7 +148,7 @@ class Charged:
             name_id,
             *inputs.values(),
             *tensors.values(),
-            self._telling_kernels(),
+            self._kernel_variants(),
             np.where(self._own, self._operator, NONE),
             self.device,
             self._own,
@@ -165,19 +164,21 @@ class Charged:
         for members in groups(number):
             first = members[0]
             strings = self._recording.strings
-            laid = {name: strings.get(int(values[first])) for name, values in tensors.items()}
+            tensor_texts = {
+                name: strings.get(int(values[first])) for name, values in tensors.items()
+            }
             given = nothing
             if (place := int(self._side[first])) != NONE:
                 strings = self._sides[place].recording.strings
                 given = {name: strings.get(int(values[first])) for name, values in inputs.items()}
-            named = strings.get(int(name_id[first])) or ""
+            operation = strings.get(int(name_id[first])) or ""
             kernel = texts[int(self._kernel[first])]
             operator = texts[int(self._operator[first])]
             if self._own[first]:
-                described = _of_operator(operator, laid, named, given)
+                described = _of_operator(operator, tensor_texts, operation, given)
             elif not self._alone[first]:
                 given["around"] = self._recording.strings.get(int(around[first]))
-                described = _of_operation(named, given, kernel, doubled=bool(doubled[first]))
+                described = _of_operation(operation, given, kernel, doubled=bool(doubled[first]))
             else:
                 described = (kernel, "", "kernel", None, _NO_SHAPES)
             result.append(
@@ -194,24 +195,24 @@ class Charged:
             )
         return result
 
-    def _telling_kernels(self) -> Ints:
-        """Return what kernels' names say that a cost depends on, where that has a say at all."""
+    def _kernel_variants(self) -> Ints:
+        """Return a number for what the kernel's name tells about the cost."""
         labels, number = np.unique(self._kernel, return_inverse=True)
         texts = [self._recording.work.labels.texts[int(label)] for label in labels]
-        ways: dict[tuple[str, bool, bool], int] = {}
+        variants: dict[tuple[str, bool, bool], int] = {}
         codes = [
-            ways.setdefault(
+            variants.setdefault(
                 (dtype_of_kernel(text), bool(TF32.search(text)), bool(NOT_TF32.search(text))),
-                len(ways),
+                len(variants),
             )
             for text in texts
         ]
         result: Ints = np.where(self._own, NONE, np.array(codes, np.int64)[number])
-        # A kernel by itself is called by its name.
-        return np.where(self._alone & ~self._own, len(ways) + self._kernel, result)
+        # A single kernel has its own name.
+        return np.where(self._alone & ~self._own, len(variants) + self._kernel, result)
 
     def _around(self) -> Ints:
-        """Return the name of the range that tells of the batch, where a cost depends on it."""
+        """Return the name of the range that describes the batch, if the cost depends on it."""
         result = np.full(len(self), MISSING, np.int64)
         for place, side in enumerate(self._sides):
             needed = _marked(side.framework, serving_formulas.needs_lengths)
@@ -221,10 +222,10 @@ class Charged:
                 continue
             regions, strings = self._recording.regions, self._recording.strings
             names = np.unique(regions.name)
-            told = [
-                bool(serving_formulas.Batch.named(strings.get(one) or "")) for one in names.tolist()
+            describes = [
+                bool(serving_formulas.Batch.parse(strings.get(one) or "")) for one in names.tolist()
             ]
-            marks = np.flatnonzero(np.isin(regions.name, names[np.array(told, bool)]))
+            marks = np.flatnonzero(np.isin(regions.name, names[np.array(describes, bool)]))
             if not len(marks):
                 continue
             marks = marks[np.argsort(regions.start_ns[marks], kind="stable")]
@@ -238,7 +239,7 @@ class Charged:
         return result
 
     def _doubled(self) -> NDArray[np.bool_]:
-        """Tell which matrix operations hold others that are charged: these count, not they."""
+        """Return a mask of matrix operations that contain others, which count instead."""
         result = np.zeros(len(self), bool)
         for place, side in enumerate(self._sides):
             matrix = _marked(side.framework, _is_matrix)
@@ -254,18 +255,18 @@ class Charged:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Side:
-    """A recording whose operations launched work: this one, or that of the capture of graphs."""
+    """A recording whose operations launched kernels: this one, or that of the graph capture."""
 
     recording: Recording
     framework: Framework
+    # Range to which each task is attributed, NONE if there is none.
     owner: Ints
-    """The range that is charged with each piece, NONE where there is none."""
+    # Number of the replay of a captured operation.
     occasion: Ints
-    """What tells the replays of one captured operation apart."""
 
 
 def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
-    """Return who knows the operations that launched pieces of work; who knows better comes last."""
+    """Return the recordings with operations that launched tasks; the most specific comes last."""
     work, result = recording.work, []
     if (framework := recording.framework) is not None:
         owner = _innermost(framework, work.connection[piece])
@@ -278,14 +279,14 @@ def _sides(recording: Recording, piece: NDArray[np.intp]) -> list[_Side]:
 
 
 def _innermost(framework: Framework, connection: Ints) -> Ints:
-    """Return the innermost operation with a formula that launched work, else the innermost."""
+    """Return the innermost operation with a formula that launched tasks, else the innermost."""
     formulas = _marked(framework, lambda text: formula_of(text) is not None)
     owner = framework.innermost(connection, formulas)
     return np.where(owner != NONE, owner, framework.innermost(connection))
 
 
 def _owners(sides: list[_Side], pieces: int) -> tuple[Ints, Ints, Ints]:
-    """Return the side and the range that is charged with each piece, and one number for both."""
+    """Return the side and the range of each task, and a number for both."""
     side, owner, key = (np.full(pieces, NONE, np.int64) for _ in range(3))
     first = 0
     for place, one in enumerate(sides):
@@ -304,7 +305,7 @@ def _marked(framework: Framework, wanted: Callable[[str], bool]) -> NDArray[np.b
 
 
 def groups(number: Ints) -> Iterator[Ints]:
-    """Yield the places of each number 0, 1, ..."""
+    """Yield the indices of each number 0, 1, ..."""
     order = np.argsort(number, kind="stable")
     borders = np.flatnonzero(np.diff(number[order])) + 1
     yield from (part for part in np.split(order, borders) if len(part))
@@ -321,19 +322,19 @@ _MATRIX = re.compile(
 
 
 def _is_matrix(name: str) -> bool:
-    """Tell whether an operation that has a formula works on matrix units."""
+    """Return True if an operation with a formula uses matrix units."""
     return bool(_MATRIX.search(name)) and formula_of(name) is not None
 
 
+# Name, formatted shapes, kind, cost of one call, and why there is none.
 Described = tuple[str, str, str, Cost | None, str | None]
-"""Name, shapes in words, kind, cost of one, and why there is none."""
 
 
 def _of_operation(
     name: str, given: dict[str, str | None], kernel: str, *, doubled: bool
 ) -> Described:
     """Describe an operation of the framework."""
-    shapes = in_words(given["shapes"], given["types"])
+    shapes = format_shapes(given["shapes"], given["types"])
     formula = formula_of(name)
     if doubled:
         return name, shapes, "operation", None, _COUNTED_BELOW
@@ -355,24 +356,24 @@ _NO_FRAMEWORK = ascend.Framework("", Arguments(()))
 
 
 def _of_operator(
-    op_type: str, laid: dict[str, str | None], named: str, given: dict[str, str | None]
+    op_type: str, texts: dict[str, str | None], operation: str, given: dict[str, str | None]
 ) -> Described:
     """Describe an operator of an Ascend."""
-    shapes = in_words(laid["inputs"], laid["input_types"])
+    shapes = format_shapes(texts["inputs"], texts["input_types"])
     try:
         around = _NO_FRAMEWORK
-        if named or any(given.values()):
+        if operation or any(given.values()):
             arguments = Arguments(())
             with suppress(UntoldError):
-                # What the framework says is of help only where it is known.
+                # Unknown arguments of the framework operation are ignored.
                 arguments = parsed(
                     given["shapes"], given["types"], given["strides"], given["values"]
                 )
-            around = ascend.Framework(named.rpartition("::")[2], arguments)
+            around = ascend.Framework(operation.rpartition("::")[2], arguments)
         operator = ascend.Operator(
             op_type,
-            ascend.laid(laid["inputs"], laid["input_types"], laid["input_formats"]),
-            ascend.laid(laid["outputs"], laid["output_types"], laid["output_formats"]),
+            ascend.stored_tensors(texts["inputs"], texts["input_types"], texts["input_formats"]),
+            ascend.stored_tensors(texts["outputs"], texts["output_types"], texts["output_formats"]),
             around,
         )
         return op_type, shapes, "operation", ascend.cost(operator), None
@@ -380,24 +381,24 @@ def _of_operator(
         return op_type, shapes, "operation", None, str(err)
 
 
-_MOST_SHAPES = 4
+_MAX_SHAPES = 4
 
 
-def in_words(shapes: str | None, types: str | None) -> str:
-    """Return shapes and types as people read them: `[141,512] [512,2048] bf16`.
+def format_shapes(shapes: str | None, types: str | None) -> str:
+    """Format shapes and dtypes: `[141,512] [512,2048] bf16`.
 
-    A list of which no shape was recorded is not shown: old releases of torch tell lists of numbers
-    (a convolution's padding) and of more than 30 tensors alike.
+    A list without shapes is left out: old releases of torch record lists of numbers (the padding of
+    a convolution) and of more than 30 tensors alike.
     """
     found, kinds = [], []
-    for shape, kind in zip(*told(shapes, types), strict=False):
+    for shape, kind in zip(*split_arguments(shapes, types), strict=False):
         dtype = dtype_of(kind)
         if dtype in ("tensorlist", "genericlist"):
             found += [f"{len(shape.split('|'))} tensors"] if shape else []
         elif shape:
             found.append(f"[{shape.replace(' ', '')}]")
             kinds.append(dtype)
-    more = len(found) - _MOST_SHAPES
+    more = len(found) - _MAX_SHAPES
     if more > 0:
-        found = [*found[:_MOST_SHAPES], f"and {more} more"]
+        found = [*found[:_MAX_SHAPES], f"and {more} more"]
     return " ".join([*found, *dict.fromkeys(kinds)])

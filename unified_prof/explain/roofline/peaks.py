@@ -1,11 +1,7 @@
-"""What devices can do at most: the package's table, and what a user adds to it.
+"""Peaks of devices: the table `devices.toml`, user-defined devices, and devices of a recording.
 
-The table is `devices.toml`. A user's `[tool.uprof.devices."NAME"]` in pyproject.toml has the same
-keys; it goes before the package's of that name, whose figures stay where it says nothing.
-
-What the devices of a recording can do, by what was recorded of them.
-
-Whether a recording can be put under the limits of its devices: asked of all, so it is light.
+A user's `[tool.uprof.devices."NAME"]` in pyproject.toml has the same keys as the table and
+overrides its device of that name; missing figures keep the table's values.
 """
 
 from __future__ import annotations
@@ -29,32 +25,30 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+# Figures in TFLOP/s; fp32 and fp64 without `_matrix` are those of vector units.
 RATES = ("bf16", "fp16", "fp8", "tf32", "fp32", "fp32_matrix", "fp64", "fp64_matrix", "int8")
-"""Figures in TFLOP/s; those of fp32 and fp64 without `_matrix` are of vector units."""
 _NUMBERS = (*RATES, "memory", "link", "units", "gib", "cores", "vector_cores", "mhz")
 _MIG = re.compile(r"\bMIG\b", re.IGNORECASE)
 
 _CUBE_FLOPS = 16 * 16 * 16 * 2
 _VECTOR_FLOPS = 256
 _WAVE = 64
-_ANOTHER_CLOCK = 1.1
-"""A clock that many times the table's is of another device of that name."""
+# A clock this many times the table's belongs to another device with that name.
+_OTHER_CLOCK = 1.1
 
 
 @dataclass(frozen=True, slots=True)
 class Peak:
-    """One limit of a device."""
+    """One limit of a device: `bf16`, `memory`, ... in FLOP/s or bytes/s."""
 
     name: str
-    """Which: `bf16`, `memory`, ..."""
     rate: float
-    """FLOP/s or bytes/s."""
     uncertain: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class Device:
-    """What a device can do at most: TFLOP/s by name, GB/s of its memory and to its peers."""
+    """Peaks of a device: TFLOP/s by name, GB/s of its memory and to its peers."""
 
     name: str
     rates: Mapping[str, float] = field(default_factory=dict)
@@ -67,15 +61,15 @@ class Device:
     cores: float | None = None
     vector_cores: float | None = None
     mhz: float | None = None
+    # True if cores and clock are those of the recording, not of the table.
     is_recorded: bool = False
-    """True if cores and clock are those of the recording, not of the table."""
 
     def matrix(self, dtype: str) -> Peak | None:
-        """Return what matrix units do in a type, None where that is not known."""
+        """Return the peak of matrix units for a dtype, or None."""
         return self._rate(f"{dtype}_matrix") or self._rate(dtype)
 
     def vector(self, dtype: str) -> Peak | None:
-        """Return what other arithmetic does in a type: halves calculate in fp32."""
+        """Return the peak of vector units for a dtype, or None; 16-bit types calculate in fp32."""
         if self.vector_cores is not None and self.mhz is not None:
             size = 2 if dtype in ("bf16", "fp16") else 1
             rate = self.vector_cores * self.mhz * 1e6 * _VECTOR_FLOPS / 2 * size
@@ -83,13 +77,13 @@ class Device:
         return self._rate("fp64" if dtype in ("fp64", "complex128") else "fp32")
 
     def of_memory(self) -> Peak | None:
-        """Return what its memory gives and takes."""
+        """Return the memory bandwidth, or None."""
         if self.memory is None:
             return None
         return Peak("memory", self.memory * 1e9, "memory" in self.uncertain)
 
     def of_link(self) -> Peak | None:
-        """Return what it sends to its peers, in one direction."""
+        """Return the bandwidth to peers in one direction, or None."""
         if self.link is None:
             return None
         return Peak("link", self.link / 2 * 1e9, "link" in self.uncertain)
@@ -108,15 +102,15 @@ def find(
     warp: int | None = None,
     mhz: float | None = None,
 ) -> Device | None:
-    """Return what a device can do at most, None where nobody says.
+    """Return the peaks of a device, or None if it is unknown.
 
     Args:
-        name: as the recording has it; the longest name of the table that it holds wins.
-        units: multiprocessors that were recorded: a slice of a device (MIG) has fewer.
-        memory_bytes: its memory that was recorded.
-        capability: computeMajor and computeMinor; tells AMD's devices, which may have no name.
-        warp: threads of a warp: AMD's data centre devices have 64.
-        mhz: the highest clock of its cores that was recorded (Ascend): goes before the table's.
+        name: Recorded name; the longest name of the table that it contains decides.
+        units: Recorded multiprocessors: a slice of a device (MIG) has fewer.
+        memory_bytes: Recorded memory size.
+        capability: computeMajor and computeMinor, for AMD devices without a name.
+        warp: Threads of a warp: AMD's data center devices have 64.
+        mhz: Highest recorded clock of the cores (Ascend), instead of the table's.
     """
     found = _named(name or "")
     if found is None and capability is not None and warp == _WAVE:
@@ -124,7 +118,7 @@ def find(
     if found is None:
         return None
     if mhz is not None and found.cores is not None and found.mhz is not None:
-        if mhz > _ANOTHER_CLOCK * found.mhz:
+        if mhz > _OTHER_CLOCK * found.mhz:
             return None
         found = replace(found, mhz=mhz, source=f"{found.source}, {mhz:,.0f} MHz recorded")
     if _MIG.search(name or ""):
@@ -133,20 +127,20 @@ def find(
 
 
 def all_devices() -> tuple[Device, ...]:
-    """Return the package's table and the user's, as they stand there."""
+    """Return all devices of the table and of the user."""
     table = (device for key in _sections() if (device := _of_table(key)) is not None)
     return (*table, *_added.values())
 
 
 def add(table: Any, where: str) -> None:
-    """Take the user's devices in place of those taken before.
+    """Replace the user's devices.
 
     Args:
-        table: name of the device -> its figures, by the keys of `devices.toml`.
-        where: what to call the table in errors, without its closing bracket.
+        table: Figures of each device by name, with the keys of `devices.toml`.
+        where: Name of the table in errors, without its closing bracket.
 
     Raises:
-        UsageError: it is no such table.
+        UsageError: The table is invalid.
     """
     if not isinstance(table, Mapping):
         raise UsageError(f"{where}] is not a table of devices", slug="wrong-setting")
@@ -216,10 +210,7 @@ def _device(name: str, entry: Mapping[str, Any], below: Device | None = None) ->
 
 @cache
 def _sections() -> dict[str, tuple[str, str]]:
-    """Return the names of the table, and below which text the figures of each stand.
-
-    A report asks for a device or two; to read the figures of all takes as long as the rest of it.
-    """
+    """Return name and text of each device in the table; parsing all of it is slow."""
     text = Path(__file__).with_name("devices.toml").read_text(encoding="utf-8")
     found = {}
     for section in text.split("[[device]]\n")[1:]:
@@ -231,7 +222,7 @@ def _sections() -> dict[str, tuple[str, str]]:
 
 @cache
 def _of_table(key: str) -> Device | None:
-    """Return a device by its name in the table, None where it is not there."""
+    """Return a device by its name in the table, or None."""
     if key not in _sections():
         return None
     name, section = _sections()[key]
@@ -278,12 +269,12 @@ def _of_generation(
 
 
 def _slice(device: Device, units: int | None, memory_bytes: int | None) -> Device:
-    """Return a part of a device, by what it has of the whole."""
+    """Return the peaks of a slice of a device, by its share of units and memory."""
     share = units / device.units if units and device.units else None
     of_memory = memory_bytes / 2**30 / device.gib if memory_bytes and device.gib else None
     if share is None or share > 1:
         return replace(device, rates={}, memory=None, link=None)
-    # Memory comes in eighths; what the driver keeps of them is not in what it reports.
+    # Memory comes in eighths; the reported size lacks what the driver reserves.
     eighths = None if of_memory is None else min(8, max(1, round(of_memory * 8)))
     return replace(
         device,
@@ -330,7 +321,7 @@ def _recorded_npu(name: str, properties: Mapping[str, str]) -> Device | None:
 
 
 def known_devices(recording: Recording) -> dict[str, Device | None]:
-    """Return what each device of a recording can do."""
+    """Return the peaks of each device of a recording, None if unknown."""
     source = recording.source
     names = {
         int(number): str(name)
@@ -339,7 +330,7 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
     }
     properties = operators.gpu_properties(source)
     clocks = operators.highest_clock_mhz(source)
-    # ROCm numbers the devices that a process sees anew: where all are alike, any was meant.
+    # ROCm renumbers the visible devices of a process: if all are equal, any of them fits.
     first = next(iter(properties.values()), {})
     common = first if all(one == first for one in properties.values()) else {}
     result: dict[str, Device | None] = {}
@@ -361,7 +352,7 @@ def known_devices(recording: Recording) -> dict[str, Device | None]:
 
 
 def _number(recording: Recording, number: int | None) -> int:
-    """Return the number of a device, of the only one too."""
+    """Return the number of a device, also of the only one."""
     if number is not None:
         return number
     device = recording.tasks.device
@@ -379,12 +370,12 @@ def _capability(about: dict[str, str]) -> tuple[int, int] | None:
     return None if major is None or minor is None else (major, minor)
 
 
+# Maximum number of tasks for which every report includes the roofline.
 QUICK_TASKS = 500_000
-"""Tasks up to which it takes a moment only: of more, a report has it where it is asked for."""
 
 
 def offered(recording: Recording) -> bool:
-    """Tell whether the shapes of what a device ran were recorded, here or where it was captured."""
+    """Return True if shapes were recorded, here or in the recording of the graph capture."""
     told_by = (recording, recording.captured_in)
     return recording.clock == "device" and any(
         one is not None and one.has_shapes for one in told_by
@@ -392,7 +383,7 @@ def offered(recording: Recording) -> bool:
 
 
 def quick(recording: Recording) -> bool:
-    """Tell whether it takes so little that every report may have it."""
+    """Return True if the recording is small enough for every report to include the roofline."""
     return len(recording.tasks) <= QUICK_TASKS
 
 

@@ -1,40 +1,39 @@
-"""What operations of servers of language models cost: those of vLLM, SGLang and aiter.
+"""Cost of operations of language-model servers (vLLM, SGLang, aiter), and `formula_of` for all.
 
-Their kernels write into tensors that they are given, so that results stand among the arguments,
-and attention reads a cache whose size says nothing of how much of it was read. vLLM and SGLang
-write the lengths of a batch's sequences into the name of a range around it:
-`execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)`, sums over the
-sequences of queries, keys, queries squared and queries times keys.
+Their kernels write into tensors that are given, so results are among the arguments. Attention
+reads a cache whose size does not tell how much of it was read; vLLM and SGLang write the lengths of
+a batch's sequences into the name of a range around it, as sums over the sequences of queries, keys,
+queries squared and queries times keys:
+`execute_32_context_0(sq0sk0sqsq0sqsk0)_generation_32(sq32sk55086sqsq32sqsk55086)`.
 
-What torch's operations cost, by their names and recorded arguments.
-
-Only operations whose kernels do what the name says stand here; one that calls others is charged
-where it launches kernels itself. Names are those of the `aten` namespace, others in full.
+Only operations whose kernels do what the name says have a formula; an operation that calls others
+counts where it launches kernels itself.
 """
 
 from __future__ import annotations
 
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from math import prod
 
 from unified_prof.explain.roofline import aten_formulas, costs
 from unified_prof.explain.roofline.arguments import Arguments, Tensor, UntoldError, item_size
 from unified_prof.explain.roofline.aten_formulas import Formula
 from unified_prof.explain.roofline.costs import Cost
 
+# SGLang's recorder appends the line of a function to its name.
 _NUMBERED = re.compile(r"^(sglang_profiler::.*?)_\d+$")
-"""SGLang's recorder writes the line of a function behind its name."""
 _BATCH = re.compile(
     r"(?:context|generation)_\d+[_(]sq(?P<sq>\d+)sk(?P<sk>\d+)sqsq(?P<sqsq>\d+)sqsk(?P<sqsk>\d+)"
 )
-_FRESH = re.compile(r"context_\d+\((?P<sq>\d+)_(?P<sqsq>\d+)\)_generation_0\(0\)")
-"""An older form: tokens of new prompts and their squares; of tokens that follow, no keys."""
+# Older form: tokens of new prompts and their squares.
+_NEW_PROMPTS = re.compile(r"context_\d+\((?P<sq>\d+)_(?P<sqsq>\d+)\)_generation_0\(0\)")
 
 
-def plain_served(name: str) -> str:
-    """Return the name of an operation without what recorders wrote behind it."""
-    found = _NUMBERED.match(name)
-    return name if found is None else found[1]
+def plain_name(name: str) -> str:
+    """Return the name of an operation without what recorders append."""
+    numbered = _NUMBERED.match(name)
+    return name if numbered is None else numbered[1]
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,39 +41,39 @@ class Batch:
     """Lengths of the sequences of a batch, summed up."""
 
     keys: int
+    # Pairs of a query and a key that it sees: the keys before it and its own.
     pairs: int
-    """Of a query and a key that it may see: each sees those before it and itself."""
 
     @classmethod
-    def named(cls, text: str) -> Batch | None:
-        """Return what the name of a range says of a batch, None where it says nothing."""
-        if (fresh := _FRESH.search(text)) is not None:
-            tokens = int(fresh["sq"])
-            return cls(tokens, (int(fresh["sqsq"]) + tokens) // 2)
-        found = [
-            {name: int(value) for name, value in one.groupdict().items()}
-            for one in _BATCH.finditer(text)
+    def parse(cls, range_name: str) -> Batch | None:
+        """Return the lengths in the name of a range, or None."""
+        if (new := _NEW_PROMPTS.search(range_name)) is not None:
+            tokens = int(new["sq"])
+            return cls(tokens, (int(new["sqsq"]) + tokens) // 2)
+        parts = [
+            {name: int(value) for name, value in part.groupdict().items()}
+            for part in _BATCH.finditer(range_name)
         ]
-        if not found:
+        if not parts:
             return None
-        pairs = sum(one["sqsk"] - (one["sqsq"] - one["sq"]) // 2 for one in found)
-        return cls(sum(one["sk"] for one in found), pairs)
+        pairs = sum(part["sqsk"] - (part["sqsq"] - part["sq"]) // 2 for part in parts)
+        return cls(sum(part["sk"] for part in parts), pairs)
 
 
 def needs_lengths(name: str) -> bool:
-    """Tell whether what an operation costs depends on the lengths of sequences alone."""
-    return plain_served(name) in _ATTENTION
+    """Return True if the cost of an operation depends on the lengths of sequences alone."""
+    return plain_name(name) in _ATTENTION
 
 
 def _attention(q: int, k: int, result: int) -> Formula:
-    """Return the formula of attention over a cache, by the places of its arguments.
+    """Return the formula of attention over a cache, by the positions of its arguments.
 
-    What is new of keys comes as it was calculated: a cache of eight bits has queries of eight.
+    New keys have the dtype of the calculation: an 8-bit cache has 8-bit queries.
     """
 
     def cost(args: Arguments) -> Cost:
         queries, keys = args.tensor(q), args.tensor(k)
-        batch = Batch.named(args.around)
+        batch = Batch.parse(args.around)
         if batch is None:
             raise UntoldError("the lengths of its sequences are not recorded")
         if len(queries.shape) < 3 or len(keys.shape) < 3 or queries.shape[-1] != keys.shape[-1]:
@@ -89,7 +88,7 @@ def _attention(q: int, k: int, result: int) -> Formula:
             4 * heads * depth * batch.pairs,
             queries.bytes + written.elements * item_size(written.dtype) + read,
             beside=5 * heads * batch.pairs,
-            doubt="every key of its sequences is counted; within a window it is less",
+            doubt="every key of the sequences is counted; with a window fewer are read",
         )
 
     return cost
@@ -106,16 +105,40 @@ def _linear(args: Arguments) -> Cost:
 
 
 def _scaled_linear(args: Arguments) -> Cost:
-    """Return what a product of eight bits costs: x, weight, both scales, and perhaps its result."""
+    """Return the cost of an 8-bit product: x, weight, both scales, and perhaps its result."""
     result = args.optional(4)
     out = result.dtype if result is not None and len(result.shape) == 2 else "bf16"
-    found = costs.linear(args.tensor(0), args.tensor(1), out=out)
-    scales = sum(one.bytes for one in (args.optional(2), args.optional(3)) if one is not None)
-    return Cost(found.unit, found.dtype, found.flops, found.moved_bytes + scales)
+    product = costs.linear(args.tensor(0), args.tensor(1), out=out)
+    scales = costs.bytes_of(args.optional(2), args.optional(3))
+    return replace(product, moved_bytes=product.moved_bytes + scales)
+
+
+def _scaled_mm(args: Arguments) -> Cost:
+    """Return the cost of vLLM's 8-bit product: result, both factors, their scales, bias."""
+    product = costs.matmul(
+        args.tensor(1), args.tensor(2), bias=args.optional(5), out=args.tensor(0).dtype
+    )
+    scales = costs.bytes_of(args.optional(3), args.optional(4))
+    return replace(product, moved_bytes=product.moved_bytes + scales)
+
+
+def _int4_mm(args: Arguments) -> Cost:
+    """Return the cost of a product with packed 4-bit weights: x, weights, group size, scales."""
+    x, packed, scales = args.tensor(0), args.tensor(1), args.tensor(3)
+    rows, k, n = prod(x.shape[:-1]), x.shape[-1], scales.shape[1]
+    moved = costs.bytes_of(x, packed, scales) + rows * n * item_size(x.dtype)
+    return Cost("matrix", x.dtype, 2 * rows * k * n, moved)
+
+
+def _topk(args: Arguments) -> Cost:
+    """Return the cost of top-k along the last dimension: values and int64 indices are written."""
+    x, (k, *_) = args.tensor(0), args.sizes(1)
+    results = prod(x.shape[:-1]) * k
+    return Cost("vector", x.dtype, x.elements, x.bytes + results * (item_size(x.dtype) + 8))
 
 
 def _written_first(operations: int) -> Formula:
-    """Return the formula of what writes its first argument: operations an element of it."""
+    """Return the formula of writing the first argument with some operations per element."""
 
     def cost(args: Arguments) -> Cost:
         x = args.tensor(1)
@@ -130,27 +153,27 @@ def _norm(args: Arguments) -> Cost:
 
 
 def _added_norm(args: Arguments) -> Cost:
-    """Return what adding a residual and normalising costs, both in place."""
+    """Return the cost of adding a residual and normalizing, both in place."""
     x, residual, weight = args.tensor(0), args.tensor(1), args.tensor(2)
     moved = 2 * (x.bytes + residual.bytes) + weight.bytes
     return Cost("vector", x.dtype, 6 * x.elements, moved)
 
 
 def _rotary(args: Arguments) -> Cost:
-    """Return what turning queries and keys in place costs; of the table only rows are read."""
+    """Return the cost of rotating queries and keys in place; only rows of the table are read."""
     positions, table = args.tensor(0), args.tensor(4)
-    turned = [one for one in (args.tensor(1), args.optional(2)) if one is not None]
+    rotated = [one for one in (args.tensor(1), args.optional(2)) if one is not None]
     size = args.integers(3)
-    # Of each head as many elements as a row of the table has: sines and cosines of half of them.
+    # A row of the table has sines and cosines for half of the rotated elements of a head.
     share = min(1.0, table.shape[-1] / size[0]) if size and size[0] else 1.0
-    elements = round(sum(one.elements for one in turned) * share)
-    moved = round(2 * sum(one.bytes for one in turned) * share)
+    elements = round(sum(one.elements for one in rotated) * share)
+    moved = round(2 * sum(one.bytes for one in rotated) * share)
     rows = positions.elements * table.shape[-1] * item_size(table.dtype)
-    return Cost("vector", turned[0].dtype, 3 * elements, moved + rows + positions.bytes)
+    return Cost("vector", rotated[0].dtype, 3 * elements, moved + rows + positions.bytes)
 
 
 def _into_cache(sources: int) -> Formula:
-    """Return the formula of writing rows into a cache: sources, as many caches or one, places."""
+    """Return the formula of writing rows of some sources into caches, at given positions."""
 
     def cost(args: Arguments) -> Cost:
         rows = [args.tensor(place) for place in range(sources)]
@@ -167,7 +190,8 @@ def _is_index(tensor: Tensor) -> bool:
     return tensor.dtype in ("int64", "int32")
 
 
-FORMULAS: dict[str, Formula] = {
+_FORMULAS: dict[str, Formula] = {
+    **aten_formulas.FORMULAS,
     **_ATTENTION,
     **dict.fromkeys(("vllm::rocm_unquantized_gemm", "aiter::gemm_a16w16"), _linear),
     **{
@@ -181,6 +205,9 @@ FORMULAS: dict[str, Formula] = {
             "gemm_a8w8_blockscale_ck",
         )
     },
+    "_C::cutlass_scaled_mm": _scaled_mm,
+    "_weight_int4pack_mm": _int4_mm,
+    "topk": _topk,
     "_C::rms_norm": _written_first(5),
     "aiter::rmsnorm": _written_first(5),
     "_C::fused_add_rms_norm": _added_norm,
@@ -209,41 +236,30 @@ FORMULAS: dict[str, Formula] = {
 }
 
 
-_FORMULAS: dict[str, Formula] = {
-    **aten_formulas.FORMULAS,
-    **aten_formulas.FORMULAS_CONVOLUTIONS,
-    **aten_formulas.FORMULAS_ELEMENTWISE,
-    **aten_formulas.FORMULAS_LISTS,
-    **aten_formulas.FORMULAS_MEMORY,
-    **aten_formulas.FORMULAS_NORMALISATION,
-    **aten_formulas.FORMULAS_PRODUCTS,
-    **aten_formulas.FORMULAS_REDUCTIONS,
-    **FORMULAS,
-    **aten_formulas.FORMULAS_TABLES,
-}
+# Prefixes of kernels that torch.compile generates.
 _TRITON = ("triton_poi_", "triton_red_", "triton_per_")
 
 
 def formula_of(name: str) -> Formula | None:
-    """Return how an operation's cost is calculated, None where that is not known."""
-    plain = plain_served(name).removeprefix("aten::")
-    if (found := _FORMULAS.get(plain)) is not None:
-        return found
+    """Return the formula for the cost of an operation, or None if there is none."""
+    plain = plain_name(name).removeprefix("aten::")
+    if (formula := _FORMULAS.get(plain)) is not None:
+        return formula
     if plain.startswith("_foreach_"):
         return aten_formulas.foreach
     if plain.endswith("_") and not plain.endswith("__"):
-        # In place: the same work.
-        return aten_formulas.FORMULAS_ELEMENTWISE.get(plain[:-1])
+        # The in-place variant does the same work.
+        return aten_formulas.ELEMENTWISE.get(plain[:-1])
     if plain.startswith(_TRITON):
         return _generated
     return None
 
 
 def _generated(args: Arguments) -> Cost:
-    """Return what a kernel of torch.compile moves; what it calculates is not recorded."""
+    """Return the bytes that a generated kernel moves; its operations are not recorded."""
     tensors = args.tensors()
     if not tensors:
         raise UntoldError("the shapes of its arguments were not recorded")
     moved = sum(one.bytes for one in tensors)
-    doubt = "each argument is counted once; what a compiled kernel calculates is not recorded"
+    doubt = "each argument is counted once; operations of compiled kernels are not recorded"
     return Cost("copy", costs.result_type(tensors), 0, moved, doubt=doubt)

@@ -1,4 +1,4 @@
-"""The schedule of a recording: its host threads, its devices and its steps joined."""
+"""The schedule of a recording: host threads, devices and steps."""
 
 from __future__ import annotations
 
@@ -10,8 +10,6 @@ import numpy as np
 from unified_prof.arrays.grouping import NOWHERE, distinct, rising
 from unified_prof.arrays.types import Ints
 from unified_prof.explain.schedule import device, graph, host
-from unified_prof.explain.schedule import device as device_pieces
-from unified_prof.explain.schedule import device as synchronised
 from unified_prof.explain.schedule.device import Pieces
 from unified_prof.explain.schedule.graph import Edges, Schedule, Segments
 from unified_prof.explain.schedule.host import Host
@@ -19,50 +17,48 @@ from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.steps import step_of
 
-MOST_PIECES = 4_000_000
-"""So much work is walked, of a longer recording the first steps (one at the least)."""
+# Maximum number of tasks; of longer recordings only the first steps (at least one) are analyzed.
+MAX_TASKS = 4_000_000
 
 
 @dataclass(frozen=True, eq=False)
 class Scheduled:
-    """A recording as a schedule.
-
-    Moments are numbered in the order of time; `of_piece` and `of_point` say which are whose.
-    """
+    """A recording as a schedule of moments, which are numbered in order of time."""
 
     schedule: Schedule
     pieces: Pieces
     host: Host
+    # Moment of each device task, and of each point of the host.
     of_piece: Ints
     of_point: Ints
+    # Names of the steps; one empty name if none was recorded: the whole recording.
     step_names: tuple[str, ...]
-    """Names of the steps; one empty name where no step is known: the whole recording is one."""
     step_begin_ns: Ints
     step_end_ns: Ints
+    # Moment at which each step has ended on the host and on all devices.
     step_ends: Ints
-    """The moment at which each step is over, on the host and on all devices."""
+    # Number of steps of a long recording that are not analyzed.
     steps_left_out: int
-    """So many steps come after those: of a long recording the first ones are walked."""
+    # Moment at which each step begins on the host, NOWHERE if unknown.
     step_begins: Ints
-    """The moment at which each step begins on the host, NOWHERE where nothing says when."""
 
     @cached_property
     def piece_of(self) -> Ints:
-        """The piece of each moment, NOWHERE of others."""
+        """Device task of each moment, NOWHERE of others."""
         return _inverse(self.of_piece, len(self.schedule))
 
     @cached_property
     def point_of(self) -> Ints:
-        """The point of the host of each moment, NOWHERE of others."""
+        """Host point of each moment, NOWHERE of others."""
         return _inverse(self.of_point, len(self.schedule))
 
     def path(self, step: int) -> Segments:
-        """Return the critical path of a step: what each of its nanoseconds was spent on."""
+        """Return the critical path of a step."""
         begin = int(self.step_begin_ns[step])
         return self.schedule.path(int(self.step_ends[step]), begin)
 
     def steps_ns(self, time_ns: Ints | None = None) -> Ints:
-        """Return the length of each step, as recorded or at other times of the moments."""
+        """Return the length of each step, as recorded or with other times of the moments."""
         if time_ns is None:
             return self.step_end_ns - self.step_begin_ns
         ends = np.maximum.accumulate(time_ns[self.step_ends])
@@ -79,29 +75,27 @@ def _inverse(moments: Ints, count: int) -> Ints:
 
 
 def of_recording(recording: Recording) -> Scheduled | None:
-    """Return the schedule of a recording; None: it has neither work nor a host that did any."""
-    steps_walked, until_ns = _walked(recording)
-    pieces = device_pieces.of_recording(recording, until_ns)
+    """Return the schedule of a recording, or None without device tasks and host data."""
+    steps_analyzed, until_ns = _analyzed(recording)
+    pieces = device.of_recording(recording, until_ns)
     launched = np.flatnonzero(pieces.call >= 0)
     calls = rising(pieces.call[launched])
     done = np.zeros(len(calls), np.int64)
     np.maximum.at(done, np.searchsorted(calls, pieces.call[launched]), pieces.end_ns[launched])
-    threads = host.of_recording(recording, calls, done, steps_walked, pieces.skew_ns, until_ns)
+    threads = host.of_recording(recording, calls, done, steps_analyzed, pieces.skew_ns, until_ns)
     if not len(pieces) and not len(threads):
         return None
-    names, begin, end = _steps(recording, steps_walked, pieces, threads)
+    names, begin, end = _steps(recording, steps_analyzed, pieces, threads)
     points, count, steps = len(threads), len(pieces), len(names)
-    # Numbers before all are in order: points, then pieces, then ends of steps.
+    # Numbers before sorting: host points, device tasks, ends of steps.
     time = np.concatenate((threads.time_ns, pieces.moment_ns, end))
     takes = np.concatenate((np.zeros(points, np.int64), pieces.takes_ns, np.zeros(steps, np.int64)))
     launches = np.append(threads.launched_by, NOWHERE)[pieces.call]
     edges = [*threads.edges, *device.edges(recording, pieces, launches, points)]
-    which, awaited = synchronised.waited_for(
-        recording, pieces, threads.waits.call, threads.waits.own
-    )
+    which, awaited = device.waited_for(recording, pieces, threads.waits.call, threads.waits.own)
     ends = threads.waits.end[which]
     returned = threads.time_ns[ends] - pieces.end_ns[awaited]
-    # What a return takes is told by what each call waited for last, if it waited at all.
+    # The usual time to return is that after the last awaited task of calls that waited.
     order = np.lexsort((pieces.end_ns[awaited], ends))
     last = order[np.append(ends[order][1:] != ends[order][:-1], True)[: len(order)]]
     begins = threads.time_ns[threads.waits.begin[which[last]]]
@@ -109,19 +103,23 @@ def of_recording(recording: Recording) -> Scheduled | None:
     usual = int(np.median(returned[waited])) if len(waited) else 0
     lag = np.clip(returned, 0, usual)
     edges.append(Edges.of(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
-    edges += _ends(steps_walked, pieces, threads, end, points)
-    # Of what begins together: records come before what waits for them, and that before work.
+    edges += _ends(steps_analyzed, pieces, threads, end, points)
+    # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.
+    first = np.full(len(threads.fetched), int(time.argmin()))
+    lag = threads.time_ns[threads.fetched] - time.min()
+    edges.append(Edges.of(first, threads.fetched, lag, behind=False, kind=graph.FETCHED))
+    # Of equal times: event records come before waits, and waits before work.
     of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))
     rank = np.concatenate((np.zeros(points, np.int64), of_pieces, np.full(steps, 4)))
     order = np.lexsort((time + takes, rank, time))
     place = np.empty(len(order), np.int64)
     place[order] = np.arange(len(order))
-    joined = Edges.joined(edges)
-    edges.clear()  # the schedule makes columns of its own again
-    np.take(place, joined.source, out=joined.source)
-    np.take(place, joined.target, out=joined.target)
-    schedule = Schedule(time[order], takes[order], joined)
-    del joined
+    all_edges = Edges.concatenate(edges)
+    edges.clear()  # to free memory: the schedule copies the columns
+    np.take(place, all_edges.source, out=all_edges.source)
+    np.take(place, all_edges.target, out=all_edges.target)
+    schedule = Schedule(time[order], takes[order], all_edges)
+    del all_edges
     begins = np.full(steps, NOWHERE, np.int64)
     begins[: len(threads.step_begins)] = place[threads.step_begins]
     return Scheduled(
@@ -134,31 +132,30 @@ def of_recording(recording: Recording) -> Scheduled | None:
         step_begin_ns=begin,
         step_end_ns=end,
         step_ends=place[points + count :],
-        steps_left_out=len(recording.steps) - len(steps_walked),
+        steps_left_out=len(recording.steps) - len(steps_analyzed),
         step_begins=begins,
     )
 
 
-def _walked(recording: Recording) -> tuple[list[tuple[str, int, int]], int | None]:
-    """Return the steps to walk, and the time to walk until: the first steps of a long recording."""
+def _analyzed(recording: Recording) -> tuple[list[tuple[str, int, int]], int | None]:
+    """Return the steps to analyze, and the time to analyze until, if the recording is long."""
     steps, work = recording.steps, recording.work
-    if len(work) <= MOST_PIECES:
+    if len(work) <= MAX_TASKS:
         return steps, None
     start = work.start_ns.to_array()
     if not steps:
-        return steps, int(np.partition(start, MOST_PIECES)[MOST_PIECES])
+        return steps, int(np.partition(start, MAX_TASKS)[MAX_TASKS])
     done = np.cumsum(np.bincount(np.maximum(step_of(start, steps), 0), minlength=len(steps)))
-    many = max(int(np.searchsorted(done, MOST_PIECES, side="right")), 1)
+    many = max(int(np.searchsorted(done, MAX_TASKS, side="right")), 1)
     return steps[:many], None if many == len(steps) else steps[many][1]
 
 
 def _steps(
     recording: Recording, steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host
 ) -> tuple[tuple[str, ...], Ints, Ints]:
-    """Return name, begin and end of each step, on the host and on all devices together.
+    """Return name, begin and end of each step on the host and all devices together.
 
-    A step is over when the host is done with it and the last of its work is, on any device; the
-    next one begins there.
+    A step ends with the host and the last of its tasks on any device; the next one begins there.
     """
     if not steps:
         times = [pieces.moment_ns, pieces.end_ns, threads.time_ns]
@@ -176,7 +173,7 @@ def _steps(
 def _ends(
     steps: list[tuple[str, int, int]], pieces: Pieces, threads: Host, end: Ints, points: int
 ) -> list[Edges]:
-    """Return what each end of a step waits for: the host's end of it, and its work's."""
+    """Return the dependencies of the ends of steps: the host, and the step's device tasks."""
     first = points + len(pieces)
     work = np.arange(pieces.work)
     if steps:
@@ -191,14 +188,14 @@ def _ends(
     found = [
         Edges.of(on_host, first + hosts, 0, behind=False, kind=graph.DONE),
     ]
-    # Of the work of a step, what ends last on each stream.
+    # The last task of the step on each stream.
     mine = work[step >= 0]
     key, number = distinct(pieces.stream[mine])
     places = step[mine] * max(len(key), 1) + number
     lasts = [rows[pieces.end_ns[mine[rows]].argmax()] for _, rows in by_key(places)]
     last_of = mine[np.array(lasts, np.int64)]
     found.append(Edges.of(last_of + points, first + step[last_of], 0, behind=True, kind=graph.DONE))
-    # A step that nothing ends of its own ends where the one before it does.
+    # A step without other dependencies ends with the one before it.
     several = np.arange(len(end) - 1)
     found.append(Edges.of(first + several, first + several + 1, 0, behind=False, kind=graph.DONE))
     return found

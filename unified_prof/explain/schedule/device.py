@@ -1,11 +1,4 @@
-"""What ran on devices, piece by piece: when, on which stream, and what launched it.
-
-Pieces of each stream in the order in which they were launched.
-
-What each piece of work waited for: what ran before on its stream, an event, its launch.
-
-What calls of the host that wait for a device waited for.
-"""
+"""Device tasks of a schedule: streams, launches, and what each task and each call waited for."""
 
 from __future__ import annotations
 
@@ -26,61 +19,58 @@ from unified_prof.recording.communication import by_key
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.task_rows import WAIT
 
+# Maximum clock skew of host and device; a task that began earlier has another launch.
 _SKEW_NS = 100_000
-"""So far apart the clocks of host and device may be; where work began earlier, it is no launch."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Pieces:
-    """Everything that ran on devices: work, then tasks that wait or record."""
+    """Device tasks: first kernels, collectives and copies (work), then event waits and records."""
 
+    # Row of each work task in `Recording.work`, ascending.
     row: Ints
-    """Which row of `Recording.work` each piece of work is, rising."""
     start_ns: Ints
     end_ns: Ints
     device: Ints
+    # Device and stream as one number; a collective has that of its tasks.
     stream: Ints
-    """Device and stream in one number; a collective has that of its tasks."""
+    # Launching call, NOWHERE if unknown, and its start (the task's start if unknown).
     call: Ints
-    """The call that launched it, NOWHERE where that is not known."""
     launched_ns: Ints
-    """Start of that call; its own start where it is not known."""
+    # Minimum shift of host times, so that no task begins before its launch.
     skew_ns: int
-    """So much earlier than the host's clock says calls began at the least: no work begins before
-    the call that launches it."""
+    # Masks of tasks that record an event or wait for one.
     records: NDArray[np.bool_]
-    """Which of them record an event."""
     waits: NDArray[np.bool_]
-    """Which of them wait for one."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
     @property
     def work(self) -> int:
-        """So many of them, the first ones, are work."""
+        """Number of work tasks, which come first."""
         return len(self.row)
 
     @property
-    def asked_ns(self) -> Ints:
-        """When each one was launched, by the device's clock."""
+    def launch_ns(self) -> Ints:
+        """Launch of each task, by the device clock."""
         return np.where(self.call >= 0, self.launched_ns - self.skew_ns, self.launched_ns)
 
     @property
     def moment_ns(self) -> Ints:
-        """When each one begins; what only waits, when it is over."""
+        """Begin of each work task, end of each wait."""
         is_work = np.arange(len(self)) < self.work
         return np.where(is_work, self.start_ns, self.end_ns)
 
     @property
     def takes_ns(self) -> Ints:
-        """How long the work of each takes."""
+        """Duration of each work task, 0 for waits."""
         is_work = np.arange(len(self)) < self.work
         return np.where(is_work, self.end_ns - self.start_ns, 0)
 
 
 def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
-    """Return the pieces of a recording, those that began before a time where one is given."""
+    """Return the device tasks of a recording that began before `until_ns`."""
     work, tasks, calls = recording.work, recording.tasks, recording.host_calls
     begun = work.start_ns.to_array()
     rows = np.arange(len(work)) if until_ns is None else np.flatnonzero(begun < until_ns)
@@ -98,7 +88,7 @@ def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
     early = (launched - start)[call >= 0]
     early = early[early <= _SKEW_NS]
 
-    def says(word: str) -> NDArray[np.bool_]:
+    def is_type(word: str) -> NDArray[np.bool_]:
         found = np.array([*(word in text for text in texts), False])[of_type]
         return np.concatenate((np.zeros(len(rows), bool), found))
 
@@ -111,8 +101,8 @@ def of_recording(recording: Recording, until_ns: int | None = None) -> Pieces:
         call=call,
         launched_ns=np.where(call >= 0, launched, start),
         skew_ns=max(int(early.max(initial=0)), 0),
-        records=says("record"),
-        waits=says("wait"),
+        records=is_type("record"),
+        waits=is_type("wait"),
     )
 
 
@@ -121,7 +111,7 @@ def _key(device: NDArray[np.integer], stream: NDArray[np.integer]) -> Ints:
 
 
 def _streams(recording: Recording, rows: Ints) -> Ints:
-    """Return the stream of pieces of work: of a collective, that of what its call launched."""
+    """Return the stream of each task; a collective has the stream of its call's tasks."""
     work, tasks = recording.work, recording.tasks
     of_row = work.stream[rows]
     stream = _key(work.device[rows], of_row)
@@ -135,8 +125,8 @@ def _streams(recording: Recording, rows: Ints) -> Ints:
     return stream
 
 
-class Launched:
-    """Pieces of each stream in the order of their launches."""
+class _LaunchOrder:
+    """Tasks of each stream in the order of their launches."""
 
     def __init__(self, pieces: Pieces) -> None:
         known = np.flatnonzero(pieces.call >= 0)
@@ -148,13 +138,13 @@ class Launched:
         self._launched = pieces.launched_ns[self._rows]
 
     def before(self, stream: Ints, at_ns: Ints) -> Ints:
-        """Return the last piece that was launched on a stream before a time, or NOWHERE."""
+        """Return the last task launched on a stream before a time, or NOWHERE."""
         low, place = self._places(stream, at_ns)
         found = place > low
         return np.where(found, np.append(self._rows, NOWHERE)[place - 1], NOWHERE)
 
     def after(self, stream: Ints, at_ns: Ints) -> Ints:
-        """Return the first piece that was launched on a stream at a time or later, or NOWHERE."""
+        """Return the first task launched on a stream at a time or later, or NOWHERE."""
         _, place = self._places(stream, at_ns)
         high = np.searchsorted(self._stream, stream, side="right")
         return np.where(place < high, np.append(self._rows, NOWHERE)[place], NOWHERE)
@@ -170,51 +160,49 @@ class Launched:
         return low.astype(np.int64), place
 
 
+# Maximum number of earlier tasks to examine for the one that a call waited for.
 TRIES = 256
-"""So many pieces that ended before a call returned are looked at for the one it waited for."""
-
-
+# Maximum time from the end of a task to the begin of one that waited for it...
 _CLOSE_NS = 10_000
-"""A piece that begins so soon after another one's end may have waited for it."""
-_LOOKS_NS = 100_000
-"""So late a stream that waits may find that an event was recorded (17 to 59 µs on a 910A)."""
+# ...if the wait was not recorded and is inferred from times alone.
 _SOON_NS = 5_000
-"""The same, where nothing but the times says so."""
-_LONGEST_LAUNCH_NS = 50_000
-"""No launch takes longer by itself: what it takes beyond that has another reason."""
+# Maximum time until a waiting stream notices a recorded event (17 to 59 µs on a 910A).
+_POLL_NS = 100_000
+# Maximum launch latency of an idle device; the rest has another cause.
+_MAX_LATENCY_NS = 50_000
+# A task waited for something else if it starts this many usual latencies after its launch.
 _LATE = 3
-"""So many times the usual time from its launch on, a piece waited for something else as well."""
 
 
 def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> list[Edges]:
-    """Return what pieces wait for.
+    """Return the dependencies of device tasks.
 
     Args:
-        recording: the recording.
-        pieces: its pieces.
-        launches: the moment of each piece's launch, NOWHERE where it is not known.
-        first: the moment of the first piece; those of the others follow in their order.
+        recording: Source of events and calls.
+        pieces: Its device tasks.
+        launches: Moment of each task's launch, NOWHERE if unknown.
+        first: Moment of the first task; the others follow in their order.
     """
     before, touching = _before(pieces)
     moment = pieces.moment_ns
     after = np.flatnonzero(before != NOWHERE)
     gap = moment[after] - pieces.end_ns[before[after]]
-    # What a gap and a launch take by themselves is told by those that nothing else held up.
-    queued = (pieces.asked_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
+    # Usual gaps and latencies are those of tasks that waited for nothing else.
+    queued = (pieces.launch_ns[after] < pieces.end_ns[before[after]]) & (gap < _CLOSE_NS)
     usual_gap = _usual(gap[queued], 1_000)
     awaited = _awaited(recording, pieces, before, usual_gap)
     known = np.flatnonzero(launches != NOWHERE)
-    delay = moment[known] - pieces.asked_ns[known]
+    delay = moment[known] - pieces.launch_ns[known]
     until = np.append(pieces.end_ns, 0)[before]
     np.maximum.at(until, awaited.target, pieces.end_ns[awaited.source])
-    idle = (until[known] <= pieces.asked_ns[known]) & (delay >= 0)
-    usual_delay = min(_usual(delay[idle], 5_000), _LONGEST_LAUNCH_NS)
+    idle = (until[known] <= pieces.launch_ns[known]) & (delay >= 0)
+    usual_delay = min(_usual(delay[idle], 5_000), _MAX_LATENCY_NS)
     lag = np.minimum(gap, usual_gap)
     between = [
         Edges.of(before[after], after, lag, behind=True, kind=graph.STREAM),
         Edges.of(touching[0], touching[1], 0, behind=False, kind=graph.STREAM),
         awaited,
-        _seen(pieces, before, awaited, usual_gap, usual_delay),
+        _inferred_waits(pieces, before, awaited, usual_gap, usual_delay),
     ]
     lag = np.clip(delay, 0, usual_delay)
     launched = Edges.of(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
@@ -222,12 +210,12 @@ def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> l
 
 
 def _usual(values: Ints, otherwise: int) -> int:
-    """Return a short one of many times: the long ones may have reasons that nobody recorded."""
+    """Return the lower quartile: long times may have causes that were not recorded."""
     return int(np.percentile(values, 25, method="lower")) if len(values) else otherwise
 
 
 def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
-    """Return what was done last before each piece on its stream, and pairs that overlap there."""
+    """Return the previous task on the stream of each task, and pairs that overlap there."""
     moment, end = pieces.moment_ns, pieces.end_ns
     result = np.full(len(pieces), NOWHERE, np.int64)
     sources, targets = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
@@ -235,7 +223,7 @@ def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
         rows = rows[np.lexsort((end[rows], moment[rows]))]
         by_end = np.argsort(end[rows], kind="stable")
         last = np.searchsorted(end[rows][by_end], moment[rows], side="right") - 1
-        # Of what ends at the moment itself only what stands before it can be what it follows.
+        # A task that ends at the same moment precedes only if it comes before in order.
         place = np.append(by_end, NOWHERE)[last]
         own = np.arange(len(rows))
         while (later := (last >= 0) & (place >= own)).any():
@@ -249,19 +237,19 @@ def _before(pieces: Pieces) -> tuple[Ints, tuple[Ints, Ints]]:
 
 
 def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int) -> Edges:
-    """Return what waited for events: by calls, as GPUs record them, or by tasks, as NPUs do."""
+    """Return the waits for events, recorded as calls on GPUs and as tasks on NPUs."""
     moment = pieces.moment_ns
     source, target = [np.zeros(0, np.int64)], [np.zeros(0, np.int64)]
     events = host_calls.stream_waits(recording.source, recording.strings, recording.host_calls)
     if len(events):
-        latest = Launched(pieces)
+        latest = _LaunchOrder(pieces)
         awaited = latest.before(events.awaited_stream, events.recorded_ns)
         waiting = latest.after(events.stream, events.at_ns)
         both = (awaited != NOWHERE) & (waiting != NOWHERE)
         source.append(awaited[both])
         target.append(waiting[both])
     elif not pieces.waits.any():
-        awaited, waiting = _asked(recording, pieces)
+        awaited, waiting = _awaited_by_calls(recording, pieces)
         source.append(awaited)
         target.append(waiting)
     for _, rows in by_key(pieces.device):
@@ -270,14 +258,14 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
             continue
         records = records[np.argsort(moment[records], kind="stable")]
         last = np.searchsorted(moment[records], moment[waiting], side="right") - 1
-        for _ in range(4):  # the event of the stream itself is not what it waits for
+        for _ in range(4):  # a stream does not wait for its own event
             own = (last >= 0) & (pieces.stream[records[last]] == pieces.stream[waiting])
             last[own] -= 1
         record = np.where(last >= 0, records[last], 0)
         since = moment[waiting] - moment[record]
-        # Where the stream had been ready before, it was waiting: a device may look now and then.
+        # If the stream was ready before, it polled for the event.
         ready = np.append(pieces.end_ns, 0)[before[waiting]]
-        waited = (moment[record] > ready) & (since <= _LOOKS_NS)
+        waited = (moment[record] > ready) & (since <= _POLL_NS)
         close = (last >= 0) & ((since <= _CLOSE_NS) | waited)
         close &= pieces.stream[record] != pieces.stream[waiting]
         source.append(record[close])
@@ -287,11 +275,11 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
     return Edges.of(one, other, lag, behind=True, kind=graph.EVENT)
 
 
-def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
-    """Return what waited for what by the order of calls, where nobody recorded events.
+def _awaited_by_calls(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
+    """Infer waits from the order of calls if events were not recorded.
 
-    What a thread launches next after it made a stream wait is what waits; for the last work that
-    was launched before on another stream and that was done by then.
+    The next launch of a thread after a StreamWaitEvent waits for the last task that was launched
+    before on another stream and was done by then.
     """
     calls, moment = recording.host_calls, pieces.moment_ns
     nothing = np.zeros(0, np.int64)
@@ -300,14 +288,14 @@ def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
         return nothing, nothing
     ids, number = calls.names
     flags = [bool(_STREAM_WAITS.search(text or "")) for text in recording.strings.texts(ids)]
-    asked = np.flatnonzero(np.array([*flags, False])[number.to_array()])
+    wait_calls = np.flatnonzero(np.array([*flags, False])[number.to_array()])
     known = known[np.argsort(pieces.launched_ns[known], kind="stable")]
     launched = pieces.launched_ns[known]
     thread = calls.thread[pieces.call[known]]
     source, target = [nothing], [nothing]
-    for one, rows in by_key(calls.thread[asked]):
+    for one, rows in by_key(calls.thread[wait_calls]):
         own = np.flatnonzero(thread == one)
-        at = calls.start_ns[asked[rows]]
+        at = calls.start_ns[wait_calls[rows]]
         following = np.searchsorted(launched[own], at, side="left")
         inside = following < len(own)
         waiting = known[own[following[inside]]]
@@ -331,18 +319,20 @@ def _asked(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
 _STREAM_WAITS = re.compile(r"StreamWaitEvent", re.IGNORECASE)
 
 
-def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int) -> Edges:
-    """Return what pieces waited for that no record says, only the times.
+def _inferred_waits(
+    pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_delay: int
+) -> Edges:
+    """Infer waits from times alone.
 
-    A piece that begins long after its launch and its stream's last work, and just after work of
-    another stream ended, was waiting for that.
+    A task that begins long after its launch and its stream's last task, and just after the end of a
+    task on another stream, waited for that task.
     """
     moment = pieces.moment_ns
     ready = np.zeros(len(pieces), np.int64)
     on_stream = before != NOWHERE
     ready[on_stream] = pieces.end_ns[before[on_stream]]
-    since_launch = np.where(pieces.call >= 0, pieces.asked_ns, 0)
-    # Only where what is known leaves more than noise unexplained.
+    since_launch = np.where(pieces.call >= 0, pieces.launch_ns, 0)
+    # Smaller delays are noise.
     much = max(_LATE * usual_delay, _CLOSE_NS)
     ready = np.where(since_launch > ready, since_launch + much - _SOON_NS, ready)
     np.maximum.at(ready, awaited.target, pieces.end_ns[awaited.source])
@@ -356,7 +346,7 @@ def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_de
         waiting = late[rows]
         last = np.searchsorted(pieces.end_ns[here], moment[waiting], side="right") - 1
         done = here[np.maximum(last, 0)]
-        # What nobody is known to have launched follows whatever the device did last.
+        # A task without a known launch follows the last task of the device.
         unlaunched = pieces.call[waiting] < 0
         close = moment[waiting] - pieces.end_ns[done] <= _SOON_NS
         good = (last >= 0) & (pieces.stream[done] != pieces.stream[waiting])
@@ -373,21 +363,17 @@ def _seen(pieces: Pieces, before: Ints, awaited: Edges, usual_gap: int, usual_de
 def waited_for(
     recording: Recording, pieces: Pieces, call: Ints, own: NDArray[np.bool_]
 ) -> tuple[Ints, Ints]:
-    """Return what synchronising calls waited for: which of them, and a piece whose end it was.
+    """Return pairs of a synchronizing call (index in `call`) and a task that it waited for.
 
-    Args:
-        recording: the recording.
-        pieces: its pieces.
-        call: the calls.
-        own: which of them wait for what they launched themselves.
+    `own` is a mask of calls that wait for their own task.
     """
     calls = recording.host_calls
     known = np.flatnonzero(pieces.call >= 0)
     known = known[np.argsort(pieces.end_ns[known], kind="stable")]
     found: list[tuple[Ints, Ints]] = [(np.zeros(0, np.int64), np.zeros(0, np.int64))]
 
-    def look(which: Ints, rows: Ints) -> None:
-        """Take the last of some pieces, in order of their ends, that each call can have meant."""
+    def add_last(which: Ints, rows: Ints) -> None:
+        """Add the last of some tasks, by their ends, that each call can have waited for."""
         begin, end = calls.start_ns[call[which]], calls.end_ns[call[which]] - pieces.skew_ns
         last = np.searchsorted(pieces.end_ns[rows], end, side="right") - 1
         looking = np.flatnonzero(last >= 0)
@@ -404,7 +390,7 @@ def waited_for(
                 break
 
     events = host_calls.call_waits(recording.source, calls, call)
-    its = Launched(pieces).before(events.awaited_stream, events.recorded_ns)
+    its = _LaunchOrder(pieces).before(events.awaited_stream, events.recorded_ns)
     found.append((events.call[its != NOWHERE], its[its != NOWHERE]))
     open_ones = np.ones(len(call), bool)
     open_ones[events.call[its != NOWHERE]] = False
@@ -413,26 +399,26 @@ def waited_for(
         which = events.on_stream_call[rows]
         which = which[open_ones[which]]
         open_ones[which] = False
-        look(which, streams.get(number, known[:0]))
+        add_last(which, streams.get(number, known[:0]))
     whole = np.flatnonzero(open_ones & ~own & _of_devices(recording, call))
     if len(streams) <= _STREAMS:
         for rows in streams.values():
-            look(whole, rows)
+            add_last(whole, rows)
         open_ones[whole] = False
-    look(np.flatnonzero(open_ones), known)
+    add_last(np.flatnonzero(open_ones), known)
     return (
         np.concatenate([which for which, _ in found]),
         np.concatenate([piece for _, piece in found]),
     )
 
 
+# Up to this many streams, a wait for a device waits for the last task of each stream.
 _STREAMS = 64
-"""Of up to so many streams the last work is what a wait for a device waits for, else of all."""
 _WHOLE = re.compile(r"(?:Device|Ctx|Context)Synchronize", re.IGNORECASE)
 
 
 def _of_devices(recording: Recording, call: Ints) -> NDArray[np.bool_]:
-    """Tell which calls wait for a device as a whole."""
+    """Return a mask of calls that wait for a whole device."""
     ids, number = codes(recording.host_calls.name[call])
     flags = [bool(_WHOLE.search(text or "")) for text in recording.strings.texts(ids)]
     return np.array([*flags, False])[number]

@@ -1,11 +1,8 @@
-"""Moments that depend on one another: the path to one of them, their slack, other times.
+"""Moments and their dependencies: the path to a moment, slack, and times with other durations.
 
-A moment is when something begins: a piece of work on a device, the next call of a host thread. It
-comes when the last of what it depends on has arrived, and what the recording does not explain
-after that (`Schedule.own_ns`) is its own and stays with it. So the schedule as recorded gives the
-recorded times to the nanosecond, and with other durations what would have been.
-
-What the time between two moments of a schedule is: the kinds of its edges.
+A moment is the begin of a device task or of a host call. It comes when the last of its dependencies
+has arrived, plus `Schedule.own_ns`, which the recording does not explain and which stays. So the
+recorded durations give the recorded times to the nanosecond, and other durations an estimate.
 """
 
 from __future__ import annotations
@@ -26,23 +23,23 @@ _LATEST = np.iinfo(np.int64).max
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Edges:
-    """What depends on what, by the numbers of moments."""
+    """Dependencies between moments, by their numbers."""
 
     source: Ints
     target: Ints
+    # Minimum time from source to target...
     lag_ns: Ints
-    """Time from the one to the other at the least."""
+    # ...counted from the end of the task at the source if True, else from its begin.
     behind: NDArray[np.bool_]
-    """Whether that is counted from the end of what begins at the source."""
+    # Kind of edge, such as HOST.
     kind: NDArray[np.int8]
-    """What the time from one to the other is, a number of whoever made the edge."""
 
     def __len__(self) -> int:
         return len(self.source)
 
     @staticmethod
     def of(source: Ints, target: Ints, lag_ns: Ints | int, *, behind: bool, kind: int) -> Edges:
-        """Return edges that are alike in all but their ends and times."""
+        """Return edges of one kind."""
         count = len(source)
         return Edges(
             source.astype(np.int64, copy=False),
@@ -53,65 +50,53 @@ class Edges:
         )
 
     @staticmethod
-    def joined(parts: list[Edges]) -> Edges:
-        """Return the edges of all parts."""
-        return Edges(
-            np.concatenate([part.source for part in parts]),
-            np.concatenate([part.target for part in parts]),
-            np.concatenate([part.lag_ns for part in parts]),
-            np.concatenate([part.behind for part in parts]),
-            np.concatenate([part.kind for part in parts]),
-        )
+    def concatenate(parts: list[Edges]) -> Edges:
+        """Concatenate edges."""
+        columns = ([getattr(part, name) for part in parts] for name in Edges.__slots__)
+        return Edges(*map(np.concatenate, columns))
 
     def moved(self, by: int) -> Edges:
-        """Return the edges of moments whose numbers are so much larger."""
+        """Return the edges with all numbers increased."""
         source, target = self.source + by, self.target + by
         return Edges(source, target, self.lag_ns, self.behind, self.kind)
 
     def take(self, chosen: NDArray[np.integer] | NDArray[np.bool_]) -> Edges:
-        """Return some of the edges."""
-        return Edges(
-            self.source[chosen],
-            self.target[chosen],
-            self.lag_ns[chosen],
-            self.behind[chosen],
-            self.kind[chosen],
-        )
+        """Return selected edges."""
+        return Edges(*(getattr(self, name)[chosen] for name in self.__slots__))
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segments:
-    """Stretches of time in order, each ending where the next one begins."""
+    """Contiguous segments of a path, in order of time."""
 
     start_ns: Ints
     end_ns: Ints
+    # Moment whose task a segment is, or that precedes it; NONE if unknown.
     moment: Ints
-    """The moment that a stretch is the work of, or after which it is; NONE: nothing is known."""
+    # WORK, UNKNOWN or the kind of an edge.
     kind: NDArray[np.int8]
-    """WORK, UNKNOWN or the kind of an edge."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
 
 
+# Kinds of segments that are not edges: the task of a moment, and unexplained time.
 WORK, UNKNOWN = -1, -2
-"""Kinds of segments that are no edges: what a moment begins, and what nothing explains."""
 
 
 class Schedule:
-    """Moments in an order in which each comes after all that it depends on.
+    """Moments in topological order, which is the order of time.
 
     Attributes:
-        time_ns: when each moment came.
-        takes_ns: how long what begins there takes; 0: it is only a moment.
-        edges: sorted by their targets; the source of each stands before its target.
-        first: where the edges of each moment begin, with an end.
-        own_ns: time from the last arrival to the moment; of one without edges, its time.
-        dropped: edges that the recorded times contradict.
+        time_ns: Time of each moment.
+        takes_ns: Duration of the task that begins there; 0 without a task.
+        edges: Sorted by target; the source of each precedes its target.
+        first: Index of the first edge of each moment, with an end.
+        own_ns: Time from the last arrival to the moment; its time if it has no edges.
+        dropped: Edges that the recorded times contradict.
     """
 
     def __init__(self, time_ns: Ints, takes_ns: Ints, edges: Edges) -> None:
-        """Take moments in the order of time; what should come first of two equal ones is first."""
         reached = time_ns[edges.source] + np.where(edges.behind, takes_ns[edges.source], 0)
         fits = (edges.source < edges.target) & (reached <= time_ns[edges.target])
         self.dropped = edges.take(~fits)
@@ -132,9 +117,9 @@ class Schedule:
 
     @cached_property
     def arriving(self) -> Ints:
-        """The edge by which the last of what each moment depends on arrived, NONE without any.
+        """The edge of the dependency of each moment that arrived last, NONE if it has none.
 
-        Of those that arrive together it is the one that set out last.
+        Of those that arrive together it is the one with the latest source.
         """
         edges = self.edges
         order = np.lexsort((self._reached, self._reached + edges.lag_ns, edges.target))
@@ -143,7 +128,7 @@ class Schedule:
         return result
 
     def path(self, moment: int, since_ns: int) -> Segments:
-        """Return what the time up to a moment was spent on, from `since_ns` on, walking back."""
+        """Return the critical path to a moment, from `since_ns` on."""
         arriving, source = _fast(self.arriving), _fast(self.edges.source)
         time = _fast(self.time_ns)
         through: list[int] = []
@@ -155,7 +140,7 @@ class Schedule:
         sources = self.edges.source[used]
         begins, ends = self.time_ns[sources], self.time_ns[self.edges.target[used]]
         done = self._reached[used]
-        # What begins at the source, then what leads to the target; what was before is not known.
+        # The task of the source, then the edge to the target; time before them is unknown.
         start = np.concatenate((np.stack((begins, done), 1).ravel(), [since_ns]))
         end = np.concatenate((np.stack((done, ends), 1).ravel(), [min(time[at], time[moment])]))
         of = np.concatenate((np.repeat(sources, 2), [NONE]))
@@ -171,12 +156,7 @@ class Schedule:
         return Segments(start[kept], end[kept], of[kept], kind[kept])
 
     def again(self, takes_ns: Ints | None = None, lag_ns: Ints | None = None) -> Ints:
-        """Return when each moment would come with other durations; without any, as recorded.
-
-        Args:
-            takes_ns: instead of `takes_ns`.
-            lag_ns: instead of that of `edges`.
-        """
+        """Return the time of each moment with other durations of tasks and lags of edges."""
         takes = self.takes_ns if takes_ns is None else takes_ns
         lag = self.edges.lag_ns if lag_ns is None else lag_ns
         weight = lag + np.where(self.edges.behind, takes[self.edges.source], 0)
@@ -200,9 +180,9 @@ class Schedule:
         return result
 
     def slack_ns(self, ends: Ints) -> Ints:
-        """Return how much later each moment could come without any of `ends` coming later.
+        """Return how much later each moment could come without delaying any of `ends`.
 
-        Nothing depends on some moments: they could come later for as long as there is a last end.
+        Moments on which nothing depends could come until the last end.
         """
         weight = self.edges.lag_ns + np.where(
             self.edges.behind, self.takes_ns[self.edges.source], 0
@@ -226,21 +206,21 @@ class Schedule:
 
 
 def _fast(values: Ints) -> memoryview[int]:
-    """Return a view of numbers that gives and takes them one by one in half the time."""
+    """Return a view whose single items are accessed in half the time."""
     return memoryview(cast(Any, values))
 
 
-_AT_ONCE = 1 << 16
+_BLOCK = 1 << 16
 
 
 def _with_edges(
     first: Ints, begin: int, *, backwards: bool = False
 ) -> Iterator[tuple[int, int, int]]:
-    """Yield moments from one on, with where their edges begin and end, those that have some."""
+    """Yield the moments that have edges from one on, with the range of their edges."""
     count = len(first) - 1
-    blocks = range(begin, count, _AT_ONCE)
+    blocks = range(begin, count, _BLOCK)
     for low in reversed(blocks) if backwards else blocks:
-        high = min(low + _AT_ONCE, count)
+        high = min(low + _BLOCK, count)
         chosen = np.flatnonzero(first[low + 1 : high + 1] > first[low:high]) + low
         if backwards:
             chosen = chosen[::-1]
@@ -249,18 +229,8 @@ def _with_edges(
         )
 
 
-(
-    HOST,
-    SYNCHRONISING,
-    QUEUE,
-    HANDED,
-    LAUNCH,
-    STREAM,
-    EVENT,
-    SEEN,
-    DONE,
-) = range(9)
-"""In this order: a thread's own work; a call that waits, and its return; from putting something
-into a queue to its being taken out; from one thread's end to another one's begin; from a launching
-call to the work; from one piece of work to the next on its stream; from work to what waited for it
-by an event; the same where no event was recorded but only the times say so; the end of a step."""
+# Kinds of edges: a thread's own time; a synchronizing call and its return; from putting an item
+# into a queue to taking it out; from the end of one thread to the begin of another; from a launch
+# to its task; from one task to the next on its stream; from a task to what waited for it by an
+# event; the same inferred from times alone; the end of a step; a batch of worker processes.
+HOST, SYNCHRONISING, QUEUE, HANDED, LAUNCH, STREAM, EVENT, SEEN, DONE, FETCHED = range(10)

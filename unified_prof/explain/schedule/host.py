@@ -1,4 +1,4 @@
-"""Host threads as moments: where they launch, wait, hand over to one another, end steps."""
+"""Moments of host threads: launches, waits, handovers between threads, ends of steps."""
 
 from __future__ import annotations
 
@@ -22,54 +22,67 @@ from unified_prof.recording.idle import is_synchronising
 from unified_prof.recording.recording import Recording
 from unified_prof.recording.source import Strings
 
-# What a moment is: of equal times on one thread, in this order.
-_SYNC_END, _QUEUE_END, _HANDED, _STEP, _TAKEN, _QUEUE_BEGIN, _ENQUEUED, _LAUNCH, _SYNC_BEGIN = (
-    range(9)
-)
+# Role of a moment; moments of one thread with equal times are in this order.
+(
+    _SYNC_END,
+    _QUEUE_END,
+    _HANDED,
+    _FETCHED,
+    _STEP,
+    _TAKEN,
+    _QUEUE_BEGIN,
+    _ENQUEUED,
+    _LAUNCH,
+    _SYNC_BEGIN,
+) = range(10)
+# Range in which a DataLoader waits for a batch of its worker processes...
+_WORKERS = "_MultiProcessingDataLoaderIter.__next__"
+# ...if it takes at least this long; otherwise the batch was ready.
+_FETCH_NS = 200_000
+# Minimum idle time of a thread that may have waited for another thread.
 _IDLE_NS = 10_000
-"""So long a thread does nothing before it may have waited for another one."""
+# Maximum time until a thread takes the next item of a queue that is not empty.
 _PICKED_UP_NS = 5_000
-"""So soon a thread takes the next thing from a queue that is not empty."""
+# Maximum duration of a synchronizing call without a wait.
 _RETURNS_NS = 5_000
-"""What a synchronising call takes that has nothing to wait for, if none is there to tell."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Waits:
-    """Calls that return when the device has done something."""
+    """Synchronizing calls: row of the host calls, moments of begin and end."""
 
     call: Ints
-    """Row of the host calls."""
     begin: Ints
-    """Moment at which it begins."""
     end: Ints
-    """Moment at which it ends."""
+    # True if the call waits for its own task: a copy.
     own: NDArray[np.bool_]
-    """Whether it is what the call itself launched that it waits for: a copy."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Host:
-    """The moments of all threads, in the order of threads and, of each, of time."""
+    """Moments of all threads, by thread and time."""
 
     thread: Ints
     time_ns: Ints
+    # Moment of the begin of each host call, NOWHERE if it launches nothing.
     launched_by: Ints
-    """Call -> the moment of its begin, NOWHERE where it launches nothing."""
     waits: Waits
+    # Moments of the ends and begins of steps on their thread, if known.
     step_ends: Ints
-    """Moment at which each step ends on its thread; empty: there are none."""
     step_begins: Ints
+    # Ranges in which the host waits for a batch of worker processes, and moments of their ends.
+    fetches: Ints
+    fetched: Ints
     edges: list[Edges]
+    # Host clock minus the clock of the moments.
     skew_ns: int
-    """What times of the host are later by than the moments say."""
 
     def __len__(self) -> int:
         return len(self.time_ns)
 
 
 class _Points:
-    """Moments in the making; a number stays with its moment when they are put in order."""
+    """Collects moments; a number stays with its moment when they are sorted."""
 
     def __init__(self, skew_ns: int) -> None:
         self._skew_ns = skew_ns
@@ -81,7 +94,7 @@ class _Points:
     def add(self, thread: Ints, time_ns: Ints, role: int) -> Ints:
         """Add moments; return their numbers."""
         self._threads.append(thread.astype(np.int64, copy=False))
-        # Where a step ends is when it does for whoever measures it, on whatever clock.
+        # Ends of steps are not shifted: they are measured with the clock of the host.
         self._times.append(time_ns if role == _STEP else time_ns - self._skew_ns)
         self._roles.append(np.full(len(time_ns), role, np.int64))
         numbers = np.arange(self.count, self.count + len(time_ns))
@@ -89,7 +102,7 @@ class _Points:
         return numbers
 
     def ordered(self) -> tuple[Ints, Ints, Ints]:
-        """Return threads and times in order, and where each number stands there."""
+        """Return sorted threads and times, and the position of each number."""
         nothing = np.zeros(0, np.int64)
         thread, time, role = (
             np.concatenate([nothing, *parts]) for parts in (self._threads, self._times, self._roles)
@@ -108,15 +121,15 @@ def of_recording(
     skew_ns: int,
     until_ns: int | None = None,
 ) -> Host:
-    """Return the moments of the threads that launch work or wait for it.
+    """Return the moments of the threads that launch tasks or wait for them.
 
     Args:
-        recording: the recording.
-        launching: the calls that launched work, distinct.
-        done_ns: when the last of what each of them launched was done.
-        steps: name, begin and end.
-        skew_ns: what the host's clock is ahead of the devices': moments are in theirs.
-        until_ns: leave out what the host waited for from then on; None: nothing.
+        recording: Source of calls and ranges.
+        launching: Distinct calls that launched tasks.
+        done_ns: End of the last task of each of them.
+        steps: Name, begin and end of each step.
+        skew_ns: Host clock minus device clock; moments use the device clock.
+        until_ns: Leave out synchronizing calls from this time on.
     """
     calls, framework = recording.host_calls, recording.framework
     points = _Points(skew_ns)
@@ -140,6 +153,12 @@ def of_recording(
     handed = _handovers(calls, framework, np.setdiff1d(threads, queue.dequeue_thread))
     given = points.add(handed.from_thread, handed.given_ns, _HANDED)
     got = points.add(handed.to_thread, handed.taken_ns, _TAKEN)
+    fetches = _fetches(framework)
+    ends_of_fetches = (np.zeros(0, np.int64),) * 2
+    if framework is not None:
+        fetches = fetches[np.isin(framework.thread[fetches], threads)]
+        ends_of_fetches = framework.thread[fetches], framework.end_ns[fetches]
+    fetched = points.add(*ends_of_fetches, _FETCHED)
     main = _main_thread(framework, calls, launching, syncs)
     on_main = np.full(len(steps) if main is not None else 0, main or 0, np.int64)
     windows = np.array([step[1:] for step in steps], np.int64).reshape(-1, 2)[: len(on_main)]
@@ -149,10 +168,10 @@ def of_recording(
     thread, time, place = points.ordered()
     lag = np.diff(time)
     kind = np.full(len(lag), graph.HOST, np.int8)
-    # A call that waits takes little itself, a thread that is given something had nothing to do.
+    # A synchronizing call takes little time itself; a thread that takes over was idle before.
     begin_at = np.concatenate((place[begins], place[launches[copies]]))
     end_at = np.concatenate((place[ends], place[copied]))
-    inside = end_at == begin_at + 1  # a launch within a call is a moment of its own
+    inside = end_at == begin_at + 1  # otherwise launches are within the call
     at = begin_at[inside]
     lag[at] = np.minimum(lag[at], _RETURNS_NS)
     kind[at] = graph.SYNCHRONISING
@@ -190,13 +209,26 @@ def of_recording(
         ),
         step_ends=place[step_ends],
         step_begins=place[step_begins],
+        fetches=fetches,
+        fetched=place[fetched],
         edges=[chain, queued, woken],
         skew_ns=skew_ns,
     )
 
 
-def _named(calls: HostCalls, strings: Strings, chosen: Ints, wanted: object) -> NDArray[np.bool_]:
-    """Tell which of some calls have a name that is wanted."""
+def _fetches(framework: Framework | None) -> Ints:
+    """Return the ranges in which the host waits for a batch of worker processes."""
+    if framework is None:
+        return np.zeros(0, np.int64)
+    ranges = framework.matching(lambda text: _WORKERS in text)
+    lengths: Ints = framework.end_ns[ranges] - framework.start_ns[ranges]
+    return ranges[lengths >= _FETCH_NS]
+
+
+def _has_name(
+    calls: HostCalls, strings: Strings, chosen: Ints, wanted: object
+) -> NDArray[np.bool_]:
+    """Return a mask of calls whose name satisfies a predicate."""
     ids, number = codes(calls.name[chosen])
     flags = [bool(wanted(text)) for text in strings.texts(ids)]  # type: ignore[operator]
     return np.array([*flags, False])[number]
@@ -205,9 +237,9 @@ def _named(calls: HostCalls, strings: Strings, chosen: Ints, wanted: object) -> 
 def _synchronising(
     calls: HostCalls, strings: Strings, launching: Ints, framework: Framework | None
 ) -> Ints:
-    """Return the outermost synchronising calls of the threads that matter, by thread and time."""
+    """Return the outermost synchronizing calls of relevant threads, by thread and time."""
     chosen = np.flatnonzero(
-        _named(calls, strings, np.arange(len(calls)), is_synchronising) & calls.happened
+        _has_name(calls, strings, np.arange(len(calls)), is_synchronising) & calls.happened
     )
     threads = np.unique(calls.thread[launching])
     if framework is not None:
@@ -223,11 +255,11 @@ def _synchronising(
 def _blocking_copies(
     calls: HostCalls, strings: Strings, launching: Ints, done_ns: Ints, syncs: Ints
 ) -> Ints:
-    """Return which launching calls are copies that returned when they were done."""
+    """Return the launching calls that are copies and returned when they were done."""
     within = (done_ns > calls.start_ns[launching]) & (done_ns <= calls.end_ns[launching])
     within &= ~np.isin(launching, syncs)
     chosen = np.flatnonzero(within)
-    copies = _named(
+    copies = _has_name(
         calls, strings, launching[chosen], lambda text: "memcpy" in (text or "").lower()
     )
     return chosen[copies]
@@ -235,7 +267,7 @@ def _blocking_copies(
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Handovers:
-    """Moments at which a thread went on when another one had done its part."""
+    """Moments at which a thread continued after another one had finished."""
 
     from_thread: Ints
     given_ns: Ints
@@ -245,11 +277,10 @@ class _Handovers:
 
 
 def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> _Handovers:
-    """Find where one thread stops and another one begins.
+    """Infer where a thread waited for another one, which is not recorded.
 
-    That a thread waits for another is not recorded. But where one begins after a while of nothing,
-    and another one had been active in that while and is not any more, it is that one that it was
-    waiting for: so the backward thread of autograd and the one that called it.
+    If a thread continues after idle time in which another one was active and then stopped, it
+    waited for that one: for example the thread that called autograd's backward thread.
     """
     active: dict[int, IntervalSet] = {}
     for thread in threads.tolist() if len(threads) > 1 else []:
@@ -292,7 +323,7 @@ def _handovers(calls: HostCalls, framework: Framework | None, threads: Ints) -> 
 def _main_thread(
     framework: Framework | None, calls: HostCalls, launching: Ints, syncs: Ints
 ) -> int | None:
-    """Return the thread that goes through the steps; None: nothing of the host was recorded."""
+    """Return the thread that runs the steps, or None if no host data were recorded."""
     if framework is not None:
         steps = framework.matching(lambda text: text.startswith("ProfilerStep#"))
         if len(steps):

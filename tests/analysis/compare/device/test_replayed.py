@@ -99,7 +99,7 @@ def test_wrong_captures_are_refused(base: Path, new: Path, captured: Path, tmp_p
         uprof("diff", base, new, "--base", new, "--with", captured), 2, "applies to one timeline"
     )
     tracked = run_time_report(tmp_path / "run_time.sqlite")
-    refused(uprof("diff", tracked, tracked, "--with", captured), 2, "no timeline")
+    refused(uprof("diff", tracked, tracked, "--with", captured), 2, "not a timeline")
     refused(uprof("diff", "--workload", f"a={base}:{new}", "--with", captured), 2, "each workload")
     with pytest.raises(UsageError, match="no operations"):
         unified_prof.diff(base, new, captures=run_time_report(tmp_path / "r.sqlite"))

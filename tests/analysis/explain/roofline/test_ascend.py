@@ -23,7 +23,9 @@ def cost(
     if framework is not None:
         around = ascend.Framework(framework[0], parsed(framework[1], framework[2]))
     return ascend.cost(
-        ascend.Operator(op_type, ascend.laid(*inputs), ascend.laid(*outputs), around)
+        ascend.Operator(
+            op_type, ascend.stored_tensors(*inputs), ascend.stored_tensors(*outputs), around
+        )
     )
 
 
@@ -133,7 +135,7 @@ def test_attention_is_the_same_in_every_order(q: str, k: str) -> None:
     )
     assert found.flops == FULL
     assert found.doubt is not None
-    assert found.doubt.startswith("whether it is causal was not recorded")
+    assert found.doubt.startswith("a causal mask is not recorded")
     backward = cost(
         "FlashAttentionScoreGrad",
         (f"{q};{k};{k};{q};2,8,128,8", "DT_BF16;" * 4 + "FLOAT", "ND;" * 4 + "ND"),
@@ -188,7 +190,7 @@ def test_other_operators_move_their_own_layout() -> None:
     assert (adam.flops, adam.moved_bytes) == (1200, 2800)
     unknown = cost("Mystery", ("8", "FLOAT", "ND"), ("8", "FLOAT", "ND"))
     assert (unknown.flops, unknown.moved_bytes) == (0, 64)
-    assert unknown.doubt == "what it calculates is not known, only what it moves"
+    assert unknown.doubt == "no formula for its operations, only its bytes are known"
     with pytest.raises(UntoldError, match="not recorded"):
         cost("MemSet", ("N/A", "N/A", "N/A"), ("N/A", "N/A", "N/A"))
 

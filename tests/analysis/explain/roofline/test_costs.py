@@ -230,7 +230,7 @@ def test_unknown_causality_is_said_not_chosen() -> None:
     q = bf16(1, 2, 4, 8)
     found = Attention.of(q, q, q, causal_known=False).forward()
     assert found.flops == 4 * 2 * 16 * 8
-    assert found.doubt == "whether it is causal was not recorded; if so, FLOPs are 0.62 of these"
+    assert found.doubt == "a causal mask is not recorded; with one, FLOPs are 0.62 of these"
 
 
 # The rest

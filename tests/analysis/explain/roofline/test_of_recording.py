@@ -14,7 +14,7 @@ from unified_prof import open_report
 from unified_prof.cli.app import app
 from unified_prof.explain.roofline import breakdown
 from unified_prof.explain.roofline import peaks as offered
-from unified_prof.explain.roofline.breakdown import Placed, Roofline
+from unified_prof.explain.roofline.breakdown import Roofline, RooflineRow
 from unified_prof.recording.recording import Recording
 
 
@@ -108,7 +108,7 @@ def roofline(path: Path) -> Roofline:
         return breakdown.of(recording)
 
 
-def only(found: Roofline, name: str) -> Placed:
+def only(found: Roofline, name: str) -> RooflineRow:
     """Return the one row of an operation."""
     (one,) = (row for row in found.rows if row.name == name)
     return one
@@ -208,7 +208,7 @@ def test_fp32_is_held_against_what_its_kernels_ran_in(tmp_path: Path) -> None:
     ]
     assumed = by_shape["[1024,4096] [4096,3072] fp32"].doubt
     assert assumed is not None
-    assert "TF32 was assumed" in assumed
+    assert "TF32 is assumed" in assumed
 
 
 def test_a_matrix_operation_within_another_counts_alone(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from click.testing import CliRunner
 
 from tests.analysis.explain.roofline.test_of_recording import roofline
 from unified_prof.cli.app import app
-from unified_prof.explain.roofline.breakdown import Placed, Roofline
+from unified_prof.explain.roofline.breakdown import Roofline, RooflineRow
 
 
 def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:
@@ -20,7 +20,7 @@ def imported(shared: Path, name: str, tmp_path: Path) -> Roofline:
     return roofline(database)
 
 
-def row(found: Roofline, name: str, shapes: str) -> Placed:
+def row(found: Roofline, name: str, shapes: str) -> RooflineRow:
     """Return the one row of a name and shapes."""
     (one,) = (one for one in found.rows if one.name == name and one.shapes.startswith(shapes))
     assert one.cost is not None

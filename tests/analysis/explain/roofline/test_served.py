@@ -108,13 +108,13 @@ def test_rotary_embeddings_turn_what_their_table_has() -> None:
 def test_a_batch_is_named_by_the_range_around_it() -> None:
     name = "execute_3_context_1(sq4sk6sqsq16sqsk24)_generation_2(sq2sk30sqsq2sqsk30)"
     # Four queries of six keys see 3, 4, 5 and 6; two new tokens see 30 in all.
-    assert Batch.named(name) == Batch(keys=36, pairs=3 + 4 + 5 + 6 + 30)
+    assert Batch.parse(name) == Batch(keys=36, pairs=3 + 4 + 5 + 6 + 30)
     flat = "execute_16_context_0_sq0sk0sqsq0sqsk0_generation_16_sq16sk8209sqsq16sqsk8209"
-    assert Batch.named(flat) == Batch(keys=8209, pairs=8209)
+    assert Batch.parse(flat) == Batch(keys=8209, pairs=8209)
     # Of two prompts of 2 and 3 tokens the squares are told; of a batch that goes on, no keys.
-    assert Batch.named("execute_context_2(5_13)_generation_0(0)") == Batch(keys=5, pairs=3 + 6)
-    assert Batch.named("execute_context_2(5_13)_generation_4(4)") is None
-    assert Batch.named("ProfilerStep#3") is None
+    assert Batch.parse("execute_context_2(5_13)_generation_0(0)") == Batch(keys=5, pairs=3 + 6)
+    assert Batch.parse("execute_context_2(5_13)_generation_4(4)") is None
+    assert Batch.parse("ProfilerStep#3") is None
 
 
 GENERATION = "execute_2_context_0(sq0sk0sqsq0sqsk0)_generation_2(sq2sk100sqsq2sqsk100)"
@@ -304,3 +304,57 @@ def test_operations_at_every_depth_have_their_replays(tmp_path: Path) -> None:
         classes = {row.name: (row.count, row.total_ns) for row in analysis.breakdown("class").rows}
         assert classes["matmul"] == (3, 70_000)
         assert classes["attention"] == (2, 40_000)
+
+
+HALF = "c10::Half"
+
+
+def test_the_bias_of_attention_is_read() -> None:
+    qkv = [("4,32,2048,64", HALF)] * 3
+    name = "aten::_scaled_dot_product_efficient_attention"
+    plain = told(name, *qkv)
+    biased = told(name, *qkv, ("4,32,2048,2048", HALF))
+    assert plain[1] == 4 * 2 * 4 * 32 * 2048 * 64
+    assert biased == [plain[0], plain[1] + 2 * 4 * 32 * 2048 * 2048]
+
+
+def test_grouped_products_of_eight_bits_have_a_wider_result() -> None:
+    factors = [("64,128", FP8), ("4,128,256", FP8)]
+    read = 64 * 128 + 4 * 128 * 256
+    assert told("aten::_scaled_grouped_mm", *factors) == [2 * 64 * 128 * 256, read + 2 * 64 * 256]
+    assert told("aten::_grouped_mm", *factors)[1] == read + 64 * 256
+
+
+@pytest.mark.parametrize(
+    ("name", "tensors", "values", "expected"),
+    [
+        (
+            "_C::cutlass_scaled_mm",
+            [("8,32", BF16), ("8,16", FP8), ("16,32", FP8), ("8,1", "float"), ("1,32", "float")],
+            None,
+            [2 * 8 * 16 * 32, 8 * 16 + 16 * 32 + 2 * 8 * 32 + 4 * (8 + 32)],
+        ),
+        (
+            "aten::topk",
+            [("4,100", BF16), ("", "Scalar")],
+            ["", "5"],
+            [400, 2 * 400 + 4 * 5 * (2 + 8)],
+        ),
+        (
+            "aten::_weight_int4pack_mm",
+            [("8,64", BF16), ("4,2,32,4", "int"), ("", "Scalar"), ("2,32,2", BF16)],
+            None,
+            [2 * 8 * 64 * 32, 2 * 8 * 64 + 4 * 1024 + 2 * 128 + 2 * 8 * 32],
+        ),
+        (
+            "aten::addmv_",
+            [("16", BF16), ("16,8", BF16), ("8", BF16)],
+            None,
+            [2 * 16 * 8, 2 * (16 * 8 + 8 + 16 + 16)],
+        ),
+    ],
+)
+def test_operations_of_quantized_models(
+    name: str, tensors: list[tuple[str, str]], values: list[str] | None, expected: list[int]
+) -> None:
+    assert told(name, *tensors, values=values) == expected

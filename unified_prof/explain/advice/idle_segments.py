@@ -1,0 +1,202 @@
+"""Idle segments of a device, host-bound time, and limits and formats shared by the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, fields
+
+import numpy as np
+from numpy.typing import NDArray
+
+from unified_prof.arrays import intervals
+from unified_prof.arrays.intervals import IntervalSet
+from unified_prof.arrays.packed import narrow
+from unified_prof.arrays.types import Ints
+from unified_prof.base.text import TIMES, scaled
+from unified_prof.recording.idle import HOST, INPUT, LAUNCHED, SYNCHRONISING
+from unified_prof.recording.recording import Recording
+from unified_prof.recording.task_rows import FOREVER
+
+Flags = NDArray[np.bool_]
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class IdleSegments:
+    """Idle segments of a device within the analyzed steps; columns as in `idle.Segments`."""
+
+    start_ns: Ints
+    end_ns: Ints
+    reason: NDArray[np.int8]
+    # Row in `Recording.work` of the task that ended the gap, -1 if there is none.
+    task: NDArray[np.int32]
+    # Synchronizing call that caused the segment, -1 if there is none.
+    sync: NDArray[np.int32]
+
+    @property
+    def length_ns(self) -> Ints:
+        """Length of each segment."""
+        return self.end_ns - self.start_ns
+
+    def take(self, rows: Flags | slice | Ints) -> IdleSegments:
+        """Return selected segments."""
+        return IdleSegments(*(getattr(self, column.name)[rows] for column in fields(self)))
+
+    def without(self, removed: IntervalSet) -> IdleSegments:
+        """Return the segments without some intervals; a segment may become several."""
+        if not len(removed) or not len(self.start_ns):
+            return self
+        rest = intervals.subtract(IntervalSet(self.start_ns, self.end_ns), removed)
+        # Segments that touch were merged: cut them again at their borders.
+        starts = np.union1d(rest.start_ns, self.start_ns)
+        row = np.searchsorted(self.start_ns, starts, side="right") - 1
+        last = np.searchsorted(rest.start_ns, starts, side="right") - 1
+        end = np.minimum(np.append(rest.end_ns, 0)[last], self.end_ns[row])
+        kept = (last >= 0) & (end > starts)
+        rows = row[kept]
+        return IdleSegments(
+            starts[kept], end[kept], self.reason[rows], self.task[rows], self.sync[rows]
+        )
+
+
+_NO_TIMES, _NO_ROWS = np.zeros(0, np.int64), np.zeros(0, np.int32)
+NO_IDLE = IdleSegments(_NO_TIMES, _NO_TIMES, np.zeros(0, np.int8), _NO_ROWS, _NO_ROWS)
+
+
+def concatenate(parts: Iterable[IdleSegments]) -> IdleSegments:
+    """Concatenate the segments of at least one part."""
+    every = list(parts)
+    if len(every) == 1:
+        return every[0]
+    columns = ([getattr(part, column.name) for part in every] for column in fields(IdleSegments))
+    return IdleSegments(*map(np.concatenate, columns))
+
+
+# Number of steps from which the first is excluded as warm-up.
+MIN_STEPS_WITH_WARM_UP = 3
+# Steps longer than this many medians are excluded (warm-up, checkpoint, evaluation).
+MAX_STEP_MEDIANS = 3.0
+# Default minimum share of a step that a finding must cost.
+WARN_SHARE = 0.03
+# Minimum saving as a share of the time, for rules with another limit on the cause or an uncertain
+# gain.
+MIN_SHARE = 0.01
+# In a recording without steps, a gap above this share is a pause, not a slow host.
+PAUSE_SHARE = 0.10
+# Rows of evidence per finding.
+EVIDENCE_ROWS = 5
+
+
+def duration(time_ns: float) -> str:
+    """Format a duration."""
+    return scaled(time_ns, TIMES)
+
+
+def times(count: int) -> str:
+    """Format a number of occurrences."""
+    return "once" if count == 1 else f"{count:,} times"
+
+
+def plural(count: int, noun: str, plural_noun: str | None = None) -> str:
+    """Format a number of things; without `plural_noun`, the plural takes an s."""
+    return f"{count:,} {noun if count == 1 else plural_noun or f'{noun}s'}"
+
+
+def percent(share: float) -> str:
+    """Format a share."""
+    return f"{100 * share:.0f} %" if share >= 0.1 else f"{100 * share:.1f} %"
+
+
+# Launch latency of an idle device if the recording has no such launch...
+LATENCY_NS = 10_000
+# ...and the maximum that counts as launch latency, in ns and in medians.
+MAX_LATENCY_NS = 100_000
+MAX_LATENCY_MEDIANS = 2.0
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class _PendingLaunches:
+    """Idle segments in which a launch was pending and nothing else was waited for."""
+
+    # Mask of segments before a launch.
+    before: Flags
+    # Rows of segments after a known launch.
+    rows: Ints
+    # Start of the task that ended each of them, and of its launch.
+    start_ns: Ints
+    launched_ns: Ints
+
+
+class _PreviousStarts:
+    """Latest task start before given timestamps, which must be ascending."""
+
+    def __init__(self, starts: Iterator[Ints]) -> None:
+        self._coming = starts
+        self._known = np.zeros(0, np.int64)
+
+    def before(self, at_ns: Ints) -> Ints:
+        """Return it for each timestamp, FOREVER if there is none."""
+        first, last = int(at_ns.min()), int(at_ns.max())
+        while not len(self._known) or self._known[-1] < last:
+            more = next(self._coming, None)
+            if more is None:
+                break
+            known = np.concatenate((self._known, more))
+            self._known = known[max(int(np.searchsorted(known, first)) - 1, 0) :]
+        place = np.searchsorted(self._known, at_ns) - 1
+        return np.where(place >= 0, np.append(self._known, FOREVER)[place], FOREVER)
+
+
+def host_bound_masks(
+    recording: Recording,
+    idle_windows: Callable[[], Iterable[IdleSegments]],
+    starts: Callable[[], Iterator[Ints]],
+) -> Iterator[Flags]:
+    """Yield a mask of the time that earlier launches would fill, for each window of idle time.
+
+    Args:
+        recording: Source of calls and tasks.
+        idle_windows: Yields the idle time by reason; a gap is in one window.
+        starts: Yields ascending starts of the tasks within the analyzed steps.
+    """
+    latency_ns: float | None = None  # needs another pass over all windows, for few recordings
+    previous = _PreviousStarts(starts())
+    for idle in idle_windows():
+        pending = _pending_launches(recording, idle)
+        result = pending.before.copy()
+        if len(pending.rows):
+            if latency_ns is None:
+                latency_ns = _median_latency_ns(recording, idle_windows())
+            # The previous task was running or finished when this one was launched: nothing else
+            # was queued.
+            alone = previous.before(pending.start_ns) <= pending.launched_ns
+            latency = pending.start_ns - pending.launched_ns
+            result[pending.rows[alone & (latency <= MAX_LATENCY_MEDIANS * latency_ns)]] = True
+        yield result
+
+
+def _median_latency_ns(recording: Recording, idle_windows: Iterable[IdleSegments]) -> float:
+    """Return the median launch latency of an idle device."""
+    parts: list[NDArray[np.integer]] = [np.zeros(0, np.int32)]
+    for idle in idle_windows:
+        pending = _pending_launches(recording, idle)
+        drained = np.isin(idle.task[pending.rows], idle.task[pending.before])
+        parts.append(narrow((pending.start_ns - pending.launched_ns)[drained]))
+    latencies = np.concatenate(parts)
+    return min(float(np.median(latencies)), MAX_LATENCY_NS) if len(latencies) else LATENCY_NS
+
+
+def _pending_launches(recording: Recording, idle: IdleSegments) -> _PendingLaunches:
+    before: Flags = (idle.reason == HOST) & (idle.task >= 0)
+    rows = np.flatnonzero((idle.reason == LAUNCHED) & (idle.task >= 0))
+    # Time with another wait is not launch latency.
+    waited = np.isin(idle.reason, (SYNCHRONISING, INPUT))
+    rows = rows[~np.isin(idle.task[rows], idle.task[waited])]
+    if not len(rows) or not len(recording.host_calls):
+        return _PendingLaunches(before, *(np.zeros(0, np.int64) for _ in range(3)))
+    task = idle.task[rows]
+    call = recording.host_calls.launching(recording.work.connection[task])
+    known = call >= 0
+    start_ns = recording.work.start_ns[task[known]]
+    return _PendingLaunches(
+        before, rows[known], start_ns, recording.host_calls.start_ns[call[known]]
+    )
