@@ -350,13 +350,6 @@ def test_batches_of_worker_processes_arrive_no_earlier() -> None:
     assert gained(program, "input", 2).gain_ns > 0.2 * gained(program, "input", 2).before_ns
 
 
-def test_a_fast_loader_limits_nothing() -> None:
-    turn: list[Action] = [Fetch(100 * US), Launch("mm_1", 900 * US), Synchronise(7), Step()]
-    program: list[Action] = turn * 6
-    found = gained(program, "mm_1", 2)
-    assert found.gain_ns == really_gained(program, made.faster(program, "mm_1", 2)) > 0
-
-
 def test_a_faster_host_does_not_fetch_input_faster() -> None:
     turn: list[Action] = [Fetch(2_000 * US), Launch("mm_1", 900 * US), Synchronise(7), Step()]
     found = gained(turn * 6, "host", 2)
