@@ -123,20 +123,7 @@ def agree_in_time(name: str, rows: Mapping[str, Row]) -> None:
 
 
 # Kernel -> runs, mean, median, standard deviation of a sample, smallest and largest, in us.
-KERNELS = {
-    "cutlass_80_wmma_tensorop_bf16_s161616gemm_bf16_32x32_128x2_tn_align8": (
-        (17, 5.806942210477941, 5.7919921875),
-        (0.11484330395890131, 5.633056640625, 6.080078125),
-    ),
-    "flash_fwd_kernel": (
-        (4, 9.35205078125, 9.1201171875),
-        (0.48558925894809657, 9.087890625, 10.080078125),
-    ),
-    "vectorized_layer_norm_kernel": (
-        (10, 3.0912109375, 3.0560302734375),
-        (0.09052056327519079, 3.008056640625, 3.262939453125),
-    ),
-}
+KERNELS = REFERENCE["kernels"]
 
 
 def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_path: Path) -> None:
@@ -154,18 +141,7 @@ def test_statistics_of_kernels_are_those_of_their_reference(shared: Path, tmp_pa
 
 
 # Difference of two BERTs: kernels under the lowest common operation, in us on each side.
-DIFFERENCE = {
-    "linear": (174.130859375, 197.59814453125),
-    "scaled_dot_product_attention": (113.65576171875, 37.408203125),
-    "layer_norm": (39.51904296875, 30.912109375),
-    "gelu": (21.7236328125, 9.5986328125),
-    "add": (19.3154296875, 14.752685546875),
-    "embedding": (9.05810546875, 9.823974609375),
-    "all": (4.3291015625, 3.64794921875),
-    "eq": (4.0478515625, 1.760009765625),
-    "add_": (2.56494140625, 1.696044921875),
-    "memcpy device to device -> memcpy device to host": (2.40380859375, 2.239990234375),
-}
+DIFFERENCE = REFERENCE["difference"]
 
 
 def test_the_difference_of_two_vendors_is_theirs(shared: Path, tmp_path: Path) -> None:
