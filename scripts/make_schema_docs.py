@@ -30,8 +30,9 @@ frequency in MHz. Strings are stored once, in STRING_IDS, and referenced by id. 
 only if they have rows. No column is NOT NULL and there are no foreign keys; references are listed
 here.
 
-`Python` is the attribute of the model; `-> x` is the attribute that returns the string. `Since` is
-the revision that introduced a table or column under this name; empty means the first one.
+Under `meaning`, parentheses contain the unit, `->` the column that is referenced, and `since` the
+revision that introduced the column under this name. `Python` is the attribute of the model; `-> x`
+is the attribute that returns the string.
 
 ## Revisions
 
@@ -65,20 +66,17 @@ def _table(model: type[MsprofBase]) -> Iterator[str]:
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
         columns = ", ".join(column.name for column in index.columns)
         yield f"Index: `{index.name}` on ({columns}).\n\n"
-    yield "| column | type | meaning | unit | refers to | Python | since |\n"
-    yield "|---|---|---|---|---|---|---|\n"
+    yield "| column | type | meaning | Python |\n|---|---|---|---|\n"
     for column in _columns(model):
         kind = f"{column.type.compile()}{' PRIMARY KEY' if column.primary_key else ''}"
-        cells = (
-            column.name,
-            kind,
-            str(column.doc),
-            column.info["unit"] or "",
-            column.info["refers"] or "",
-            _attribute(model, column),
-            _since(table.name, column.name) if _since(table.name, column.name) != brought else "",
-        )
-        yield f"| {' | '.join(cells)} |\n"
+        meaning = str(column.doc)
+        if unit := column.info["unit"]:
+            meaning += f" ({unit.replace('ns since 1970', 'ns')})"
+        if column.info["refers"]:
+            meaning += f" -> {column.info['refers']}"
+        if (added := _since(table.name, column.name)) not in ("", brought):
+            meaning += f"; since {added}"
+        yield f"| {column.name} | {kind} | {meaning} | {_attribute(model, column)} |\n"
     newest = catalogue.load(catalogue.MSPROF, "latest")
     if table.name in newest.enum_tables:
         rows = "; ".join(f"{number} {name}" for number, name in newest.rows[table.name])
