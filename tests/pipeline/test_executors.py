@@ -430,7 +430,7 @@ def test_an_import_that_is_ended_leaves_nothing_in_the_temporary_folder(
     events = (operation("aten::mm", n, 1, args={"Ev Idx": n}) for n in range(150_000))
     trace = write(tmp_path / "t.json", events)
     with subprocess.Popen(
-        [sys.executable, "-m", "unified_prof", "import", str(trace), "-o", str(tmp_path / "r.db")],
+        [sys.executable, "-m", "unified_prof", "convert", str(trace), "-o", str(tmp_path / "r.db")],
         env={**os.environ, "TMPDIR": str(tmp_path / "tmp")},
     ) as process:
         assert until(lambda: has_spooled(process.pid), 60)
@@ -446,7 +446,7 @@ def test_an_import_that_is_ended_leaves_nothing_in_the_temporary_folder(
                     sys.executable,
                     "-m",
                     "unified_prof",
-                    "import",
+                    "convert",
                     str(trace),
                     "-o",
                     tmp_path / "r.db",

@@ -107,7 +107,7 @@ NOTHING = {"trains": "rank != 1"}
     ("workload", "options", "words"),
     [
         (NOTHING, (), "ran no tensor operation"),
-        (NOTHING, ("--report", "timeline"), "nothing marked"),
+        (NOTHING, ("--report", "timeline"), "no iterations were found"),
         ({"before": INSTRUMENTS_RAISE}, (), "out of order"),
         ({"before": ASSEMBLING_RAISES}, (), "of a bug"),
         ({"before": WRITING_RAISES}, (), "of a bug"),

@@ -287,7 +287,7 @@ def test_a_program_without_modules_and_steps_gets_a_hint(spec: RunSpec) -> None:
 def test_a_long_program_without_steps_leaves_its_beginning(
     spec: RunSpec, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(timeline, "_MOST_OPERATIONS", 30)
+    monkeypatch.setattr(timeline, "_MAX_OPERATIONS", 30)
     loop = "with torch.no_grad():\n    for _ in range(100):\n        model(torch.ones(2, 4))\n"
     result = run_changed(spec, loop)
     assert "its first 30 operations" in str(result.failure)
