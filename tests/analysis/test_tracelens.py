@@ -85,7 +85,7 @@ def test_figures_are_those_of_their_reference(name: str, shared: Path, tmp_path:
         for category, expected_us in CATEGORIES.get(name, {}).items():
             row = classes[category]
             assert row.total_ns == told_ns(expected_us, row.count), category
-        found = breakdown.of(analysis.recording).rows
+        found = breakdown.roofline_of(analysis.recording).rows
         for work in WORK[name]:
             placed = [
                 one

@@ -1,1 +1,1 @@
-"""What a recording says beyond its tables; each module is a function of `recording.Recording`."""
+"""Breakdowns, findings, roofline, critical path and what-if estimates of a report."""

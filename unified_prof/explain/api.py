@@ -192,7 +192,7 @@ def _key(path: Path, report: Report) -> str:
 
 
 def _runs(reports: list[Report]) -> list[list[Report]]:
-    """Group the two Skyline reports of one run; every other report is a group of its own."""
+    """Group the two Skyline reports of one run; every other report is a separate group."""
     groups: dict[tuple[Path, str], list[Report]] = {}
     for report in reports:
         key = (report.path.parent, report.path.name)

@@ -4,7 +4,7 @@ Launches are classified as in HolisticTraceAnalysis: kernels shorter than their 
 launches, and late kernels, which waited behind others. A task is queued from the start of its
 launch to its own start; a stream takes about a thousand launches before the host waits. A sequence
 is what a call of an outermost operation launched, in order of start, if these are at least three
-tasks; backward is an operation of its own. On an Ascend, whose kernel names are numbered, operator
+tasks; backward is a separate operation. On an Ascend, whose kernel names are numbered, operator
 types form the sequence.
 """
 

@@ -336,12 +336,12 @@ def classes_of(
 ) -> NDArray[np.int64]:
     """Return `class_of` for many tasks, as indices in CLASSES; names are numbers in `labels`."""
     answers = _answers.setdefault(labels, _ClassCache(labels))
-    of_framework = answers.of(operator, _is_of_framework) == 1
-    kernels = answers.of(kernel, _place_of_kernel)
-    types = answers.of(operator, _place_of_kernel)
-    inner = answers.of(operator, _place_of_operation)
+    of_framework = answers.lookup(operator, _is_of_framework) == 1
+    kernels = answers.lookup(kernel, _place_of_kernel)
+    types = answers.lookup(operator, _place_of_kernel)
+    inner = answers.lookup(operator, _place_of_operation)
     inner[~of_framework] = UNKNOWN
-    outer = answers.of(operation, _place_of_operation)
+    outer = answers.lookup(operation, _place_of_operation)
     own = np.where(of_framework | (types == UNKNOWN), kernels, types)
     result = np.full(len(kind), CLASSES.index(REST), np.int64)
     # From the weakest evidence to the strongest.
@@ -365,7 +365,7 @@ class _ClassCache:
         self._texts = labels.texts
         self._found: dict[Callable[[str], int | None], NDArray[np.int8]] = {}
 
-    def of(self, numbers: Ints, classify: Callable[[str], int | None]) -> NDArray[np.int8]:
+    def lookup(self, numbers: Ints, classify: Callable[[str], int | None]) -> NDArray[np.int8]:
         """Return the class of each name by a function of its text; UNKNOWN if there is none."""
         found = self._found.get(classify, np.full(1, UNKNOWN, np.int8))
         if len(found) <= len(self._texts):

@@ -135,7 +135,7 @@ class MsprofAnalysis(Analysis):
         """Return the FLOPs and MFU of each device."""
         if not peaks.quick(self.recording) or not peaks.offered(self.recording):
             return ()
-        return roofline.of(self.recording).use
+        return roofline.roofline_of(self.recording).use
 
     def advice(self, *, quick: bool = False) -> Advice:
         """Return the findings, most expensive first."""
@@ -198,7 +198,7 @@ class MsprofAnalysis(Analysis):
 
     @cached_property
     def measures(self) -> tuple[str, ...]:
-        """What stacks can be weighted with."""
+        """Weights of `stacks`."""
         return stacks.measures(self.recording)
 
     def stacks(self, measure: str, by: Place | None = None) -> Stacks:

@@ -194,7 +194,7 @@ def _roofline_rows(context: DeviceContext) -> tuple[list[RooflineRow], int]:
     """Return the roofline rows of this device and their total time."""
     rows = [
         row
-        for row in breakdown.of(context.recording).rows
+        for row in breakdown.roofline_of(context.recording).rows
         if row.kind in ("operation", "kernel")
         and (context.device_id is None or row.device == context.device)
     ]
@@ -259,7 +259,7 @@ def full_precision(context: DeviceContext) -> Iterator[Finding]:
     if lacks_roofline(context) is not None:
         yield from _full_precision_by_name(context)
         return
-    device = breakdown.of(context.recording).devices.get(context.device or "")
+    device = breakdown.roofline_of(context.recording).devices.get(context.device or "")
     assert device is not None
     low = device.matrix("bf16") or device.matrix("fp16")
     memory = device.of_memory()

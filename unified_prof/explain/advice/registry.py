@@ -145,7 +145,7 @@ _MEMORY = both(
 _NPU = npu("only NPUs have AI CPUs, cores and pipes")
 _SHORT = npu("host_bound and small_kernels cover short kernels there")
 
-# Rules that explain idle time by a cause of its own come before those for the rest of it.
+# Rules that explain idle time by a specific cause come before those for the rest of it.
 # Skipped rules are listed in this order.
 RULES: tuple[Rule, ...] = (
     Rule(wait_rules.garbage_collection, _COLLECTIONS, cheap=True),

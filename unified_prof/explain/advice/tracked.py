@@ -154,7 +154,7 @@ def activation_heavy_lines(run: Tracked) -> Iterator[Finding]:
         f"({whole / _MIB:,.0f} "
         "MiB)",
         advice="use torch.utils.checkpoint around these lines, a fused operation or a smaller "
-        "dtype, to make room for a larger batch",
+        "dtype, so that a larger batch fits",
         sure="certain",
         figures={"activation_bytes": whole, "share": round(most, 4), "lines": len(lines)},
         evidence=[

@@ -189,7 +189,7 @@ def _inference_sizes(q: Tensor, k: Tensor, v: Tensor) -> Attention:
         heads_first = True
     else:
         raise UntoldError("the order of its dimensions is unknown")
-    return Attention.of(
+    return Attention.from_tensors(
         q, k, v, heads_first=heads_first, causal_known=q.shape[1 + heads_first] == 1
     )
 

@@ -58,7 +58,7 @@ def _attention(
         else:
             flag = None if causal is None else args.flag(causal)
             known, mask = flag is not None, corner if flag else None
-        sizes = Attention.of(
+        sizes = Attention.from_tensors(
             *(args.tensor(place) for place in range(q, q + 3)),
             heads_first=heads_first,
             causal=mask,
@@ -329,7 +329,7 @@ def _cat(args: Arguments) -> Cost:
     parts = args.list(0)
     if not parts[0].dtype:
         raise UntoldError("the type of its list of tensors is not recorded")
-    return costs.joined(parts)
+    return costs.concatenated(parts)
 
 
 _MEMORY: dict[str, Formula] = {

@@ -394,14 +394,14 @@ class Roofline:
 _cache: WeakKeyDictionary[Recording, Roofline] = WeakKeyDictionary()
 
 
-def of(recording: Recording) -> Roofline:
+def roofline_of(recording: Recording) -> Roofline:
     """Return the roofline of a recording, cached."""
     if recording not in _cache:
-        _cache[recording] = _of(recording)
+        _cache[recording] = _compute(recording)
     return _cache[recording]
 
 
-def _of(recording: Recording) -> Roofline:
+def _compute(recording: Recording) -> Roofline:
     devices = known_devices(recording)
     by_number = {number: (name, devices[name]) for name, number in recording.device_numbers.items()}
     charged = Charged(recording)
@@ -432,7 +432,7 @@ def _of(recording: Recording) -> Roofline:
 
 def rows(recording: Recording) -> Breakdown:
     """Return the breakdown `roofline`."""
-    found = of(recording)
+    found = roofline_of(recording)
     several = len(found.devices) > 1
     return breakdowns.finish("roofline", (_row(one, several) for one in found.rows))
 

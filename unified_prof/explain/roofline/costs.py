@@ -20,7 +20,7 @@ Unit = Literal["matrix", "vector", "copy"]
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """What any implementation of an operation has to do."""
+    """Minimum work of an operation."""
 
     unit: Unit
     # Dtype of the calculation.
@@ -85,7 +85,7 @@ class Attention:
     causal_known: bool = True
 
     @classmethod
-    def of(
+    def from_tensors(
         cls,
         q: Tensor,
         k: Tensor,
@@ -303,7 +303,7 @@ def copied(source: Tensor, target: Tensor | None = None) -> Cost:
     return Cost("copy", target.dtype, 0, source.bytes + target.bytes)
 
 
-def joined(parts: Sequence[Tensor]) -> Cost:
+def concatenated(parts: Sequence[Tensor]) -> Cost:
     """Return the cost of concatenating tensors."""
     if not parts:
         raise UntoldError("its list of tensors was not recorded")

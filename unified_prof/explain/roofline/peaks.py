@@ -112,7 +112,7 @@ def find(
         warp: Threads of a warp: AMD's data center devices have 64.
         mhz: Highest recorded clock of the cores (Ascend), instead of the table's.
     """
-    found = _named(name or "")
+    found = _find_named(name or "")
     if found is None and capability is not None and warp == _WAVE:
         found = _of_generation(capability, memory_bytes or 0, units)
     if found is None:
@@ -231,12 +231,12 @@ def _of_table(key: str) -> Device | None:
     return _device(name, entry)
 
 
-def _named(name: str) -> Device | None:
+def _find_named(name: str) -> Device | None:
     words = name.casefold()
     held = [key for key in (*_sections(), *_added) if key in words and _are_words(key, name)]
     if not held:
         return None
-    # Of equally long names the later one, the user's.
+    # The later of equally long names wins: the user's.
     _, longest = max(enumerate(held), key=lambda one: (len(one[1]), one[0]))
     return _added.get(longest) or _of_table(longest)
 
@@ -259,7 +259,7 @@ def _of_generation(
     }.get(capability, ())
     fitting = [
         device
-        for device in map(_named, names)
+        for device in map(_find_named, names)
         if device is not None
         and device.gib is not None
         and 0.85 < gib / device.gib <= 1.01

@@ -102,13 +102,13 @@ def of_recording(recording: Recording) -> Scheduled | None:
     waited = last[pieces.end_ns[awaited[last]] > begins]
     usual = int(np.median(returned[waited])) if len(waited) else 0
     lag = np.clip(returned, 0, usual)
-    edges.append(Edges.of(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
+    edges.append(Edges.uniform(awaited + points, ends, lag, behind=True, kind=graph.SYNCHRONISING))
     edges += _ends(steps_analyzed, pieces, threads, end, points)
     # Workers keep their pace: batches arrive no earlier than recorded, after the first moment.
     first = np.full(len(threads.fetched), int(time.argmin()))
     lag = threads.time_ns[threads.fetched] - time.min()
-    edges.append(Edges.of(first, threads.fetched, lag, behind=False, kind=graph.FETCHED))
-    # Of equal times: event records come before waits, and waits before work.
+    edges.append(Edges.uniform(first, threads.fetched, lag, behind=False, kind=graph.FETCHED))
+    # At equal times event records come before waits, and waits before work.
     of_pieces = np.where(pieces.records, 1, np.where(pieces.waits, 2, 3))
     rank = np.concatenate((np.zeros(points, np.int64), of_pieces, np.full(steps, 4)))
     order = np.lexsort((time + takes, rank, time))
@@ -186,7 +186,7 @@ def _ends(
         on_host = np.flatnonzero(last)
         hosts = np.zeros(len(on_host), np.int64)
     found = [
-        Edges.of(on_host, first + hosts, 0, behind=False, kind=graph.DONE),
+        Edges.uniform(on_host, first + hosts, 0, behind=False, kind=graph.DONE),
     ]
     # The last task of the step on each stream.
     mine = work[step >= 0]
@@ -194,8 +194,12 @@ def _ends(
     places = step[mine] * max(len(key), 1) + number
     lasts = [rows[pieces.end_ns[mine[rows]].argmax()] for _, rows in by_key(places)]
     last_of = mine[np.array(lasts, np.int64)]
-    found.append(Edges.of(last_of + points, first + step[last_of], 0, behind=True, kind=graph.DONE))
+    found.append(
+        Edges.uniform(last_of + points, first + step[last_of], 0, behind=True, kind=graph.DONE)
+    )
     # A step without other dependencies ends with the one before it.
     several = np.arange(len(end) - 1)
-    found.append(Edges.of(first + several, first + several + 1, 0, behind=False, kind=graph.DONE))
+    found.append(
+        Edges.uniform(first + several, first + several + 1, 0, behind=False, kind=graph.DONE)
+    )
     return found

@@ -199,13 +199,13 @@ def edges(recording: Recording, pieces: Pieces, launches: Ints, first: int) -> l
     usual_delay = min(_usual(delay[idle], 5_000), _MAX_LATENCY_NS)
     lag = np.minimum(gap, usual_gap)
     between = [
-        Edges.of(before[after], after, lag, behind=True, kind=graph.STREAM),
-        Edges.of(touching[0], touching[1], 0, behind=False, kind=graph.STREAM),
+        Edges.uniform(before[after], after, lag, behind=True, kind=graph.STREAM),
+        Edges.uniform(touching[0], touching[1], 0, behind=False, kind=graph.STREAM),
         awaited,
         _inferred_waits(pieces, before, awaited, usual_gap, usual_delay),
     ]
     lag = np.clip(delay, 0, usual_delay)
-    launched = Edges.of(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
+    launched = Edges.uniform(launches[known], known + first, lag, behind=False, kind=graph.LAUNCH)
     return [launched, *(one.moved(first) for one in between)]
 
 
@@ -272,7 +272,7 @@ def _awaited(recording: Recording, pieces: Pieces, before: Ints, usual_gap: int)
         target.append(waiting[close])
     one, other = np.concatenate(source), np.concatenate(target)
     lag = np.clip(moment[other] - pieces.end_ns[one], 0, usual_gap)
-    return Edges.of(one, other, lag, behind=True, kind=graph.EVENT)
+    return Edges.uniform(one, other, lag, behind=True, kind=graph.EVENT)
 
 
 def _awaited_by_calls(recording: Recording, pieces: Pieces) -> tuple[Ints, Ints]:
@@ -357,7 +357,7 @@ def _inferred_waits(
         targets.append(waiting[good])
     source, target = np.concatenate(sources), np.concatenate(targets)
     lag = np.clip(moment[target] - pieces.end_ns[source], 0, usual_gap)
-    return Edges.of(source, target, lag, behind=True, kind=graph.SEEN)
+    return Edges.uniform(source, target, lag, behind=True, kind=graph.SEEN)
 
 
 def waited_for(

@@ -38,7 +38,9 @@ class Edges:
         return len(self.source)
 
     @staticmethod
-    def of(source: Ints, target: Ints, lag_ns: Ints | int, *, behind: bool, kind: int) -> Edges:
+    def uniform(
+        source: Ints, target: Ints, lag_ns: Ints | int, *, behind: bool, kind: int
+    ) -> Edges:
         """Return edges of one kind."""
         count = len(source)
         return Edges(
@@ -119,7 +121,7 @@ class Schedule:
     def arriving(self) -> Ints:
         """The edge of the dependency of each moment that arrived last, NONE if it has none.
 
-        Of those that arrive together it is the one with the latest source.
+        If several arrive together, it is the one with the latest source.
         """
         edges = self.edges
         order = np.lexsort((self._reached, self._reached + edges.lag_ns, edges.target))

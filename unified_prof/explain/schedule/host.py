@@ -184,11 +184,11 @@ def of_recording(
     lag[at] = np.minimum(lag[at], _PICKED_UP_NS)
     same = np.flatnonzero(thread[1:] == thread[:-1])
     chain = Edges(same, same + 1, lag[same], np.zeros(len(same), bool), kind[same])
-    queued = Edges.of(
+    queued = Edges.uniform(
         place[put], place[taken], np.minimum(queue.dequeue_ns - queue.enqueue_ns, _PICKED_UP_NS),
         behind=False, kind=graph.QUEUE,
     )  # fmt: skip
-    woken = Edges.of(
+    woken = Edges.uniform(
         place[given],
         place[got],
         handed.taken_ns - handed.given_ns,

@@ -185,7 +185,7 @@ def test_attention_without_a_mask_is_counted_as_torch_counts_it(
     q, k = (batch, heads, queries, depth), (batch, heads, keys, depth)
     v = (batch, heads, keys, value_depth)
     dy = (batch, heads, queries, value_depth)
-    sizes = Attention.of(bf16(*q), bf16(*k), bf16(*v))
+    sizes = Attention.from_tensors(bf16(*q), bf16(*k), bf16(*v))
     assert sizes.forward().flops == sdpa_flop_count(q, k, v)
     assert sizes.backward().flops == sdpa_backward_flop_count(dy, q, k, v)
 
@@ -221,14 +221,14 @@ def test_pairs_that_a_causal_mask_lets_through(queries: int, keys: int) -> None:
 
 def test_grouped_queries_read_the_keys_of_their_group() -> None:
     q, kv = bf16(2, 32, 128, 64), bf16(2, 8, 128, 64)
-    found = Attention.of(q, kv, kv).forward()
+    found = Attention.from_tensors(q, kv, kv).forward()
     assert found.flops == 4 * 2 * 32 * 128 * 128 * 64
     assert found.moved_bytes == 2 * (2 * q.elements + 2 * kv.elements)
 
 
 def test_unknown_causality_is_said_not_chosen() -> None:
     q = bf16(1, 2, 4, 8)
-    found = Attention.of(q, q, q, causal_known=False).forward()
+    found = Attention.from_tensors(q, q, q, causal_known=False).forward()
     assert found.flops == 4 * 2 * 16 * 8
     assert found.doubt == "a causal mask is not recorded; with one, FLOPs are 0.62 of these"
 
@@ -313,7 +313,7 @@ def test_a_fused_adam_step_of_fp32_moves_28_bytes_a_parameter() -> None:
 def test_copies_do_not_calculate() -> None:
     found = memory.copied(Tensor((3, 5), "fp32"), bf16(3, 5))
     assert (found.unit, found.flops, found.moved_bytes) == ("copy", 0, 15 * 6)
-    assert memory.joined([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
+    assert memory.concatenated([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
 
 
 @pytest.mark.parametrize(

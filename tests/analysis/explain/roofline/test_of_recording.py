@@ -105,7 +105,7 @@ def roofline(path: Path) -> Roofline:
     with open_report(path) as report:
         recording = Recording(report)
         assert offered.offered(recording)
-        return breakdown.of(recording)
+        return breakdown.roofline_of(recording)
 
 
 def only(found: Roofline, name: str) -> RooflineRow:

@@ -259,7 +259,7 @@ def roofline(replay: Path, capture: Path | None) -> tuple[Roofline, MsprofAnalys
     with open_reports(replay, capture=capture) as opened:
         (analysis,) = opened.analyses
         assert isinstance(analysis, MsprofAnalysis)
-        return breakdown.of(analysis.recording), analysis
+        return breakdown.roofline_of(analysis.recording), analysis
 
 
 def test_replayed_kernels_have_the_work_of_the_captured_operations(tmp_path: Path) -> None:
