@@ -54,11 +54,11 @@ for _ in range(300):
     model(torch.randn(32, 64)).sum().backward()
     optimizer.step()
 """
+# Operators of the recording, and kilobytes of the trace, that start-up is measured with.
 SMALL = 1_000
-"""Operators of the recording, and kilobytes of the trace, that start-up is measured with."""
 
+# What is the time of one command less that of another, in the same round.
 DIFFERENCES = {"tracking of 150 iterations": ("run, measuring 200", "run, measuring 50")}
-"""What is the time of one command less that of another, in the same round."""
 
 
 def inputs(folder: Path, scale: float) -> None:
@@ -170,8 +170,8 @@ class Comparison:
 
     def __init__(self, before: Path, folder: Path, limit_s: float) -> None:
         self._before, self._folder, self._limit_s = before, folder, limit_s
+        # Of each round, the times of both sides by the command's name.
         self.rounds: list[dict[str, tuple[float, float]]] = []
-        """Of each round, the times of both sides by the command's name."""
         self.left_out: dict[str, str] = {}
 
     def measure(self, chosen: dict[str, tuple[str, ...]], rounds: int, until: float) -> None:

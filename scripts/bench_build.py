@@ -36,8 +36,8 @@ INPUTS = {
 }
 
 
+# CPU s, wall s, peak MB and rows of one build.
 _Run = tuple[float, float, float, int]
-"""CPU s, wall s, peak MB and rows of one build."""
 
 
 def main() -> None:

@@ -21,8 +21,8 @@ import numpy as np
 from unified_prof.base.run_spec import Frame, IterationRecord, OperationRecord, TrackedRun
 from unified_prof.sqlite.skyline_writer import write_run_time
 
+# Operations in a module; each stands on its own line.
 LAYER = 20
-"""Operations in a module; each stands on its own line."""
 
 
 def make_report(

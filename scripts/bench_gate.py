@@ -35,8 +35,8 @@ Floats = NDArray[np.float64]
 SLOWER = 1.2
 MEDIAN_NS = 3e6
 ITERATIONS = 10
+# Standard deviation of the logarithm of a run's speed.
 NOISES = {"a device of one's own": 0.01, "a quiet host": 0.03, "a busy host": 0.12}
-"""Standard deviation of the logarithm of a run's speed."""
 
 
 PROCESSES = multiprocessing.get_context("forkserver")

@@ -50,8 +50,8 @@ BY_ID = """
     ) g JOIN STRING_IDS s ON s.id = g.op ORDER BY g.total DESC
 """
 BATCH = 500_000
+# Exit code of a gate that has one sample a side.
 INCONCLUSIVE = 3
-"""Exit code of a gate that has one sample a side."""
 
 
 def make(path: Path, tasks: int) -> None:

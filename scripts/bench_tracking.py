@@ -43,8 +43,8 @@ from unified_prof.tracking.training_loop import StepWatcher
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 LARGE = "large"
+# Width, tokens in a sequence, sequences in a batch; a GPU has kernels of 0.1 ms for the large.
 _SHAPES = {**SIZES, LARGE: (1024, 512, 16)}
-"""Width, tokens in a sequence, sequences in a batch; a GPU has kernels of 0.1 ms for the large."""
 MANY = "many operations"
 TOKENS_BY_HAND = 899
 VOCABULARY = 256

@@ -62,8 +62,8 @@ class Told:
 
     fault: Fault
     answers: dict[str, Answer] = field(default_factory=dict)
+    # Milliseconds by rank, by who says so.
     waits: dict[str, Mapping[int, float]] = field(default_factory=dict)
-    """Milliseconds by rank, by who says so."""
 
 
 def faults(shape: tuple[int, int, int], per_host: int) -> Iterator[Fault]:

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+# What HTA's launch statistics know.
 _HTA_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync")
-"""What HTA's launch statistics know."""
 _HTA_QUEUED = (*_HTA_LAUNCHES, "cuLaunchKernel", "hipLaunchKernel", "hipMemcpyAsync")
+# So many operations are asked for their sequences.
 _OPERATIONS = 5
-"""So many operations are asked for their sequences."""
 
 _CLIENT = r"""
 import json, re, sys, tempfile, warnings
@@ -127,11 +127,11 @@ class Verdict:
     """What came of comparing one analysis."""
 
     analysis: str
+    # Figures that were compared.
     compared: int
-    """Figures that were compared."""
     differing: tuple[str, ...] = ()
+    # Why they differ, or why nothing was compared: a habit of HTA's.
     reason: str = ""
-    """Why they differ, or why nothing was compared: a habit of HTA's."""
 
     def __str__(self) -> str:
         if self.differing and not self.reason:

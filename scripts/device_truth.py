@@ -33,21 +33,21 @@ US, MS = 1_000, 1_000_000
 class Truth:
     """One model on one device."""
 
+    # Sum of the times of all operations, forward and backward.
     operations_ms: float
-    """Sum of the times of all operations, forward and backward."""
+    # What the device takes for the same passes when it never waits for the host.
     queued_ms: float
-    """What the device takes for the same passes when it never waits for the host."""
+    # Time of the kernels that they launched.
     kernels_ms: float
-    """Time of the kernels that they launched."""
     operations: int
+    # Within how many of all timed intervals the device had caught up with the host.
     reached: str
-    """Within how many of all timed intervals the device had caught up with the host."""
+    # What timing an operation and its backward costs the host.
     host_us_per_operation: float
-    """What timing an operation and its backward costs the host."""
+    # Total of an iteration as the report has it.
     step_ms: float
-    """Total of an iteration as the report has it."""
+    # The same, taken by two events around iterations without uprof.
     plain_step_ms: float
-    """The same, taken by two events around iterations without uprof."""
 
     @property
     def error(self) -> float:

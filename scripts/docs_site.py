@@ -19,13 +19,13 @@ LOG = logging.getLogger("mkdocs.hooks.docs_site")
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS_PAGE = "commands.md"
 ERRORS_PAGE = "troubleshooting.md"
+# What a browser fetches unasked from somewhere else.
 LOADS = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"' >]+"
     r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|prev|next|me)\b)[^>]*"
     r"\bhref=[\"']?(?:https?:)?//[^\"' >]+"
     r"|api\.github\.com[^\"' >]*"
 )
-"""What a browser fetches unasked from somewhere else."""
 
 _INTRODUCTION = """\
 # Commands

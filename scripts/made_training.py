@@ -19,12 +19,12 @@ Ints = NDArray[np.int64]
 Columns = dict[str, Ints]
 
 FORWARD, BACKWARD, OPTIMIZER = 500, 400, 100
+# Kernels of a step.
 STEP = FORWARD + BACKWARD + OPTIMIZER
-"""Kernels of a step."""
 _OPERATIONS, _CHAINS, _SHAPES, _TYPES = 40, 60, 50, 60
 _STEPS_AT_A_TIME = 50
+# Threads.
 _MAIN, _ENGINE = 11, 12
-"""Threads."""
 _START_NS = 1_736_410_576_000_000_000
 _NO_NUMBER = 4294967295
 

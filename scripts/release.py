@@ -25,8 +25,8 @@ RELEASE = re.compile(r"(0|[1-9]\d*)\.(0|[1-9]\d*)\.(0|[1-9]\d*)((a|b|rc)\d+)?")
 HEADING = re.compile(r"^## \[(?P<name>[^\]]+)\](?: - (?P<date>\d{4}-\d\d-\d\d))?$", re.MULTILINE)
 LINK = re.compile(r"^\[(?P<name>[^\]]+)\]: (?P<address>\S+)$", re.MULTILINE)
 UNRELEASED = "Unreleased"
+# The headings of Keep a Changelog.
 KINDS = ("Added", "Changed", "Deprecated", "Removed", "Fixed", "Security")
-"""The headings of Keep a Changelog."""
 
 
 class ReleaseError(Exception):

@@ -1,8 +1,8 @@
 """uprof: one profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.
 
-The public API in one screen; everything is imported when it is first used, so that
-`import unified_prof` loads neither torch nor NumPy nor SQLAlchemy. pytest rewrites the asserts of
-packages that bring a plugin, and complains where they are imported before it: PYTEST_DONT_REWRITE.
+Public names are imported on first use, so that `import unified_prof` loads neither torch nor NumPy
+nor SQLAlchemy. The package has a pytest plugin; without PYTEST_DONT_REWRITE, pytest would warn if
+the package is imported before pytest rewrites its assertions.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from unified_prof.version import VERSION
 
 __version__ = VERSION
 
+# Public name -> module that defines it.
 _EXPORTS: dict[str, str] = {
     "advise": "unified_prof.explain.api",
     "detect": "unified_prof.sqlite.detect",
@@ -27,7 +28,6 @@ _EXPORTS: dict[str, str] = {
     "upgrade": "unified_prof.migrate.upgrade",
     "what_if": "unified_prof.explain.api",
 }
-"""Public name -> module that defines it."""
 
 __all__ = [
     "__version__",
@@ -46,7 +46,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """Import a public name the first time it is asked for."""
+    """Import a public name on first use."""
     try:
         module = _EXPORTS[name]
     except KeyError:
@@ -62,7 +62,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """Take the magics away again: `%unload_ext unified_prof`."""
+    """Remove the magics: `%unload_ext unified_prof`."""
     import_module("unified_prof.integrations.notebook").unload(shell)
 
 

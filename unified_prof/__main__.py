@@ -9,7 +9,7 @@ def main() -> None:
         from unified_prof.cli.app import main as run
         from unified_prof.cli.command import skip_exit_collection
     except ImportError as err:
-        # A broken installation; 1 would be the code of a gate that says no.
+        # A broken installation; 1 would mean a regression to a gate.
         import sys
 
         from unified_prof.errors import BUG_EXIT_CODE, tag
@@ -19,7 +19,7 @@ def main() -> None:
             print(f"uprof: error: {what}", file=sys.stderr)
         sys.exit(BUG_EXIT_CODE)
     except KeyboardInterrupt:
-        raise SystemExit(130) from None  # Ctrl-C before there is a command to interrupt
+        raise SystemExit(130) from None  # Ctrl-C during the import
     try:
         run()
     finally:

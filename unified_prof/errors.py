@@ -27,11 +27,11 @@ with the cause and what to do. An error of somebody else's that gives none has i
 
 from __future__ import annotations
 
+# Exit code of an inconclusive gate.
 INCONCLUSIVE_EXIT_CODE = 3
-"""Exit code of a gate whose question is sound but whose data cannot answer it."""
 
+# Exit code of an unexpected exception.
 BUG_EXIT_CODE = 70
-"""Exit code of an exception that nobody foresaw."""
 
 
 class UprofError(Exception):

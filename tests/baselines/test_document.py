@@ -175,5 +175,5 @@ def test_a_document_beyond_its_bound_is_refused(monkeypatch: pytest.MonkeyPatch)
     monkeypatch.setattr(api, "_MAX_BYTES", 100)
     with pytest.raises(StoreError, match="expands to more than 100 bytes"):
         api.load(data, where="here")
-    with pytest.raises(UsageError, match="too large to keep: 3 operations with 12 samples"):
+    with pytest.raises(UsageError, match="too large to save: 3 operations with 12 samples"):
         api.dump(run_of(STEP))

@@ -246,7 +246,7 @@ def test_a_statement_is_measured(shell: Shell) -> None:
     [
         ("%%uprof --bogus\n1", "unrecognized arguments: --bogus"),
         ("%%uprof --iterations x\n1", "invalid int value"),
-        ("%%uprof --into 3x\n1", "no name of a variable"),
+        ("%%uprof --into 3x\n1", "not a variable name"),
         ("%%uprof -o 'a\n1", "No closing quotation"),
         ("%%uprof --device abacus\n1", "abacus"),
         ("%uprof", "nothing to measure"),
@@ -267,7 +267,7 @@ def test_without_torch_the_magic_says_what_to_install(
 ) -> None:
     monkeypatch.setattr(notebook, "find_spec", lambda name: None)
     done = shell.run("%%uprof\nran = True")
-    assert "torch is not installed here" in str(done.error_in_exec)
+    assert "needs torch, which is not installed" in str(done.error_in_exec)
     assert "pip install 'unified-prof[torch]'" in str(done.error_in_exec)
     assert "ran" not in shell.variables
 

@@ -93,13 +93,13 @@ def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Machine:
         step()
         return made.run()
 
-    def again_(self: verdicts.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+    def again_(self: verdicts.Command, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
         made.runs_begun.append(f"{item.nodeid} {number}/{of}")
         used = [value for value in item.stash._storage.values() if hasattr(value, "_measured")]
         return {name: made.run() for name in used[0]._measured}
 
     monkeypatch.setattr(measuring.Uprof, "_measure", measure)
-    monkeypatch.setattr(verdicts.Begun, "measure", again_)
+    monkeypatch.setattr(verdicts.Command, "measure", again_)
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path / "state"))
     return made
 
@@ -275,7 +275,7 @@ def test_a_call_beats_a_marker_and_a_marker_beats_options(
         (["--uprof-max-regress", "5"], "*--uprof-max-regress 5 without a percent sign*"),
         (["--uprof-runs", "0"], "*--uprof-runs is 0, expected a number of at least 1*"),
         (["--uprof-metric", "speed"], "*speed*"),
-        (["--uprof-save", "a:b"], "*'a:b': the name of a baseline has no ':'*"),
+        (["--uprof-save", "a:b"], "*'a:b': names of baselines must not contain ':'*"),
         (["--uprof-save="], "*--uprof-save takes the name of a baseline*"),
         (["--uprof-compare", "."], "*--uprof-compare '.' looks like a path*"),
         (["--uprof-compare", "feature/x"], "*'feature/x' looks like a path*--uprof-compare=NAME*"),
@@ -294,9 +294,9 @@ def test_options_that_make_no_sense_are_refused_before_any_test(
 @pytest.mark.parametrize(
     ("call", "told"),
     [
-        ("uprof.run(3)", "*uprof.run takes a function that runs one step, not int*"),
-        ("uprof.run(f); uprof.run(f)", "*this test has measured a step already*"),
-        ("uprof.run(f, name='a'); uprof.run(f, name='a')", "*a step 'a' already*"),
+        ("uprof.run(3)", "*uprof.run expects a function that runs one step, not int*"),
+        ("uprof.run(f); uprof.run(f)", "*this test has already measured a step*"),
+        ("uprof.run(f, name='a'); uprof.run(f, name='a')", "*already measured a step 'a'*"),
         ("uprof.run(f, iterations=0)", "*iterations is 0*"),
         ("uprof.run(f, iterations=True)", "*iterations is True*"),
     ],
@@ -316,7 +316,7 @@ def test_a_marker_takes_no_unknown_name(
     pytester.makepyfile("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
     result = session("--strict-markers")
     assert outcomes(result) == {"failed": 1}
-    result.stdout.fnmatch_lines(["*@pytest.mark.uprof takes no 'warmups'*"])
+    result.stdout.fnmatch_lines(["*@pytest.mark.uprof uprof: unknown argument 'warmups'*"])
 
 
 # Verdicts
@@ -470,7 +470,7 @@ def test_failing_and_slower_tests_are_no_baselines(
     result.stdout.fnmatch_lines(["saved 1 of 1 as main in *"])
     machine.milliseconds *= 1.5
     result = session("--uprof-save", "main", "--uprof-compare", "main", "-k", "step")
-    result.stdout.fnmatch_lines(["nothing was saved: no test measured anything that did well"])
+    result.stdout.fnmatch_lines(["not saved: no passed test has results"])
     assert [one.rpartition("@")[2] for one in names(pytester)] == ["1"]
 
 
@@ -494,7 +494,7 @@ def test_an_interrupted_session_saves_nothing(
         session("--uprof-save", "main")
     found = capsys.readouterr().out
     assert "test_step" in found
-    assert "nothing was saved: the session was interrupted" in found
+    assert "not saved: the session was interrupted" in found
     assert not (pytester.path / ".uprof").exists()
 
 
@@ -505,7 +505,7 @@ def test_a_store_that_cannot_be_written_is_told_and_is_no_success(
     (pytester.path / "file").write_text("no folder")
     result = session("--uprof-save", "main", "--uprof-store", "file/baselines.sqlite")
     assert result.ret == 1
-    result.stdout.fnmatch_lines(["nothing was saved: *file/baselines.sqlite*"])
+    result.stdout.fnmatch_lines(["not saved: *file/baselines.sqlite*"])
 
 
 def test_something_else_in_place_of_a_store_fails_what_is_compared(
@@ -524,10 +524,10 @@ def test_what_cannot_be_measured_again_fails(
     pytester: pytest.Pytester,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def fail(self: verdicts.Begun, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
+    def fail(self: verdicts.Command, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
         raise CaptureError("run 2 of 3 failed", hint="runs=1")
 
-    monkeypatch.setattr(verdicts.Begun, "measure", fail)
+    monkeypatch.setattr(verdicts.Command, "measure", fail)
     pytester.makepyfile(ONE_STEP)
     result = session("--uprof-save", "main")
     assert outcomes(result) == {"failed": 1}
@@ -578,7 +578,7 @@ def test_names_in_the_store_are_short_printable_and_tell_tests_apart(tests: list
 def real(
     pytester: pytest.Pytester, tmp_path: Path
 ) -> Callable[..., subprocess.CompletedProcess[str]]:
-    """Return a function that runs a session in a process of its own, with a step that sleeps."""
+    """Return a function that runs a session in a separate process, with a step that sleeps."""
 
     def run(*arguments: str, seconds: float = 0.02) -> subprocess.CompletedProcess[str]:
         return subprocess.run(
@@ -708,7 +708,7 @@ def test_a_run_that_fails_in_its_own_process_is_told(pytester: pytest.Pytester, 
     )
     result = real("--uprof-save=main")
     assert result.returncode == 1
-    assert "run 2 of 3, in a process of its own, ended with exit code 1" in result.stdout
+    assert "run 2 of 3 in a separate process ended with exit code 1" in result.stdout
     assert "only once" in result.stdout
 
 

@@ -72,7 +72,7 @@ def test_what_stays_is_the_users_choice(
 
 
 def test_what_cannot_be_converted_stays_and_the_training_goes_on(tmp_path: Path) -> None:
-    with pytest.warns(RuntimeWarning, match="has no database"):
+    with pytest.warns(RuntimeWarning, match="cannot convert"):
         trace_handler(tmp_path, keep_trace=False)(Profiler(content=["no trace"]))
     assert names(tmp_path) == ["rank0_step12.json.gz"]
 
@@ -83,7 +83,7 @@ def test_a_trace_that_cannot_be_written_ends_no_training(tmp_path: Path) -> None
             Path(path).write_bytes(b"half of")
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    with pytest.warns(RuntimeWarning, match="could not be written: No space left on device"):
+    with pytest.warns(RuntimeWarning, match="cannot write .*: No space left on device"):
         trace_handler(tmp_path)(FullDisk())
     assert names(tmp_path) == []
 
@@ -126,7 +126,7 @@ def test_under_torch_npu_its_own_handler_records(
     handler = trace_handler(tmp_path / "out")
     assert made == [(str(tmp_path / "out"), False)]
     ours = type("profile", (), {"__module__": "torch_npu.profiler.profiler"})()
-    with pytest.warns(RuntimeWarning, match="_ascend_pt has no database"):
+    with pytest.warns(RuntimeWarning, match="cannot convert .*_ascend_pt"):
         handler(ours)
     handler(Profiler())
     assert "rank0_step12.db" in names(tmp_path / "out"), "torch's own profiler as ever"

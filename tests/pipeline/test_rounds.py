@@ -171,13 +171,13 @@ def test_another_workload_is_judged_by_the_noisiest_that_is_known(
 
     for name, relative in (("quiet.py", 0.01), ("noisy.py", 0.2), ("quiet.py", 0.02)):
         noise.save(exclude_waiting(workload=name), Noise(relative, 5))
-    found = noise.of(run)
+    found = noise.load(run)
     assert found is not None
     assert (found.relative, found.degrees) == (0.2, 5)
-    own = noise.of(exclude_waiting(workload="quiet.py"))
+    own = noise.load(exclude_waiting(workload="quiet.py"))
     assert own is not None
     assert own.relative == 0.02, "learned again, the newer counts"
-    assert noise.of(exclude_waiting(host="elsewhere")) is None
+    assert noise.load(exclude_waiting(host="elsewhere")) is None
 
 
 @pytest.mark.parametrize("content", [b"", b"{}", b"[1]", b'{"version": 9, "entries": []}'])

@@ -1,10 +1,8 @@
-"""A comparable run as bytes, for keeping: zlib-compressed MessagePack with a version.
+"""Saves runs as baselines and loads them.
 
-What stands in it are the fields of `Run`, by name. What is read is bounded (in bytes here, in
-entries by the types of `comparable`): a store may be shared, and a few damaged or hostile
-kilobytes must not take gigabytes of memory.
-
-Save reports as baselines and load them to compare with.
+A run is stored as zlib-compressed MessagePack with a version and the fields of `Run` by name. Input
+is bounded (bytes here, entries by the types of `compare.comparable`), because a store may be
+shared and damaged or hostile data must not exhaust memory.
 """
 
 from __future__ import annotations
@@ -25,10 +23,10 @@ from unified_prof.compare.comparable import PEAK, TOTAL, Operations, Place, Run,
 from unified_prof.errors import StoreError, UsageError
 
 _VERSION = 3
+# First version with the fields of `Run`; version 2 has no run boundaries.
 _SINCE = 2
-"""Since then a document holds a `Run` by its fields; version 2 did not tell its runs apart."""
+# Maximum size of a decompressed document; a million operations with ten samples take 0.2 GB.
 _MAX_BYTES = 1 << 28
-"""A million operations with ten samples each have 0.2 GB."""
 
 
 class _Document(msgspec.Struct, forbid_unknown_fields=True):
@@ -40,12 +38,12 @@ def dump(run: Run) -> bytes:
     """Return `run` as bytes that `load` takes.
 
     Raises:
-        UsageError: it is larger than what `load` believes.
+        UsageError: The run is larger than `load` accepts.
     """
     raw = msgspec.msgpack.encode(_Document(_VERSION, run), enc_hook=_plain)
     if len(raw) > _MAX_BYTES:
         raise UsageError(
-            f"{run.label} is too large to keep: {len(run.operations):,} operations with "
+            f"{run.label} is too large to save: {len(run.operations):,} operations with "
             f"{run.operations.forward_ns.shape[1]:,} samples take {len(raw) >> 20} MiB, "
             f"at most {_MAX_BYTES >> 20}",
             hint="measure fewer iterations, or save fewer files",
@@ -58,12 +56,11 @@ def load(data: bytes, *, where: str) -> Run:
     """Return the run that `dump` wrote.
 
     Args:
-        data: the bytes.
-        where: what to call their place in a message.
+        data: The bytes.
+        where: Name of their origin for messages.
 
     Raises:
-        StoreError: they are damaged, expand to more than any run has, or are of a version that
-            this build does not know.
+        StoreError: The data are damaged, too large, or of an unknown version.
     """
     try:
         raw = _unpacked(data)
@@ -101,17 +98,17 @@ def _plain(value: object) -> Any:
 
 
 def _array(_: type, value: Any) -> Any:
-    """Return the array that `_plain` wrote; `Run` holds nothing else that MessagePack lacks."""
+    """Return the array that `_plain` encoded; arrays are the only other type of a `Run`."""
     if not (isinstance(value, list) and len(value) == 2 and isinstance(value[1], bytes)):
-        raise ValueError("what should be numbers is something else")
+        raise ValueError("expected an array of numbers")
     shape, data = value
     if not (isinstance(shape, list) and all(type(one) is int and one >= 0 for one in shape)):
-        raise ValueError("the shape of numbers is something else")
+        raise ValueError("the shape of an array is not valid")
     return np.frombuffer(data, "<f8").astype(np.float64, copy=False).reshape(shape)
 
 
 class _Document1(msgspec.Struct, forbid_unknown_fields=True):
-    """What uprof wrote before it kept the waiting beside the times."""
+    """Document of version 1, which has no waiting times."""
 
     version: int
     label: str
@@ -137,9 +134,10 @@ class _Document1(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def _of_version_1(old: _Document1) -> Run:
-    """Return what such a document says.
+    """Return the run of a document of version 1.
 
-    On the host its total is without the waiting, its passes are with it: those have no like now.
+    Its totals of host runs exclude waiting. Forward and backward times include it, so they are
+    dropped.
     """
     totals = {metric: np.frombuffer(data, "<f8") for metric, data in old.totals.items()}
     waited = {}
@@ -166,8 +164,8 @@ def _of_version_1(old: _Document1) -> Run:
     )
 
 
+# Relative to the current directory.
 DEFAULT_STORE = ".uprof/baselines.sqlite"
-"""In the folder where the command runs; CI caches it, or names a shared store."""
 
 _VERSIONED = re.compile(r"(.+)@([0-9]{1,9})")
 
@@ -178,12 +176,12 @@ def save(
     store: str | None,
     read: Callable[[Sequence[Path]], Run] = runs.load,
 ) -> Entry:
-    """Save the run of `paths`, as `read` gives it, as the newest version of baseline `name`.
+    """Save the run of `paths`, loaded by `read`, as a new version of baseline `name`.
 
     Raises:
-        UsageError: the name cannot be one, or the reports hold nothing to compare with.
-        StoreError: a report or the store cannot be read.
-        OutputError: the store cannot be written.
+        UsageError: The name is not valid, or the reports are empty.
+        StoreError: A report or the store cannot be read.
+        OutputError: The store cannot be written.
     """
     _refuse_version(name)
     new = to_save(name, read(paths))
@@ -192,10 +190,10 @@ def save(
 
 
 def to_save(name: str, run: Run) -> NewBaseline:
-    """Return `run` as what a store takes as the newest version of baseline `name`.
+    """Return `run` as a new version of baseline `name`.
 
     Raises:
-        UsageError: the name cannot be one, or the run holds nothing to compare with.
+        UsageError: The name is not valid, or the run is empty.
     """
     _refuse_version(name)
     if not len(run.operations) and not run.totals:
@@ -212,12 +210,12 @@ def to_save(name: str, run: Run) -> NewBaseline:
 
 
 def save_all(new: Sequence[NewBaseline], store: str | None) -> list[Entry]:
-    """Save several runs, each as the newest version of its baseline.
+    """Save several runs, each as a new version of its baseline.
 
     Raises:
-        UsageError: a name cannot be one.
-        StoreError: the store cannot be read.
-        OutputError: it cannot be written.
+        UsageError: A name is not valid.
+        StoreError: The store cannot be read.
+        OutputError: The store cannot be written.
     """
     with opened(store, create=True) as baselines:
         return [baselines.save(one) for one in new]
@@ -237,7 +235,7 @@ def entries(store: str | None, name: str | None = None) -> list[Entry]:
     with opened(store) as baselines:
         found = baselines.entries(name)
         if name is not None and not found:
-            baselines.document(name)  # says what there is
+            baselines.document(name)  # raises an error that lists the names
         return found
 
 
@@ -245,8 +243,8 @@ def load_baseline(name: str, store: str | None) -> Run:
     """Return the run of baseline `name`; `NAME@2` is its second version.
 
     Raises:
-        UsageError: there is none of that name or version.
-        StoreError: the store cannot be read, or what it holds is damaged.
+        UsageError: There is no baseline of that name or version.
+        StoreError: The store or the baseline is unreadable.
     """
     with opened(store) as baselines:
         versioned = _VERSIONED.fullmatch(name)
@@ -260,17 +258,17 @@ def load_baseline(name: str, store: str | None) -> Run:
 
 
 def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]:
-    """Return the newest versions of baseline `name`, so many at most, the oldest first.
+    """Return the newest `last` versions of baseline `name`, oldest first.
 
     Raises:
-        UsageError: there is none of that name.
-        StoreError: the store cannot be read, or what it holds is damaged.
+        UsageError: There is no baseline of that name.
+        StoreError: The store or the baseline is unreadable.
     """
     found = []
     with opened(store) as baselines:
         known = baselines.entries(name)
         if not known:
-            baselines.document(name)  # says what there is
+            baselines.document(name)  # raises an error that lists the names
         for entry in known[-last:]:
             _, data = baselines.document(name, entry.version)
             label = f"baseline {entry.name}@{entry.version}"
@@ -281,7 +279,7 @@ def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]
 
 @contextmanager
 def opened(store: str | None, *, create: bool = False) -> Iterator[BaselineStore]:
-    """Yield the store, by default the one of this folder."""
+    """Yield the store; by default that of the current directory."""
     baselines = open_store(store or DEFAULT_STORE, create=create)
     try:
         yield baselines

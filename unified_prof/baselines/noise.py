@@ -1,7 +1,7 @@
-"""How much runs of an unchanged workload differ on this machine: learned once, used by every gate.
+"""Run-to-run variation of unchanged workloads on this machine, measured once and used by gates.
 
-What was learned lies in `$XDG_STATE_HOME/uprof/noise.json` (`~/.local/state`), an entry for each
-host, device and workload. The file may be deleted at any time.
+Stored in `$XDG_STATE_HOME/uprof/noise.json` (`~/.local/state`), one entry per host, device and
+workload. The file may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -20,19 +20,20 @@ from unified_prof.sqlite.atomic import output_error, replacing
 
 MIN_RUNS = 3
 _VERSION = 1
-_MOST = 1 << 20
+# Maximum size of the file in bytes.
+_MAX_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """What was learned of one workload on one device."""
+    """Variation of one workload on one device."""
 
     host: str
     device: str
     workload: str
     relative: float
     degrees: float
+    # Time of the measurement, ISO 8601.
     learned: str
-    """When, in ISO 8601."""
 
 
 class _File(msgspec.Struct):
@@ -41,10 +42,10 @@ class _File(msgspec.Struct):
 
 
 def path() -> Path:
-    """Return the file; a relative XDG_STATE_HOME counts as none, as agreed.
+    """Return the path of the file; a relative XDG_STATE_HOME is ignored, as the standard says.
 
     Raises:
-        OutputError: there is no home folder to have it in.
+        OutputError: There is no home directory.
     """
     base = Path(os.environ.get("XDG_STATE_HOME", ""))
     if not base.is_absolute():
@@ -52,7 +53,7 @@ def path() -> Path:
             base = Path.home() / ".local" / "state"
         except RuntimeError as err:
             raise OutputError(
-                "there is no home folder to keep what was learned in",
+                "no home directory to store the run-to-run variation in",
                 hint="set XDG_STATE_HOME",
                 slug="no-home-folder",
             ) from err
@@ -60,13 +61,13 @@ def path() -> Path:
 
 
 def learn(run: Run) -> Noise:
-    """Return how much runs differ, of several of one workload; the noisiest of their times counts.
+    """Return the run-to-run variation of a workload; the noisiest of its times counts.
 
     Args:
-        run: the runs, pooled.
+        run: Several runs, pooled.
 
     Raises:
-        UsageError: there are fewer than MIN_RUNS, or they have no times.
+        UsageError: There are fewer than MIN_RUNS runs, or they have no times.
     """
     found = []
     for metric in TIMES:
@@ -77,18 +78,19 @@ def learn(run: Run) -> Noise:
                 found.append((float(np.std(np.log(values), ddof=1)), len(values) - 1.0))
     if not found:
         raise UsageError(
-            f"to learn how runs differ takes {MIN_RUNS} of them, with times", slug="too-few-runs"
+            f"measuring the run-to-run variation needs {MIN_RUNS} runs with times",
+            slug="too-few-runs",
         )
     relative, degrees = max(found)
     return Noise(relative, degrees, "these runs")
 
 
 def save(run: Run, noise: Noise) -> Path:
-    """Keep what was learned of a run's workload, in place of what was known; return the file.
+    """Store the variation of a run's workload, replacing an earlier entry, and return the file.
 
     Raises:
-        OutputError: the file cannot be written.
-        StoreError: it is there and holds something else.
+        OutputError: The file cannot be written.
+        StoreError: The existing file is not valid.
     """
     file, key = path(), _key(run)
     kept = [one for one in _entries() if (one.host, one.device, one.workload) != key]
@@ -104,13 +106,13 @@ def save(run: Run, noise: Noise) -> Path:
     return file
 
 
-def of(run: Run) -> Noise | None:
-    """Return what was learned of runs such as this one, on the host that it ran on.
+def load(run: Run) -> Noise | None:
+    """Return the stored variation for the host, device and workload of a run, or None.
 
-    Of another workload on the same device the noisiest stands in: it is the careful guess.
+    If the workload has no entry, the noisiest workload of the same device is used.
 
     Raises:
-        StoreError: the file is there and holds something else.
+        StoreError: The file is not valid.
     """
     host, device, workload = _key(run)
     known = [one for one in _entries() if (one.host, one.device) == (host, device)]
@@ -134,7 +136,7 @@ def _entries() -> list[Entry]:
         return []
     try:
         with file.open("rb") as stream:
-            data = stream.read(_MOST + 1)
+            data = stream.read(_MAX_BYTES + 1)
     except FileNotFoundError:
         return []
     except OSError as err:
@@ -143,7 +145,7 @@ def _entries() -> list[Entry]:
         found = msgspec.json.decode(data, type=_File)
     except msgspec.MsgspecError as err:
         raise StoreError(
-            f"{file} is no file of what was learned of this machine: {err}",
+            f"{file} is not a valid file of run-to-run variation: {err}",
             hint="delete it",
             slug="damaged-file",
         ) from None

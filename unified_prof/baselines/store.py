@@ -1,15 +1,9 @@
-"""The baseline store: what gates compare with, in SQLite or PostgreSQL.
+"""Baseline store: named, versioned runs in SQLite or PostgreSQL.
 
-Unlike reports this is uprof's own format. A baseline is never overwritten: saving one under a name
-that exists adds the next version of it, and the newest is what `gate` takes.
-
-The baseline store: named, versioned runs in SQLite or, by URL, in PostgreSQL.
-
-Every method is one transaction. Saving only ever inserts: concurrent writers cannot lose each
-other's entries. They number them one after the other, under a lock where the database has one, and
-the table refuses a number that was given before.
-
-Opens the baseline store and brings its schema up to date.
+Saving under an existing name adds a version; nothing is overwritten. Every method is one
+transaction that only inserts, so concurrent writers cannot lose entries. Versions are numbered
+under a lock if the database has one, and a unique constraint rejects a number in use. Opening a
+store upgrades its schema.
 """
 
 from __future__ import annotations
@@ -62,36 +56,36 @@ class Baseline(BaselineBase):
     id: Mapped[int] = mapped_column(
         primary_key=True,
         autoincrement=True,
-        doc="rises with every save, in the order in which they began",
+        doc="rises with every save, in the order of their start",
     )
-    name: Mapped[str] = mapped_column(String(200), doc="what the user calls it")
-    version: Mapped[int] = mapped_column(doc="from 1, counted per name; never given twice")
+    name: Mapped[str] = mapped_column(String(200), doc="name given by the user")
+    version: Mapped[int] = mapped_column(doc="counted from 1 per name; never reused")
     saved_at: Mapped[datetime] = mapped_column(
         DateTime(timezone=True), doc="when it was saved, UTC"
     )
-    label: Mapped[str] = mapped_column(Text, doc="the report files it was made from")
+    label: Mapped[str] = mapped_column(Text, doc="report files of the run")
     uprof_version: Mapped[str] = mapped_column(String(50), doc="version that saved it")
-    device: Mapped[str | None] = mapped_column(Text, doc="device of the run, where it is known")
+    device: Mapped[str | None] = mapped_column(Text, doc="device of the run, if known")
     commit: Mapped[str | None] = mapped_column(
-        "git_commit", String(64), doc="commit of the project that ran, where it is known"
+        "git_commit", String(64), doc="commit of the profiled project, if known"
     )
-    samples: Mapped[int] = mapped_column(doc="iterations (or files) that were measured")
+    samples: Mapped[int] = mapped_column(doc="number of measured iterations or files")
     document: Mapped[bytes] = mapped_column(
-        LargeBinary, doc="the run, as unified_prof.baselines.api writes it"
+        LargeBinary, doc="the run, encoded by unified_prof.baselines.api"
     )
 
     __table_args__ = (UniqueConstraint("name", "version", name="uprof_baselines_name_version"),)
 
 
 MAX_NAME = 200
+# Execution option of connections with writing transactions.
 WRITE = "uprof_write"
-"""Execution option of a connection whose transactions write."""
 
 _BUSY_SECONDS = 30
+# Attempts to save if other writers take the version number first.
 _ATTEMPTS = 20
-"""Of saving, where other writers are faster and the database has no lock that is known here."""
+# First of the two numbers of a PostgreSQL advisory lock; arbitrary, to avoid collisions.
 _LOCK_SPACE = 0x7570726F
-"""First of two numbers of PostgreSQL's locks: nobody else's, it is to be hoped."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,10 +93,10 @@ class Entry:
     """One version of one baseline, without its samples."""
 
     name: str
+    # Counted from 1 per name.
     version: int
-    """From 1, counted per name."""
+    # UTC.
     saved_at: datetime
-    """UTC."""
     label: str
     uprof_version: str
     device: str | None
@@ -112,7 +106,7 @@ class Entry:
 
 @dataclass(frozen=True, slots=True)
 class NewBaseline:
-    """What to save."""
+    """Version of a baseline to save."""
 
     name: str
     label: str
@@ -123,12 +117,12 @@ class NewBaseline:
 
 
 class BaselineStore:
-    """An open store whose schema is up to date; `unified_prof.baselines.store` opens it."""
+    """Open store with the current schema; see `open_store`."""
 
     def __init__(self, engine: Engine, place: str) -> None:
         self._engine = engine
+        # Path of the file, or URL without the password.
         self.place = place
-        """The file, or the URL without its password."""
 
     def close(self) -> None:
         """Close all connections."""
@@ -138,8 +132,8 @@ class BaselineStore:
         """Add a version of a baseline and return it.
 
         Raises:
-            UsageError: the name is empty, too long or has control characters.
-            StoreError: the store cannot be reached or written.
+            UsageError: The name is empty, too long or has control characters.
+            StoreError: The store cannot be reached or written.
         """
         if not new.name.strip() or len(new.name) > MAX_NAME or not new.name.isprintable():
             raise UsageError(
@@ -157,7 +151,7 @@ class BaselineStore:
         """Add the next version.
 
         Raises:
-            IntegrityError: another writer was faster, in a database that takes no lock of ours.
+            IntegrityError: Another writer took the number, in a database without a lock.
         """
         with self._session(write=True, tell=IntegrityError) as session:
             if session.get_bind().dialect.name == "postgresql":
@@ -180,7 +174,7 @@ class BaselineStore:
             return _entry(row)
 
     def entries(self, name: str | None = None) -> list[Entry]:
-        """Return every version of every baseline (of one, if named), oldest first."""
+        """Return all versions of all baselines, or of one, oldest first."""
         query = select(Baseline).order_by(Baseline.id)
         if name is not None:
             query = query.where(Baseline.name == name)
@@ -188,10 +182,10 @@ class BaselineStore:
             return [_entry(row) for row in session.scalars(query.options(defer(Baseline.document)))]
 
     def document(self, name: str, version: int | None = None) -> tuple[Entry, bytes]:
-        """Return the newest version of a baseline, or the one asked for.
+        """Return a version of a baseline; by default the newest.
 
         Raises:
-            UsageError: there is none of that name or version; the hint lists what there is.
+            UsageError: There is no such baseline or version; the hint lists those available.
         """
         with self._session() as session:
             query = select(Baseline).where(Baseline.name == name)
@@ -216,29 +210,29 @@ class BaselineStore:
             )
         names = ", ".join(list(known)[:20]) or "none; save one with `uprof baseline save`"
         return UsageError(
-            f"{self.place} has no baseline {name!r}", hint=f"there are: {names}", slug="no-baseline"
+            f"{self.place} has no baseline {name!r}", hint=f"baselines: {names}", slug="no-baseline"
         )
 
     @contextmanager
     def _session(
         self, *, write: bool = False, tell: type[SQLAlchemyError] | None = None
     ) -> Iterator[Session]:
-        """Yield a session of one transaction; errors of kind `tell` leave it as they are."""
+        """Yield a session of one transaction; errors of type `tell` are not translated."""
         engine = self._engine.execution_options(**{WRITE: write})
         with translated(self.place, tell=tell), Session(engine) as session, session.begin():
             yield session
 
 
 def engine_for(store: str) -> tuple[Engine, str]:
-    """Return an engine for a store and what to call it in messages.
+    """Return an engine for a store, and its name for messages.
 
     Args:
-        store: the path of an SQLite file, or a SQLAlchemy URL such as
+        store: Path of an SQLite file, or a SQLAlchemy URL such as
             `postgresql+psycopg://user@host/database`.
 
     Raises:
-        UsageError: the URL cannot be understood.
-        StoreError: the driver that it names is not installed.
+        UsageError: The URL is not valid.
+        StoreError: The driver is not installed.
     """
     url = _url(store)
     place = url.database or store
@@ -268,16 +262,16 @@ def _url(store: str) -> URL:
         return make_url(store)
     except (ArgumentError, ValueError) as err:
         raise UsageError(
-            f"the store's URL cannot be understood: {redact(str(err))}",
-            hint="such as postgresql+psycopg://user@host/database",
+            f"the URL of the store is not valid: {redact(str(err))}",
+            hint="for example postgresql+psycopg://user@host/database",
             slug="store-unusable",
         ) from None
 
 
 def _make_sqlite_transactional(engine: Engine) -> None:
-    """Take the write lock at the start of each transaction that writes, and wait for others.
+    """Make writing transactions take the write lock at their start and wait for others.
 
-    Without that, two writers that both began by reading deadlock, and one is refused at once.
+    Otherwise two writers that start by reading deadlock, and one fails at once.
     """
 
     @event.listens_for(engine, "connect")
@@ -293,11 +287,11 @@ def _make_sqlite_transactional(engine: Engine) -> None:
 
 @contextmanager
 def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iterator[None]:
-    """Turn what a database says into errors that name the store, but for those of kind `tell`.
+    """Turn database errors, except those of type `tell`, into errors that name the store.
 
     Raises:
-        StoreError: it cannot be reached, read or written.
-        OutputError: its disk is full or its place read-only.
+        StoreError: The store cannot be reached, read or written.
+        OutputError: The disk is full or the store is read-only.
     """
     try:
         yield
@@ -316,7 +310,7 @@ def translated(place: str, *, tell: type[SQLAlchemyError] | None = None) -> Iter
 
 def _entry(row: Baseline) -> Entry:
     saved_at = row.saved_at
-    if saved_at.tzinfo is None:  # SQLite keeps no time zone; what is stored is UTC
+    if saved_at.tzinfo is None:  # SQLite stores no time zone; values are UTC
         saved_at = saved_at.replace(tzinfo=timezone.utc)
     return Entry(
         name=row.name,
@@ -332,18 +326,22 @@ def _entry(row: Baseline) -> Entry:
 
 FAMILY = "baseline"
 _VERSION_TABLE = "uprof_baselines_version"
-# Any number that nobody else locks with; only one process at a time migrates a PostgreSQL store.
+# Number of the PostgreSQL advisory lock of migrations; arbitrary, to avoid collisions.
 _ADVISORY_LOCK = 0x7570726F66
 
 
 def open_store(store: str, *, create: bool) -> BaselineStore:
-    """Open a store, given as a file or a URL; `create` makes the file and the tables.
+    """Open a store, given as a file or a URL, and upgrade its schema.
+
+    Args:
+        store: Path or URL.
+        create: Create the file and the tables if they are missing.
 
     Raises:
-        UsageError: the URL cannot be understood.
-        StoreError: it cannot be reached, is something else, or is not there and not to be made.
-        SchemaVersionError: it was made by a newer build.
-        OutputError: it cannot be made.
+        UsageError: The URL is not valid.
+        StoreError: The store cannot be reached, is not a baseline store, or is missing.
+        SchemaVersionError: It was written by a newer uprof.
+        OutputError: It cannot be created.
     """
     engine, place = engine_for(store)
     try:
@@ -359,7 +357,7 @@ def open_store(store: str, *, create: bool) -> BaselineStore:
 def _prepare_file(path: Path, *, create: bool) -> None:
     if path.is_dir():
         raise StoreError(
-            f"the store {path} is a folder, expected an SQLite file", slug="not-a-store"
+            f"the store {path} is a directory, expected an SQLite file", slug="not-a-store"
         )
     if path.exists():
         return
@@ -373,7 +371,7 @@ def _prepare_file(path: Path, *, create: bool) -> None:
         path.parent.mkdir(parents=True, exist_ok=True)
     except OSError as err:
         raise OutputError(
-            f"the store {path} cannot be made: {err.strerror}", slug="store-unusable"
+            f"the store {path} cannot be created: {err.strerror}", slug="store-unusable"
         ) from err
 
 
@@ -388,7 +386,7 @@ def _bring_up_to_date(engine: Engine, place: str, *, create: bool) -> None:
         with connection.begin():
             if engine.dialect.name == "postgresql":
                 connection.exec_driver_sql(f"SELECT pg_advisory_xact_lock({_ADVISORY_LOCK})")
-            # Another process may have done it while this one waited for the lock.
+            # Another process may have upgraded it while this one waited for the lock.
             current = _current(connection)
             if current == head:
                 return
@@ -407,15 +405,15 @@ def _current(connection: Connection) -> str | None:
 def _refuse(
     connection: Connection, place: str, current: str | None, config: Config, *, create: bool
 ) -> None:
-    """Refuse what must not be migrated: somebody else's database, or a newer build's store."""
+    """Raise an error for another database, a missing store, or a store of a newer uprof."""
     if current is None:
         if inspect(connection).get_table_names() and connection.dialect.name == "sqlite":
             raise StoreError(
-                f"{place} is a database of something else, not a baseline store", slug="not-a-store"
+                f"{place} is not a baseline store but another database", slug="not-a-store"
             )
         if not create:
             raise StoreError(
-                f"{place} holds no baseline store",
+                f"{place} is not a baseline store",
                 hint="`uprof baseline save` creates it",
                 slug="no-store",
             )
@@ -423,7 +421,7 @@ def _refuse(
     known = {script.revision for script in ScriptDirectory.from_config(config).walk_revisions()}
     if current not in known:
         raise SchemaVersionError(
-            f"the store {place} is at version {current}, this build knows {', '.join(known)}",
+            f"the store {place} is at version {current}, this version reads {', '.join(known)}",
             hint="upgrade uprof",
             slug="other-version",
         )

@@ -27,7 +27,7 @@ def noise(text: str | None, run: Run) -> Noise | None:
     """
     from unified_prof.baselines import noise as learned
 
-    return learned.of(run) if text is None else parse_noise(text)
+    return learned.load(run) if text is None else parse_noise(text)
 
 
 WorkloadOption = Annotated[

@@ -33,8 +33,8 @@ class Written:
     """A file of an export."""
 
     name: str
+    # Rows of a table without its header, events of a timeline.
     entries: int
-    """Rows of a table without its header, events of a timeline."""
 
 
 class OutputFiles(Block):
@@ -172,12 +172,12 @@ class Layout:
 
     name: str
     makes: Literal["deliverables", "timeline", "stacks", "tables"]
+    # For the command's help.
     what: str
-    """For the command's help."""
+    # Endings of files that select it, the usual one first; none: it fills a folder.
     suffixes: tuple[str, ...] = ()
-    """Endings of files that select it, the usual one first; none: it fills a folder."""
+    # Of stacks: whether a file holds several measures.
     several: bool = True
-    """Of stacks: whether a file holds several measures."""
 
     def write_stacks(self, path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
         """Write stacks, each with its title, as one file.

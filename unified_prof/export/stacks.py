@@ -48,8 +48,8 @@ def _name(frame: Frame) -> str:
     return printable(text.replace(";", ":"))
 
 
+# Name, file and line.
 Written = tuple[str, str | None, int | None]
-"""Name, file and line."""
 
 
 def as_written(frame: Frame) -> Written:
@@ -98,6 +98,7 @@ def _frame(frame: Written) -> dict[str, Any]:
     return found if file is None else found | {"file": printable(file), "line": line}
 
 
+# Message -> number, name and type of the fields that are written; a star is any number of them.
 _MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Profile": (
         (1, "sample_type", "*ValueType"),
@@ -118,7 +119,6 @@ _MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
         (4, "filename", "int64"),
     ),
 }
-"""Message -> number, name and type of the fields that are written; a star is any number of them."""
 
 _SCALARS = {"int64": "TYPE_INT64", "uint64": "TYPE_UINT64", "string": "TYPE_STRING"}
 

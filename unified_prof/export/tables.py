@@ -24,8 +24,8 @@ from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import quoted
 
+# Of a row group: what is in memory at a time.
 ROWS = 1 << 17
-"""Of a row group: what is in memory at a time."""
 _KEPT_TEXTS = 1 << 17
 _ASKED_AT_ONCE = 500
 _STRINGS = "STRING_IDS"
@@ -119,8 +119,8 @@ class _Table:
         refers = {} if ids else _references(report).get(table, {})
         self._refers = {name: to for name, to in refers.items() if to in report.tables}
         self._types = {name: _type(declared) for name, declared in _declared(report, table)}
+        # Points in time that are declared as text.
         self._in_digits = {one for one in _times(table) if self._types.get(one) == "text"}
-        """Points in time that are declared as text."""
         for name in self._in_digits:
             self._types[name] = "integer"
         self._missing: set[str] = set()

@@ -1,5 +1,5 @@
-"""uprof inside other people's trainers: nobody has to rewrite a loop to measure it.
+"""Callbacks for trainers, a pytest plugin and notebook magics; training loops stay unchanged.
 
-`lightning` and `transformers` have a module each, which imports its package; `traces` takes what
-torch.profiler or torch_npu.profiler has just recorded; `pytest_uprof` is a plugin of pytest.
+`lightning` and `transformers` import their package; `measurement` also has the `on_trace_ready`
+handler of torch.profiler and torch_npu.profiler; `pytest_uprof` is the pytest plugin.
 """

@@ -1,11 +1,11 @@
-"""A callback and a profiler for Lightning, of `lightning` or `pytorch_lightning`.
+"""Callback and profiler for Lightning (`lightning` or `pytorch_lightning`).
 
     from unified_prof.integrations.lightning import UprofCallback, UprofProfiler
 
     Trainer(callbacks=[UprofCallback("out", iterations=20)])
     Trainer(profiler=UprofProfiler("out"))
 
-The package that the program has imported already is taken, `lightning` where both or neither are.
+Uses the package that the program has imported; `lightning` if it has imported both or neither.
 """
 
 from __future__ import annotations
@@ -39,11 +39,11 @@ def _imported(name: str) -> Any:
     try:
         return import_module(name)
     except ModuleNotFoundError as err:
-        if err.name != name:  # something that it needs
+        if err.name != name:  # a dependency is missing
             raise
         package = name.partition(".")[0]
         raise ModuleNotFoundError(
-            f"there is no {name}: the {package} that is installed is too old, or not the trainer: "
+            f"{name} not found: the installed {package} is too old or another package: "
             "run `pip install 'unified-prof[lightning]'`",
             name=name,
         ) from None
@@ -55,40 +55,40 @@ _Profiler: Any = _imported(f"{_lightning.__name__}.profilers").Profiler
 
 
 class UprofCallback(_Callback):  # type: ignore[misc]
-    """Measures the optimizer's steps of a fit and writes the Skyline reports.
+    """Profiles optimizer steps of a fit and writes run-time and memory reports.
 
     Args:
-        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+        output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Other arguments of `unified_prof.profile`, such as `iterations`.
 
     Attributes:
-        measurement: What came of it: `profile`, `failure`, `summary()`.
+        measurement: Result: `profile`, `failure`, `summary()`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self.measurement = Measurement(output, **options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Begin to measure; the sanity check of the validation is over."""
+        """Start to measure, after the sanity check of the validation."""
         self.measurement.begin()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-        """Write the reports, and say where they are."""
+        """Write the reports and print their paths."""
         self.measurement.end()
         if getattr(trainer, "is_global_zero", True):
             print(self.measurement.summary())
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Write what was measured until the fit failed."""
+        """Write the iterations measured before the failure."""
         self.measurement.end(exception)
 
 
 class UprofProfiler(_Profiler):  # type: ignore[misc]
-    """The same as Lightning's `profiler`: measures the training epochs of the fit.
+    """Lightning `profiler` that measures the training epochs of a fit.
 
     Args:
-        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+        output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Other arguments of `unified_prof.profile`, such as `iterations`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
@@ -96,15 +96,15 @@ class UprofProfiler(_Profiler):  # type: ignore[misc]
         self.measurement = Measurement(output, **options)
 
     def start(self, action_name: str) -> None:
-        """Begin to measure with the first training epoch."""
+        """Start to measure with the first training epoch."""
         if action_name == _EPOCH:
             self.measurement.begin()
 
     def stop(self, action_name: str) -> None:
-        """Do nothing: the measurement goes on until the fit ends."""
+        """Do nothing: the measurement continues until the fit ends."""
 
     def summary(self) -> str:
-        """Return where the reports are, for Lightning's log."""
+        """Return the paths of the reports, for Lightning's log."""
         self.measurement.end()
         return self.measurement.summary()
 

@@ -1,7 +1,4 @@
-"""A profile that one callback begins and another one ends.
-
-What a profiler has just recorded, as databases: `on_trace_ready` of torch and torch_npu.
-"""
+"""Profiles that one callback starts and another ends, and a handler for `on_trace_ready`."""
 
 from __future__ import annotations
 
@@ -21,44 +18,44 @@ from unified_prof.pipeline.live import Profile, profile
 
 
 class Measurement:
-    """`unified_prof.profile` for programs that somebody else's loop runs.
+    """`unified_prof.profile` for callbacks of a trainer.
 
-    A measurement never ends a training: what goes wrong with it is a warning, and `failure` says
-    it again. It ends at the latest with the program.
+    Errors of the measurement never stop the training: they become warnings and `failure`. The
+    measurement ends with the program at the latest.
 
     Attributes:
-        profile: What came of it, once it has begun.
-        failure: Why nothing, or not all, was measured; None: all was.
+        profile: The profile; None before the start.
+        failure: Why the measurement is missing or partial; None if it is complete.
     """
 
+    # The running measurement of this program.
     _under_way: Measurement | None = None
-    """The one of this program that has begun and not ended."""
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self._output, self._options = output, options
         self._open: AbstractContextManager[Profile] | None = None
         self.profile: Profile | None = None
         self.failure: str | None = None
-        self._of: object = None
+        self._loop: object = None
 
     @property
     def is_under_way(self) -> bool:
-        """Whether it has begun and not ended."""
+        """True between `begin` and `end`."""
         return self._open is not None
 
-    def begin(self, of: object = None) -> None:
-        """Begin to measure; where it has begun already, nothing happens.
+    def begin(self, loop: object = None) -> None:
+        """Start to measure, unless the measurement was started before.
 
         Args:
-            of: The loop, where callbacks are not told that one failed: what another loop left
-                under way is ended first.
+            loop: Identity of the training loop, for trainers that do not report failures: a
+                measurement that another loop left running is ended first.
         """
         if self._open is not None or self.profile is not None:
             return
         left = Measurement._under_way
-        if of is not None and left is not None and left._of is not None and left._of is not of:
-            left.end(RuntimeError("the loop ended before its end, and another one began"))
-        self._of = of
+        if left is not None and None not in (loop, left._loop) and left._loop is not loop:
+            left.end(RuntimeError("the training loop stopped early, and another one started"))
+        self._loop = loop
         opened = profile(self._output, **self._options)
         try:
             self.profile = opened.__enter__()
@@ -70,12 +67,12 @@ class Measurement:
         atexit.register(self.end)
 
     def end(self, error: BaseException | None = None) -> None:
-        """End it and write the reports; where it is not under way, nothing happens.
+        """End the measurement and write the reports; does nothing if it is not running.
 
         Args:
-            error: What ended the loop, if that did not end well.
+            error: Exception that ended the loop, or None.
         """
-        if self._open is None or os.getpid() != self._owner:  # a process that was forked since
+        if self._open is None or os.getpid() != self._owner:  # a forked process
             return
         opened, self._open = self._open, None
         Measurement._under_way = None
@@ -88,21 +85,21 @@ class Measurement:
         except UprofError as err:
             self._fail(err)
         except BaseException as err:
-            if err is not error:  # the loop's own is raised where it happened
+            if err is not error:  # the trainer raises the error of the loop
                 raise
         if self.profile is not None and self.profile.failure is not None:
             self.failure = self.failure or self.profile.failure
 
     def summary(self) -> str:
-        """Return where the reports are and what an iteration takes, in a few lines of text."""
+        """Return the paths of the reports and the iteration time as text."""
         if self.failure is not None and (self.profile is None or not self.profile.files):
-            return f"uprof: nothing was measured: {self.failure}"
+            return f"uprof: not measured: {self.failure}"
         if self.profile is None or self.is_under_way:
-            return "uprof: nothing was measured yet"
+            return "uprof: not measured yet"
         found = self.profile.summary
         lines = [f"uprof: {kind} report: {path}" for kind, path in self.profile.files.items()]
         if found is not None and found.iteration_ms is not None:
-            lines.insert(0, f"uprof: an iteration takes {found.iteration_ms:,.4g} ms")
+            lines.insert(0, f"uprof: iteration {found.iteration_ms:,.4g} ms (median)")
         return "\n".join(lines)
 
     def _fail(self, err: UprofError) -> None:
@@ -112,28 +109,26 @@ class Measurement:
 
 
 def is_imported(package: str) -> bool:
-    """Return whether the program uses a package."""
+    """Return True if the program has imported a package."""
     return package in sys.modules
 
 
 def trace_handler(
     output: str | Path, *, keep_trace: bool = True, now: bool = True
 ) -> Callable[[Any], None]:
-    """Return what `torch.profiler.profile(on_trace_ready=...)` takes, or that of torch_npu.
+    """Return a handler for `on_trace_ready` of torch.profiler or torch_npu.profiler.
 
-    Each recording becomes a trace and a database of the same name below `output`, such as
-    `rank0_step12.json.gz` and `rank0_step12.db`; under torch_npu a `*_ascend_pt` folder and the
-    database of its analysis inside. A trace that cannot be converted stays, with a warning: the
-    training goes on.
+    Each recording becomes a trace and a database below `output`, such as `rank0_step12.json.gz` and
+    `rank0_step12.db`; with torch_npu an `*_ascend_pt` directory with the database inside. If a
+    trace cannot be converted, it is kept, a warning is issued and the training continues.
 
     Args:
-        output: The folder; it is made.
-        keep_trace: Whether torch's trace stays beside the database.
-        now: Whether databases are made at once, in the training's own time; else
-            `uprof convert OUTPUT` makes them later.
+        output: Directory; created if needed.
+        keep_trace: Keep torch's trace beside the database.
+        now: Convert during the training; otherwise run `uprof convert OUTPUT` later.
 
     Raises:
-        OSError: the folder cannot be made.
+        OSError: The directory cannot be created.
     """
     folder = Path(output).absolute()
     folder.mkdir(parents=True, exist_ok=True)
@@ -153,7 +148,7 @@ def trace_handler(
             profiler.export_chrome_trace(str(trace))
         except OSError as err:  # a full disk, say
             trace.unlink(missing_ok=True)
-            _warn(f"uprof: {trace} could not be written: {err.strerror or err}")
+            _warn(f"uprof: cannot write {trace}: {err.strerror or err}")
             return
         database = trace.with_name(trace.name.removesuffix(".json.gz") + ".db")
         if now and _convert(trace, database) and not keep_trace:
@@ -163,7 +158,7 @@ def trace_handler(
 
 
 def _npu_handler(folder: Path) -> Callable[[Any], None] | None:
-    """Return torch_npu's own handler, which has to be made before it records; None without it."""
+    """Return the handler of torch_npu, created before recording; None without torch_npu."""
     npu = sys.modules.get("torch_npu")
     if npu is None:
         return None
@@ -174,7 +169,7 @@ def _npu_handler(folder: Path) -> Callable[[Any], None] | None:
 
 
 def _free(folder: Path, stem: str) -> Path:
-    """Return a name that neither a trace nor a database has: nothing is overwritten."""
+    """Return a path for a trace such that neither trace nor database exist."""
     number = 1
     while True:
         name = stem if number == 1 else f"{stem}_{number}"
@@ -185,11 +180,11 @@ def _free(folder: Path, stem: str) -> Path:
 
 
 def _convert(recording: Path, target: Path | None) -> bool:
-    """Make the database, or say why not."""
+    """Convert a recording; if that fails, warn and return False."""
     try:
         convert(recording, target)
     except UprofError as err:
-        _warn(f"uprof: {recording} has no database: {err}")
+        _warn(f"uprof: cannot convert {recording}: {err}")
         return False
     return True
 

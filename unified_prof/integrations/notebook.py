@@ -1,8 +1,8 @@
-"""`%%uprof` and `%uprof`: measure a cell, or a statement, and show where its time went.
+"""Magics `%%uprof` and `%uprof`: profile a cell or a statement and show the result.
 
-A cell that begins with `%%uprof` stays a cell: its first line becomes a text that does nothing,
-and in the tree of its code all the rest moves into a `with` block. So the cell's own lines are the
-frames of tracebacks and reports, other magics in it work, and `await` does as everywhere.
+The first line of a `%%uprof` cell is replaced by a string constant, and the syntax tree of the rest
+is moved into a `with` block. Line numbers in tracebacks and reports are therefore those of the
+cell, and other magics and `await` work as usual.
 """
 
 from __future__ import annotations
@@ -26,47 +26,47 @@ from unified_prof.pipeline import live
 from unified_prof.pipeline.live import Profile, notebook_name, running_cell
 
 _MAGIC = re.compile(r"%%uprof(?P<options>[ \t].*)?$")
+# Name of the block while its cell runs.
 _BLOCK = "_uprof_block"
-"""Name of the block while its cell runs."""
+# Default name of the variable that holds the profile.
 VARIABLE = "prof"
-"""Where a profile is left unless told."""
 
 
 def load(shell: Any) -> None:
-    """Add the magics to a shell; harmless the second time."""
+    """Add the magics to a shell; may be called again."""
     unload(shell)
-    shell.input_transformers_cleanup.append(marked)
-    shell.ast_transformers.append(Wrapping())
+    shell.input_transformers_cleanup.append(mark)
+    shell.ast_transformers.append(CellTransformer())
     shell.register_magic_function(_magic_of(shell), "line_cell", "uprof")
 
 
 def unload(shell: Any) -> None:
-    """Take them away again."""
+    """Remove the magics."""
     for transformers in (shell.input_transformers_cleanup, shell.ast_transformers):
         transformers[:] = [
-            one for one in transformers if one is not marked and not isinstance(one, Wrapping)
+            one for one in transformers if one is not mark and not isinstance(one, CellTransformer)
         ]
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("uprof", None)
 
 
-def marked(lines: list[str]) -> list[str]:
-    """Return a cell with `%%uprof ...` in its first line as a text; other cells as they are."""
+def mark(lines: list[str]) -> list[str]:
+    """Return the lines of a cell; a first line `%%uprof ...` becomes a string constant."""
     if not lines or _MAGIC.match(lines[0].rstrip()) is None:
         return lines
     return [f"{lines[0].rstrip()!r}\n", *lines[1:]]
 
 
-class Wrapping(ast.NodeTransformer):
-    """Moves what follows the marking text into a block that measures it."""
+class CellTransformer(ast.NodeTransformer):
+    """Moves the statements after the marker into a `with` block that profiles them."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        """Return a marked cell with its block; the value of its last line stays its value."""
+        """Return a marked cell with its block; the cell keeps the value of its last expression."""
         options = _options_of(node)
         if options is None:
             return node
         first, *body = node.body
-        # What Python wants at the top of a cell stays there.
+        # Future imports must stay at the top.
         top = [
             one for one in body if isinstance(one, ast.ImportFrom) and one.module == "__future__"
         ]
@@ -87,12 +87,12 @@ class Wrapping(ast.NodeTransformer):
 
 
 def _options_of(node: ast.Module) -> str | None:
-    """Return the options of a marked cell, None of any other."""
+    """Return the options of a marked cell, or None for another cell."""
     first = node.body[0] if node.body else None
     if not isinstance(first, ast.Expr) or not isinstance(first.value, ast.Constant):
         return None
     text = first.value.value
-    # `marked` puts it into the first line, where a text of the user's own hardly begins like that.
+    # `mark` puts the string into the first line.
     found = _MAGIC.match(text) if isinstance(text, str) and first.lineno == 1 else None
     return None if found is None else (found["options"] or "").strip()
 
@@ -102,7 +102,7 @@ def _parsed(source: str) -> Any:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Says what is wrong instead of ending the kernel."""
+    """Argument parser that raises UsageError instead of ending the kernel."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(
@@ -116,9 +116,9 @@ class _Parser(argparse.ArgumentParser):
 
 
 def parser() -> argparse.ArgumentParser:
-    """Return what reads the options."""
+    """Return the parser of the options."""
     made = _Parser(prog="%%uprof", add_help=False, allow_abbrev=False)
-    made.add_argument("-o", "--output", metavar="DIR", help="folder of the reports")
+    made.add_argument("-o", "--output", metavar="DIR", help="directory of the reports")
     made.add_argument(
         "--into", default=VARIABLE, metavar="NAME", help="variable of the profile (default: prof)"
     )
@@ -133,17 +133,17 @@ def parser() -> argparse.ArgumentParser:
 
 
 class Block:
-    """Measures its body as `unified_prof.profile` does, and leaves the profile in a variable.
+    """Context manager that profiles its body and stores the profile in a notebook variable.
 
-    What cannot be measured is told and is no error of the cell; an exception of the body passes
-    through with its own traceback.
+    A failed measurement is reported without failing the cell; an exception of the body is raised
+    with its traceback.
     """
 
     def __init__(self, options: str, statement: str | None = None) -> None:
         self._text = options
         self._statement = statement
+        # Value of the last line of the body, if it is an expression.
         self.value: object = None
-        """Of the body's last line, where that is an expression."""
         self._running: AbstractContextManager[Profile] | None = None
         self._profile: Profile | None = None
 
@@ -158,8 +158,8 @@ class Block:
         self._options = options = _read(self._text)
         if find_spec("torch") is None:
             raise UsageError(
-                "%%uprof measures programs of PyTorch, and torch is not installed here",
-                hint="pip install 'unified-prof[torch]'; reports can be read without it",
+                "%%uprof needs torch, which is not installed",
+                hint="pip install 'unified-prof[torch]'; reading reports does not need it",
                 slug="missing-package",
             )
         directory, self._holder = _place(options.output)
@@ -178,7 +178,7 @@ class Block:
         self._running, self._profile = running, profile
 
     def _command(self) -> list[str]:
-        """Return notebook, cell and magic: the line that a person wrote, not the kernel's."""
+        """Return notebook, cell and magic as the command, instead of the command of the kernel."""
         magic = "%%uprof" if self._statement is None else "%uprof"
         places = filter(None, (notebook_name(), running_cell()))
         return [*places, magic, *shlex.split(self._text), *filter(None, (self._statement,))]
@@ -195,7 +195,7 @@ class Block:
         try:
             self._running.__exit__(kind, error, traceback)
         except CaptureError as err:
-            if error is not None:  # the body's own comes first
+            if error is not None:  # the error of the body takes precedence
                 raise
             profile.failure = profile.failure or str(err)
         except UprofError as err:
@@ -210,7 +210,7 @@ class Block:
             _show(profile)
 
     def take(self) -> object:
-        """Return the value of the body's last line, once."""
+        """Return the value of the last line of the body and forget it."""
         _forget()
         value, self.value = self.value, None
         return value
@@ -226,7 +226,7 @@ class Block:
 
 def _magic_of(shell: Any) -> Any:
     def uprof(line: str, cell: str | None = None) -> object:
-        if cell is not None:  # called by other code: of cells that people run, `marked` makes one
+        if cell is not None:  # called from code; typed cells are handled by `mark`
             shell.run_cell(f"%%uprof {line}\n{cell}").raise_error()
             return None
         options, statement = _split(line)
@@ -260,13 +260,13 @@ def _read(text: str) -> argparse.Namespace:
     options = parser().parse_args(words)
     if not options.into.isidentifier():
         raise UsageError(
-            f"%%uprof: {options.into!r} is no name of a variable", slug="wrong-option-value"
+            f"%%uprof: {options.into!r} is not a variable name", slug="wrong-option-value"
         )
     return options
 
 
 def _split(line: str) -> tuple[str, str]:
-    """Return the options before a statement, and the statement as it stands."""
+    """Return the options before a statement, and the statement."""
     alone = {"-q", "--quiet"}
     at, takes_value = 0, False
     for found in re.finditer(r"\S+", line):
@@ -279,19 +279,19 @@ def _split(line: str) -> tuple[str, str]:
 
 
 class _Folder:
-    """A temporary folder that goes with the last profile that has its reports there."""
+    """Temporary directory that is deleted with the last profile that has reports in it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="uprof-notebook-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
+# Directory -> reports that earlier cells of this program wrote there.
 _written: dict[Path, set[Path]] = {}
-"""By folder, the reports that cells of this program left there."""
 
 
 def _place(output: str | None) -> tuple[Path, _Folder | None]:
-    """Return the folder for the reports, without those that an earlier cell left in it."""
+    """Return the directory of the reports after deleting those of an earlier cell."""
     if output is None:
         holder = _Folder()
         return holder.path, holder
@@ -319,8 +319,8 @@ def _shell() -> Any:
 
 
 def _plain(error: UprofError) -> Exception:
-    """Return an error that shells show without a traceback: it is no bug of the cell's."""
-    from IPython.core.error import UsageError as Told
+    """Return an error that IPython shows without a traceback."""
+    from IPython.core.error import UsageError as ShellError
 
-    told: Exception = Told(f"{error}\n{error.hint}" if error.hint else str(error))
-    return told
+    shown: Exception = ShellError(f"{error}\n{error.hint}" if error.hint else str(error))
+    return shown

@@ -1,4 +1,4 @@
-"""A callback for `transformers.Trainer` (and whatever takes its callbacks).
+"""Callback for `transformers.Trainer` and trainers that accept its callbacks.
 
 from unified_prof.integrations.transformers import UprofCallback
 
@@ -23,25 +23,25 @@ from unified_prof.integrations.measurement import Measurement
 
 
 class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it is not installed
-    """Measures the optimizer's steps of a training and writes the Skyline reports.
+    """Profiles optimizer steps of a training and writes run-time and memory reports.
 
     Args:
-        output: Folder of the reports; by default `uprof_<script>_<timestamp>`.
-        options: Everything else that `unified_prof.profile` takes, such as `iterations`.
+        output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
+        options: Other arguments of `unified_prof.profile`, such as `iterations`.
 
     Attributes:
-        measurement: What came of it: `profile`, `failure`, `summary()`.
+        measurement: Result: `profile`, `failure`, `summary()`.
     """
 
     def __init__(self, output: str | Path | None = None, **options: Any) -> None:
         self.measurement = Measurement(output, **options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Begin to measure."""
+        """Start to measure."""
         self.measurement.begin(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Write the reports, and say where they are."""
+        """Write the reports and print their paths."""
         self.measurement.end()
         if getattr(state, "is_local_process_zero", True):
             print(self.measurement.summary())

@@ -27,8 +27,8 @@ from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 
 _TABLE = "TASK_PMU_INFO"
+# Larger matrices lie in a temporary file.
 _IN_MEMORY_BYTES = 64 << 20
-"""Larger matrices lie in a temporary file."""
 
 _CUBE = "cube_utilization(%)"
 _MEMORY_BOUND = "memory_bound"
@@ -309,10 +309,10 @@ _TENSOR_COLUMNS = (
 _CONTEXT = "Context ID"
 
 _COLLECTIVE = "COMMUNICATION"
+# Types of tasks that are no kernels of their own: what they do belongs to other rows.
 _NO_KERNELS = ("WRITE_BACK", "INVALID", "HCCL_AI_CPU")
-"""Types of tasks that are no kernels of their own: what they do belongs to other rows."""
+# End of the name of a kernel that is a collective operator as a whole.
 _COLLECTIVE_KERNEL = "AivKernel"
-"""End of the name of a kernel that is a collective operator as a whole."""
 
 
 def write_op_summary(recording: Recording, delivery: Delivery) -> None:

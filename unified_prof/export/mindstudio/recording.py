@@ -23,15 +23,15 @@ from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES, Texts
 from unified_prof.recording.source import Findings, Source
 
+# How many rows are turned into text at a time.
 BLOCK_ROWS = 32_768
-"""How many rows are turned into text at a time."""
 
+# Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks.
 MARK = "MsTx"
-"""Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks."""
 COPY = "MEMCPY_ASYNC"
 
+# Chips whose scheduler knows no contexts and no MIX kernels.
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
-"""Chips whose scheduler knows no contexts and no MIX kernels."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,8 +50,8 @@ class Recording:
         self.source = source
         self.findings = Findings()
         self._left_out: dict[tuple[str, str], LeftOut] = {}
+        # Tables whose impossible times are counted.
         self._told: set[str] = set()
-        """Tables whose impossible times are counted."""
 
     @property
     def left_out(self) -> list[LeftOut]:

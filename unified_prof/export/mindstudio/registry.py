@@ -22,8 +22,8 @@ from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.files import OutputFiles
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
+# A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`.
 ROWS_A_FILE = 1_000_000
-"""A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`."""
 
 _NEEDS_QUOTES = re.compile(r'[",]')
 

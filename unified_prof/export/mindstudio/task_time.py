@@ -29,8 +29,8 @@ from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 
 TABLE = "MSTX_EVENTS"
+# Connections of marks that were set through the older interface, which has no numbers.
 _UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)
-"""Connections of marks that were set through the older interface, which has no numbers."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,13 +24,13 @@ _NS_PER_US = 1e3
 class _Counter:
     """A counter: what it is called, and the columns whose values it has at a time."""
 
+    # May have `{column}` for the value of a column: the text of a text id, else the number.
     name: str
-    """May have `{column}` for the value of a column: the text of a text id, else the number."""
+    # What a value is called -> its column.
     series: Mapping[str, str]
-    """What a value is called -> its column."""
     divisor: float = 1.0
+    # Whether values are integers.
     whole: bool = False
-    """Whether values are integers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,15 +40,15 @@ class _Sampled:
     table: str
     layer: tuple[int, str]
     counters: tuple[_Counter, ...]
+    # Columns that names of counters hold.
     keys: tuple[str, ...] = ()
-    """Columns that names of counters hold."""
+    # Column of text ids among the keys -> how its texts are written; others as they are.
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    """Column of text ids among the keys -> how its texts are written; others as they are."""
+    # Column of numbers among the keys -> how some are written.
     written: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
-    """Column of numbers among the keys -> how some are written."""
     on_host: bool = False
+    # Whether the rows of one moment give one event a counter.
     is_joint: bool = False
-    """Whether the rows of one moment give one event a counter."""
 
 
 def _rates(**series: str) -> dict[str, str]:

@@ -33,8 +33,8 @@ _OTHER_PREFIX = "Api"
 # What of a call its name is: of the three texts that a call can have, a database keeps one.
 _NAME_IS = {_ACL: "id", _COMMUNICATION: "item_id"}
 _NAME_IS_ELSE = "Mode"
+# Calls that launch no kernel, and whose tasks have an arrow nevertheless.
 WAITS_AND_RECORDS = ("aclrtRecordEvent", "aclrtStreamWaitEvent")
-"""Calls that launch no kernel, and whose tasks have an arrow nevertheless."""
 
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
@@ -321,8 +321,8 @@ def _enum(names: Mapping[int, str], values: Ints) -> list[str]:
 
 _GRID_KERNEL = "KERNEL_SIMT"
 _OTHER_COPY = "other"
+# Numbers below this name a kind of copy.
 _COPIES = 8
-"""Numbers below this name a kind of copy."""
 
 
 def layer_hardware(recording: Recording, processes: Processes) -> Blocks:

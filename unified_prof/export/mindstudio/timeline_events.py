@@ -35,11 +35,11 @@ SOC = (25, "Stars Soc Info")
 LLC = (27, "LLC")
 SIO = (28, "SIO")
 QOS = (29, "QoS")
+# (place among the processes, name) of each layer.
 OVERLAP = (31, "Overlap Analysis")
-"""(place among the processes, name) of each layer."""
 
+# Stands for the host where a device's number stands.
 HOST = 31
-"""Stands for the host where a device's number stands."""
 
 HOST_TO_DEVICE = "HostToDevice"
 MARK_TO_DEVICE = "MsTx"

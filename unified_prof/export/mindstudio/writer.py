@@ -83,8 +83,8 @@ class Exported:
 
     files: tuple[Written, ...]
     left_out: tuple[LeftOut, ...]
+    # Oddities found while reading.
     anomalies: tuple[Anomaly, ...]
-    """Oddities found while reading."""
 
 
 def refuse_others(source: Source) -> None:

@@ -3,18 +3,18 @@
     def test_step(uprof):
         uprof.run(step)
 
-    pytest --uprof-save main          # keep what was measured
-    pytest --uprof-compare main       # later: fail where it is slower
+    pytest --uprof-save main          # save the results as baseline main
+    pytest --uprof-compare main       # later: fail if a step is slower
 
-pytest imports this module at its start, in every session of an environment that has uprof. So it
-imports nothing, and does nothing, before a test asks for the fixture: PYTEST_DONT_REWRITE.
+pytest imports this module in every session of an environment that has uprof, so nothing heavy is
+imported before a test uses the fixture. PYTEST_DONT_REWRITE
 """
 
 from __future__ import annotations
 
 import pytest
 
-if hasattr(pytest, "StashKey"):  # an older pytest than 7 goes on without the plugin
+if hasattr(pytest, "StashKey"):  # pytest older than 7 runs without the plugin
     from unified_prof.integrations.pytest_uprof.hooks import (
         pytest_addoption as pytest_addoption,
     )

@@ -1,4 +1,4 @@
-"""What pytest calls in every session, and the fixture; nothing heavy is imported unasked."""
+"""Hooks of the pytest plugin, and the fixture; heavy imports happen on first use."""
 
 from __future__ import annotations
 
@@ -16,47 +16,47 @@ if TYPE_CHECKING:
     from unified_prof.integrations.pytest_uprof.session import Session
     from unified_prof.integrations.pytest_uprof.settings import Uprof
 
+# Directory of the results until the session ends; created with the first result.
 _FOLDER = pytest.StashKey[Path]()
-"""Where what was measured lies until the session ends; made when there is something."""
 _SESSION = pytest.StashKey["Session"]()
 _USED = pytest.StashKey["Uprof"]()
 _ONE_RUN = pytest.StashKey[bool]()
+# Key of the data that the xdist controller sends to its workers.
 _CONTROLLER = "uprof"
-"""What the controller of xdist tells its workers stands below this name."""
 
+# Environment variable of a process that measures one test once, for another session.
 _RUN_OF = "UPROF_PYTEST_RUN"
-"""Environment variable of a process that only measures one test, once, for another session."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     """Add the options."""
-    group = parser.getgroup("uprof", "measuring steps and comparing them (uprof)")
+    group = parser.getgroup("uprof", "measure steps and compare them (uprof)")
     add = group.addoption
     add(
         "--uprof-save",
         metavar="NAME",
-        help="keep what tests measure as the newest version of the baselines NAME",
+        help="save results of tests as the newest version of the baselines NAME",
     )
     add(
         "--uprof-compare",
         metavar="NAME",
         nargs="?",
         const="",
-        help="fail tests that are surely slower than the baseline NAME, or the newest one",
+        help="fail tests that are certainly slower than the baseline NAME, or the newest one",
     )
-    add("--uprof-max-regress", metavar="PCT", help="how much worse is too much (default: 5%%)")
+    add("--uprof-max-regress", metavar="PCT", help="largest accepted regression (default: 5%%)")
     add(
         "--uprof-metric",
         metavar="METRIC",
         action="append",
-        help="what is judged: total, forward, backward, peak-memory or operation:GLOB; "
-        "may be repeated (default: total)",
+        help="metric to judge: total, forward, backward, peak-memory or operation:GLOB; "
+        "repeatable (default: total)",
     )
     add(
         "--uprof-store",
         metavar="STORE",
-        help="where baselines are: a file or a SQLAlchemy URL (default: .uprof/baselines.sqlite "
-        "of the root folder)",
+        help="baseline store: a file or a SQLAlchemy URL (default: .uprof/baselines.sqlite "
+        "of the root directory)",
     )
     add("--uprof-warmup", metavar="N", type=int, help="iterations before measuring (default: 2)")
     add("--uprof-iterations", metavar="N", type=int, help="iterations to measure (default: 10)")
@@ -64,23 +64,23 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--uprof-runs",
         metavar="N",
         type=int,
-        help="times that a test is measured where it is saved or compared, each but the first in "
-        "a process of its own (default: 3)",
+        help="runs of a test that is saved or compared, each but the first in a separate process "
+        "(default: 3)",
     )
     add(
         "--uprof-fail-unclear",
         action="store_true",
-        help="fail tests whose verdict is unclear as well",
+        help="also fail tests with an inconclusive verdict",
     )
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_configure(config: pytest.Config) -> None:
-    """Declare the marker, and check the options where any is given."""
+    """Declare the marker and check the options."""
     config.addinivalue_line(
         "markers",
-        "uprof(warmup, iterations, runs, max_regress): how the fixture `uprof` measures this test, "
-        "and how much worse is too much",
+        "uprof(warmup, iterations, runs, max_regress): how the fixture `uprof` measures and judges "
+        "this test",
     )
     if folder := os.environ.pop(_RUN_OF, None):
         from unified_prof.integrations.pytest_uprof import verdicts
@@ -98,7 +98,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(optionalhook=True)
 def pytest_configure_node(node: Any) -> None:
-    """Tell a worker of xdist where to leave what it measures, and how this session was begun."""
+    """Send the result directory and the command line of the session to an xdist worker."""
     config: pytest.Config = node.config
     asked = config.invocation_params
     node.workerinput[_CONTROLLER] = {
@@ -110,7 +110,7 @@ def pytest_configure_node(node: Any) -> None:
 
 @pytest.fixture
 def uprof(request: pytest.FixtureRequest) -> Uprof:
-    """Return what measures: `uprof.run(step)`."""
+    """Return an object that measures a step: `uprof.run(step)`."""
     from unified_prof.integrations.pytest_uprof.settings import Uprof
 
     item = request.node
@@ -120,7 +120,7 @@ def uprof(request: pytest.FixtureRequest) -> Uprof:
 
 @pytest.hookimpl(hookwrapper=True)
 def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
-    """Judge what a test that did well has measured, as a part of the test."""
+    """Judge the results of a passed test, as part of the test."""
     outcome = yield
     used = item.stash.get(_USED, None)
     if used is None or outcome.excinfo is not None:
@@ -135,32 +135,32 @@ def pytest_runtest_call(item: pytest.Item) -> Generator[None, Any, None]:
 
 @pytest.hookimpl(trylast=True)
 def pytest_sessionfinish(session: pytest.Session) -> None:
-    """Save what was measured, in the session that the user began."""
+    """Save the results, in the session that the user started."""
     config = session.config
     if (used := _used(config)) is not None:
         used.end(session)
 
 
 def pytest_terminal_summary(terminalreporter: Any, config: pytest.Config) -> None:
-    """Show what was measured."""
+    """Show the results."""
     if (used := _used(config)) is not None:
         used.show(terminalreporter)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Remove what workers left."""
+    """Delete the results that workers wrote."""
     folder = config.stash.get(_FOLDER, None)
-    if folder is not None and _is_the_users(config):
+    if folder is not None and _is_user_session(config):
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _is_the_users(config: pytest.Config) -> bool:
-    """Whether the user began this session: it is no worker, nor one run for another session."""
+def _is_user_session(config: pytest.Config) -> bool:
+    """Return True if the user started this session: not a worker, not a run for another session."""
     return not hasattr(config, "workerinput") and not config.stash.get(_ONE_RUN, False)
 
 
 def _folder(config: pytest.Config) -> Path:
-    """Return where this session keeps what it measures; a worker has been told."""
+    """Return the result directory of this session; workers get it from the controller."""
     if _FOLDER not in config.stash:
         told = getattr(config, "workerinput", {}).get(_CONTROLLER)
         config.stash[_FOLDER] = (
@@ -182,8 +182,8 @@ def _session(config: pytest.Config) -> Session:
 
 
 def _used(config: pytest.Config) -> Session | None:
-    """Return what there is to save or to show; None where no test asked for anything."""
-    if not _is_the_users(config):
+    """Return the session if there is something to save or show, else None."""
+    if not _is_user_session(config):
         return None
     folder = config.stash.get(_FOLDER, None)
     asked = config.getoption("uprof_save") is not None

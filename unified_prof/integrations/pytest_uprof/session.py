@@ -1,4 +1,4 @@
-"""A session that measures: what its tests left, compared as they end and saved when all have."""
+"""Session of the plugin: judges results when tests end and saves them when all have ended."""
 
 from __future__ import annotations
 
@@ -24,53 +24,58 @@ from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
 from unified_prof.integrations.pytest_uprof.verdicts import Judged
 
 _SUFFIX = ".measured"
-_MARK = 12
-"""Characters of the hash that tells apart what a store has no room to spell out."""
+# Hash characters in the names of baselines that are too long for the store.
+_HASH_CHARACTERS = 12
 
 
 class Record(msgspec.Struct, frozen=True):
-    """What became of one measured step, from a worker to the end of the session."""
+    """Result of one measured step, passed from a worker to the end of the session."""
 
     test: str
     at_ns: int
     judged: Judged
+    # Baseline to save; None if saving was not requested or the test failed.
     baseline: NewBaseline | None
-    """What is saved of it; None: nothing, as that is not asked for or the test failed."""
 
 
 class Session:
-    """What the fixture's objects of one session share.
+    """State shared by the fixtures of one session.
 
     Args:
-        config: pytest's.
-        folder: Where each process leaves what it measured, in files of its own.
-        told: What the controller said, in a worker of xdist.
+        config: Configuration of pytest.
+        folder: Directory where each process writes its results.
+        controller: Data from the controller, in an xdist worker.
+        one_run: True if this session measures one test for another session.
     """
 
     def __init__(
-        self, config: pytest.Config, folder: Path, told: Mapping[str, Any] | None, *, one_run: bool
+        self,
+        config: pytest.Config,
+        folder: Path,
+        controller: Mapping[str, Any] | None,
+        *,
+        one_run: bool,
     ) -> None:
         self.is_one_run = one_run
-        """Whether it only measures for another session."""
         self._folder = folder
-        self._begun = verdicts.Begun(config, told)
+        self._command = verdicts.Command(config, controller)
         option = config.option
         self._save: str | None = option.uprof_save
         self._compare: str | None = option.uprof_compare
         store = option.uprof_store
         self._store = str(config.rootpath / api.DEFAULT_STORE) if store is None else store
         self._entries: dict[str, Entry] | None = None
-        self._told: list[str] = []
+        self._messages: list[str] = []
         self._failed: str | None = None
 
     def test_id(self, item: pytest.Item, name: str) -> str:
-        """Return what a step is called in every session."""
+        """Return the name of a step, equal in all sessions."""
         test = verdicts.plain_id(item)
         return f"{test} ({name})" if name else test
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let one worker of this machine measure at a time; where that cannot be had, all do."""
+        """Let one worker of this machine measure at a time (not on Windows)."""
         try:
             import fcntl
         except ImportError:  # Windows
@@ -82,12 +87,12 @@ class Session:
             yield
 
     def completed(self, item: pytest.Item, measured: Mapping[str, tuple[Settings, Run]]) -> None:
-        """Take what a test measured that did well: measure it again, judge it, leave it.
+        """Measure a passed test again, judge its steps and record the results.
 
         Raises:
-            pytest.fail.Exception: it is a regression.
-            CaptureError: it cannot be measured again.
-            StoreError: the baseline cannot be read.
+            pytest.fail.Exception: A step is a regression.
+            CaptureError: The test cannot be measured again.
+            StoreError: The baseline cannot be read.
         """
         if self.is_one_run:
             verdicts.save(self._folder, {name: run for name, (_, run) in measured.items()})
@@ -97,10 +102,10 @@ class Session:
             asked = max(wanted.runs for wanted, _ in measured.values())
             with self.turn():
                 for number in range(2, asked + 1):
-                    more = self._begun.measure(item, number, asked)
+                    more = self._command.measure(item, number, asked)
                     for name, (wanted, _) in measured.items():
                         if number <= wanted.runs:
-                            runs[name].append(verdicts.of(more, name))
+                            runs[name].append(verdicts.step_run(more, name))
         failures = []
         for name, (wanted, run) in measured.items():
             test = self.test_id(item, name)
@@ -113,49 +118,47 @@ class Session:
             saved = None
             if self._save is not None and not fails:
                 saved = api.to_save(stored_name(self._save, test), whole)
-            self._leave(Record(test, time.time_ns(), judged, saved))
+            self._write(Record(test, time.time_ns(), judged, saved))
             if fails:
-                failures.append(judged.told)
+                failures.append(judged.message)
         if failures:
             pytest.fail("\n\n".join(failures), pytrace=False)
 
     def end(self, session: pytest.Session) -> None:
-        """Save what is to be saved."""
+        """Save the baselines."""
         if self._save is None:
             return
         records = self._records()
         new = [record.baseline for record in records if record.baseline is not None]
         if session.exitstatus == pytest.ExitCode.INTERRUPTED:
-            self._told.append("nothing was saved: the session was interrupted")
+            self._messages.append("not saved: the session was interrupted")
         elif not new:
-            self._told.append("nothing was saved: no test measured anything that did well")
+            self._messages.append("not saved: no passed test has results")
         else:
             try:
                 entries = api.save_all(new, self._store)
             except UprofError as err:
-                self._failed = f"nothing was saved: {err.told}" + (
-                    f" ({err.hint})" if err.hint else ""
-                )
+                self._failed = f"not saved: {err.told}" + (f" ({err.hint})" if err.hint else "")
                 if session.exitstatus == pytest.ExitCode.OK:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 return
             left_out = len(records) - len(entries)
-            self._told.append(
+            self._messages.append(
                 f"saved {len(entries)} of {len(records)} as {self._save} in {self._store}"
-                + (": a regression is no baseline" if left_out else "")
+                + (": regressions are not saved" if left_out else "")
             )
 
     def show(self, reporter: Any) -> None:
-        """Print what was measured, and what became of it."""
+        """Print the results and what was saved."""
         records = self._records()
-        if not (records or self._told or self._failed):
+        if not (records or self._messages or self._failed):
             return
         reporter.section("uprof")
         if records:
             judged = {record.test: record.judged for record in records}
             for line in verdicts.table(judged, compared=self._compare is not None):
                 reporter.write_line(line)
-        for line in self._told:
+        for line in self._messages:
             reporter.write_line(line)
         if self._failed is not None:
             reporter.write_line(self._failed, red=True)
@@ -170,7 +173,7 @@ class Session:
         return verdicts.judge(test, base.with_label(f"{name}@{entry.version}"), run, wanted)
 
     def _entry(self, test: str) -> Entry | None:
-        """Return the baseline to compare a step with: the newest of the name, or of any."""
+        """Return the baseline of a step: the newest of the requested name, or of any name."""
         if self._compare is None:
             return None
         if self._entries is None:
@@ -187,8 +190,8 @@ class Session:
         known = [entry for entry in found if entry is not None]
         return max(known, key=lambda entry: entry.saved_at, default=None)
 
-    def _leave(self, record: Record) -> None:
-        """Write a record whole or not at all: other workers write beside it."""
+    def _write(self, record: Record) -> None:
+        """Write a record atomically; other workers write to the same directory."""
         self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
         name = f"{os.getpid()}-{secrets.token_hex(8)}"
         partial = self._folder / f"{name}.partial"
@@ -196,7 +199,7 @@ class Session:
         partial.replace(self._folder / f"{name}{_SUFFIX}")
 
     def _records(self) -> list[Record]:
-        """Return what all workers left, by test; of a test that ran again the last."""
+        """Return the records of all workers by test; the last one if a test ran again."""
         found = [
             msgspec.msgpack.decode(path.read_bytes(), type=Record)
             for path in self._folder.glob(f"*{_SUFFIX}")
@@ -206,10 +209,10 @@ class Session:
 
 
 def stored_name(name: str, test: str) -> str:
-    """Return what a step's baseline is called in the store: short, printable, one of a kind."""
+    """Return the unique, printable name of a step's baseline in the store."""
     whole = f"{name}{SEPARATOR}{test}"
     plain = "".join(one if one.isprintable() else "?" for one in whole)
     if plain == whole and len(whole) <= MAX_NAME:
         return whole
-    mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:_MARK]
-    return f"{plain[: MAX_NAME - _MARK - 1]}~{mark}"
+    mark = hashlib.sha256(whole.encode("utf-8", "surrogatepass")).hexdigest()[:_HASH_CHARACTERS]
+    return f"{plain[: MAX_NAME - _HASH_CHARACTERS - 1]}~{mark}"

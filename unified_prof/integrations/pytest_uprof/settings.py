@@ -1,6 +1,6 @@
-"""How a test is measured and judged: arguments of a call beat a marker, a marker beats options.
+"""Settings of measured tests, and the object of the fixture `uprof`.
 
-The fixture's object: measures a step, and lets a test's measurements be completed and judged.
+Arguments of a call take precedence over the marker, and the marker over options.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ if TYPE_CHECKING:
 
 RUNS = 3
 MARKER = "uprof"
+# Separates the name of a baseline and the test, in the store.
 SEPARATOR = ":"
-"""Between the name of a baseline and the test, in the store."""
 _KNOWN = ("warmup", "iterations", "runs", "max_regress")
 
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """How one test is measured and judged."""
+    """Settings of one test."""
 
     warmup: int
     iterations: int
@@ -46,23 +46,23 @@ class Settings:
     fail_unclear: bool
 
 
-def of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
+def settings_of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
     """Return the settings of a test.
 
     Args:
-        item: the test.
-        given: what stands in the call; None is not given.
+        item: The test.
+        given: Arguments of the call; None if not given.
 
     Raises:
-        UsageError: a value makes no sense.
+        UsageError: A value is not valid.
     """
     marked: dict[str, Any] = {}
     for marker in reversed(list(item.iter_markers(MARKER))):  # the closest one last
         unknown = [name for name in marker.kwargs if name not in _KNOWN]
         if marker.args or unknown:
-            what = f"no {unknown[0]!r}" if unknown else "no value without its name"
+            what = f"unknown argument {unknown[0]!r}" if unknown else "positional argument"
             raise UsageError(
-                f"@pytest.mark.uprof takes {what}",
+                f"@pytest.mark.uprof: {what}",
                 hint=f"it takes {', '.join(_KNOWN)}",
                 slug="wrong-option-value",
             )
@@ -88,10 +88,10 @@ def of(item: pytest.Item, given: Mapping[str, Any]) -> Settings:
 
 
 def check(config: pytest.Config) -> None:
-    """Refuse options that make no sense before any test runs.
+    """Check the options before any test runs.
 
     Raises:
-        pytest.UsageError: one does not.
+        pytest.UsageError: An option is not valid.
     """
     option = config.option
     try:
@@ -116,7 +116,7 @@ def check(config: pytest.Config) -> None:
 
 
 def _given(config: pytest.Config) -> list[str]:
-    """Return the words of the command line, and those that are put before them."""
+    """Return the arguments of the command line, `addopts` and PYTEST_ADDOPTS included."""
     before = [*config.getini("addopts"), *shlex.split(os.environ.get("PYTEST_ADDOPTS", ""))]
     return [*before, *map(str, config.invocation_params.args)]
 
@@ -124,18 +124,18 @@ def _given(config: pytest.Config) -> list[str]:
 def _check_name(option: str, name: str | None, given: Sequence[str]) -> None:
     if not name:
         return
-    # Behind an equals sign stands no path of tests; --uprof-save takes the next word in any case.
+    # `--uprof-save tests/` probably means a test path; after `=` it is always a name.
     has_sep, exists = os.sep in name, Path(name).exists()
     is_path = exists and has_sep if option == "--uprof-save" else exists or has_sep
     if is_path and f"{option}={name}" not in given:
         raise UsageError(
             f"{option} {name!r} looks like a path, expected the name of a baseline",
-            hint=f"write {option}=NAME, or {option} behind the paths of the tests",
+            hint=f"write {option}=NAME, or put {option} after the test paths",
             slug="wrong-baseline-name",
         )
     if SEPARATOR in name or "@" in name or not name.isprintable():
         raise UsageError(
-            f"{option} {name!r}: the name of a baseline has no {SEPARATOR!r} and no '@' here",
+            f"{option} {name!r}: names of baselines must not contain {SEPARATOR!r} or '@' here",
             slug="wrong-baseline-name",
         )
 
@@ -148,8 +148,8 @@ def _count(what: str, value: object, least: int) -> int:
     return value
 
 
+# Extra iterations: the first one, and those that measure activations and peak memory.
 _SPARE = 16
-"""Iterations beyond those that are asked for: for the first one, for activations and for peaks."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -170,7 +170,7 @@ class Measured:
 
 
 class Uprof:
-    """What a test gets as `uprof`."""
+    """Object of the fixture `uprof`."""
 
     def __init__(self, item: pytest.Item, session: Session) -> None:
         self._item, self._session = item, session
@@ -190,33 +190,33 @@ class Uprof:
         """Measure a step as `uprof run` measures an iteration.
 
         Args:
-            step: What is measured; it is called without arguments, several times.
-            name: What to call it, where a test measures several steps.
+            step: Function to measure; called several times without arguments.
+            name: Name of the step, required if a test measures several.
             warmup: Calls before measuring.
             iterations: Calls to measure.
-            runs: Times that the test is measured to be saved or compared, each but the first in a
-                process of its own.
-            max_regress: How much worse than a baseline is too much: "5%" or 0.05.
-            device: A torch device type; by default the accelerator, or the CPU.
+            runs: Runs of a test that is saved or compared, each but the first in a separate
+                process.
+            max_regress: Largest accepted regression: "5%" or 0.05.
+            device: Torch device type; by default the accelerator, or the CPU.
 
         Raises:
-            UsageError: a value makes no sense; a test measures two steps of one name.
-            CaptureError: there was nothing to measure.
-            DeviceUnavailableError: torch or the device is not here.
+            UsageError: A value is not valid, or two steps of a test have the same name.
+            CaptureError: No operation was measured.
+            DeviceUnavailableError: torch or the device is missing.
         """
         __tracebackhide__ = True
         if not callable(step):
             raise UsageError(
-                f"uprof.run takes a function that runs one step, not {type(step).__name__}",
+                f"uprof.run expects a function that runs one step, not {type(step).__name__}",
                 hint="for example uprof.run(lambda: model(x).sum().backward())",
                 slug="no-step",
             )
         if name in self._measured:
             raise UsageError(
-                f"this test has measured a step {name!r} already"
+                f"this test has already measured a step {name!r}"
                 if name
-                else "this test has measured a step already",
-                hint="tell them apart: uprof.run(step, name='backward')",
+                else "this test has already measured a step",
+                hint="give it a name: uprof.run(step, name='backward')",
                 slug="step-measured-twice",
             )
         given = {
@@ -225,7 +225,7 @@ class Uprof:
             "runs": runs,
             "max_regress": max_regress,
         }
-        wanted = of(self._item, given)
+        wanted = settings_of(self._item, given)
         try:
             with self._session.turn():
                 run = self._measure(step, wanted, device)
@@ -239,10 +239,10 @@ class Uprof:
         return _summary(run)
 
     def complete(self) -> None:
-        """Measure again where that is asked for, judge, and keep it for the session's end.
+        """Measure again if requested, judge, and record the result.
 
         Raises:
-            pytest.fail.Exception: it is a regression, or cannot be measured again or judged.
+            pytest.fail.Exception: A step is a regression, or cannot be measured again or judged.
         """
         if not self._measured:
             return

@@ -1,12 +1,10 @@
-"""What a measured step is worth: the gate's verdict on it, in words, rows and JUnit properties.
+"""Verdicts on measured steps as text, table rows and JUnit properties, and repeated runs of a test.
 
-The same test in a process of its own: another run, as verdicts count them.
-
-Where memory lies and how warm a machine is stays the same for the iterations of one process, so
-blocks of them would be no runs (see `analysis.compare.between`). The process is begun as this
-session was, with all its options and paths (they name the conftest files that declare options); its
-configuration then names the one test alone. It measures, writes nothing of what the session's other
-plugins write, and leaves documents in a folder.
+Iterations of one process share its memory layout and the state of the machine, so they are not
+separate runs (see `compare.confidence`). A test is therefore repeated in a separate process, which
+is started with the options and paths of this session, because those load the conftest files that
+declare options; its configuration then selects the one test. It writes its results to a directory,
+and other plugins write nothing.
 """
 
 from __future__ import annotations
@@ -32,26 +30,26 @@ from unified_prof.errors import CaptureError
 from unified_prof.integrations.pytest_uprof.settings import Settings
 
 Outcome = Literal["measured", "no baseline", "pass", "regression", "unclear"]
+# Number of operations that the message of a regression lists.
 _TOP = 3
-"""Operations of a regression that are named."""
 
 
 class Judged(msgspec.Struct, frozen=True):
-    """One step of one test."""
+    """Verdict on one step of a test."""
 
     outcome: Outcome
+    # Median iteration time.
     new_ns: float | None
-    """Median of the whole iterations."""
     base_ns: float | None = None
     baseline: str | None = None
+    # Reason of the worst metric.
     reason: str = ""
-    """Of the worst metric, in a few words."""
-    told: str = ""
-    """What a test that fails says."""
+    # Message of a failed test.
+    message: str = ""
 
 
 def measured(run: Run, outcome: Outcome) -> Judged:
-    """Return what there is to say of a step that is compared with nothing."""
+    """Return the result of a step that is not compared."""
     return Judged(outcome, _median(run))
 
 
@@ -59,21 +57,21 @@ def judge(test: str, base: Run, new: Run, wanted: Settings) -> Judged:
     """Judge a step by the gate's rule.
 
     Raises:
-        UsageError: the two cannot be compared.
+        UsageError: The runs cannot be compared.
     """
     devices = [run.facts.get("device") for run in (base, new)]
     if None not in devices and devices[0] != devices[1]:
         reason = f"{base.label} was measured on {devices[0]}, this on {devices[1]}"
         return Judged("unclear", _median(new), _median(base), base.label, reason, reason)
-    known = noise.of(new)
+    known = noise.load(new)
     limits = Limits(max_regress=wanted.max_regress)
     verdict = gate(base, new, wanted.metrics, limits, known)
     outcome: Outcome = "unclear" if verdict.outcome == "inconclusive" else verdict.outcome
     worst = next(check for check in verdict.checks if check.outcome == verdict.outcome)
     reason = worst.reason if worst.metric == TOTAL else f"{worst.metric}: {worst.reason}"
-    told = "" if outcome == "pass" else _told(test, base, new, verdict, outcome, known)
+    message = "" if outcome == "pass" else _message(test, base, new, verdict, outcome, known)
     new_ns, base_ns = _medians(verdict) or (_median(new), _median(base))
-    return Judged(outcome, new_ns, base_ns, base.label, reason, told)
+    return Judged(outcome, new_ns, base_ns, base.label, reason, message)
 
 
 def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
@@ -90,7 +88,7 @@ def properties(judged: Judged, name: str) -> list[tuple[str, object]]:
 
 
 def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
-    """Return a table of all steps for people."""
+    """Return a table of all steps as lines of text."""
     from unified_prof.report import names
     from unified_prof.report.document import Column, Document
     from unified_prof.report.terminal import render_text
@@ -122,10 +120,10 @@ def table(judged: Mapping[str, Judged], *, compared: bool) -> list[str]:
     return render_text(document).splitlines()
 
 
-def _told(
+def _message(
     test: str, base: Run, new: Run, verdict: Verdict, outcome: str, known: Noise | None
 ) -> str:
-    """Return why a test fails, and which operations changed most."""
+    """Return the message of a failed test: reasons and the operations that changed most."""
     from unified_prof.report.operation_difference import difference_document
     from unified_prof.report.terminal import render_text
 
@@ -147,7 +145,7 @@ def _line(check: Check) -> str:
 
 
 def _medians(verdict: Verdict) -> tuple[float, float] | None:
-    """Return the times of both sides that were judged: without waiting, where that is known."""
+    """Return the judged times (candidate, baseline), without waiting if it is known."""
     for check in verdict.checks:
         if check.metric == TOTAL and check.comparison is not None:
             return check.comparison.new_median, check.comparison.base_median
@@ -161,7 +159,9 @@ def _median(run: Run) -> float | None:
 
 ENVIRONMENT = "UPROF_PYTEST_RUN"
 _FILE, _TEST = "measured.msgpack", "test"
-_TOLD_LINES = 12
+_MAX_ERROR_LINES = 12
+# Options of pytest and of known plugins that are switched off in repeated runs, because two
+# processes must not write the same file.
 _OFF: Mapping[str, object] = {
     "uprof_save": None,
     "uprof_compare": None,
@@ -175,22 +175,20 @@ _OFF: Mapping[str, object] = {
     "allure_report_dir": None,
     "collectonly": False,
 }
-"""Options of pytest and of plugins that are known, as they are where they do nothing: two processes
-must not write one file."""
 
 
-class Begun:
-    """How a session was begun.
+class Command:
+    """Command line of a session, used to repeat one of its tests.
 
     Args:
-        config: pytest's.
-        told: What the controller said of it, in a worker of xdist.
+        config: Configuration of pytest.
+        controller: Data from the controller, in an xdist worker.
     """
 
-    def __init__(self, config: pytest.Config, told: Mapping[str, Any] | None) -> None:
+    def __init__(self, config: pytest.Config, controller: Mapping[str, Any] | None) -> None:
         asked = config.invocation_params
-        self._directory = Path(told["directory"]) if told else asked.dir
-        self._arguments = list(told["arguments"] if told else map(str, asked.args))
+        self._directory = Path(controller["directory"]) if controller else asked.dir
+        self._arguments = list(controller["arguments"] if controller else map(str, asked.args))
         self._extra = [f"--rootdir={config.rootpath}"]
         if config.inipath is not None:
             self._extra += ["-c", str(config.inipath)]
@@ -200,10 +198,10 @@ class Begun:
             self._extra += ["--no-cov"]
 
     def measure(self, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
-        """Return what the test measures in a process of its own, by the names of its steps.
+        """Run the test in a separate process and return its runs by name of the step.
 
         Raises:
-            CaptureError: it failed there, or measured nothing.
+            CaptureError: The test failed there, or measured nothing.
         """
         _, _, within = plain_id(item).partition("::")
         with TemporaryDirectory(prefix="uprof-pytest-run-") as folder:
@@ -225,19 +223,19 @@ class Begun:
             found = Path(folder) / _FILE
             if done.returncode == 0 and found.is_file():
                 return load(found)
-        told = "\n".join(done.stdout.rstrip().splitlines()[-_TOLD_LINES:])
+        printed = "\n".join(done.stdout.rstrip().splitlines()[-_MAX_ERROR_LINES:])
         raise CaptureError(
-            f"run {number} of {of}, in a process of its own, ended with exit code "
+            f"run {number} of {of} in a separate process ended with exit code "
             f"{done.returncode} and "
             + ("measured nothing" if done.returncode == 0 else "no measurement")
-            + f":\n{told}",
+            + f":\n{printed}",
             hint="runs=1 measures in this process only",
             slug="run-of-test-failed",
         )
 
 
 def only_measure(config: pytest.Config, folder: Path) -> None:
-    """Let a session do nothing but measure, for the one that began it."""
+    """Configure a session to measure one test only."""
     config.args = [os.fsdecode((folder / _TEST).read_bytes())]
     for name, value in _OFF.items():
         if hasattr(config.option, name):
@@ -248,7 +246,7 @@ def only_measure(config: pytest.Config, folder: Path) -> None:
 
 
 def plain_id(item: pytest.Item) -> str:
-    """Return what a test is called in every session: xdist may add the group of the test."""
+    """Return the id of a test without the group that xdist may append."""
     if item.parent is None:
         return item.nodeid
     plain = f"{item.parent.nodeid}::{item.name}"
@@ -256,27 +254,27 @@ def plain_id(item: pytest.Item) -> str:
 
 
 def save(folder: Path, measured: Mapping[str, Run]) -> None:
-    """Leave what was measured for `load`."""
+    """Write results for `load`."""
     data = {name: api.dump(run) for name, run in measured.items()}
     (folder / _FILE).write_bytes(msgspec.msgpack.encode(data))
 
 
 def load(file: Path) -> dict[str, Run]:
-    """Return what `save` left."""
+    """Return the results that `save` wrote."""
     data = msgspec.msgpack.decode(file.read_bytes(), type=dict[str, bytes])
     return {name: api.load(one, where=str(file)) for name, one in data.items()}
 
 
-def of(measured: Mapping[str, Run], name: str) -> Run:
-    """Return what a process measured of one step.
+def step_run(measured: Mapping[str, Run], name: str) -> Run:
+    """Return the run of one step.
 
     Raises:
-        CaptureError: it did not come to that step.
+        CaptureError: The process did not measure that step.
     """
     if name not in measured:
         raise CaptureError(
-            f"a run in a process of its own did not measure the step {name!r}",
-            hint="a test has to measure the same steps every time",
+            f"a run in a separate process did not measure the step {name!r}",
+            hint="a test must measure the same steps every time",
             slug="run-of-test-failed",
         )
     return measured[name]
