@@ -186,8 +186,7 @@ def test_former_names_are_hidden_and_print_the_new_one(path: str) -> None:
     group = ROOT.commands[groups[0]] if groups else ROOT
     assert group.commands[name].hidden
     assert f"\n  {name} " not in help_of(" ".join(groups))
-    new = next(command for command in COMMANDS if command and FORMER[path].startswith(command))
-    assert new in COMMANDS
+    assert any(command and FORMER[path].startswith(command) for command in COMMANDS)
 
 
 def test_a_former_name_works(tmp_path: Path) -> None:

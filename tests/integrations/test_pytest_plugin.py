@@ -316,7 +316,7 @@ def test_a_marker_takes_no_unknown_name(
     pytester.makepyfile("import pytest\n@pytest.mark.uprof(warmups=1)" + ONE_STEP)
     result = session("--strict-markers")
     assert outcomes(result) == {"failed": 1}
-    result.stdout.fnmatch_lines(["*@pytest.mark.uprof uprof: unknown argument 'warmups'*"])
+    result.stdout.fnmatch_lines(["*@pytest.mark.uprof: unknown argument 'warmups'*"])
 
 
 # Verdicts
