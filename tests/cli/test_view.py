@@ -157,7 +157,7 @@ def test_a_port_that_is_taken_is_an_error_of_one_line(
 ) -> None:
     with loopback.Served([]) as taken:
         run(str(run_time_report(tmp_path / "run_time.sqlite")), "--port", str(taken.port), code=2)
-        assert f"port {taken.port} of 127.0.0.1 cannot be had" in capsys.readouterr().err
+        assert f"port {taken.port} of 127.0.0.1 is not available" in capsys.readouterr().err
     assert left() == []
 
 
