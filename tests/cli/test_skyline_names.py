@@ -50,6 +50,9 @@ def test_the_report_is_the_file_and_nothing_is_left_beside_it(
         check=False,
     )
     assert done.returncode == 0, done.stderr
+    shown = done.stdout + done.stderr
+    assert "out.sqlite" in shown
+    assert ".out.sqlite." not in shown, "the directory of the measurement is temporary"
     (count,) = sqlite3.connect(tmp_path / "out.sqlite").execute(f"SELECT count(*) FROM {table}")
     assert count[0] > 0
     assert [path.name for path in tmp_path.iterdir()] == ["out.sqlite"]

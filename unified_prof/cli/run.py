@@ -51,9 +51,13 @@ class RunEnd:
         quiet: Print errors only.
         json: Print the result to stdout as one JSON line instead of text.
         top: Rows of the table of operations.
+        renamed: Text -> replacement in messages, for files that are moved afterwards.
     """
 
-    def __init__(self, *, quiet: bool, json: bool, top: int) -> None:
+    def __init__(
+        self, *, quiet: bool, json: bool, top: int, renamed: Mapping[str, str] | None = None
+    ) -> None:
+        self._renamed = renamed or {}
         self.quiet = quiet
         self.json = json
         self._top = top
@@ -67,6 +71,8 @@ class RunEnd:
             self._say(start + line)
 
     def _say(self, line: str) -> None:
+        for text, replacement in self._renamed.items():
+            line = line.replace(text, replacement)
         if not self.quiet:
             streams.tell(line)
 
@@ -260,8 +266,10 @@ def run(
     raise click.exceptions.Exit(exit_code)
 
 
-def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet: bool) -> int:
-    """Run a script for one report in `folder` and return the exit code.
+def measured_into(
+    folder: Path, report: str, script: str, backend: str, target: Path, *, quiet: bool
+) -> int:
+    """Run a script for one report in `folder`, shown as `target`; return the exit code.
 
     Raises:
         UprofError: As `uprof run`.
@@ -271,7 +279,9 @@ def measured_into(folder: Path, report: str, script: str, backend: str, *, quiet
     workload = WorkloadOptions([script]).workload(attach=False)
     spec = MeasurementOptions(report=report).spec(workload, chosen, folder, {})
     spec = replace(spec, relay=_say_all_but_info if quiet else streams.tell)
-    shown = RunEnd(quiet=quiet, json=False, top=10)
+    file = f"{folder.name}/{report.replace('-', '_')}.sqlite"
+    renamed = {file: target.name, folder.name: target.name}
+    shown = RunEnd(quiet=quiet, json=False, top=10, renamed=renamed)
     every_rank = chosen_ranks_of("all")
     return _run(chosen, spec, shown, force=True, strict=False, ranks=every_rank)
 
@@ -406,7 +416,7 @@ def _write_report(
     except OSError as err:
         raise output_error(target, err) from err
     try:
-        exit_code = measured_into(folder, report, entry_point, backend, quiet=quiet)
+        exit_code = measured_into(folder, report, entry_point, backend, target, quiet=quiet)
         made = folder / f"{report.replace('-', '_')}.sqlite"
         if made.exists():
             refuse_existing(target, overwrite=force)
