@@ -54,11 +54,13 @@ CLASSES: Final = (
     REST,
 )
 
+# Operations of these classes include all kernels that they launch, except casts.
 _KEEP_THEIR_KERNELS: Final = (CONVOLUTION, ATTENTION, NORMALISATION, EMBEDDING, OPTIMIZER)
-"""Operations of these classes count with all that they launch, casts aside."""
 
+
+# Kernels of these classes keep their class within any operation.
 _KEEP_THEIR_NAMES: Final = (COLLECTIVES, CAST, COPIES)
-"""Kernels of these classes are of them, whatever they ran for."""
+
 
 _NOTHING: Final = frozenset({"", NOT_AVAILABLE, None})
 
