@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import unified_prof
+from tests.conftest import ROOT
 
 CALLBACKS = ("integrations/lightning.py", "integrations/transformers.py")
 HEAVY = {"torch", "numpy", "sqlalchemy", "alembic"}
@@ -76,7 +77,8 @@ def test_doctor_says_without_torch_what_is_missing() -> None:
 @pytest.mark.quick(cases=1)
 @pytest.mark.parametrize("backend", ["cpu", "cuda", "auto"])
 def test_run_without_torch_says_how_to_get_it(backend: str) -> None:
-    done = python(BLOCK_TORCH + MAIN, "run", "--backend", backend, "train.py")
+    script = ROOT / "examples" / "train.py"
+    done = python(BLOCK_TORCH + MAIN, "run", "--backend", backend, str(script))
     assert done.returncode == 4
     assert "PyTorch is not installed" in done.stderr
     assert "Traceback" not in done.stderr
