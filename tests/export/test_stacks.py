@@ -228,7 +228,7 @@ def test_the_ending_selects_the_layout_and_contradictions_are_told(
     refused(
         uprof("export", step, "-o", tmp_path / "x.pb.gz", "--layout", "collapsed"),
         2,
-        "selects pprof, but collapsed is asked for",
+        "selects pprof, but --layout is collapsed",
     )
     refused(
         uprof("export", step, "-o", tmp_path / "files", "--measure", "host"), 2, "apply to stacks"

@@ -1,11 +1,7 @@
-"""The files of one export: written beside their names, and given them all at once.
+"""Layouts of `uprof export`, and the files of one export.
 
-Nothing appears before everything is written, and nothing of the user's is replaced unasked.
-
-The layouts of `uprof export`: whose files are written, and where that is done.
-
-A layout of stacks is a module of `export.stacks` with `write(path, parts)` and its line here;
-nothing heavy is imported before one is asked for.
+Files are written under temporary names and renamed together at the end; existing files are replaced
+only with `force`. A layout of stacks has a writer in `export.stacks` and a row in LAYOUTS.
 """
 
 from __future__ import annotations
@@ -38,11 +34,11 @@ class Written:
 
 
 class OutputFiles(Block):
-    """Files in one folder that get their names together; use it in a `with` block.
+    """Files of one directory that are renamed together; use in a `with` block.
 
     Args:
-        directory: An existing folder.
-        force: Whether files of the same names may be replaced.
+        directory: Existing directory.
+        force: Replace existing files.
     """
 
     def __init__(self, directory: Path, *, force: bool) -> None:
@@ -55,7 +51,7 @@ class OutputFiles(Block):
         return self
 
     def _finish(self) -> None:
-        """Give all files their names; those that got theirs before one fails are taken back."""
+        """Rename all files; if one fails, those renamed before are removed."""
         done: list[AtomicFile] = []
         with signals.held_back():
             try:
@@ -74,10 +70,10 @@ class OutputFiles(Block):
 
     @contextmanager
     def file(self, name: str) -> Iterator[Binary]:
-        """Yield a new file that somebody else writes, by its path.
+        """Yield the temporary path of a new file, to be written by the caller.
 
         Raises:
-            OutputError: it exists and may not be replaced, or it cannot be written.
+            OutputError: The file exists and `force` is not set, or it cannot be written.
         """
         file = AtomicFile(self.directory / name, overwrite=self._force)
         self._files.append(file)
@@ -93,7 +89,7 @@ class OutputFiles(Block):
         """Yield a new text file.
 
         Raises:
-            OutputError: it exists and may not be replaced, or it cannot be written.
+            OutputError: The file exists and `force` is not set, or it cannot be written.
         """
         file = AtomicFile(self.directory / name, overwrite=self._force)
         self._files.append(file)
@@ -112,7 +108,7 @@ class OutputFiles(Block):
         """Write the lines of a table, ready-made but for their ends, into files one after another.
 
         Args:
-            names: Names of the files; the last one takes what is left.
+            names: Names of the files; the last one gets the remaining rows.
             header: First line of each.
             blocks: The lines, some thousand at a time.
             rows_each: How many rows the others take.
@@ -128,14 +124,14 @@ class OutputFiles(Block):
 
 @dataclass(slots=True)
 class Binary:
-    """A file under way that somebody else writes."""
+    """File that the caller writes by its path."""
 
     partial: Path
     entries: int = 0
 
 
 class Text:
-    """A file under way."""
+    """Open text file with its number of entries."""
 
     def __init__(self, stream: IO[str]) -> None:
         self._stream = stream
@@ -168,22 +164,22 @@ class _Lines:
 
 @dataclass(frozen=True, slots=True)
 class Layout:
-    """One way to write a report for other tools."""
+    """Format of an export."""
 
     name: str
     makes: Literal["deliverables", "timeline", "stacks", "tables"]
-    # For the command's help.
+    # Description for the help.
     what: str
-    # Endings of files that select it, the usual one first; none: it fills a folder.
+    # File extensions that select it, the preferred one first; empty: it writes a directory.
     suffixes: tuple[str, ...] = ()
-    # Of stacks: whether a file holds several measures.
+    # For stacks: True if a file can have several measures.
     several: bool = True
 
     def write_stacks(self, path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
         """Write stacks, each with its title, as one file.
 
         Raises:
-            UsageError: what it takes is not installed.
+            UsageError: A required package is not installed.
         """
         from unified_prof.export import stacks  # Needs NumPy; the layouts are part of `--help`.
 
@@ -223,10 +219,10 @@ def named(name: str) -> Layout:
 
 
 def chosen(output: Path, asked: str | None) -> Layout:
-    """Return the layout meant: the one asked for, else by the ending of the output.
+    """Return the requested layout, or the one that the extension of the output selects.
 
     Raises:
-        UsageError: the ending is another layout's.
+        UsageError: The extension belongs to another layout.
     """
     name = output.name.lower()
     matches = [(len(end), one) for one in LAYOUTS for end in one.suffixes if name.endswith(end)]
@@ -237,8 +233,8 @@ def chosen(output: Path, asked: str | None) -> Layout:
     if of_ending not in (None, layout) and layout not in [one for _, one in matches]:
         assert of_ending is not None
         raise UsageError(
-            f"{output}: the extension selects {of_ending.name}, but {asked} is asked for",
-            hint="leave the layout out, or change the extension",
+            f"{output}: the extension selects {of_ending.name}, but --layout is {asked}",
+            hint="omit --layout, or change the extension",
             slug="contradicting-options",
         )
     return layout

@@ -1,14 +1,9 @@
-"""Weighted call stacks as files that tools for flame graphs read, a module a format.
+"""Weighted call stacks as files for flame graph viewers.
 
-Collapsed stacks, a line each: `frame;frame;frame weight`, as Brendan Gregg's scripts read.
-
-What files keep of a frame: what tells it apart there.
-
-speedscope's own format: all measures in one file, each a profile of sampled stacks.
-
-pprof's profile.proto, gzipped: all measures in one file, each a type of value.
-
-The messages are described here as the format documents them, and encoded by the protobuf package.
+* collapsed: a line `frame;frame;frame weight` per stack, for Brendan Gregg's scripts
+* speedscope: all measures in one file, each a profile of sampled stacks
+* pprof: gzipped profile.proto, all measures in one file; its messages are described here and
+  encoded by the protobuf package
 """
 
 from __future__ import annotations
@@ -28,7 +23,7 @@ from unified_prof.version import VERSION
 
 
 def write_collapsed(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
-    """Write the only part; the format has no place for a title."""
+    """Write collapsed stacks; the format has one measure and no title."""
     ((_, stacks),) = parts
     names: dict[Frame, str] = {}
     with path.open("w", encoding="utf-8", newline="\n") as file:
@@ -98,7 +93,7 @@ def _frame(frame: Written) -> dict[str, Any]:
     return found if file is None else found | {"file": printable(file), "line": line}
 
 
-# Message -> number, name and type of the fields that are written; a star is any number of them.
+# Message -> (number, name, type) of each written field; * marks repeated fields.
 _MESSAGES: dict[str, tuple[tuple[int, str, str], ...]] = {
     "Profile": (
         (1, "sample_type", "*ValueType"),
@@ -124,10 +119,10 @@ _SCALARS = {"int64": "TYPE_INT64", "uint64": "TYPE_UINT64", "string": "TYPE_STRI
 
 
 def write_pprof(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
-    """Write each part as a type of value; a stack has a value of its own type, and 0 of others.
+    """Write each part as a sample type; a stack has 0 for the types of other parts.
 
     Raises:
-        UsageError: the protobuf package is not installed.
+        UsageError: The protobuf package is not installed.
     """
     profile = _profile_class()()
     texts: dict[str, int] = {"": 0}

@@ -1,7 +1,7 @@
 """Tables of a report as Parquet or Arrow files: typed columns, some thousand rows at a time.
 
-Analysts have no dictionary of ids at hand, so a column of ids of texts or of an enum holds the
-texts; with `ids` it holds what lies in the database, and the tables of texts are written too.
+Columns of string or enum ids are written as texts. With `ids` they keep the numbers of the
+database, and the dictionary tables are written too.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from unified_prof.sqlite.integer_columns import MISSING
 from unified_prof.sqlite.reader import Report
 from unified_prof.sqlite.statements import quoted
 
-# Of a row group: what is in memory at a time.
+# Rows per row group; this many are in memory at a time.
 ROWS = 1 << 17
 _KEPT_TEXTS = 1 << 17
 _ASKED_AT_ONCE = 500
@@ -43,7 +43,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Exported:
-    """What an export of tables has written, and what is null in it though it was something."""
+    """Files of an export of tables, and values that were written as null."""
 
     files: list[Written] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -58,20 +58,20 @@ def write(
     ids: bool = False,
     force: bool = False,
 ) -> Exported:
-    """Write tables of an open report into an existing folder, a file each, or none at all.
+    """Write tables of an open report into an existing directory, one file each, or none at all.
 
     Args:
-        report: of any family and revision; its tables appear in their newest shape.
-        directory: where the files go.
+        report: Report of any family and revision; tables have the newest schema.
+        directory: Output directory.
         kind: `parquet` or `arrow` (the IPC file format, which Feather 2 is).
-        only: the tables; none: all that have rows.
-        ids: whether columns of ids stay as they are.
-        force: whether files of the same names may be replaced.
+        only: Tables to write; empty: all that have rows.
+        ids: Keep columns of ids as numbers.
+        force: Replace existing files.
 
     Raises:
-        UsageError: there is no such table, or pyarrow is not installed.
-        StoreError: the report is damaged.
-        OutputError: a file exists or cannot be written.
+        UsageError: There is no such table, or pyarrow is not installed.
+        StoreError: The report is damaged.
+        OutputError: A file exists or cannot be written.
     """
     pyarrow = arrow_files.pyarrow()
     if unknown := [table for table in only if table not in report.tables]:
@@ -119,7 +119,7 @@ class _Table:
         refers = {} if ids else _references(report).get(table, {})
         self._refers = {name: to for name, to in refers.items() if to in report.tables}
         self._types = {name: _type(declared) for name, declared in _declared(report, table)}
-        # Points in time that are declared as text.
+        # Times that are declared as text.
         self._in_digits = {one for one in _times(table) if self._types.get(one) == "text"}
         for name in self._in_digits:
             self._types[name] = "integer"
@@ -151,7 +151,7 @@ class _Table:
             yield pyarrow.record_batch(arrays, schema=schema)
 
     def count_what_is_lost(self) -> None:
-        """Note the values that no array could hold."""
+        """Record the values that their column type cannot hold."""
         allowed = {"integer": ("integer",), "real": ("integer", "real")}
         for name in sorted(self._missing):
             kinds = ", ".join(f"'{one}'" for one in allowed[self._types[name]])
@@ -164,7 +164,7 @@ class _Table:
                 self._lose(name, count, "no number in a column of numbers")
 
     def _lose(self, column: str, count: int, why: str) -> None:
-        """Note values that are null though they were something; those of one cause are one."""
+        """Record values that are written as null, merged by cause."""
         lost = self._exported.left_out
         for number, one in enumerate(lost):
             if (one.table, one.column, one.why) == (self.table, column, why):
@@ -176,7 +176,7 @@ class _Table:
         """Yield columns of so many rows as a row group has, or a little more."""
         if set(self._types.values()) == {"integer"}:
             wanted = {name: self._expression(name) for name in self._types}
-            yield from _gathered(self._report.pieces(self.table, wanted))
+            yield from _rebatch(self._report.pieces(self.table, wanted))
             return
         chosen = ", ".join(f"{self._expression(name)} AS {quoted(name)}" for name in self._types)
         yield from self._report.parts(f"SELECT {chosen} FROM {quoted(self.table)}", rows=ROWS)
@@ -243,34 +243,34 @@ def _absent(values: NDArray[Any]) -> NDArray[np.bool_]:
     return np.zeros(len(values), bool)
 
 
-def _gathered(pieces: Iterator[dict[str, NDArray[Any]]]) -> Iterator[dict[str, NDArray[Any]]]:
-    """Yield pieces of any size as so many rows as a row group has, at last what is left."""
+def _rebatch(pieces: Iterator[dict[str, NDArray[Any]]]) -> Iterator[dict[str, NDArray[Any]]]:
+    """Yield batches of ROWS rows from batches of any size; the last one may be smaller."""
     waiting: list[dict[str, NDArray[Any]]] = []
     rows = 0
     for piece in pieces:
         waiting.append(piece)
         rows += _rows(piece)
         if rows >= ROWS:
-            whole = _joined(waiting)
+            whole = _concatenate(waiting)
             first = 0
             while rows - first >= ROWS:
                 yield {name: one[first : first + ROWS] for name, one in whole.items()}
                 first += ROWS
             waiting, rows = [{name: one[first:] for name, one in whole.items()}], rows - first
     if rows:
-        yield _joined(waiting)
+        yield _concatenate(waiting)
 
 
 def _rows(columns: dict[str, NDArray[Any]]) -> int:
     return len(next(iter(columns.values())))
 
 
-def _joined(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+def _concatenate(pieces: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     return {name: np.concatenate([one[name] for one in pieces]) for name in pieces[0]}
 
 
 class _Texts:
-    """Texts by id, as they are asked for; so many are kept."""
+    """Cache of texts by id."""
 
     def __init__(self, report: Report) -> None:
         self._report = report

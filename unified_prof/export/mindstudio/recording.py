@@ -1,4 +1,4 @@
-"""The tables that several deliverables are made of, each read once and as columns."""
+"""Tables that several files need, each read once into columns."""
 
 from __future__ import annotations
 
@@ -23,20 +23,20 @@ from unified_prof.recording import recording as whole_tables
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES, Texts
 from unified_prof.recording.source import Findings, Source
 
-# How many rows are turned into text at a time.
+# Rows that are converted to text at a time.
 BLOCK_ROWS = 32_768
 
-# Type of the tasks that are the device's half of a mark; no deliverable counts them as tasks.
+# Type of the device tasks of marks, which no file counts as tasks.
 MARK = "MsTx"
 COPY = "MEMCPY_ASYNC"
 
-# Chips whose scheduler knows no contexts and no MIX kernels.
+# Chips without contexts and MIX kernels.
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
 
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Something that a deliverable of the vendor's has and this one cannot have."""
+    """Part of a vendor file that cannot be written."""
 
     deliverable: str
     what: str
@@ -44,22 +44,22 @@ class LeftOut:
 
 
 class Recording:
-    """An msprof database as the vendor's deliverables see it."""
+    """Msprof database, with the data that the vendor's files need."""
 
     def __init__(self, source: Source) -> None:
         self.source = source
         self.findings = Findings()
         self._left_out: dict[tuple[str, str], LeftOut] = {}
-        # Tables whose impossible times are counted.
+        # Tables whose impossible times were counted.
         self._told: set[str] = set()
 
     @property
     def left_out(self) -> list[LeftOut]:
-        """What was left out so far."""
+        """Parts left out so far."""
         return list(self._left_out.values())
 
     def leave_out(self, deliverable: str, what: str, why: str) -> None:
-        """Note what a deliverable lacks, once."""
+        """Record once that a part of a file is left out."""
         self._left_out.setdefault((deliverable, what), LeftOut(deliverable, what, why))
 
     @cached_property
@@ -89,7 +89,7 @@ class Recording:
 
     @cached_property
     def has_contexts(self) -> bool:
-        """Whether the chip's scheduler knows contexts; a chip that nobody knows does."""
+        """True if the chip has contexts; unknown chips count as having them."""
         names = whole_tables.records(self.source, "NPU_INFO", ["name"])
         return not any(str(name).startswith(_WITHOUT_CONTEXTS) for (name,) in names)
 

@@ -79,20 +79,20 @@ NOT_WRITTEN = {
 
 @dataclass(frozen=True, slots=True)
 class Exported:
-    """What an export has written, and what it could not."""
+    """Files of an export, and what was left out."""
 
     files: tuple[Written, ...]
     left_out: tuple[LeftOut, ...]
-    # Oddities found while reading.
+    # Anomalies found while reading.
     anomalies: tuple[Anomaly, ...]
 
 
 def refuse_others(source: Source) -> None:
-    """Raise UsageError when a report is none that has deliverables of this layout."""
+    """Raise UsageError for a report that is not an msprof database."""
     if source.family != _FAMILY:
         raise UsageError(
             f"{source.path} is a report of the {source.family} family, which has no timeline; "
-            "the deliverables of msprof are made of msprof databases",
+            "the files of msprof need an msprof database",
             hint="record one with `uprof run --report timeline`, or name a PROF_* directory",
             slug="wrong-kind-of-report",
         )
@@ -106,19 +106,19 @@ def write(
     moment: datetime | None = None,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Exported:
-    """Write the deliverables of an open msprof database into an existing folder, or none at all.
+    """Write the files of an open msprof database into an existing directory, or none at all.
 
     Args:
-        source: the report.
-        directory: where the files go.
-        force: whether files of the same names may be replaced.
-        moment: local time in the files' names; by default now.
-        progress: told what is being written.
+        source: The report.
+        directory: Output directory.
+        force: Replace existing files.
+        moment: Local time in the names of the files; by default now.
+        progress: Called with the name of each file.
 
     Raises:
-        UsageError: it is no msprof database, or has nothing that any file is made of.
-        StoreError: it is damaged.
-        OutputError: a file exists or cannot be written.
+        UsageError: Not an msprof database, or it has no data for any file.
+        StoreError: The database is damaged.
+        OutputError: A file exists or cannot be written.
     """
     refuse_others(source)
     recording = Recording(source)
