@@ -214,7 +214,7 @@ def _wrong(verdict: Verdict) -> Iterator[str]:
         ends = {int(rank) for rank in truth["slow_link"].split(",")}
         if first.kind != "slow_link" or not ends <= set(first.ranks):
             yield f"says {first.text}"
-        elif abs(factor / truth["link"] - 1) > _OFF and first.figures["told"]:
+        elif abs(factor / truth["link"] - 1) > _OFF and first.figures["link_known"]:
             yield f"factor {factor}"
     elif truth["slow_host"] is not None:
         if (first.kind, first.hosts) != ("slow_host", (f"node{truth['slow_host']:04d}",)):

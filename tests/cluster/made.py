@@ -86,20 +86,20 @@ class Plan:
 
 @dataclass
 class Made:
-    """What every rank saw, in true time, and the truth."""
+    """Timelines of all ranks in true time, and the planted truth."""
 
     plan: Plan
     groups: dict[tuple[int, ...], str]
     kernels: list[list[tuple[int, int, str]]]
-    """Of each rank: begin, end, name."""
+    """By rank: start, end and name."""
     operations: list[list[dict[str, Any]]]
     steps: list[list[tuple[int, int]]]
     inputs: list[list[tuple[int, int]]]
     clock: list[int]
-    """Of each host."""
+    """By host."""
     wait: list[int]
     drift: list[float]
-    """Of each host: what its clock gains in a second, s."""
+    """By host: seconds that its clock gains per second."""
 
     def seen(self, rank: int, times: Any) -> Any:
         """Return true times as the clock of a rank's host shows them."""

@@ -52,10 +52,8 @@ class Scenario:
     """Write `host_name` into the traces."""
     file_hosts: bool = False
     """Name files as `tensorboard_trace_handler` does, by host and process."""
-    distributed_info: bool = True
     slow: Mapping[int, float] = field(default_factory=dict)
     slow_kernels: Mapping[tuple[int, str], float] = field(default_factory=dict)
-    slow_steps: Collection[int] | None = None
     nic: Mapping[tuple[int, str], float] = field(default_factory=dict)
     """(host, "out" or "in") -> how many times slower its traffic with other hosts is."""
     links: Mapping[tuple[int, int], float] = field(default_factory=dict)
@@ -182,9 +180,8 @@ class Rank:
     def _kernel(self, name: str, us: float, after: tuple[Task, ...] = ()) -> Task:
         scenario = self.run.scenario
         factor = self.speed * (1 + scenario.noise * self.random.standard_normal())
-        if scenario.slow_steps is None or self.step in scenario.slow_steps:
-            factor *= scenario.slow.get(self.number, 1.0)
-            factor *= scenario.slow_kernels.get((self.number, name.removesuffix("_bwd")), 1.0)
+        factor *= scenario.slow.get(self.number, 1.0)
+        factor *= scenario.slow_kernels.get((self.number, name.removesuffix("_bwd")), 1.0)
         factor *= scenario.stage_work.get(self.run.stage(self.number), 1.0)
         drift = scenario.drift.get(self.number, 0.0)
         factor *= 1 + drift * self.step / max(scenario.steps - 1, 1)
@@ -463,8 +460,6 @@ class Run:
                 ],
             },
         }
-        if not scenario.distributed_info:
-            del about["distributedInfo"]
         if scenario.host_names:
             about["host_name"] = host
         name = f"rank{rank.number}.pt.trace.json.gz"

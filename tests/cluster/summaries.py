@@ -21,7 +21,7 @@ RANKS_OF_A_HOST = 8
 
 @dataclass(frozen=True)
 class Made:
-    """What to make."""
+    """Contents of a made-up run."""
 
     tp: int = 2
     dp: int = 2

@@ -1,4 +1,4 @@
-"""Clocks of long recordings: they drift apart, and that is told along with their offsets."""
+"""Clocks of long recordings drift apart; the drift is reported with their offsets."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What was planted is found, with its size and its cost; a healthy run has no finding."""
+"""Planted faults are found with size and cost; a healthy run has no finding."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
 
 
-def told(plan: Plan) -> tuple[list[Finding], Made]:
+def findings_of(plan: Plan) -> tuple[list[Finding], Made]:
     made = make(plan)
     return summarize_run(partials_of(made)).findings, made
 
@@ -30,14 +30,14 @@ def true_cost_ms(plan: Plan, made: Made) -> float:
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_a_healthy_run_has_none(seed: int, noise: float) -> None:
-    assert told(Plan(seed=seed, noise=noise, setup_ns=2_000_000))[0] == []
+    assert findings_of(Plan(seed=seed, noise=noise, setup_ns=2_000_000))[0] == []
 
 
 @pytest.mark.parametrize("factor", [1.05, 1.1, 1.3])
 @pytest.mark.parametrize("rank", [0, 5, 15])
 def test_a_slow_rank_with_its_factor_and_cost(rank: int, factor: float) -> None:
     plan = Plan(slow={rank: factor}, seed=rank, batches=4)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (rank,))]
     assert found[0].figures["factor"] == pytest.approx(factor, abs=0.015)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.02)
@@ -53,26 +53,26 @@ def test_what_it_costs_where_gradients_queue_up_beside_kernels(
     buckets: int, factor: float, seed: int
 ) -> None:
     plan = Plan(tp=2, dp=8, pp=2, per_host=8, slow={19: factor}, buckets=buckets, seed=seed)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.02)
 
 
 def test_two_slow_ranks_are_two_findings_the_costlier_one_first() -> None:
-    found, _ = told(Plan(slow={3: 1.1, 12: 1.4}, tp=1, dp=8, pp=2))
+    found, _ = findings_of(Plan(slow={3: 1.1, 12: 1.4}, tp=1, dp=8, pp=2))
     assert [one.ranks for one in found] == [(12,), (3,)]
     costs = [one.cost_ms_per_step for one in found]
     assert costs == sorted(costs, reverse=True)
 
 
 def test_of_two_ranks_the_slow_one_is_told() -> None:
-    found, made = told(plan := Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=4, batches=6))
+    found, made = findings_of(plan := Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=4, batches=6))
     assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (1,))]
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
 
 
 def test_a_host_whose_ranks_all_compute_slowly_is_one_finding() -> None:
     slow = dict.fromkeys(range(4, 8), 1.2)
-    found, _ = told(Plan(slow=slow, dp=8, pp=1))
+    found, _ = findings_of(Plan(slow=slow, dp=8, pp=1))
     assert [(one.kind, one.hosts, one.ranks) for one in found] == [
         ("slow_host", ("host1",), (4, 5, 6, 7))
     ]
@@ -82,7 +82,7 @@ def test_a_host_whose_ranks_all_compute_slowly_is_one_finding() -> None:
     "plan", [Plan(slow_host=1), Plan(slow_host=1, tp=2, dp=2, pp=2), Plan(slow_host=0, dp=8)]
 )
 def test_a_host_that_launches_late(plan: Plan) -> None:
-    found, made = told(plan)
+    found, made = findings_of(plan)
     host = f"host{plan.slow_host}"
     assert [(one.kind, one.hosts) for one in found] == [("slow_host", (host,))]
     assert found[0].figures["gap_us"] == pytest.approx(40, rel=0.05)
@@ -91,31 +91,31 @@ def test_a_host_that_launches_late(plan: Plan) -> None:
 
 
 def test_where_there_is_one_host_nobody_is_compared_with_it_but_the_device() -> None:
-    found, _ = told(Plan(tp=2, dp=2, pp=1, slow_host=0, batches=6))
+    found, _ = findings_of(Plan(tp=2, dp=2, pp=1, slow_host=0, batches=6))
     assert [(one.kind, one.hosts) for one in found] == [("slow_host", ("host0",))]
     assert "equally idle" in found[0].text
 
 
 def test_late_input() -> None:
-    found, made = told(plan := Plan(late={6: 5_000_000}))
+    found, made = findings_of(plan := Plan(late={6: 5_000_000}))
     assert [(one.kind, one.ranks) for one in found] == [("late_input", (6,))]
     assert found[0].figures["late_ms"] == pytest.approx(5, rel=0.01)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1)
 
 
 def test_late_input_of_one_of_two() -> None:
-    found, _ = told(Plan(tp=1, dp=2, pp=1, late={0: 5_000_000}, steps=4))
+    found, _ = findings_of(Plan(tp=1, dp=2, pp=1, late={0: 5_000_000}, steps=4))
     assert [(one.kind, one.ranks) for one in found] == [("late_input", (0,))]
 
 
 def test_input_that_is_late_everywhere() -> None:
-    found, _ = told(Plan(late=dict.fromkeys(range(16), 20_000_000)))
+    found, _ = findings_of(Plan(late=dict.fromkeys(range(16), 20_000_000)))
     assert [(one.kind, len(one.ranks)) for one in found] == [("late_input", 16)]
 
 
 def test_a_slow_link_between_pipeline_stages() -> None:
     plan = Plan(slow_links={(2, 10): 3.0}, batches=4)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, one.ranks, one.links) for one in found] == [
         ("slow_link", (2, 10), ((2, 10),))
     ]
@@ -125,17 +125,19 @@ def test_a_slow_link_between_pipeline_stages() -> None:
 
 @pytest.mark.parametrize("groups", [3, 4, 5])
 def test_of_few_groups_the_one_with_a_slow_link_is_told(groups: int) -> None:
-    found, _ = told(Plan(tp=groups, dp=4, pp=1, per_host=8, slow_links={(1, 1 + groups): 3.0}))
+    found, _ = findings_of(
+        Plan(tp=groups, dp=4, pp=1, per_host=8, slow_links={(1, 1 + groups): 3.0})
+    )
     assert [(one.kind, one.ranks) for one in found] == [
         ("slow_link", tuple(range(1, 4 * groups, groups)))
     ]
 
 
 def test_a_slow_link_within_a_group_of_more_names_the_group_and_says_so() -> None:
-    found, _ = told(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}))
+    found, _ = findings_of(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}))
     assert [(one.kind, one.ranks) for one in found] == [("slow_link", (4, 5, 6, 7))]
     assert "cannot be determined" in found[0].text
-    assert found[0].figures["told"] is False
+    assert found[0].figures["link_known"] is False
 
 
 @pytest.mark.parametrize(
@@ -172,14 +174,14 @@ def test_one_of_three_with_the_same_work_is_told() -> None:
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("noise", [0.01, 0.05])
 def test_a_healthy_run_of_many_steps_has_none(seed: int, noise: float) -> None:
-    assert told(Plan(seed=seed, noise=noise, steps=12, setup_ns=2_000_000))[0] == []
-    assert told(Plan(tp=1, dp=2, pp=1, seed=seed, noise=noise, steps=12))[0] == []
+    assert findings_of(Plan(seed=seed, noise=noise, steps=12, setup_ns=2_000_000))[0] == []
+    assert findings_of(Plan(tp=1, dp=2, pp=1, seed=seed, noise=noise, steps=12))[0] == []
 
 
 @pytest.mark.parametrize("only", [SOME, (7,), (0,), (0, 2, 4, 6, 8)])
 def test_a_rank_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
     plan = Plan(slow={5: 1.3}, steps=10, only=only, batches=4)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_rank", (5,), only)]
     assert found[0].figures["factor"] == pytest.approx(1.3, abs=0.02)
     true = true_cost_ms(plan, made)
@@ -190,30 +192,30 @@ def test_a_rank_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
 
 
 def test_steps_are_named_in_words() -> None:
-    found, _ = told(Plan(slow={5: 1.3}, steps=10, only=SOME, batches=4))
+    found, _ = findings_of(Plan(slow={5: 1.3}, steps=10, only=SOME, batches=4))
     assert "rank 5 on host1: its kernels take 1.3" in found[0].text
     assert "in steps 3, 4 and 5" in found[0].text
-    found, _ = told(Plan(slow={5: 1.3}, steps=10, only=(7,), batches=4))
+    found, _ = findings_of(Plan(slow={5: 1.3}, steps=10, only=(7,), batches=4))
     assert "times as long in step 7 as those" in found[0].text
-    found, _ = told(Plan(slow={5: 1.3}, steps=14, only=(0, 2, 4, 6, 8, 10), batches=4))
+    found, _ = findings_of(Plan(slow={5: 1.3}, steps=14, only=(0, 2, 4, 6, 8, 10), batches=4))
     assert "as long in 6 of 14 steps (0, 2, 4, 6, 8, ...) as those" in found[0].text
 
 
 def test_one_of_two_ranks_that_is_slow_in_some_steps() -> None:
-    found, _ = told(Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=10, only=SOME, batches=6))
+    found, _ = findings_of(Plan(tp=1, dp=2, pp=1, slow={1: 1.2}, steps=10, only=SOME, batches=6))
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_rank", (1,), SOME)]
 
 
 def test_a_host_that_computes_slowly_in_some_steps() -> None:
     slow = dict.fromkeys(range(4, 8), 1.2)
-    found, _ = told(Plan(slow=slow, dp=8, pp=1, steps=8, only=SOME))
+    found, _ = findings_of(Plan(slow=slow, dp=8, pp=1, steps=8, only=SOME))
     assert [(one.kind, one.hosts, one.steps) for one in found] == [("slow_host", ("host1",), SOME)]
 
 
 @pytest.mark.parametrize("only", [SOME, (7,), (0, 1, 2, 3, 4, 5, 6)])
 def test_a_link_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
     plan = Plan(slow_links={(2, 10): 3.0}, batches=4, steps=10, only=only)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_link", (2, 10), only)]
     assert found[0].figures["factor"] == pytest.approx(3, rel=0.1)
     assert found[0].cost_ms_per_step == pytest.approx(true_cost_ms(plan, made), rel=0.1, abs=0.01)
@@ -221,12 +223,12 @@ def test_a_link_that_is_slow_in_some_steps(only: tuple[int, ...]) -> None:
 
 def test_the_only_link_is_compared_with_itself() -> None:
     plan = Plan(tp=1, dp=1, pp=2, slow_links={(0, 1): 3.0}, batches=4, steps=10, only=SOME)
-    found, _ = told(plan)
+    found, _ = findings_of(plan)
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("slow_link", (0, 1), SOME)]
 
 
 def test_a_link_within_a_group_that_is_slow_in_some_steps() -> None:
-    found, _ = told(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}, steps=8, only=SOME))
+    found, _ = findings_of(Plan(tp=4, dp=4, pp=1, slow_links={(5, 6): 3.0}, steps=8, only=SOME))
     assert [(one.kind, one.ranks, one.steps) for one in found] == [
         ("slow_link", (4, 5, 6, 7), SOME)
     ]
@@ -242,9 +244,9 @@ def test_steps_beyond_those_that_are_walked_cost_what_they_cost(
     change: Mapping[str, object], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan = replace(Plan(steps=10, only=(7, 8), batches=4), **change)  # type: ignore[arg-type]
-    whole, _ = told(plan)
+    whole, _ = findings_of(plan)
     monkeypatch.setattr(replay, "_MAX_OPERATIONS", 1_500)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, one.ranks, one.steps) for one in found] == [
         (one.kind, one.ranks, (7, 8)) for one in whole
     ]
@@ -279,7 +281,7 @@ def test_a_rank_that_is_late_for_no_reason_that_is_recorded(
     where: str, only: tuple[int, ...] | None, rank: int
 ) -> None:
     plan = Plan(stops={rank: 5_000_000}, stop_where=where, steps=6, only=only)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     steps = tuple(range(6)) if only is None else only
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("late_rank", (rank,), steps)]
     assert found[0].figures["late_ms"] == pytest.approx(5, rel=0.02)
@@ -289,21 +291,21 @@ def test_a_rank_that_is_late_for_no_reason_that_is_recorded(
 
 
 def test_a_late_rank_whose_loader_was_not_recorded_may_wait_for_input() -> None:
-    found, _ = told(Plan(stops={6: 5_000_000}, loader=False))
+    found, _ = findings_of(Plan(stops={6: 5_000_000}, loader=False))
     assert [(one.kind, one.ranks) for one in found] == [("late_rank", (6,))]
     assert "no data loader was recorded" in found[0].text
 
 
 def test_a_late_rank_of_two() -> None:
-    found, _ = told(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6))
+    found, _ = findings_of(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6))
     assert [(one.kind, one.ranks) for one in found] == [("late_rank", (1,))]
-    found, _ = told(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6, only=(2,)))
+    found, _ = findings_of(Plan(tp=1, dp=2, pp=1, stops={1: 5_000_000}, steps=6, only=(2,)))
     assert [(one.kind, one.ranks, one.steps) for one in found] == [("late_rank", (1,), (2,))]
 
 
 @pytest.mark.parametrize("seed", range(3))
 def test_without_a_recorded_loader_a_healthy_run_is_healthy(seed: int) -> None:
-    assert told(Plan(seed=seed, noise=0.05, steps=6, loader=False))[0] == []
+    assert findings_of(Plan(seed=seed, noise=0.05, steps=6, loader=False))[0] == []
 
 
 MOE = Plan(tp=1, dp=8, pp=1, ep=4, steps=4, uneven=0.08)
@@ -314,7 +316,7 @@ MOE = Plan(tp=1, dp=8, pp=1, ep=4, steps=4, uneven=0.08)
     "plan", [MOE, replace(MOE, pp=2), replace(MOE, ep=8, steps=1), replace(MOE, padded=True)]
 )
 def test_experts_that_differ_by_nature_are_no_fault(plan: Plan, seed: int) -> None:
-    assert told(replace(plan, seed=seed))[0] == []
+    assert findings_of(replace(plan, seed=seed))[0] == []
 
 
 @pytest.mark.quick(cases=4)
@@ -323,7 +325,7 @@ def test_experts_that_differ_by_nature_are_no_fault(plan: Plan, seed: int) -> No
 @pytest.mark.parametrize("pp", [1, 2])
 def test_experts_that_get_more_tokens(hot: dict[int, float], padded: bool, pp: int) -> None:
     plan = replace(MOE, hot=hot, padded=padded, pp=pp)
-    found, made = told(plan)
+    found, made = findings_of(plan)
     assert [(one.kind, sorted(one.ranks)) for one in found] == [("expert_imbalance", sorted(hot))]
     share = max(hot.values()) / ((max(hot.values()) + 3) / 4)
     assert found[0].figures["load"] == pytest.approx(share, rel=0.07)
@@ -332,9 +334,9 @@ def test_experts_that_get_more_tokens(hot: dict[int, float], padded: bool, pp: i
 
 
 def test_a_slow_rank_among_experts_is_a_slow_rank() -> None:
-    found, _ = told(replace(MOE, slow={5: 1.3}, batches=4))
+    found, _ = findings_of(replace(MOE, slow={5: 1.3}, batches=4))
     assert [(one.kind, one.ranks) for one in found] == [("slow_rank", (5,))]
 
 
 def test_experts_that_get_more_now_and_then_are_no_fault() -> None:
-    assert told(replace(MOE, hot={5: 1.8}, steps=8, only=(2, 5)))[0] == []
+    assert findings_of(replace(MOE, hot={5: 1.8}, steps=8, only=(2, 5)))[0] == []

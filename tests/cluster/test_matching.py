@@ -1,4 +1,4 @@
-"""Rows of ranks become events by ranks, kind and number, never by name; what lacks is told."""
+"""Rows of ranks become events by ranks, kind and number, never by name; gaps are noted."""
 
 from __future__ import annotations
 
@@ -100,7 +100,7 @@ def test_a_recording_that_began_later_is_shifted_into_place(
     assert dict(matched.left_out.items()) == {}
     whole = waited(match_collectives(plain))
     others = waited(matched)
-    # What it lacks is no event of all members any more; all else is as it was.
+    # Events with its missing operations are incomplete; all others are unchanged.
     assert (~matched.events.complete).sum() == first
     for one, wait in others.items():
         assert wait <= whole[one]

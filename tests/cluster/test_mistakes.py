@@ -1,4 +1,4 @@
-"""What is said where ranks, runs and recordings are mixed up, half made, or not there."""
+"""Messages about ranks, runs and recordings that are mixed up, incomplete or missing."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a cluster run says on the terminal, in JSON, CSV and Markdown."""
+"""The report of a run on the terminal, in JSON, CSV and Markdown."""
 
 from __future__ import annotations
 

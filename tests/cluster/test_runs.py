@@ -1,4 +1,4 @@
-"""Recordings of two runs of one program in one place are told apart, or refused by name."""
+"""Recordings of two runs of one program are distinguished, or refused by name."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ def mixed(first: list[Partial], second: list[Partial], of_second: set[int]) -> l
     return [b if a.facts.rank in of_second else a for a, b in zip(first, second, strict=True)]
 
 
-def told(found: list[Partial]) -> RunSummary:
+def summary_of_partials(found: list[Partial]) -> RunSummary:
     where = {one.facts.rank: PartialSource(f"run/rank{one.facts.rank}.db") for one in found}
     return summarize_run(found, where)
 
@@ -59,7 +59,7 @@ def told(found: list[Partial]) -> RunSummary:
 def test_ranks_of_another_run_are_ranks_that_could_not_be_read(
     others: set[int], later: int
 ) -> None:
-    summary = told(mixed(run(1), run(2, later, slow=A_LITTLE_SLOWER), others))
+    summary = summary_of_partials(mixed(run(1), run(2, later, slow=A_LITTLE_SLOWER), others))
     assert {one.rank for one in summary.unread} == others
     assert summary.ranks_read == 16 - len(others)
     for one in summary.unread:
@@ -71,7 +71,7 @@ def test_ranks_of_another_run_are_ranks_that_could_not_be_read(
 
 def test_of_two_halves_neither_is_the_run() -> None:
     with pytest.raises(UsageError) as caught:
-        told(mixed(run(1), run(2, HOUR, slow=A_LITTLE_SLOWER), set(range(8, 16))))
+        summary_of_partials(mixed(run(1), run(2, HOUR, slow=A_LITTLE_SLOWER), set(range(8, 16))))
     text = str(caught.value)
     assert "recordings are from 2 runs: run/rank0.db (rank 0 on host0, 2025-11-20 " in text
     assert "and 7 more; run/rank8.db (rank 8 on host2, 2025-11-20 " in text
@@ -79,17 +79,19 @@ def test_of_two_halves_neither_is_the_run() -> None:
 
 @pytest.mark.parametrize("skew", [2_000_000, 5 * SECOND, HOUR])
 def test_clocks_that_are_off_do_not_make_two_runs(skew: int) -> None:
-    summary = told(run(1, skew_ns=skew))
+    summary = summary_of_partials(run(1, skew_ns=skew))
     assert summary.unread == ()
     assert summary.ranks_read == 16
 
 
 def test_a_rank_that_waits_long_or_was_recorded_later_is_of_the_run() -> None:
-    assert told(run(1, slow={3: 3.0}, late={9: 50_000_000})).unread == ()
+    assert summary_of_partials(run(1, slow={3: 3.0}, late={9: 50_000_000})).unread == ()
 
 
 def test_two_jobs_at_one_time_on_other_hosts_are_two_runs() -> None:
     long: dict[str, Any] = {"batches": 8, "steps": 4, "noise": 0.05}
-    summary = told(mixed(run(1, **long), run(2, slow=dict.fromkeys(range(16), 1.3), **long), {13}))
+    summary = summary_of_partials(
+        mixed(run(1, **long), run(2, slow=dict.fromkeys(range(16), 1.3), **long), {13})
+    )
     assert [one.rank for one in summary.unread] == [13]
     assert "their collectives do not end together" in summary.unread[0].why

@@ -1,4 +1,4 @@
-"""What is not done where nobody needs it, and what is done for all rows at once."""
+"""Work that is skipped if not needed, and work that is done for all rows at once."""
 
 from __future__ import annotations
 

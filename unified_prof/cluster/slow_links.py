@@ -338,7 +338,7 @@ def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
         "factor": round(slow.ratio, 4),
         "gb_per_s": round(slow.gb_per_s, 3),
         "like_gb_per_s": round(slow.usual_gb_per_s, 3),
-        "told": is_pair,
+        "link_known": is_pair,
     }
     where, hosts = steps_text(context, steps), context.hosts(slow.ranks)
     location = f" ({'between ' if len(hosts) > 1 else ''}{join_first(hosts)})" if hosts else ""
