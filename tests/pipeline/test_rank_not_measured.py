@@ -27,7 +27,7 @@ if {trains}:
     model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU())
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 {before}
-    for step in range(8):
+    for step in range(20):
         model(torch.ones(4, 8)).sum().backward()
         optimizer.step()
         optimizer.zero_grad()
