@@ -1,4 +1,4 @@
-"""Measures `uprof build`: CPU, wall time and peak memory, the median of several runs.
+"""Measures `uprof convert`: CPU, wall time and peak memory, the median of several runs.
 
     python scripts/bench_build.py PROF_DIR... [--runs 5]
     python scripts/bench_build.py --generator make_prof.py [--runs 5] [--before REV]

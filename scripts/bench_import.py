@@ -1,4 +1,4 @@
-"""Measures `uprof import`: events a second, memory over length, and against its peers.
+"""Measures `uprof convert`: events a second, memory over length, and against its peers.
 
     python scripts/bench_import.py                       # a 500 MB trace of its own making
     python scripts/bench_import.py --peer PYTHON         # beside HolisticTraceAnalysis
@@ -183,7 +183,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 def compare(trace: Path, events: int | None, peer: str | None, runs: int) -> None:
     """Print a line for each competitor on `trace`."""
-    competitors = {"uprof import": [sys.executable, "-c", _UPROF]}
+    competitors = {"uprof convert": [sys.executable, "-c", _UPROF]}
     if peer:
         competitors["HTA parse"] = [peer, "-c", _HTA]
     figures: dict[str, list[tuple[float, float]]] = {name: [] for name in competitors}
@@ -249,9 +249,9 @@ def write_export(path: Path, kernels: int) -> None:
 def compare_export(export: Path, runs: int) -> None:
     """Import an export in turn with Python's SQLite driver, which reads it and drops it."""
     report = export.with_suffix(".db")
-    figures: dict[str, list[tuple[float, float]]] = {"uprof import": [], "the driver alone": []}
+    figures: dict[str, list[tuple[float, float]]] = {"uprof convert": [], "the driver alone": []}
     for _ in range(runs):
-        figures["uprof import"].append(
+        figures["uprof convert"].append(
             measure([sys.executable, "-c", _UPROF, str(export), str(report)])
         )
         figures["the driver alone"].append(measure([sys.executable, "-c", _DRIVER, str(export)]))

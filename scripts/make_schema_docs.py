@@ -36,7 +36,7 @@ is the attribute that returns the string.
 
 ## Revisions
 
-META_DATA.SCHEMA_VERSION does not identify the revision; `uprof db current FILE` does.
+META_DATA.SCHEMA_VERSION does not identify the revision; `uprof db info FILE` does.
 
 """
 
