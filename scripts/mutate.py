@@ -4,8 +4,8 @@
 
 A mutant is one changed expression: a comparison, an arithmetic or boolean operator, a constant, a
 condition or a statement that is a call. Mutants are made in a copy of the checkout. For each, the
-test files that import the module run first, those of the same package next, at most `--files` of
-them, without tests marked slow; the first failure kills the mutant. mutmut and cosmic-ray run the
+`--files` test files that most likely run the line are run, without tests marked slow; the first
+failure that the unchanged checkout does not have kills the mutant. mutmut and cosmic-ray run the
 whole suite, or need a session per module, which takes days for a package of this size.
 
 The exit code is 1 if fewer than `--at-least` percent of the mutants are killed.
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import argparse
 import ast
+import math
 import os
 import random
 import re
@@ -22,6 +23,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -72,21 +74,17 @@ def main() -> int:
     found = list(mutants(options.paths, options.since))
     chosen = random.Random(options.seed).sample(found, min(options.sample, len(found)))
     print(f"{len(found):,} mutants, {len(chosen)} sampled with seed {options.seed}", flush=True)
-    survivors = 0
+    survivors, tests = 0, TestFiles()
     with tempfile.TemporaryDirectory() as folder:
-        copy = Path(folder) / "checkout"
-        ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", ".*_cache")
-        shutil.copytree(ROOT, copy, ignore=ignored, symlinks=True)
+        checkout = Checkout(Path(folder) / "checkout")
         for mutant in chosen:
             source = (ROOT / mutant.path).read_text(encoding="utf-8")
-            (copy / mutant.path).write_text(
-                source[: mutant.start] + mutant.new + source[mutant.end :], encoding="utf-8"
-            )
-            killed = is_killed(copy, tests_near(mutant.path)[: options.files])
-            (copy / mutant.path).write_text(source, encoding="utf-8")
-            survivors += not killed
-            verdict = "killed  " if killed else "SURVIVED"
+            nearest = tests.near(mutant.path, mutant.line)[: options.files]
+            killer = checkout.killer(mutant, nearest)
+            survivors += killer is None
+            verdict = "SURVIVED" if killer is None else "killed  "
             print(f"{verdict} {mutant.describe(source)}", flush=True)
+            print(f"         {killer or ' '.join(map(str, nearest))}", flush=True)
     share = 100 * (1 - survivors / max(len(chosen), 1))
     print(f"{len(chosen) - survivors} of {len(chosen)} killed ({share:.0f} %)")
     return int(share < options.at_least)
@@ -171,42 +169,114 @@ def _code(tree: ast.AST) -> Iterator[ast.AST]:
         yield from _code(child)
 
 
-def tests_near(path: Path) -> list[Path]:
-    """Return test files for a module: those that import it, then those of its package's tests."""
-    module = ".".join(path.with_suffix("").parts)
-    package, _, name = module.rpartition(".")
-    direct = re.compile(rf"{re.escape(module)}\b|from {re.escape(package)} import [^\n]*\b{name}\b")
-    texts = {
-        file: file.read_text(encoding="utf-8")
-        for file in sorted((ROOT / "tests").rglob("test_*.py"))
-        if "wild" not in file.parts and "device" not in file.parts
-    }
-    first = [file for file, text in texts.items() if direct.search(text)]
-    same = re.compile(rf"{re.escape(package)}\b")
-    second = [file for file, text in texts.items() if file not in first and same.search(text)]
-    parts = set(path.parts[1:-1])
-    third = [
-        file
-        for file in texts
-        if file not in first and file not in second and parts & set(file.parts)
-    ]
-    return [file.relative_to(ROOT) for file in (*first, *second, *third)]
+class TestFiles:
+    """Test files by how likely they run a given line."""
+
+    def __init__(self) -> None:
+        self._texts = {
+            file: file.read_text(encoding="utf-8")
+            for file in sorted((ROOT / "tests").rglob("test_*.py"))
+            if "wild" not in file.parts and "device" not in file.parts
+        }
+        self._words = {file: _words(text) for file, text in self._texts.items()}
+        count = Counter(word for words in self._words.values() for word in words)
+        self._rarity = {word: math.log(len(self._texts) / n) for word, n in count.items()}
+
+    def near(self, path: Path, line: int) -> list[Path]:
+        """Return the test files, those that most likely run `line` of a module first.
+
+        Most tests use a module through a package or a command, so that imports alone find few of
+        them. Tests that import the module count most, then those that share rare words (names,
+        tables, options, titles) with the function and with the module, then the tests of its
+        package.
+        """
+        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
+        package, _, name = module.rpartition(".")
+        escaped = re.escape(package)
+        imports = re.compile(rf"{re.escape(module)}\b|from {escaped} import [^\n]*\b{name}\b")
+        imports_package = re.compile(rf"{escaped}\b")
+        source = (ROOT / path).read_text(encoding="utf-8")
+        in_function = _words(_function_at(source, line))
+        in_module = _words(source)
+        folders = {part for part in (*path.parts[1:-1], *name.split("_")) if len(part) > 2}
+
+        def score(file: Path) -> float:
+            text, words = self._texts[file], self._words[file]
+            parts = {*file.parts, *file.stem.split("_")}
+            return (
+                2 * bool(imports.search(text))
+                + bool(imports_package.search(text)) / 2
+                + 0.75 * len(folders & parts)
+                + 4 * self._likeness(in_function, words)
+                + 4 * self._likeness(in_module, words)
+            )
+
+        ranked = sorted(self._texts, key=score, reverse=True)
+        return [file.relative_to(ROOT) for file in ranked]
+
+    def _likeness(self, words: set[str], others: set[str]) -> float:
+        shared = sum(self._rarity[word] for word in words & others)
+        whole = sum(self._rarity.get(word, 0.0) for word in words)
+        return shared / max(whole, 1.0)
 
 
-def is_killed(copy: Path, tests: list[Path]) -> bool:
-    """Return True if a test fails, or runs endlessly, in a copy of the checkout."""
-    command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
-    try:
-        done = subprocess.run(
-            [*command, *map(str, tests)],
-            cwd=copy,
-            env={**os.environ, "PYTHONPATH": str(copy)},
-            capture_output=True,
-            timeout=TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return True
-    return done.returncode not in (0, 5)
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z]\w{3,}", text.lower()))
+
+
+def _function_at(source: str, line: int) -> str:
+    """Return the innermost function or class around a line, or the line itself."""
+    lines, span = source.splitlines(), (line, line)
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            last = node.end_lineno or node.lineno
+            if node.lineno <= line <= last and (span[0] == span[1] or node.lineno >= span[0]):
+                span = (node.lineno, last)
+    return "\n".join(lines[span[0] - 1 : span[1]])
+
+
+class Checkout:
+    """A copy of the checkout in which mutants are tested."""
+
+    def __init__(self, folder: Path) -> None:
+        self._folder = folder
+        self._failing: set[str] = set()  # tests that fail without a mutant
+        ignored = shutil.ignore_patterns(".git", ".venv", ".cache", "__pycache__", ".*_cache")
+        shutil.copytree(ROOT, folder, ignore=ignored, symlinks=True)
+
+    def killer(self, mutant: Mutant, tests: list[Path]) -> str | None:
+        """Return the test that fails, or runs endlessly, only with the mutant; None: no test."""
+        path = self._folder / mutant.path
+        source = path.read_text(encoding="utf-8")
+        mutated = source[: mutant.start] + mutant.new + source[mutant.end :]
+        while True:
+            path.write_text(mutated, encoding="utf-8")
+            try:
+                failed = self._first_failure([str(test) for test in tests])
+            finally:
+                path.write_text(source, encoding="utf-8")
+            if failed is None or "::" not in failed or self._first_failure([failed]) is None:
+                return failed
+            self._failing.add(failed)
+
+    def _first_failure(self, tests: list[str]) -> str | None:
+        command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+        command += [f"--deselect={test}" for test in self._failing]
+        try:
+            done = subprocess.run(
+                [*command, *tests],
+                cwd=self._folder,
+                env={**os.environ, "PYTHONPATH": str(self._folder), "COLUMNS": "400"},
+                capture_output=True,
+                text=True,
+                timeout=TIMEOUT_S,
+            )
+        except subprocess.TimeoutExpired:
+            return f"more than {TIMEOUT_S} s"
+        if done.returncode in (0, 5):
+            return None
+        failed = re.search(r"^(?:FAILED|ERROR) (.+?)(?: - |$)", done.stdout, re.MULTILINE)
+        return failed[1] if failed else f"pytest exits with {done.returncode}"
 
 
 if __name__ == "__main__":
