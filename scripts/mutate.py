@@ -42,8 +42,9 @@ SYMBOLS = {
     ast.Or: "or", ast.Add: "+", ast.Sub: "-", ast.Mult: "*", ast.Div: "/", ast.FloorDiv: "//",
     ast.BitAnd: "&", ast.BitOr: "|",
 }  # fmt: skip
-# Longest time that the tests of one mutant may take: an endless loop counts as killed.
-TIMEOUT_S = 240
+# Longest time of one test, and of the tests of one mutant: an endless loop counts as killed.
+TEST_TIMEOUT_S = 120
+TIMEOUT_S = 1800
 
 
 class Mutant(NamedTuple):
@@ -176,7 +177,11 @@ class TestFiles:
         self._texts = {
             file: file.read_text(encoding="utf-8")
             for file in sorted((ROOT / "tests").rglob("test_*.py"))
-            if "wild" not in file.parts and "device" not in file.parts
+            if file.relative_to(ROOT).parts[1] not in ("device", "wild")
+        }
+        self._sources = {
+            file.relative_to(ROOT): file.read_text(encoding="utf-8")
+            for file in sorted((ROOT / "unified_prof").rglob("*.py"))
         }
         self._words = {file: _words(text) for file, text in self._texts.items()}
         count = Counter(word for words in self._words.values() for word in words)
@@ -188,14 +193,14 @@ class TestFiles:
         Most tests use a module through a package or a command, so that imports alone find few of
         them. Tests that import the module count most, then those that share rare words (names,
         tables, options, titles) with the function and with the module, then the tests of its
-        package.
+        package and of the modules that import it.
         """
-        module = ".".join(path.with_suffix("").parts).removesuffix(".__init__")
-        package, _, name = module.rpartition(".")
-        escaped = re.escape(package)
-        imports = re.compile(rf"{re.escape(module)}\b|from {escaped} import [^\n]*\b{name}\b")
-        imports_package = re.compile(rf"{escaped}\b")
-        source = (ROOT / path).read_text(encoding="utf-8")
+        imports, (package, name) = _import_of(path), _module(path)
+        imports_package = re.compile(rf"{re.escape(package)}\b")
+        users = [file for file, text in self._sources.items() if imports.search(text)]
+        imports_user = [_import_of(file) for file in users]
+        user_names = {file.stem for file in users}
+        source = self._sources[path]
         in_function = _words(_function_at(source, line))
         in_module = _words(source)
         folders = {part for part in (*path.parts[1:-1], *name.split("_")) if len(part) > 2}
@@ -206,7 +211,9 @@ class TestFiles:
             return (
                 2 * bool(imports.search(text))
                 + bool(imports_package.search(text)) / 2
+                + any(pattern.search(text) for pattern in imports_user) / 2
                 + 0.75 * len(folders & parts)
+                + 0.75 * bool(user_names & {*parts, file.stem.removeprefix("test_")})
                 + 4 * self._likeness(in_function, words)
                 + 4 * self._likeness(in_module, words)
             )
@@ -218,6 +225,20 @@ class TestFiles:
         shared = sum(self._rarity[word] for word in words & others)
         whole = sum(self._rarity.get(word, 0.0) for word in words)
         return shared / max(whole, 1.0)
+
+
+def _module(path: Path) -> tuple[str, str]:
+    """Return the package and the name of a module, such as `unified_prof.cli` and `run`."""
+    package, _, name = (
+        ".".join(path.with_suffix("").parts).removesuffix(".__init__").rpartition(".")
+    )
+    return package, name
+
+
+def _import_of(path: Path) -> re.Pattern[str]:
+    """Return a pattern that finds imports of a module."""
+    package, name = map(re.escape, _module(path))
+    return re.compile(rf"{package}\.{name}\b|from {package} import [^\n]*\b{name}\b")
 
 
 def _words(text: str) -> set[str]:
@@ -261,6 +282,7 @@ class Checkout:
 
     def _first_failure(self, tests: list[str]) -> str | None:
         command = [sys.executable, "-m", "pytest", "-q", "-x", "-n", "0", "-p", "no:cacheprovider"]
+        command += [f"--timeout={TEST_TIMEOUT_S}"]
         command += [f"--deselect={test}" for test in self._failing]
         try:
             done = subprocess.run(

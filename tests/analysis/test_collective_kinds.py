@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from unified_prof.decoders.gpu.collectives import is_communication
 from unified_prof.recording.collectives import bus_factor, canonical
 
 
@@ -45,3 +46,18 @@ def test_bus_bandwidth_is_that_of_the_ring() -> None:
     assert bus_factor("all_gather", 4) == 0.75
     assert bus_factor("barrier", 4) is None
     assert bus_factor("all_reduce", 1) is None
+
+
+@pytest.mark.parametrize(
+    ("kernel", "expected"),
+    [
+        ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
+        ("void ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long)", True),
+        ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", True),
+        ("void (anonymous namespace)::two_shot_all_reduce_kernel<float, 8>(float*)", True),
+        ("triton_poi_fused_two_shot_all_reduce_0", False),
+        ("void at::native::reduce_kernel<512, 1>(at::native::ReduceOp<float>)", False),
+    ],
+)
+def test_kernels_of_libraries_and_of_servers_are_communication(kernel: str, expected: bool) -> None:
+    assert is_communication(kernel) == expected

@@ -10,12 +10,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import click
 import pytest
 from click.testing import CliRunner
 
 from tests.analysis.builders import run_time_report
 from unified_prof.cli import app as app_module
 from unified_prof.cli.app import app
+from unified_prof.cli.command import option_help
 from unified_prof.cli.examples import EXAMPLES
 
 ROOT: Any = app
@@ -149,6 +151,22 @@ def test_help_has_an_example_that_can_be_parsed(path: str) -> None:
         assert not hasattr(command, "commands")
         assert command.make_context(name, arguments) is not None
         assert name.startswith(path)
+
+
+@pytest.mark.parametrize(
+    ("option", "expected"),
+    [
+        (click.Option(["-n", "--number"], type=int, default=5, help="N."), "N. [default: 5]"),
+        (click.Option(["--where"], default="here", show_default="there"), " [default: there]"),
+        (click.Option(["--where"], help="Where."), "Where."),
+        (click.Option(["--name"], required=True, help="Name."), "Name. [required]"),
+        (click.Option(["--quiet"], is_flag=True, help="Say less."), "Say less."),
+        (click.Option(["--color"], is_flag=True, default=True, help="Color."), "Color."),
+    ],
+    ids=lambda value: value.opts[-1] if isinstance(value, click.Option) else "",
+)
+def test_help_of_an_option_ends_with_its_default(option: click.Option, expected: str) -> None:
+    assert option_help(option)[1] == expected
 
 
 def test_examples_belong_to_commands() -> None:

@@ -13,6 +13,7 @@ from unified_prof.cluster.clocks import align_clocks
 from unified_prof.cluster.matching import MatchedCollectives, match_collectives
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankGroup
 from unified_prof.cluster.summary import summarize_run
+from unified_prof.cluster.summary_rows import P2P, measure_links
 from unified_prof.cluster.waits import compute_waits
 
 PLAN = Plan(steps=3, setup_ns=1_000_000, slow={5: 1.3})
@@ -176,3 +177,16 @@ def test_groups_without_ranks_are_matched_by_name_and_not_called_complete(made: 
     assert matched.events.members.tolist() == [2] * PLAN.steps
     assert not matched.events.complete.any()
     assert (compute_waits(matched).wait >= 0).all()
+
+
+def test_the_slowest_hundredth_of_the_transfers_of_a_link_is_below_its_p99() -> None:
+    matched = match_collectives(partials_of(make(Plan(tp=1, dp=2, steps=3, batches=50))))
+    waits = compute_waits(matched)
+    waits = replace(waits, transfer=waits.transfer + np.arange(len(waits.transfer)) * 100)
+    links = [link for link in measure_links(matched, waits) if link.kind == P2P]
+    assert len(links) == 2
+    events = matched.events
+    for link in links:
+        of_link = matched.transfers & (events.src == link.src) & (events.dst == link.dst)
+        rates = np.sort(events.bytes[of_link] / waits.transfer[of_link])
+        assert (link.n, link.p50, link.p99) == (150, rates[75], rates[1])

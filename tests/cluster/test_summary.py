@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cluster.made import Plan, make, partials_of
-from unified_prof.cluster.rank_partial import PartialSource, UnreadableRecording
+from unified_prof.cluster.rank_partial import Partial, PartialSource, UnreadableRecording
 from unified_prof.cluster.summary import RunSummary, summarize_run
 from unified_prof.errors import StoreError
 from unified_prof.migrate.check import check
@@ -146,3 +146,18 @@ def test_ranks_with_other_steps_are_compared_in_those_all_have() -> None:
     told = summarize_run([*found[:4], shorter, *found[5:]])
     assert told.steps == (0, 1)
     assert told.findings == []
+
+
+def test_groups_without_names_are_tensor_and_data_parallel_by_the_distance_of_their_ranks() -> None:
+    def unnamed(one: Partial) -> Partial:
+        groups = (
+            replace(group, name=f"{group.ranks}", kind="other", title="")
+            if group.kind in ("tp", "dp")
+            else group
+            for group in one.groups
+        )
+        return replace(one, groups=tuple(groups))
+
+    found = partials_of(make(Plan()))
+    places = [summarize_run(ranks).tables["RANK"] for ranks in (found, [*map(unnamed, found)])]
+    assert places[0] == places[1]

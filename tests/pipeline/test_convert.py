@@ -3,6 +3,7 @@ from __future__ import annotations
 import os
 import shutil
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -14,6 +15,7 @@ from unified_prof.decoders.prof import recording as decoding
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline import convert, sources
 from unified_prof.pipeline import convert as conversions
+from unified_prof.pipeline.sources.base import Stages
 from unified_prof.sqlite.reader import Report
 
 
@@ -220,3 +222,18 @@ def test_undecodable_data_is_listed(recording: Path) -> None:
     collective = records("aicpu", 1, type=6).tobytes()
     (recording / "device_0" / "data" / "aicpu.data.0.slice_0").write_bytes(collective)
     assert "COMMUNICATION" in source.undecodable(recording)[0]
+
+
+def test_cpu_time_counts_for_the_innermost_stage(monkeypatch: pytest.MonkeyPatch) -> None:
+    # A moment for the start and for each change of stage.
+    moments = iter([10.0, 11.0, 13.0, 16.0, 20.0, 25.0, 31.0])
+    monkeypatch.setattr(time, "process_time", lambda: next(moments))
+    begun: list[str] = []
+    stages = Stages(begun.append, _since=time.process_time())
+    with stages.stage("read"):
+        with stages.stage("decode"):
+            pass
+        stages.next_stage("write")
+    stages.end()
+    assert stages.seconds == {"other": 1 + 6, "read": 2 + 4, "decode": 3.0, "write": 5.0}
+    assert begun == ["read", "decode", "write"]

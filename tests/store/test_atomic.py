@@ -2,7 +2,9 @@ from __future__ import annotations
 
 import errno
 import os
+import sqlite3
 import stat
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -170,3 +172,23 @@ def test_a_small_file_appears_whole_or_not_at_all(
         atomic.write_small(target, b"third")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["it", "link"]
     assert target.read_bytes() == b"second"
+
+
+COUNT = "WITH RECURSIVE n(i) AS (VALUES (1) UNION ALL SELECT i + 1 FROM n WHERE i < {}) "
+
+
+@pytest.mark.parametrize("steps", [None, 100_000_000])
+def test_statements_run_to_their_end_within_the_steps_they_may_take(steps: int | None) -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        atomic.watch(db, steps=steps)
+        count = db.execute(COUNT.format(200_000) + "SELECT count(*) FROM n").fetchone()
+    assert count == (200_000,)
+
+
+def test_a_statement_that_takes_more_steps_is_stopped() -> None:
+    with closing(sqlite3.connect(":memory:")) as db:
+        atomic.watch(db, steps=1_000_000)
+        with pytest.raises(sqlite3.OperationalError, match="interrupted"):
+            db.execute(COUNT.format(10**12) + "SELECT count(*) FROM n").fetchone()
+        atomic.watch(db, steps=1_000_000)
+        assert db.execute("SELECT 1").fetchone() == (1,)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import pairwise
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -22,6 +23,7 @@ from unified_prof.explain import critical_path as paths
 from unified_prof.explain.api import open_analyses
 from unified_prof.explain.schedule import builder
 from unified_prof.explain.schedule.graph import Edges, Schedule
+from unified_prof.explain.self_time import HostMoments
 from unified_prof.pipeline.convert import convert
 from unified_prof.recording.model import Breakdown, Row
 from unified_prof.recording.recording import Recording
@@ -217,6 +219,28 @@ def test_a_clock_of_the_host_that_is_ahead_is_taken_back(tmp_path: Path) -> None
         assert scheduled is not None
         assert scheduled.pieces.skew_ns == ahead - made.LATENCY_NS
         assert not len(scheduled.schedule.dropped)
+
+
+def test_intervals_of_a_thread_are_divided_at_begins_and_ends_of_calls(tmp_path: Path) -> None:
+    ran = made.run([Launch("mm_1", 10 * US), Work(50 * US), Launch("mm_1", 10 * US), Step()])
+    moments = sorted(
+        {at for start, end, *_ in (*ran.calls, *ran.operations) for at in (start, end)}
+    )
+    # From within the first operation to behind the last, and a moment in which nothing begins.
+    intervals = [(moments[0] + 1, moments[-1] + 7), (moments[-1] + 9, moments[-1] + 11)]
+    with open_report(made.write(ran, tmp_path / "a.db")) as report:
+        recording = Recording(report)
+        (thread,) = set(recording.host_calls.thread[:].tolist())
+        start, end = np.array(intervals).T + Device.T0
+        parts = HostMoments(recording, recording.work.labels).divided(
+            np.full(2, thread), start, end
+        )
+    cuts = [moments[0] + 1, *moments[1:], moments[-1] + 7]
+    expected = [(*part, 0) for part in pairwise(cuts)] + [(*intervals[1], 1)]
+    begins, ends, of = parts
+    assert expected == list(
+        zip((begins - Device.T0).tolist(), (ends - Device.T0).tolist(), of.tolist(), strict=True)
+    )
 
 
 @settings(max_examples=15, deadline=None)

@@ -90,6 +90,7 @@ def test_pickle_protocols(tmp_path: Path, protocol: int) -> None:
 
 def test_blocks_of_old_versions_have_a_history_and_no_address(tmp_path: Path) -> None:
     old = [
+        {"state": "inactive"},
         {"size": 256, "state": "inactive"},
         {"size": 512, "state": "active_allocated", "history": [{"frames": [OUTER]}]},
     ]

@@ -271,6 +271,17 @@ def test_rows_of_a_table_count_not_the_table() -> None:
     assert (found.flops, found.moved_bytes) == (0, 5 * (8 + 2 * 4 * 512))
 
 
+@pytest.mark.parametrize(("indices", "index_bytes"), [(True, 8), (False, 0)])
+def test_pooling_reads_its_input_and_writes_results_and_their_indices(
+    indices: bool, index_bytes: int
+) -> None:
+    pool = F.max_pool2d if indices else F.avg_pool2d
+    ((_, found),) = costs(lambda: pool(tensor(2, 3, 8, 8), 2))
+    results = 2 * 3 * 4 * 4
+    assert found.flops == results * 4
+    assert found.moved_bytes == 4 * 2 * 3 * 8 * 8 + results * (4 + index_bytes)
+
+
 def tensor_ids(count: int) -> torch.Tensor:
     return torch.zeros(count, dtype=torch.int64, device="meta")
 

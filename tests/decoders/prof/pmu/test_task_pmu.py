@@ -38,10 +38,10 @@ def device_with(tmp_path: Path, pmu: Records, **options: object) -> DeviceDirect
     return DeviceDirectory(folder, 0)
 
 
-def tasks_of(*task_ids: int, blocks: int = 0) -> DeviceTasks:
+def tasks_of(*task_ids: int, blocks: int = 0, context: int = NO_CONTEXT) -> DeviceTasks:
     ids = np.array(task_ids, np.uint32)
     none = np.zeros(len(ids), np.uint32)
-    key = pack_keys(none + STREAM, ids, none, none + np.uint32(NO_CONTEXT), wide_task_ids=False)
+    key = pack_keys(none + STREAM, ids, none, none + np.uint32(context), wide_task_ids=False)
     return DeviceTasks(
         IdCounter(),
         Flips.none(),
@@ -76,6 +76,18 @@ def test_a_task_has_the_metrics_of_both_kinds_of_cores(tmp_path: Path) -> None:
         "aic_total_time": 200.0, "aic_total_cycles": 3000, "aic_r8": 5, "aic_ra": 6, "aic_r500": 7,
         "aiv_total_time": 0, "aiv_total_cycles": 0, "aiv_r8": 0, "aiv_ra": 0, "aiv_r500": 0,
     }  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("kind", "aic", "aiv"), [("AIC", 5, 0), ("AIV", 0, 5), ("MIX_AIC", 5, 0), ("MIX_AIV", 0, 5)]
+)
+def test_counters_of_a_subtask_are_those_of_its_main_cores(
+    tmp_path: Path, kind: str, aic: int, aiv: int
+) -> None:
+    number = {"AIC": 0, "AIV": 1, "MIX_AIC": 6, "MIX_AIV": 7}[kind]
+    pmu = task_records(1, ffts_type_word=4 << 13, subtask_word=number, pmu=[5, *[0] * 7])
+    found, _ = metrics(device_with(tmp_path, pmu), tasks_of(1, blocks=10, context=0))
+    assert (found["aic_r8"], found["aiv_r8"]) == (aic, aiv)
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from tests.prof_generator import Recipe, generate
 from tests.prof_generator.encode import records, write_file
 from unified_prof.decoders.prof import link_samples, memory_samples
 from unified_prof.decoders.prof.directory import DeviceDirectory
+from unified_prof.decoders.prof.layouts import STARS_MAGIC
 
 
 def device_with(folder: Path, name: str, content: bytes, platform: int = 5) -> DeviceDirectory:
@@ -33,6 +34,8 @@ def test_a_port_has_one_row_per_sample(tmp_path: Path) -> None:
 
 
 MB = 1 << 20
+# Function code of such samples in the logs of the task scheduler.
+ACC_PMU = 26
 
 
 @pytest.mark.parametrize(
@@ -62,3 +65,21 @@ def test_less_than_one_complete_hbm_sample_has_no_bandwidth(tmp_path: Path) -> N
     memory_samples.decode_hbm(device_with(tmp_path, "hbm", part.tobytes()), sink)
     assert not sink.tables()
     assert sink.anomalies == {"too_few_samples": 3}
+
+
+@pytest.mark.parametrize(("platform", "exchanged"), [(5, False), (1, True)])
+def test_reads_and_writes_of_an_accelerator_are_exchanged_except_on_platform_5(
+    tmp_path: Path, platform: int, exchanged: bool
+) -> None:
+    fields = {"read_bandwidth": 11, "write_bandwidth": 22, "read_ost": 33, "write_ost": 44}
+    part = records(
+        "stars_acc_pmu", 1, w0=ACC_PMU, magic=STARS_MAGIC, acc_id=3, timestamp=1 << 50, **fields
+    )
+    device = device_with(tmp_path, "stars_soc_profile", part.tobytes(), platform)
+    sink = MemorySink()
+    link_samples.decode_stars_samples(device, sink)
+    found = sink.tables()["ACC_PMU"]
+    columns = ("readBwLevel", "writeBwLevel", "readOstLevel", "writeOstLevel")
+    levels = [found[column].tolist() for column in columns]
+    assert found["accId"].tolist() == [3]
+    assert levels == ([[22], [11], [44], [33]] if exchanged else [[11], [22], [33], [44]])
