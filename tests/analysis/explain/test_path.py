@@ -223,9 +223,9 @@ def test_a_clock_of_the_host_that_is_ahead_is_taken_back(tmp_path: Path) -> None
 
 def test_intervals_of_a_thread_are_divided_at_begins_and_ends_of_calls(tmp_path: Path) -> None:
     ran = made.run([Launch("mm_1", 10 * US), Work(50 * US), Launch("mm_1", 10 * US), Step()])
-    moments = sorted(
-        {at for start, end, *_ in (*ran.calls, *ran.operations) for at in (start, end)}
-    )
+    ranges = [(start, end) for start, end, *_ in ran.calls]
+    ranges += [(start, end) for start, end, _ in ran.operations]
+    moments = sorted({at for one in ranges for at in one})
     # From within the first operation to behind the last, and a moment in which nothing begins.
     intervals = [(moments[0] + 1, moments[-1] + 7), (moments[-1] + 9, moments[-1] + 11)]
     with open_report(made.write(ran, tmp_path / "a.db")) as report:
