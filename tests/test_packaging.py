@@ -123,7 +123,7 @@ def test_exit_codes_are_documented() -> None:
 ALLOWED = {
     "only backends and tracking import torch": {"backends", "tracking"},
     "only schema, sqlite, migrate and baselines import SQLAlchemy and Alembic": {
-        *("schema", "sqlite", "migrate", "baselines"),
+        *("schema", "sqlite", "migrate", "baselines")
     },
     "only the command line imports Click": {"cli"},
     "only the command line and report import Rich": {"cli", "report"},

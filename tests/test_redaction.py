@@ -107,10 +107,7 @@ def test_no_name_is_no_secret() -> None:
         ("curl -H 'X: Bearer abcdefgh12'", "curl -H 'X: Bearer ***'"),
         ("AccountKey=Zm9vYmFy==;Endpoint=x", "AccountKey=***;Endpoint=x"),
         ("cache_key=9f86d081884c7d659a2feaa0", "cache_key=***"),
-        (
-            "a -----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY----- b",
-            "a *** b",
-        ),
+        ("a -----BEGIN RSA PRIVATE KEY-----\nMII\n-----END RSA PRIVATE KEY----- b", "a *** b"),
     ],
 )
 def test_what_is_masked(text: str, shown: str) -> None:

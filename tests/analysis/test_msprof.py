@@ -345,12 +345,7 @@ def test_counters_over_time_and_by_operator(tmp_path: Path) -> None:
             }
             device.writer.write("TASK_PMU_INFO", row)
         times = [device.T0 + 20, device.T0 + 10]
-        row = {
-            "type": device.text("device"),
-            "hbm": [7, 5],
-            "timestampNs": times,
-            "deviceId": 0,
-        }
+        row = {"type": device.text("device"), "hbm": [7, 5], "timestampNs": times, "deviceId": 0}
         device.writer.write("NPU_MEM", row)
     with open_analyses(tmp_path / "msprof_1.db") as (analysis,):
         (hbm,) = analysis.memory_series()

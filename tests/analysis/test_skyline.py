@@ -77,8 +77,7 @@ def test_an_operation_without_frames_keeps_its_time(tmp_path: Path) -> None:
 
 def test_modules_come_from_uprofs_own_table(tmp_path: Path) -> None:
     path = run_time_report(
-        tmp_path / "r.sqlite",
-        modules=[("layers.0", "Linear"), None, ("", "Net")],
+        tmp_path / "r.sqlite", modules=[("layers.0", "Linear"), None, ("", "Net")]
     )
     rows = by_name(breakdown_of(path, "module"))
     assert rows["layers.0"].detail == "Linear"

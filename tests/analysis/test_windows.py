@@ -90,16 +90,12 @@ def _figures(path: Path) -> list[Any]:
     ],
 )
 def test_windows_of_any_size_tell_the_same(
-    devices: int,
-    steps: bool,
-    in_order: bool,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    devices: int, steps: bool, in_order: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     path = _recording(
         tmp_path / "msprof_1.db", devices=devices, steps=steps, in_order=in_order, seed=devices
     )
-    monkeypatch.setattr(runs, "_MAX_CALLS", 100)
+    monkeypatch.setattr(runs, "_MAX_CALLS", 1000)
     whole = _figures(path)
     monkeypatch.setattr(packed, "_SHIFT", 6)
     monkeypatch.setattr(packed, "BLOCK", 64)

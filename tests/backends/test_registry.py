@@ -80,18 +80,9 @@ def answers(monkeypatch: pytest.MonkeyPatch, **backends: _Asked) -> None:
     ],
 )
 def test_auto_takes_the_first_whose_device_answers(
-    npu: str | None,
-    cuda: str | None,
-    cpu: str | None,
-    chosen: str,
-    monkeypatch: pytest.MonkeyPatch,
+    npu: str | None, cuda: str | None, cpu: str | None, chosen: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    answers(
-        monkeypatch,
-        npu=_Asked("npu", npu),
-        cuda=_Asked("cuda", cuda),
-        cpu=_Asked("cpu", cpu),
-    )
+    answers(monkeypatch, npu=_Asked("npu", npu), cuda=_Asked("cuda", cuda), cpu=_Asked("cpu", cpu))
     assert registry.choose().name == chosen
 
 

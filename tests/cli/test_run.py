@@ -126,10 +126,7 @@ def test_json_is_all_that_stands_on_stdout(capfd: pytest.CaptureFixture[str]) ->
     assert uprof("--backend", "toy", "-o", "out", "--json", "-q", "work.py") == 0
     out, err = capfd.readouterr()
     answer = json.loads(out)
-    assert answer["files"] == {
-        "run-time": ["out/run_time.sqlite"],
-        "memory": ["out/memory.sqlite"],
-    }
+    assert answer["files"] == {"run-time": ["out/run_time.sqlite"], "memory": ["out/memory.sqlite"]}
     assert answer["summary"]["forward_ms"] == 9.0
     assert answer["summary"]["most_expensive"][0]["location"] == "net.py:11"
     assert err == "said by the workload\n"
@@ -177,11 +174,7 @@ def test_a_partial_measurement_is_told(
     ],
 )
 def test_wrong_use_gets_one_clear_message(
-    arguments: list[str],
-    code: int,
-    words: str,
-    place: Path,
-    capfd: pytest.CaptureFixture[str],
+    arguments: list[str], code: int, words: str, place: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     before = sorted(place.iterdir())
     assert uprof(*arguments) == code

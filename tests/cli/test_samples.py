@@ -19,9 +19,7 @@ from unified_prof.sqlite.detect import detect
 pytestmark = pytest.mark.slow
 
 SAMPLES = ROOT.parent / "shared" / "samples"
-NO_REPORTS = {
-    "analysis.db": "made by torch_npu",
-}
+NO_REPORTS = {"analysis.db": "made by torch_npu"}
 """Databases among the samples that say nothing by themselves, and what is said of them."""
 
 

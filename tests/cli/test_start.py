@@ -73,10 +73,7 @@ def test_a_program_that_uprof_runs_finds_the_process_as_it_is_by_itself(tmp_path
         subprocess.run(
             [sys.executable, *words], cwd=tmp_path, env=kept, capture_output=True, text=True
         ).stdout.splitlines()[0]
-        for words in (
-            ["seen.py"],
-            ["-m", "unified_prof", "run", "--backend", "cpu", "seen.py"],
-        )
+        for words in (["seen.py"], ["-m", "unified_prof", "run", "--backend", "cpu", "seen.py"])
     )
     assert under == alone
 

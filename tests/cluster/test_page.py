@@ -16,10 +16,7 @@ from tests.report import browser
 from tests.report.browser import Browser
 
 WIDTHS = (390, 1280, 1920)
-needs_browser = [
-    pytest.mark.slow,
-    browser.needed,
-]
+needs_browser = [pytest.mark.slow, browser.needed]
 
 
 def paged(run: Path) -> Path:

@@ -26,9 +26,7 @@ def both(found: list[Partial]) -> tuple[RunSummary, RunSummary]:
     assert set(untils) <= {2, 3}  # stages do not have equally many operations
     assert all(len(one.communication["start"]) <= 30 for one in cut)
     shorter = summarize_run(
-        cut,
-        read=lambda rank: partials.read_communication(files[rank], "it"),
-        until=min(untils),
+        cut, read=lambda rank: partials.read_communication(files[rank], "it"), until=min(untils)
     )
     return summarize_run(found), shorter
 

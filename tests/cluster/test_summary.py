@@ -76,8 +76,7 @@ def test_of_those_who_come_late_the_one_with_slow_kernels_is_to_blame(file: Path
     late = rows(file, "SELECT rank FROM BLAME ORDER BY caused_wait_ns DESC LIMIT 2")
     assert {rank for (rank,) in late} == {4, 5}  # 4 waits for 5 and is late for others
     ((rank, ratio, cause, saved),) = rows(
-        file,
-        "SELECT rank, work_ratio, cause, saved_ns_per_step FROM BLAME WHERE cause IS NOT NULL",
+        file, "SELECT rank, work_ratio, cause, saved_ns_per_step FROM BLAME WHERE cause IS NOT NULL"
     )
     assert (rank, cause) == (5, "slow_rank")
     assert ratio == pytest.approx(1.3, rel=0.02)

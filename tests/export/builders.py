@@ -45,8 +45,7 @@ class Recorded:
         """Write one row; the columns `texts` hold texts."""
         intern = self.writer.strings.intern
         self.writer.write(
-            table,
-            {name: [intern(v) if name in texts else v] for name, v in values.items()},
+            table, {name: [intern(v) if name in texts else v] for name, v in values.items()}
         )
 
     def task(

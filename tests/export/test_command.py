@@ -136,9 +136,6 @@ def test_what_goes_wrong_leaves_nothing(tmp_path: Path, error: type[BaseExceptio
     def lines() -> Callable[[], None]:
         raise error
 
-    with (
-        pytest.raises((error, OutputError)),
-        OutputFiles(tmp_path, force=False) as output,
-    ):
+    with pytest.raises((error, OutputError)), OutputFiles(tmp_path, force=False) as output:
         output.tables(["a.csv"], "head", (lines() for _ in range(1)), rows_each=10)  # type: ignore[misc]
     assert not list(tmp_path.iterdir())

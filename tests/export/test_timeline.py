@@ -76,7 +76,7 @@ def test_calls_and_the_arrows_they_begin(database: Recorded, out: Path, export: 
     assert arrow["name"] == f"HostToDevice{node << 32}"
     tasks = _of(found, timeline_events.HARDWARE, "X")
     assert [one["name"] for one in tasks] == [
-        *("add_1", "MEMCPY_ASYNC", "EVENT_RECORD", "EVENT_WAIT", "AI_CORE"),
+        *("add_1", "MEMCPY_ASYNC", "EVENT_RECORD", "EVENT_WAIT", "AI_CORE")
     ]
     assert tasks[0]["dur"] == 6.84
     assert tasks[0]["args"] == {

@@ -134,7 +134,7 @@ def test_reports_say_which_cell_was_run_and_nothing_of_the_kernel(
     shell.value("import torch\nx = torch.ones(3)\ndef run(x, api_key=''): return x.exp()")
     shell.value("%%uprof -q --scope project --include 'my lib'\nx.exp()")
     assert command_of(shell.variables["prof"]) == [
-        *("In [2]", "%%uprof", "-q", "--scope", "project", "--include", "my lib"),
+        *("In [2]", "%%uprof", "-q", "--scope", "project", "--include", "my lib")
     ]
     monkeypatch.setenv("JPY_SESSION_NAME", "/home/somebody/work/train.ipynb")
     shell.value('%uprof -q --scope project run(x, api_key="s3cret s3cret")')

@@ -19,7 +19,7 @@ from unified_prof.integrations.measurement import trace_handler
 
 EVENTS = {
     "traceEvents": [
-        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 5.0},
+        {"ph": "X", "cat": "cpu_op", "name": "aten::mm", "pid": 1, "tid": 1, "ts": 1.0, "dur": 5.0}
     ],
     "schemaVersion": 1,
 }

@@ -202,12 +202,7 @@ def main(form: str, folder: Path, rounds: int) -> dict[str, Any]:
         }
         if shows and lost and found.anomalies == whole.anomalies:
             wrong.append(f"{what}: rows are lost without a word: {lost}")
-    return {
-        "wrong": wrong,
-        "converted": converted,
-        "refused": refused,
-        "peak_mb": _peak_mb(),
-    }
+    return {"wrong": wrong, "converted": converted, "refused": refused, "peak_mb": _peak_mb()}
 
 
 def _peak_mb() -> int:

@@ -74,11 +74,7 @@ def test_receives_of_a_gpu_are_the_bubble_of_its_stage(tmp_path: Path) -> None:
 
 
 def test_without_steps_the_recording_is_one_of_no_name(tmp_path: Path) -> None:
-    events = [
-        complete("cpu_op", "aten::mm", 5, 10),
-        call(8, 1, 1),
-        kernel(20, 10, 1),
-    ]
+    events = [complete("cpu_op", "aten::mm", 5, 10), call(8, 1, 1), kernel(20, 10, 1)]
     found = analysis_of(write(tmp_path / "t.json", events), {"StepTraceTime": STEP_COLUMNS})
     assert found["StepTraceTime"] == [(None, 10, 0, 0, 0, 0, 10, 0, 0, 15)]
 
@@ -137,7 +133,4 @@ def test_collectives_launched_outside_every_step_are_left_out_as_their_tasks_are
     more = [call(500, 1, 4), passed(520, 10, 4, "allreduce", Seq=2)]
     trace = pipeline(tmp_path / "t.json", *more)
     found = analysis_of(trace, {"CommAnalyzerTime": "step", "StepTraceTime": "communication"})
-    assert found == {
-        "CommAnalyzerTime": [("step7",), ("step7",)],
-        "StepTraceTime": [(50,)],
-    }
+    assert found == {"CommAnalyzerTime": [("step7",), ("step7",)], "StepTraceTime": [(50,)]}

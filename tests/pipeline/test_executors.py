@@ -109,9 +109,7 @@ def test_it_is_an_executor_as_others_are(pool: WorkerPool) -> None:
     assert "raises_at_1" in str(raised.value.__cause__), "where in the other process"
 
 
-def test_unpicklable_arguments_raise_at_once_and_results_in_the_future(
-    pool: WorkerPool,
-) -> None:
+def test_unpicklable_arguments_raise_at_once_and_results_in_the_future(pool: WorkerPool) -> None:
     with pytest.raises((AttributeError, TypeError, pickle.PicklingError)):
         pool.submit(lambda: 1)
     with pytest.raises((AttributeError, TypeError, RuntimeError)):
@@ -179,9 +177,7 @@ def test_no_process_can_be_started(monkeypatch: pytest.MonkeyPatch) -> None:
         list(map_unordered(pool, double, range(10)))
 
 
-def test_a_process_that_cannot_start_fails_all_tasks(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_process_that_cannot_start_fails_all_tasks(monkeypatch: pytest.MonkeyPatch) -> None:
     def broken() -> Any:
         raise AttributeError("module '__main__' has no attribute '__spec__'")
 

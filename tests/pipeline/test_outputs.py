@@ -79,9 +79,6 @@ def test_a_place_that_cannot_be_written_is_found_before_anything_runs(
         raise OSError(30, os.strerror(30))
 
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with (
-        pytest.raises(OutputError, match="read-only"),
-        outputs.output_directory(tmp_path / "new"),
-    ):
+    with pytest.raises(OutputError, match="read-only"), outputs.output_directory(tmp_path / "new"):
         pass
     assert list(tmp_path.iterdir()) == []

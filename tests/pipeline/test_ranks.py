@@ -36,11 +36,7 @@ from unified_prof.pipeline.distributed import ALL, parse_ranks, rank_here, rank_
         ("pals", {"PALS_RANKID": "5", "PALS_LOCAL_RANKID": "1", "PMI_SIZE": "8"}),
         (
             "jsm",
-            {
-                "JSM_NAMESPACE_RANK": "5",
-                "JSM_NAMESPACE_LOCAL_RANK": "1",
-                "JSM_NAMESPACE_SIZE": "8",
-            },
+            {"JSM_NAMESPACE_RANK": "5", "JSM_NAMESPACE_LOCAL_RANK": "1", "JSM_NAMESPACE_SIZE": "8"},
         ),
         ("flux", {"FLUX_TASK_RANK": "5", "FLUX_TASK_LOCAL_ID": "1", "FLUX_JOB_SIZE": "8"}),
     ],

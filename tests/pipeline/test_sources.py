@@ -556,8 +556,7 @@ def database(path: Path, *tables: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("content", "told"),
-    [(b"", "is empty"), (b"hello", "not a format that uprof can convert")],
+    ("content", "told"), [(b"", "is empty"), (b"hello", "not a format that uprof can convert")]
 )
 def test_other_files_are_refused_with_the_list_of_formats(
     content: bytes, told: str, tmp_path: Path

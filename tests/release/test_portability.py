@@ -15,7 +15,7 @@ from tests.source_trees import nodes
 from unified_prof.sqlite import atomic
 
 POSIX_MODULES = {
-    *("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty"),
+    *("fcntl", "grp", "posix", "pty", "pwd", "readline", "resource", "syslog", "termios", "tty")
 }
 # Those that read files: nothing of them waits for a device or drives a program.
 READING = (

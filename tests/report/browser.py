@@ -64,10 +64,7 @@ class Browser:
         self._wait_for_driver()
         options = {"args": [*ARGUMENTS, f"--user-data-dir={profile}"]}
         capabilities = {
-            "alwaysMatch": {
-                "goog:chromeOptions": options,
-                "goog:loggingPrefs": {"browser": "ALL"},
-            }
+            "alwaysMatch": {"goog:chromeOptions": options, "goog:loggingPrefs": {"browser": "ALL"}}
         }
         session = self._call("POST", "/session", {"capabilities": capabilities})
         self._session = f"/session/{session['sessionId']}"

@@ -26,10 +26,7 @@ from unified_prof.report import html_page as html
 from unified_prof.report import html_page as opener
 from unified_prof.report.formats import ClusterRequest, DeviceRequest, ReportRequest
 
-in_a_browser = [
-    pytest.mark.slow,
-    browser.needed,
-]
+in_a_browser = [pytest.mark.slow, browser.needed]
 WIDTHS = (390, 1280, 1920)
 
 

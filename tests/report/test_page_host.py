@@ -22,15 +22,7 @@ def test_threads_of_the_host_stand_above_with_arrows_to_what_they_launched(
 ) -> None:
     window.open(launched)
     lanes = "return [...document.querySelectorAll('.lanes div')].map((one) => one.textContent)"
-    assert window.run(lanes) == [
-        "thread 1",
-        "",
-        "thread 2",
-        "",
-        "stream 2",
-        "stream 5",
-        "idle",
-    ]
+    assert window.run(lanes) == ["thread 1", "", "thread 2", "", "stream 2", "stream 5", "idle"]
     assert arrows(window) == 3
     window.run("document.querySelector('#timeline canvas').focus()")
     window.press(*"\ue015" * 4)

@@ -47,12 +47,7 @@ def test_every_variable_that_a_script_reads_is_given_by_action_and_component(scr
     # A user of GitLab gives the token as a variable of the project; the others are GitHub's.
     assert lacking["action"] - {"UPROF_GITLAB_TOKEN"} == set()
     assert (
-        lacking["component"]
-        - {
-            "UPROF_GITLAB_TOKEN",
-            "UPROF_PULL_REQUEST",
-            "UPROF_COMMENT_AUTHOR",
-        }
+        lacking["component"] - {"UPROF_GITLAB_TOKEN", "UPROF_PULL_REQUEST", "UPROF_COMMENT_AUTHOR"}
         == set()
     )
 

@@ -48,10 +48,7 @@ def gitlab(server: Forge) -> dict[str, str]:
 
 @pytest.fixture(params=[github, gitlab], ids=["github", "gitlab"])
 def place(
-    request: pytest.FixtureRequest,
-    server: Forge,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest, server: Forge, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> Forge:
     """Return a server with a pull or merge request without comments."""
     for name in (*github(server), *gitlab(server)):

@@ -175,11 +175,7 @@ def pages_of(path: Path, table: str) -> tuple[bytearray, list[int]]:
 @pytest.mark.parametrize("damage", ["copied", "exchanged"])
 @pytest.mark.parametrize("expression", ["startNs", "startNs + 0"], ids=["pages", "SQLite"])
 def test_row_ids_that_do_not_ascend_are_damage(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    damage: str,
-    expression: str,
-    small_bytes: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, damage: str, expression: str, small_bytes: int
 ) -> None:
     monkeypatch.setattr(integer_columns, "_SMALL_BYTES", small_bytes)
     monkeypatch.setattr(column_reader, "_CHUNK_ROWS", 100)

@@ -58,11 +58,7 @@ def test_todays_block_dim_is_not_the_one_of_the_past(path: Path) -> None:
         report.write("COMPUTE_TASK_INFO", {"globalTaskId": [1], "blockNum": [24], "blockDim": [7]})
     assert rows(path, "SELECT blockDim FROM COMPUTE_TASK_INFO") == [(24,)]
     assert rows(path, "SELECT * FROM UPROF_ANOMALIES") == [
-        (
-            "column_not_in_schema",
-            1,
-            "1.2.0_20251226 has no COMPUTE_TASK_INFO.blockDim (1 values)",
-        )
+        ("column_not_in_schema", 1, "1.2.0_20251226 has no COMPUTE_TASK_INFO.blockDim (1 values)")
     ]
 
 

@@ -143,11 +143,7 @@ def test_ctrl_c_keeps_complete_iterations(
     [("sys.exit()", 0, ""), ("sys.exit(3)", 3, ""), ("sys.exit('why')", 1, "why\n")],
 )
 def test_the_exit_code_is_the_scripts(
-    workload: Workload,
-    capsys: pytest.CaptureFixture[str],
-    statement: str,
-    code: int,
-    printed: str,
+    workload: Workload, capsys: pytest.CaptureFixture[str], statement: str, code: int, printed: str
 ) -> None:
     workload.write("main.py", NET + f"import sys\nNet()(torch.ones(1, 8))\n{statement}\n")
     outcome = workload.run()

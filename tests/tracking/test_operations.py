@@ -305,11 +305,7 @@ def test_operations_inside_a_backward_are_part_of_it(workload: Workload) -> None
 
 def test_a_program_with_modes_of_its_own(workload: Workload) -> None:
     tracked = workload.model(
-        net(
-            "with torch.device('cpu'):",
-            "    mask = torch.ones(8)",
-            "return x * self.w * mask",
-        )
+        net("with torch.device('cpu'):", "    mask = torch.ones(8)", "return x * self.w * mask")
     )
     assert names(tracked) == ["ones", "mul", "mul"]
     assert places(tracked.operations[0]) == ["main.py:13"]

@@ -263,9 +263,7 @@ def test_the_peak_of_a_region_is_the_highest_while_it_is_open(workload: Workload
     assert small >= 4 << 16
 
 
-def test_scripted_functions_with_regions_compile_while_they_are_watched(
-    workload: Workload,
-) -> None:
+def test_scripted_functions_with_regions_compile_while_they_are_watched(workload: Workload) -> None:
     workload.write(
         "main.py",
         NET

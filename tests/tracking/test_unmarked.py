@@ -186,9 +186,7 @@ def test_a_timeline_with_stacks_and_no_optimizer(workload: Workload) -> None:
     assert (timeline.written, timeline.iterations) == (True, 3)
 
 
-def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(
-    workload: Workload,
-) -> None:
+def test_one_call_is_one_iteration_and_a_timeline_says_how_to_mark_some(workload: Workload) -> None:
     workload.write("main.py", NET + "Net()(torch.ones(4, 8))\n")
     tracked = workload.tracked()
     assert "no iterations were found" in tracked.facts["whole_program"]

@@ -68,12 +68,7 @@ ALL = [
         "modeling_gpt2.py transformers_generate.py",
         trains=False,
     ),
-    program(
-        "diffusers_unet",
-        "diffusers",
-        "conv2d group_norm silu",
-        "resnet.py diffusers_unet.py",
-    ),
+    program("diffusers_unet", "diffusers", "conv2d group_norm silu", "resnet.py diffusers_unet.py"),
     program(
         "diffusers_autoencoder",
         "diffusers",
@@ -93,10 +88,7 @@ ALL = [
         "resnet.py torchvision_resnet.py",
     ),
     program(
-        "torchvision_detector",
-        "torchvision",
-        "conv2d batch_norm",
-        "ssd.py torchvision_detector.py",
+        "torchvision_detector", "torchvision", "conv2d batch_norm", "ssd.py torchvision_detector.py"
     ),
     program(
         "lightning_trainer",
@@ -105,12 +97,7 @@ ALL = [
         "lightning_trainer.py",
     ),
     program("lightning_gan", "lightning", "linear leaky_relu softplus", "lightning_gan.py"),
-    program(
-        "accelerate_loop",
-        "accelerate",
-        "linear layer_norm gelu",
-        "accelerate_loop.py",
-    ),
+    program("accelerate_loop", "accelerate", "linear layer_norm gelu", "accelerate_loop.py"),
     program("geometric_gcn", "torch_geometric", "linear relu dropout", "geometric_gcn.py"),
 ]
 

@@ -90,10 +90,7 @@ def test_an_inserted_operation_shifts_no_pair() -> None:
 def test_a_shifted_source_line_is_found_by_the_weaker_key() -> None:
     assert align(
         [("m:10", "linear"), ("m:11", "relu")], [("m:12", "linear"), ("m:13", "relu")]
-    ) == [
-        (0, 0),
-        (1, 1),
-    ]
+    ) == [(0, 0), (1, 1)]
 
 
 def test_a_weak_key_does_not_pair_across_a_strong_one() -> None:

@@ -56,17 +56,7 @@ def test_a_text_in_a_text_is_read(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    "value",
-    [
-        "no JSON",
-        "[1]",
-        "{}",
-        '{"a": 3}',
-        "null",
-        7,
-        None,
-        "[" * 100_000,
-    ],
+    "value", ["no JSON", "[1]", "{}", '{"a": 3}', "null", 7, None, "[" * 100_000]
 )
 def test_what_is_no_table_of_groups_names_none(tmp_path: Path, value: object) -> None:
     path = _report(tmp_path / "r.db", "{}")

@@ -48,11 +48,7 @@ def _kernel(
         connection = next(_CONNECTIONS)
         _launch(made, launched, connection)
     made.task(
-        *(start, end),
-        connection=connection,
-        kernel=("k", "MatMul"),
-        device=device,
-        stream=stream,
+        *(start, end), connection=connection, kernel=("k", "MatMul"), device=device, stream=stream
     )
 
 

@@ -90,10 +90,7 @@ tricky = st.lists(
 @settings(max_examples=60, deadline=None)
 @given(st.lists(tricky, min_size=1, max_size=12), st.integers(32, 400), st.sampled_from([None, 1]))
 def test_no_text_inside_an_event_misleads_the_cuts(
-    tmp_path_factory: pytest.TempPathFactory,
-    texts: list[str],
-    slice_bytes: int,
-    indent: int | None,
+    tmp_path_factory: pytest.TempPathFactory, texts: list[str], slice_bytes: int, indent: int | None
 ) -> None:
     events = [operation(text, 1, 1, args={"nested": [{"ph": text}, {text: 1}]}) for text in texts]
     path = tmp_path_factory.mktemp("tricky") / "trace.json"

@@ -60,8 +60,7 @@ def owners(sink: KeepingSink) -> set[tuple[Any, ...]]:
 @pytest.mark.parametrize("skew", [0, 37, 1000, 100_000])
 def test_ranks_that_did_the_same_keep_their_devices(skew: int, tmp_path: Path) -> None:
     sink = decode_events(
-        tmp_path,
-        *shuffled([*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, skew, launches=41)]),
+        tmp_path, *shuffled([*rank_events(FIRST, 0, 0), *rank_events(SECOND, 1, skew, launches=41)])
     )
     assert owners(sink) == {
         (0, FIRST, f"aten::op_of_{FIRST}"),

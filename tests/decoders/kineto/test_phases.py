@@ -73,19 +73,13 @@ def test_arguments_of_both_count(tmp_path: Path) -> None:
     assert sink.anomalies == {}
 
 
-def test_events_without_end_are_extended_and_ends_without_begin_are_skipped(
-    tmp_path: Path,
-) -> None:
+def test_events_without_end_are_extended_and_ends_without_begin_are_skipped(tmp_path: Path) -> None:
     sink = decode_events(tmp_path, end(5), begin("open", 10), operation("last", 20, 30))
     assert set(sink.rows("PYTORCH_API", "name", "endNs", texts=["name"])) == {
         ("open", 50_000),
         ("last", 50_000),
     }
-    assert sink.anomalies == {
-        "end_without_begin": 1,
-        "begin_without_end": 1,
-        "unfinished_event": 1,
-    }
+    assert sink.anomalies == {"end_without_begin": 1, "begin_without_end": 1, "unfinished_event": 1}
 
 
 def test_times_that_cannot_be_are_counted(tmp_path: Path) -> None:

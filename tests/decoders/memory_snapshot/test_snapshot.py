@@ -258,8 +258,7 @@ def test_values_that_would_be_written_out_many_times_are_left_out(tmp_path: Path
     notes = [{"stage": stage, "name": "forward", "device": 0, "time_us": 6}]
     settings = {"a": 10**5_000, "b": -1}
     sink = decoded(
-        tmp_path,
-        {"segments": [], "external_annotations": notes, "allocator_settings": settings},
+        tmp_path, {"segments": [], "external_annotations": notes, "allocator_settings": settings}
     )
     assert sink.rows("UPROF_TRACE_EVENTS", "args") == [('{"stage": null}',)]
 

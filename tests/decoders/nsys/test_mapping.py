@@ -107,8 +107,7 @@ def test_processes_share_ordinals_but_not_devices(tmp_path: Path) -> None:
     gpus = [{"id": 4, "name": "H100", "smCount": 132}, {"id": 6, "name": "H200"}]
     kernels = [kernel(1, 2, 7), kernel(1, 2, 8, globalPid=packed(200))]
     sink = decoded(
-        tmp_path,
-        small(TARGET_INFO_CUDA_DEVICE=devices, TARGET_INFO_GPU=gpus, **{KERNELS: kernels}),
+        tmp_path, small(TARGET_INFO_CUDA_DEVICE=devices, TARGET_INFO_GPU=gpus, **{KERNELS: kernels})
     )
     assert [row["deviceId"] for row in sink.tables["TASK"]] == [4, 6]
     assert sink.rows("NPU_INFO", "id", "name") == [(4, "H100"), (6, "H200")]

@@ -181,11 +181,7 @@ def test_groups_on_several_communicators_are_not_assigned(tmp_path: Path) -> Non
 
 def test_groups_within_groups_close_once(tmp_path: Path) -> None:
     reduce = nccl(1_020, 1_030, "ncclAllReduce", payload(REDUCE, PLAIN, 4_096, 0))
-    inner = [
-        nccl(1_011, 1_012, "ncclGroupStart"),
-        reduce,
-        nccl(1_040, 1_050, "ncclGroupEnd"),
-    ]
+    inner = [nccl(1_011, 1_012, "ncclGroupStart"), reduce, nccl(1_040, 1_050, "ncclGroupEnd")]
     sink = decoded(tmp_path, one_call(*grouped(*inner)))
     assert tasks(sink)[0][1] == 4_096
 

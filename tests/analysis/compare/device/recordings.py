@@ -79,10 +79,7 @@ def recording(
                                 if not kernel:
                                     device.call(at + 1, at + 8, op.name, inputs=INPUTS)
                                 device.call(
-                                    at + 2 + 2 * kernel,
-                                    at + 3 + 2 * kernel,
-                                    op.name,
-                                    launches=link,
+                                    at + 2 + 2 * kernel, at + 3 + 2 * kernel, op.name, launches=link
                                 )
                             begin = start + 1000 + 10 * (at - start)
                             device.task(

@@ -70,11 +70,7 @@ def test_a_side_that_ran_eagerly_is_compared_with_one_that_replays(
                 at + 50, at + 50 + lasted, connection=number + 1, kernel=(f"k{number}", "K")
             )
     found = lines(unified_prof.diff(eager, new, captures=(None, captured)))
-    assert found == {
-        "mm": [(2, 70), (4, 200)],
-        "add": [(1, 5), (2, 10)],
-        "relu": [(1, 7), (1, 7)],
-    }
+    assert found == {"mm": [(2, 70), (4, 200)], "add": [(1, 5), (2, 10)], "relu": [(1, 7), (1, 7)]}
 
 
 def test_what_is_not_attributed_is_said_of_its_side(base: Path, new: Path, tmp_path: Path) -> None:

@@ -264,11 +264,7 @@ def test_operators_of_an_ascend_have_shapes_of_their_own(tmp_path: Path) -> None
             300_000,
             400_000,
             "MatMulV2",
-            (
-                '"256,63,16,16;128,256,16,16"',
-                "DT_BF16;DT_BF16",
-                "FRACTAL_NZ;FRACTAL_NZ",
-            ),
+            ('"256,63,16,16;128,256,16,16"', "DT_BF16;DT_BF16", "FRACTAL_NZ;FRACTAL_NZ"),
             ('"128,63,16,16"', "DT_BF16", "FRACTAL_NZ"),
             7,
         )

@@ -72,11 +72,7 @@ def test_a_vision_transformer_of_both_vendors(
             ("MatMulV2", "[32,9216] [4096,9216]"),
             ("ForeachAddList", 3 * (3 * 4 * 61_100_840 + 4)),
         ),
-        (
-            "910A_2024-09_level1.db",
-            ("MatMul", "[576,2,16,16] [576,256,16,16]"),
-            ("AxpyV2", None),
-        ),
+        ("910A_2024-09_level1.db", ("MatMul", "[576,2,16,16] [576,256,16,16]"), ("AxpyV2", None)),
     ],
 )
 def test_an_alexnet_on_two_generations_of_ascend(

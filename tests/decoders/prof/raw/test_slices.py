@@ -27,10 +27,7 @@ def write_slices(folder: Path, name: str, slices: list[bytes]) -> None:
     piece_bytes=st.integers(1, 50),
 )
 def test_slices_are_one_stream_without_its_first_remainder(
-    raw: bytes,
-    cuts: list[int],
-    piece_bytes: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    raw: bytes, cuts: list[int], piece_bytes: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     folder = tmp_path_factory.mktemp("data")
     edges = sorted({0, len(raw), *(cut for cut in cuts if cut < len(raw))})
@@ -137,10 +134,7 @@ def test_magic_numbers_find_records_between_two_losses(tmp_path: Path) -> None:
     dropped=st.integers(0, 3),
 )
 def test_complete_records_survive_any_reported_loss(
-    sizes: list[int],
-    lost: list[int],
-    dropped: int,
-    tmp_path_factory: pytest.TempPathFactory,
+    sizes: list[int], lost: list[int], dropped: int, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     """Slices may lose their end, and the oldest may be dropped; no record is read askew."""
     folder = tmp_path_factory.mktemp("data")
