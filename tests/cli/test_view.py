@@ -303,7 +303,7 @@ def test_in_a_browser_the_trace_goes_to_perfetto_and_nowhere_else(
         end = time.monotonic() + 20
         while "is here" not in window.run(said) and time.monotonic() < end:
             time.sleep(0.05)
-        assert window.run(said).startswith("The trace is here (")
+        assert window.run(said).startswith("Trace loaded (")
         window.run(
             "window.opened = []; window.posted = [];"
             "window.open = (address) => { opened.push(address);"

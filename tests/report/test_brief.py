@@ -98,4 +98,4 @@ def test_a_busy_machine_is_told(tmp_path: Path) -> None:
         db.execute("UPDATE UPROF_ITERATIONS SET waited_ms = 4.0")
     with open_analyses(path) as analyses:
         headline = dict(report_document.report_headline(collect_figures(analyses[0], [])))
-    assert headline["iteration"].endswith("; 4.00 ms of it waiting for a processor (busy machine)")
+    assert headline["iteration"].endswith("; 4.00 ms of it waiting for a CPU (busy machine)")

@@ -70,7 +70,7 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
             )
         ]
 
-    assert labels()[0].startswith("everything: ")
+    assert labels()[0].startswith("total: ")
     chosen = "return document.querySelector('#icicle button[aria-pressed=true]').dataset.value"
     assert window.run(chosen) == "line", "most operations are outside any module"
     click(window, "#icicle button[data-value=module]")
@@ -84,9 +84,9 @@ def test_the_icicle_divides_and_zooms_by_keyboard(window: Browser, page: Path) -
     width = window.run("return document.activeElement.style.width")
     assert width == "100%"
     window.press("\ue00c")  # escape
-    assert window.run("return document.activeElement.ariaLabel").startswith("everything")
+    assert window.run("return document.activeElement.ariaLabel").startswith("total")
     click(window, "#icicle button[data-value=size_bytes]")
-    assert labels()[0] == "everything: 8.63 KiB, 100.0 %"
+    assert labels()[0] == "total: 8.63 KiB, 100.0 %"
     click(window, "#icicle button[data-value=line]")
     assert any(one.startswith("model.py:30: ") for one in labels())
 

@@ -140,7 +140,7 @@ def test_the_page_finds_the_peaks_in_what_the_roofline_says(bound_ns: float, tol
     said = breakdown.limits(placed)
     assert said == told
     script = files("unified_prof.report").joinpath("page", "roofline.js").read_text("utf-8")
-    pattern = re.search(r"const told = /(.*)/\.exec", script)
+    pattern = re.search(r"const match = /(.*)/\.exec", script)
     assert pattern is not None
     found = re.match(pattern[1].replace("\\/", "/"), said)
     assert found is not None

@@ -22,7 +22,7 @@ def test_a_finding_has_cost_what_to_try_and_evidence_that_searches_the_timeline(
     row = window.run("return document.querySelector('.findings li').innerText")
     cost, share, title, text = row.split("\n")[:4]
     assert cost == "3.96 ms"
-    assert share == "79.8 % of the time, certain"
+    assert share == "79.8 % of the recorded time, certain"
     assert title == "host-bound"
     assert text.startswith("the device is idle 80 % of the time")
     assert "saves" not in text

@@ -86,7 +86,7 @@ def test_searching_narrows_the_table(window: Browser, page: Path) -> None:
     assert window.run("return document.querySelector('#matches').textContent").startswith("11 of ")
     assert window.run("return document.querySelector('mark').textContent") == "op_14"
     window.press(*"zzz")
-    assert names(window) == ["Nothing matches."]
+    assert names(window) == ["No matches."]
 
 
 def test_a_symbol_is_shown_short_and_found_whole(window: Browser, tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_counters_have_units_and_none_that_was_never_counted(
     assert heads == [
         "operator type", "tasks", "aic_mac_ratio (share of 1)", "aic_total_cycles (cycles)",
     ]  # fmt: skip
-    assert "1 of 3 counters always 0 and left out" in window.run(
+    assert "1 of 3 counters are always 0 and left out" in window.run(
         "return document.querySelector('#counters').textContent"
     )
     legend = window.run("return document.querySelector('#memory .legend').textContent")

@@ -91,8 +91,8 @@ def advice_document(
     Args:
         reports: Findings of each report.
         of_run: Findings of the multi-rank run.
-        top: Maximum number of findings of each.
-        is_run: If True, also say if a multi-rank run has no findings.
+        top: Maximum number of findings per report, and of the run.
+        is_run: If True, also state that a multi-rank run has no findings.
     """
     document = Document()
     if of_run or is_run:
@@ -148,9 +148,8 @@ def _excluded_part(advice: Advice) -> str:
     many = "a gap" if advice.pauses == 1 else f"{advice.pauses} gaps"
     length = names.format_duration(advice.paused_ms * 1e6)
     return (
-        f"; {many} of {length}{' in total' if advice.pauses > 1 else ''} excluded, in "
-        "which the device is idle: without steps a pause cannot be distinguished from a "
-        "slow host"
+        f"; excluded {many} of {length}{' in total' if advice.pauses > 1 else ''} in which the "
+        "device is idle (without steps, a pause cannot be distinguished from a slow host)"
     )
 
 
@@ -171,7 +170,7 @@ def _skipped_by_reason(advice: Advice) -> list[str]:
 
 
 def _join_rule_names(kinds: Sequence[str]) -> str:
-    """Join rule names; of many only the first."""
+    """Join rule names; if there are many, list the first ones and count the others."""
     if len(kinds) <= _MAX_RULES_PER_REASON + 1:
         return ", ".join(kinds)
     first, more = kinds[:_MAX_RULES_PER_REASON], len(kinds) - _MAX_RULES_PER_REASON
@@ -311,7 +310,7 @@ def what_if_document(reports: Iterable[WhatIfAnswer], changes: Sequence[Change])
 
 
 def _gain_unit(one: WhatIfResult) -> str:
-    """Return the unit of the gain."""
+    """Return the unit that a gain refers to: step or recording."""
     return "step" if one.stepped else "recording"
 
 
@@ -338,7 +337,7 @@ def _add_gain(document: Document, one: WhatIfResult, changes: Sequence[Change]) 
     if changed > 1.01 * max(gain.per_step_ns, 0):
         document.fact(
             "hidden",
-            f"the changed items themselves take {names.format_duration(changed)} less; the "
+            f"the changed work itself takes {names.format_duration(changed)} less; the "
             "rest is not on the critical path",
         )
     if 1 < gain.steps <= _MAX_STEPS:

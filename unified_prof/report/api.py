@@ -30,7 +30,7 @@ Path = str | os.PathLike[str]
 
 @dataclass(frozen=True, slots=True)
 class Answer(Displayed):
-    """Figures of one report, independent of the file."""
+    """Figures of one report; they remain available if the file changes."""
 
     figures: Figures
 

@@ -81,7 +81,7 @@ def _pair(pair: QuantityPair) -> dict[str, float | None]:
 
 
 def _row_fields(row: Any) -> dict[str, Any]:
-    """Return a row as plain data; each pair of values has its ratio."""
+    """Return a row as plain data, with the ratio of each pair of values."""
 
     def with_ratio(value: Any, plain: Any) -> Any:
         if isinstance(value, QuantityPair):

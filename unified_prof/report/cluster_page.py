@@ -99,7 +99,7 @@ def link_cells(overview: Overview) -> dict[str, Any]:
 
 
 def lane_data(overview: Overview, *, step: int | None, rank: int | None) -> dict[str, Any] | None:
-    """Return the timelines of some ranks in one step on a common clock; None without partials."""
+    """Return the timelines of some ranks in one step on a common clock, or None if unavailable."""
     found = select_lanes(overview, step=step, ranks=None if rank is None else [rank])
     return None if found is None else _lanes(found)
 

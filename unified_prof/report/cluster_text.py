@@ -141,7 +141,7 @@ def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
             is_name=True,
         ),
         Column(
-            "of",
+            "kind",
             tuple(names.neutral(row.link.kind) for row in rows),
             is_name=True,
             importance=7,
@@ -155,9 +155,9 @@ def link_columns(rows: Sequence[LinkRow]) -> list[Column]:
         Column("transfers", tuple(names.format_number(row.link.n) for row in rows), importance=4),
         Column("bytes", tuple(names.format_size(row.link.bytes) for row in rows), importance=5),
         Column("median", tuple(_rate(row.link.gb_per_s_p50) for row in rows)),
-        Column("slow rank", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
+        Column("slowest", tuple(_rate(row.link.gb_per_s_p99) for row in rows), importance=3),
         Column(
-            ("similar links"),
+            "similar links",
             tuple(_rate(row.link.like_gb_per_s) for row in rows),
             importance=8,
         ),
@@ -187,7 +187,7 @@ def rank_step_columns(rows: Sequence[tuple[int, dict[str, float | None]]]) -> li
 
 
 def operation_columns(rows: Sequence[RankOperationRow]) -> list[Column]:
-    """Return the table of one rank's kernels, compared with its pipeline stage."""
+    """Return the table of one rank's kernels, compared with other ranks of its pipeline stage."""
     return [
         Column("kernel", tuple(names.neutral(row.name) for row in rows), is_name=True),
         Column("runs", tuple(names.format_number(row.n) for row in rows), importance=8),
@@ -333,7 +333,7 @@ def cluster_remarks(overview: Overview) -> list[str]:
 
 
 def _no_findings(overview: Overview) -> str:
-    """Return the verdict on a run without findings, with what all ranks may have in common."""
+    """Return the verdict for a run without findings, with a high cost that all ranks share."""
     whole = overview.mean_step
     exposed = (whole["exposed_communication_ns"] or 0.0) - (whole["exposed_wait_ns"] or 0.0)
     share = exposed / whole["span_ns"] if whole["span_ns"] else 0.0
@@ -341,8 +341,8 @@ def _no_findings(overview: Overview) -> str:
     if share < _MIN_EXPOSED_SHARE:
         return text
     return (
-        f"{text}; on all ranks alike, exposed transfers take {names.format_share(share, 1.0)} of "
-        "the step: compare with an earlier run (`uprof cluster diff`)"
+        f"{text}; exposed transfers take {names.format_share(share, 1.0)} of the step on all "
+        "ranks: compare with an earlier run (`uprof cluster diff`)"
     )
 
 

@@ -56,7 +56,7 @@ def device_headline(found: DeviceDifference) -> list[tuple[str, str]]:
 
 
 def device_verdict(found: DeviceDifference) -> str:
-    """Return the change of the step and the class of kernels that changed most, in a sentence."""
+    """Return a sentence with the change of the step and the kernel class that changed most."""
     if found.identical:
         return IDENTICAL_SIDES
     before, after = (side.per_share(side.window_ns) for side in (found.base, found.new))
@@ -83,21 +83,21 @@ def device_remarks(found: DeviceDifference) -> list[str]:
         if UNKNOWN_DEVICE in side.devices or not side.devices
     }
     if found.identical:
-        told = IDENTICAL_SIDES
+        remark = IDENTICAL_SIDES
     elif found.same_devices:
-        told = "both sides ran on the same model of device"
+        remark = "both sides ran on the same device model"
     elif unknown:
-        told = f"{_unnamed_devices(unknown)}: times are shown without a verdict"
+        remark = f"{_unnamed_devices(unknown)}: times are shown without a verdict"
     else:
-        told = "the devices differ: times are shown without a verdict"
-    lines.append(told)
+        remark = "the devices differ: times are shown without a verdict"
+    lines.append(remark)
     lines += _peaks(found)
     lines.append("kernel time is summed over streams and can exceed the compute part of a step")
     return lines
 
 
 def _unnamed_devices(unknown: Mapping[str, Side]) -> str:
-    """Return which sides do not name their device, and whose properties match."""
+    """Describe the sides whose device was not recorded, with the device whose limits apply."""
     said = []
     for name, side in unknown.items():
         like = f" (properties of {side.limits.name})" if side.limits else ""
@@ -136,7 +136,7 @@ def ratio_text(value: float | None) -> str:
 
 
 def _peaks(found: DeviceDifference) -> list[str]:
-    """Describe the peaks behind the attainable ratios."""
+    """Describe the device peaks from which the attainable ratios follow."""
     said: dict[str, list[str]] = {}
     present = {row.name for row in found.classes}
     for name, limits in found.allowed.items():
@@ -282,7 +282,7 @@ def _part_columns(found: DeviceDifference) -> list[Column]:
                 said = f"idle: {IN_WORDS.get(name.removeprefix(_IDLE), name)}"
             rows.append((said, before, after))
     return [
-        Column("of which", tuple(name for name, _, _ in rows), is_name=True),
+        Column("part", tuple(name for name, _, _ in rows), is_name=True),
         Column("base", tuple(names.format_duration(before) for _, before, _ in rows)),
         Column(
             "share",
@@ -338,11 +338,11 @@ def _columns(
         Column("ratio", tuple(ratio_text(found.ratio(row)) for row in lines), importance=8),
     ]
     if any(row.class_name in found.allowed and row.side == "both" for row in lines):
-        told = tuple(
+        ratios = tuple(
             _attainable_ratio(found.allowed.get(row.class_name) if row.side == "both" else None)
             for row in lines
         )
-        columns.append(Column("attainable", told, importance=7))
+        columns.append(Column("attainable", ratios, importance=7))
     for heading, places in (
         ("module", [_first_of(row.modules) for row in lines]),
         ("line", [_first_of(row.lines) for row in lines]),

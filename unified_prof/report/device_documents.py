@@ -147,7 +147,7 @@ def produce_device_json(found: DeviceDifference, shown: DeviceRequest) -> str:
 
 
 def produce_device_csv(found: DeviceDifference, shown: DeviceRequest) -> str:
-    """Render a comparison as one CSV table; cells that a side lacks are empty."""
+    """Render a comparison as one CSV table; cells of a side without the row are empty."""
     return csv_text(device_rows(found), DEVICE_ROW_FIELDS)
 
 

@@ -82,7 +82,7 @@ Block: TypeAlias = Text | Warnings | Table
 
 @dataclass(slots=True)
 class Document:
-    """Blocks from top to bottom; texts of unknown origin are made printable when added."""
+    """Blocks from top to bottom; control characters in texts are escaped when they are added."""
 
     blocks: list[Block] = field(default_factory=list)
     # How to show the rows that a table leaves out, in text.
@@ -93,7 +93,7 @@ class Document:
         self._text("title", text, mark)
 
     def heading(self, text: str) -> None:
-        """Add the heading of a section."""
+        """Add a section heading."""
         self._text("heading", text)
 
     def fact(self, label: str, text: str, bar: Iterable[tuple[str, float]] = ()) -> None:
@@ -137,7 +137,7 @@ class Document:
         self.blocks.append(Text(kind, names.neutral(text), names.neutral(label), bar))
 
     def groups(self) -> Iterator[tuple[bool, list[Block]]]:
-        """Yield consecutive blocks of one kind, and True if they begin after a blank line."""
+        """Yield (is_separated, blocks): blocks of one kind, and if a blank line precedes them."""
         before = ""
         for kind, blocks in groupby(self.blocks, key=lambda block: block.kind):
             yield _is_separated(before, kind), list(blocks)
@@ -160,7 +160,7 @@ def _is_separated(before: str, kind: str) -> bool:
 
 
 def text_columns(rows: Sequence[tuple[str, ...]]) -> list[Column]:
-    """Return rows of text, headings first, as a table that is never cut."""
+    """Return rows of text as columns that are never shortened; the first row has the headings."""
     headings, *rest = rows
     return [
         Column(title, tuple(names.neutral(row[index]) for row in rest), is_name=True, is_prose=True)

@@ -72,7 +72,7 @@ def select_rows(
 ) -> Selection:
     """Sort the rows of a breakdown and keep the first ones.
 
-    Rows without the figure come last; steps stay in time order unless a sort key is given.
+    Rows without the figure to sort by come last. Steps stay in time order without a sort key.
 
     Raises:
         UsageError: No row has the figure to sort by.

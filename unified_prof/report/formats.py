@@ -1,8 +1,8 @@
-"""Registries of output formats of `report`, `diff` of devices and `cluster report`.
+"""Output formats of `report`, device `diff` and `cluster report`, and the encoding of page columns.
 
-A format is a renderer function and one row here. If you add a format of `report`, add its name to
-`tests/report/test_registry.py`, whose tests hold for every format. Renderers are imported when they
-are used. Also: encoding of number columns for pages (LEB128 in base64).
+Each format is a renderer function and one row of a registry; renderers are imported on first use.
+A new format of `report` must be listed in `tests/report/test_registry.py`, which tests all formats.
+Number columns of HTML pages are encoded as LEB128 in base64.
 """
 
 from __future__ import annotations
@@ -83,7 +83,7 @@ class Format:
         return content
 
     def text(self, opened: Opened, request: ReportRequest) -> str:
-        """Render the reports in this text format; raises as `produce`."""
+        """Render the reports as text; raises the same errors as `produce`."""
         content = self.produce(opened, request)
         assert isinstance(content, str), f"{self.name} is no text"
         return content

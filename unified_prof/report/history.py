@@ -27,7 +27,7 @@ _SIZE_STATUS_TEXTS = {"worse": "bigger", "better": "smaller", "restarted": "not 
 
 
 class BaselineVersion(Protocol):
-    """Facts about a version besides its measurements."""
+    """Metadata of one baseline version."""
 
     @property
     def version(self) -> int:
@@ -35,7 +35,7 @@ class BaselineVersion(Protocol):
 
     @property
     def saved_at(self) -> datetime:
-        """Time of saving, UTC."""
+        """Time at which the version was saved, in UTC."""
 
     @property
     def commit(self) -> str | None:
@@ -64,7 +64,7 @@ class BaselineSeries:
         yield from zip(self.entries, self.history.points, strict=True)
 
     def format_value(self, value: float | None) -> str:
-        """Format a value."""
+        """Format a value of this metric."""
         return (
             names.format_size(value) if self.history.unit == "B" else names.format_duration(value)
         )
@@ -130,7 +130,7 @@ def _version_columns(series: BaselineSeries, chart_width: int) -> list[Column]:
 def series_remarks(limits: Limits) -> str:
     """Return notes on how changes are detected."""
     return (
-        "changes are marked by the gate's rule against the versions since the last "
+        "changes are detected with the gate's rule against the versions since the last "
         f"change; limits: {limits.max_regress * 100:g} % and "
         f"{names.format_duration(limits.min_abs_ns)} or "
         f"{names.format_size(limits.min_abs_bytes)}"
@@ -182,7 +182,7 @@ def history_page(series: Sequence[BaselineSeries], limits: Limits) -> str:
         {
             **data,
             "title": title,
-            "told": series_remarks(limits),
+            "remarks": series_remarks(limits),
             "coverage": {"headline": "", "missing": []},
         },
     )

@@ -38,16 +38,16 @@ def fill_page(
     scripts: Iterable[str],
     data: dict[str, Any],
     *,
-    connects_to_itself: bool = False,
+    allows_fetch: bool = False,
 ) -> str:
     """Assemble a page.
 
     Args:
-        title: Title of the window; any text.
+        title: Window title; it is escaped.
         styles: Names of files in `page/`, in order.
         scripts: Names of files in `page/`, in order; they share one private scope.
-        data: Data that the scripts find under the id `data`, with the version of uprof.
-        connects_to_itself: If True, the scripts may fetch files beside the page.
+        data: Data for the scripts, stored in the element `data`; the uprof version is added.
+        allows_fetch: If True, the scripts may fetch files from the server of the page.
     """
     style = "\n".join(map(_part, styles))
     script = "(() => {\n'use strict';\n" + "\n".join(map(_part, scripts)) + "\n})();"
@@ -57,8 +57,8 @@ def fill_page(
             "title": html.escape(names.neutral(title)),
             "style": style,
             "style_hash": _hash(style),
-            "connects_to": "; connect-src 'self'" if connects_to_itself else "",
-            "data": _inert({"uprof": VERSION, **data}),
+            "connects_to": "; connect-src 'self'" if allows_fetch else "",
+            "data": _script_safe_json({"uprof": VERSION, **data}),
             "script": script,
             "script_hash": _hash(script),
         },
@@ -73,14 +73,14 @@ def _hash(text: str) -> str:
     return base64.b64encode(hashlib.sha256(text.encode()).digest()).decode("ascii")
 
 
-def _inert(data: dict[str, Any]) -> str:
-    """Return data as JSON that cannot end its element or begin another."""
+def _script_safe_json(data: dict[str, Any]) -> str:
+    """Return data as JSON that can neither close its script element nor open another element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("<", "\\u003c").replace(">", "\\u003e").replace("&", "\\u0026")
 
 
 def _fill(template: str, values: dict[str, str]) -> str:
-    """Fill each placeholder once; values are not searched for placeholders."""
+    """Replace the placeholders of a template; placeholders within values are kept."""
     pieces = template.split("{{")
     filled = [pieces[0]]
     for piece in pieces[1:]:
@@ -116,7 +116,7 @@ def produce_page(opened: Opened, request: ReportRequest) -> str:
 
 
 def _blocks(opened: Opened) -> int:
-    """Return the number of timeline blocks per report; ranks share the total down to a minimum."""
+    """Return the maximum number of timeline blocks per report: its share, or a minimum."""
     return max(page_data.MAX_TIMELINE_BLOCKS // max(1, len(opened.analyses)), _FEWEST_BLOCKS)
 
 
@@ -192,5 +192,5 @@ def perfetto_opener_page(title: str, trace: str, size_bytes: int) -> str:
         ("page.css",),
         ("base.js", "frame.js", "perfetto.js", "opener.js"),
         {"trace": {"title": title, "name": trace, "bytes": size_bytes}},
-        connects_to_itself=True,
+        allows_fetch=True,
     )

@@ -55,7 +55,7 @@ def readable_names(names: Sequence[str]) -> tuple[str, ...]:
 
 
 def _symbols(name: str, *, arguments: bool = False) -> str:
-    """Shorten a symbol, or several in sequence."""
+    """Shorten a symbol, or each symbol of a sequence."""
     return THEN.join(short_symbol(one, arguments=arguments) for one in name.split(THEN))
 
 
@@ -81,7 +81,7 @@ def truncate_middle(text: str, width: int) -> str:
     """Shorten text to `width` characters by removing its middle.
 
     The end of a name is often more informative than its middle: a line number, a size, a version.
-    Paths are cut in front, and a trailing source location is kept.
+    Paths are shortened at the front, and a trailing source location is kept.
     """
     if len(text) <= width:
         return text
@@ -106,7 +106,7 @@ def truncate_names(names: Sequence[str], width: int) -> tuple[str, ...]:
 
 
 def _parsed(text: str) -> tuple[str, list[str]] | None:
-    """Return name and template arguments of a C++ function, None for anything else."""
+    """Return the name and template arguments of a C++ function; None for other text."""
     if len(text) > _MAX_NAME_LENGTH or ("<" not in text and "(" not in text):
         return None
     text = _ANONYMOUS.sub("", text)
@@ -173,7 +173,7 @@ def _split(text: str, separator: str) -> list[str]:
 
 
 def _informative_part(arguments: Iterable[str], level: int = 0) -> str:
-    """Return the argument that says what a kernel computes as `<...Name>`, or an empty text."""
+    """Return the argument that identifies the computation as `<...Name>`; empty if none does."""
     for argument in arguments:
         if _FILLER_WORDS.match(argument) or level > _MAX_DEPTH:
             continue

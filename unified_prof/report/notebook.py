@@ -1,7 +1,7 @@
-"""HTML of documents for notebooks, and of the objects of the public API.
+"""HTML fragments for notebooks: documents and objects of the public API.
 
-Fragments have no scripts, style sheets or links, because notebook servers strip them: only inline
-styles with half-transparent colors for light and dark themes, escaped text and a size limit.
+Notebook servers strip scripts, style sheets and links, so fragments use only inline styles, with
+half-transparent colors for light and dark themes. Text is escaped and the size is limited.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ def run_html(
 
 
 def render_fragment(document: Document) -> str:
-    """Render a document as an HTML fragment; what exceeds the size limit is left out."""
+    """Render a document as an HTML fragment; content beyond the size limit is left out."""
     parts = []
     for is_separated, blocks in document.groups():
         if is_separated:

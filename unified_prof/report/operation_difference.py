@@ -1,4 +1,4 @@
-"""Documents and JSON of comparisons of tracked workloads."""
+"""Rendering of comparisons of tracked workloads as documents and JSON."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def differences_document(
     for metric, comparison in means.items():
         document.fact(metric, comparison_text(comparison, is_size=metric == PEAK))
     if not means:
-        document.line("no figure that all workloads have")
+        document.line("no metric is available for all workloads")
     for name, one in found.items():
         document.add(one, name)
     return document

@@ -102,7 +102,7 @@ def _date_of(time_ns: int) -> str | None:
 
 
 def page_trees(analysis: Analysis) -> list[dict[str, Any]]:
-    """Return the trees as columns, without invisible parts."""
+    """Return the breakdown trees as columns, without nodes too small to draw."""
     return [_tree(tree) for tree in analysis_trees(analysis)]
 
 
@@ -236,7 +236,7 @@ def _timeline(found: Timeline, host: HostThreads | None, origin_ns: int) -> dict
 
 
 def _launches(place: NDArray[np.int64] | None) -> dict[str, Any]:
-    """Return which blocks have a drawn launch, and its index, as differences."""
+    """Encode the blocks whose launch is drawn, and the indices of the launches, as differences."""
     linked = np.flatnonzero([] if place is None else place >= 0)
     if place is None or not len(linked):
         return {}
@@ -303,7 +303,7 @@ def _labels(
     weighed: Iterable[tuple[NDArray[np.integer], NDArray[np.integer]]],
     most_bytes: int,
 ) -> tuple[list[str], Any]:
-    """Return the names by decreasing weight, as many as fit, and their new numbers."""
+    """Return the names of greatest weight that fit in `most_bytes`, and each name's new index."""
     weight = np.zeros(len(texts))
     for label, own in weighed:
         weight += np.bincount(label, weights=own, minlength=len(weight))
@@ -372,7 +372,7 @@ class SourceLines:
         self._files: dict[str, list[str]] = {}
 
     def texts(self, frames: Iterable[str]) -> dict[str, str]:
-        """Return frame -> text of its line, for lines that exist."""
+        """Map each frame to the text of its source line; frames without one are left out."""
         found = {}
         for frame in frames:
             file, _, number = frame.rpartition(":")

@@ -72,7 +72,7 @@ def escape_markdown(text: str) -> str:
 
 
 def _markdown_table(columns: Sequence[Column], *, full_names: bool) -> list[str]:
-    """Return a table as lines, with display names."""
+    """Return a table as lines of Markdown with display names."""
     columns = display_columns(columns, full_names=full_names)
     rows = zip(*(column.cells for column in columns), strict=True)
     widths = [_MAX_NAME_LENGTH if column.is_cut and not full_names else None for column in columns]
@@ -98,7 +98,7 @@ def csv_text(rows: Iterable[Mapping[str, str | float | None]], fields: Iterable[
 
     Args:
         rows: Rows by column name.
-        fields: First columns, in order; columns that only rows have follow.
+        fields: Names of the first columns, in order; the other columns of the rows follow.
     """
     rows = list(rows)
     output = StringIO()
@@ -110,7 +110,7 @@ def csv_text(rows: Iterable[Mapping[str, str | float | None]], fields: Iterable[
 
 
 def _csv_cell(value: str | float | None) -> str | float | None:
-    """Return a value as a cell that no spreadsheet executes."""
+    """Return a value as a cell that spreadsheets do not execute as a formula."""
     return guard_formula(names.neutral(value)) if isinstance(value, str) else value
 
 
@@ -120,14 +120,14 @@ _STEP = "  "
 def dump_json(document: object) -> str:
     """Return a document as JSON; NaN and infinity raise ValueError.
 
-    Same text as `json.dumps` with an indent of two. Values without nested values, such as rows, are
-    encoded in C, which takes a fifth of the time.
+    The text equals that of `json.dumps` with an indent of two. Values without nested values, such
+    as rows, are encoded in C, which is five times as fast.
     """
     return "".join(_json_lines(document, "\n")) + "\n"
 
 
 def _json_lines(value: object, line: str) -> Iterator[str]:
-    """Yield the text of a value; its closing bracket is preceded by the line break `line`."""
+    """Yield the JSON text of a value; `line` is the line break before its closing bracket."""
     if isinstance(value, dict) and all(isinstance(key, str) for key in value):
         if not _is_nested(value.values()):
             yield _flatten_row(value, line)

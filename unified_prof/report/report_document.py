@@ -60,7 +60,7 @@ _ANOMALY_NAMES = {
     "incomplete_file": "the file is incomplete",
     "loss_not_finite": "the loss was infinite or NaN",
     "loss_not_read": "the loss could not be checked for NaN",
-    "measuring_failed": "a part of the measurement failed inside uprof",
+    "measuring_failed": "part of the measurement failed because of an error in uprof",
     "odd_schema": "unusual schema",
     "path_clocks": "critical path: the clocks of host and device differ",
     "path_of_first_steps": "critical path of the first steps only",
@@ -152,7 +152,7 @@ def run_footer(
 def add_run_footer(document: Document, files: Mapping[str, Iterable[Path]], *, top: int) -> None:
     """Add figures and paths of the reports just written.
 
-    A report that cannot be read back is mentioned, not raised: the run itself is over.
+    A report that cannot be read is listed; no error is raised, because the run has ended.
     """
     try:
         with open_files(path for paths in files.values() for path in paths) as analyses:
@@ -225,7 +225,7 @@ def _add_findings(document: Document, advice: Advice | None) -> None:
 
 
 def finding_cost(finding: Finding, advice: Advice) -> str:
-    """Return the time that a step could save without the cause, and its share."""
+    """Return the time per step that fixing a finding saves, and its share of the step."""
     if not finding.cost_ms_per_step:
         return names.NOT_MEASURED
     cost = names.format_duration(finding.cost_ms_per_step * 1e6)
@@ -236,7 +236,7 @@ def finding_cost(finding: Finding, advice: Advice) -> str:
 
 
 def finding_summary(finding: Finding) -> str:
-    """Return a finding in short, without its cost: as many clauses as fit in a line."""
+    """Return a finding without its cost, shortened to the clauses that fit in one line."""
     clauses = [one for one in finding.text.split("; ") if not one.startswith("saves ")]
     text = clauses[0] if clauses else finding.text
     if len(text) > _FINDING_LENGTH:
@@ -300,7 +300,7 @@ def report_headline(figures: Figures) -> list[tuple[str, str]]:
 
 
 def _time_of_passes(totals: Totals) -> str:
-    """Describe the time of all operations and its parts."""
+    """Describe the total time of all operations and its parts."""
     passes = (
         ("forward", totals.forward_ns),
         ("backward", totals.backward_ns),
@@ -317,7 +317,10 @@ def _time_of_passes(totals: Totals) -> str:
 
 
 def step_parts(device: DeviceTime) -> list[tuple[str, int]]:
-    """Return how a device spent its steps, or its window without steps: parts that add up to it."""
+    """Return the parts of a device's time in its steps, or in its window if there are none.
+
+    The parts add up to that time.
+    """
     time = device.share_basis
     exposed_ns = (time.communication_ns or 0) - (time.overlap_ns or 0)
     parts = [
@@ -372,12 +375,12 @@ def _step_line(totals: Totals, devices: Sequence[DeviceTime]) -> list[tuple[str,
     waited_ns = totals.iteration_waited_ns
     if waited_ns is not None and waited_ns > _MIN_WAITING_SHARE * (totals.iteration_ns or 0):
         waited = names.format_duration(waited_ns)
-        text += f"; {waited} of it waiting for a processor (busy machine)"
+        text += f"; {waited} of it waiting for a CPU (busy machine)"
     return [("step" if devices else "iteration", text)]
 
 
 def _launch_latency(delay: Distribution) -> str:
-    """Describe the time from launch calls to kernel starts, queueing included."""
+    """Describe the time from launch calls to kernel starts, including queueing."""
     if delay.count == 1:
         after = names.format_duration(delay.max_ns)
         return f"{after} (1 launch)"
@@ -415,7 +418,7 @@ def _step_traces(traces: Iterable[StepTrace]) -> list[str]:
 
 
 def _model_use(found: Sequence[ModelUse]) -> list[str]:
-    """Describe FLOP/s of matrix kernels and MFU of each device."""
+    """Describe the FLOP/s of matrix kernels and the MFU of each device."""
     lines = []
     for one in found:
         rate = one.flops / one.time_ns * 1e9

@@ -76,7 +76,7 @@ class WithCriticalPath:
         return self.analysis.memory_series()
 
     def counter_series(self) -> tuple[Series, ...]:
-        """Return other quantities over time."""
+        """Return counters other than memory over time."""
         return self.analysis.counter_series()
 
 
@@ -91,9 +91,9 @@ class TraceWriter(ABC):
     def write(
         self, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None
     ) -> TraceContents:
-        """Write each report, with a prefix for its group names; return the counts.
+        """Write (prefix, report) pairs, the prefix before group names; return the counts.
 
-        With a callback for damaged reports, damage ends only the damaged report.
+        If `lose` is given, it is called for each damaged report, and the others are still written.
         """
         for prefix, analysis in analyses:
             try:
@@ -126,10 +126,10 @@ class TraceWriter(ABC):
 def write_chrome_trace(
     path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
 ) -> TraceContents:
-    """Write reports, each with a prefix for its group names, as one Chrome trace.
+    """Write (prefix, report) pairs as one Chrome trace, the prefix before group names.
 
-    Times are µs since the first event, whose Unix time is `baseTimeNanoseconds`: as Unix times in
-    µs they would lose their nanoseconds.
+    Times are µs since the first event; `baseTimeNanoseconds` has its Unix time. Unix times in µs
+    would lose the nanoseconds.
     """
     analyses = list(analyses)
     times = [time_ns for _, analysis in analyses if (time_ns := _first_ns(analysis)) is not None]
@@ -143,9 +143,9 @@ def write_chrome_trace(
 
 
 def _first_ns(analysis: OverTime) -> int | None:
-    """Return the first timestamp of a report as far as it is readable, or None."""
+    """Return the first readable timestamp of a report; None if there is none."""
     times: list[int] = []
-    with suppress(StoreError):  # told when it is written
+    with suppress(StoreError):  # Reported when the report is written.
         times += [int(track.start_ns[0]) for track in analysis.tracks() if len(track)]
         times += [int(one.time_ns[0]) for one in analysis.memory_series()]
         times += [int(one.time_ns[0]) for one in analysis.counter_series()]
@@ -245,7 +245,7 @@ _STATE_CLEARED, _NEEDS_STATE = 1, 2
 def write_perfetto_trace(
     path: Path, analyses: Iterable[tuple[str, OverTime]], lose: OnUnreadable | None = None
 ) -> TraceContents:
-    """Write reports, each with a prefix for its group names, as one Perfetto trace.
+    """Write reports as one Perfetto trace, each with a prefix before its group names.
 
     Args:
         path: Output file.

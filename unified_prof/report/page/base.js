@@ -95,7 +95,7 @@ function cutInFront(text, room) {
   return `\u2026${text.slice(text.length - Math.max(1, room - 1))}`;
 }
 
-/** Numbers from 0, seven bits a byte, the lowest first (LEB128), as base64. */
+/** Decode non-negative numbers from base64, seven bits per byte, lowest first (LEB128). */
 function numbersOf(text, count) {
   const bytes = atob(text);
   const result = new Float64Array(count);

@@ -52,7 +52,7 @@ function chartSection(id, title, series, view) {
   const thinned = lines.filter((line) => line.samples > line.time_ns.length);
   if (thinned.length) {
     const most = Math.max(...thinned.map((line) => line.samples));
-    section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples per line; minimum and maximum of neighbours are drawn.` }));
+    section.append(make("p", { class: "small soft", text: `Up to ${words.count(most)} samples per line; of adjacent samples, the minimum and maximum are drawn.` }));
   }
 
   let left = 74;

@@ -5,7 +5,7 @@ const first = page.findings.find((one) => one.ranks.length)?.ranks[0] ?? page.ra
 
 function choose(rank) {
   oneRank.show(rank);
-  announce(`rank ${rank} is shown`);
+  announce(`showing rank ${rank}`);
   oneRank.section.scrollIntoView({ block: "nearest" });
 }
 

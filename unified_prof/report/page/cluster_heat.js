@@ -22,7 +22,7 @@ function mixed(low, high, share) {
 
 /**
  * @param options {label, rows, columns, value(row, column), inWords(row, column), colour(value), rowName, columnName, pick(row, column), worst}
- *   `worst` says whether of cells that share a pixel the largest or the smallest is drawn.
+ *   `worst` selects the cell to draw if several share a pixel: the largest or the smallest.
  */
 function heatMap(options) {
   const { rows, columns } = options;
@@ -35,7 +35,7 @@ function heatMap(options) {
   const tip = make("div", { class: "tip", hidden: true });
   let cursor = null;
 
-  /** The most important of the cells behind one pixel. */
+  /** Return the most important cell of those that share a pixel. */
   function behind(y, x) {
     let found = null;
     for (let row = y * together; row < Math.min(rows, (y + 1) * together); row += 1) {
@@ -88,7 +88,7 @@ function heatMap(options) {
     tip.hidden = false;
   }
 
-  /** The cell itself, or the next outlier if it is empty. */
+  /** Return the cell, or the next outlier if the cell is empty. */
   function nearest(y, x) {
     const found = behind(y, x);
     if (found !== null || !options.stands) return found;

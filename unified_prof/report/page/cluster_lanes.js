@@ -3,7 +3,7 @@
 const LANE_HEIGHT = 30;
 const LABEL_WIDTH = 86;
 const AXIS = 24;
-/** The first is that of kernels. */
+/** Colors of the rows of a rank; the first row has the kernels. */
 const LANE_COLOURS = ["--compute", "--communication", "--other", "--copy", "--high", "--rest"];
 
 function lanesSection() {
@@ -125,9 +125,9 @@ function lanesSection() {
     button("−", "Zoom out", () => zoom(2, 0.5)), button("+", "Zoom in", () => zoom(0.5, 0.5)), button("◀", "Earlier", () => move(-0.25)), button("▶", "Later", () => move(0.25)), button("All", "Show the whole step", () => zoom(Infinity, 0))));
   section.classList.add("lanes-of-ranks");
   const notes = [`Clocks agree within about ${words.duration(data.error_ns)}.`];
-  if (lanes.some((lane) => !lane.aligned)) notes.push("Ranks with * share no event with the first rank and are drawn by their own clock.");
+  if (lanes.some((lane) => !lane.aligned)) notes.push("Ranks with * share no event with the first rank and are drawn on their own clock.");
   const left = lanes.reduce((sum, lane) => sum + lane.left_out, 0);
-  if (left) notes.push(`${words.count(left)} shortest kernels are not drawn.`);
+  if (left) notes.push(`The ${words.count(left)} shortest kernels are not drawn.`);
   section.append(canvas, make("ul", { class: "legend" }, ...data.labels.map((text, index) => make("li", {},
     make("span", { class: "swatch", style: { background: `var(${colourOf(index)})` } }), text.replaceAll("_", " ")))), tip,
   make("p", { class: "small soft", text: notes.join(" ") }));

@@ -2,7 +2,7 @@
 
 const MEASURES = [
   ["compute_ns", "Compute"], ["span_ns", "Step"], ["exposed_communication_ns", "Communication"],
-  ["exposed_wait_ns", "Waiting"], ["input_late_ns", "Input late"], ["idle_ns", "Idle"],
+  ["exposed_wait_ns", "Waiting"], ["input_late_ns", "Late input"], ["idle_ns", "Idle"],
 ];
 const LEAST_RANGE = 0.05;
 const ORDERS = [["rank", "By rank"], ["stage", "By stage"], ["cost", "Worst first"]];
@@ -14,12 +14,12 @@ function verdictSection(choose) {
   section.classList.add("verdict");
   if (!page.findings.length) {
     section.classList.add("fine");
-    const told = page.run.mean_step.compute_ns ? "No findings: no rank, host or link slows the run down." : "No kernels recorded within steps: no analysis possible.";
-    section.append(make("p", { text: told }));
+    const verdict = page.run.mean_step.compute_ns ? "No findings: no rank, host or link slows the run down." : "No kernels recorded within steps: no analysis possible.";
+    section.append(make("p", { text: verdict }));
     return section;
   }
   section.append(make("ol", {}, ...page.findings.map((one) => make("li", {},
-    make("span", { class: "cost", text: `${words.duration(one.cost_ms_per_step * 1e6)}/step`, title: `${one.cost_ms_per_step} ms a step`, "data-cost": one.cost_ms_per_step }),
+    make("span", { class: "cost", text: `${words.duration(one.cost_ms_per_step * 1e6)}/step`, title: `${one.cost_ms_per_step} ms per step`, "data-cost": one.cost_ms_per_step }),
     one.text,
     one.ranks.length ? make("button", { type: "button", text: `show rank ${one.ranks[0]}`, on: { click: () => choose(one.ranks[0]) } }) : null))));
   return section;
@@ -40,7 +40,7 @@ function runFigures() {
   const part = (value) => (value === null || !mean.span_ns ? "" : `${words.percent((100 * value) / mean.span_ns)} of it`);
   const found = [["Mean step", "span_ns", `${words.count(page.run.steps)} steps, ${words.count(page.run.ranks_read)} ranks`],
     ["Compute", "compute_ns"], ["Exposed communication", "exposed_communication_ns"], ["Collective wait", "exposed_wait_ns"],
-    ["Collective setup", "setup_ns"], ["Input late", "input_late_ns"], ["Idle", "idle_ns"]]
+    ["Collective setup", "setup_ns"], ["Late input", "input_late_ns"], ["Idle", "idle_ns"]]
     .filter(([, key]) => mean[key] !== null && mean[key] !== undefined && (mean[key] > 0 || key !== "setup_ns"))
     .map(([what, key, note]) => figure(what, words.duration(mean[key]), note ?? part(mean[key]), `${mean[key]} ns`, key));
   return found.length ? make("div", { class: "figures" }, ...found) : null;
@@ -136,17 +136,17 @@ function linksSection(choose) {
     const table = sortableTable("Links, slowest relative to similar links first", [
       { key: "name", label: "link", kind: "text" },
       { key: "rate", label: "median", kind: "number", show: speed, exact: speed },
-      { key: "like", label: "links like it", kind: "number", show: speed, exact: speed },
+      { key: "like", label: "similar links", kind: "number", show: speed, exact: speed },
       { key: "ratio", label: "ratio", kind: "number", show: (value) => (value === null ? NOT_MEASURED : `${value.toFixed(2)} x`), exact: (value) => String(value) },
       { key: "bytes", label: "bytes", kind: "number", show: words.size, exact: (value) => `${value} bytes` },
     ], rows, state, announce);
     table.draw();
-    holder.replaceChildren(make("div", { class: "two" }, make("div", {}, map.element, scale("as others", "0.4 x and less", "--fine", "--slow")), table.element));
+    holder.replaceChildren(make("div", { class: "two" }, make("div", {}, map.element, scale("same as similar links", "0.4 x or less", "--fine", "--slow")), table.element));
   }
 
   const section = card("links", "Links between ranks", kinds.length > 1 ? choice("Kind", kinds.map((kind) => [kind, kind]), kinds[0], show) : null);
   section.append(holder);
-  if (left) section.append(make("p", { class: "small soft", text: `${words.count(left)} faster ones are left out (all: uprof cluster report --by link).` }));
+  if (left) section.append(make("p", { class: "small soft", text: `${words.count(left)} faster links are left out (all: uprof cluster report --by link).` }));
   show(kinds[0]);
   return section;
 }
@@ -155,20 +155,20 @@ function groupsSection() {
   if (!page.groups.length) return null;
   const most = Math.max(...page.groups.map((row) => (row.transfer_ns ?? 0) + (row.wait_ns ?? 0) + (row.setup_ns ?? 0)), 1);
   const section = card("groups", "Collectives, per step and group");
-  const parts = [["transfer_ns", "moving data", "communication"], ["wait_ns", "waiting for the last comer", "wait"], ["setup_ns", "set-up", "copy"]];
+  const parts = [["transfer_ns", "transfer", "communication"], ["wait_ns", "wait for the last rank", "wait"], ["setup_ns", "setup", "copy"]];
   section.append(make("div", { class: "bars" }, ...page.groups.flatMap((row) => [
     make("span", { class: "name", text: `${row.group_kind} of ${row.size}: ${row.kind} ${words.size(row.bytes)}` }),
     make("div", { class: "strip", role: "img", "aria-label": parts.map(([key, name]) => `${name} ${words.duration(row[key])}`).join(", ") },
       ...parts.filter(([key]) => row[key] > 0).map(([key, name, color]) => make("span", { title: `${name}: ${words.duration(row[key])}`, "data-ns": row[key], style: { width: `${(100 * row[key]) / most}%`, background: `var(--${color})` } }))),
-    make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of members are missing" : null].filter(Boolean).join(", ") }),
+    make("span", { class: "note", text: [row.bus_gb_per_s === null ? null : `bus ${words.rate(row.bus_gb_per_s * 1e9)}`, row.slowest_gb_per_s === null ? null : `slowest ${words.rate(row.slowest_gb_per_s * 1e9)}`, row.transfer_ns === null ? "recordings of some ranks are missing" : null].filter(Boolean).join(", ") }),
   ])), make("ul", { class: "legend" }, ...parts.map(([, name, color]) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), name))));
   if (page.groups_left_out) section.append(make("p", { class: "small soft", text: `and ${words.count(page.groups_left_out)} with lower cost` }));
   return section;
 }
 
 const RANK_COLUMNS = [
-  ["stage", "pp"], ["step", "span_ns"], ["compute", "compute_ns"], ["of stage", "work_ratio"], ["communication", "exposed_communication_ns"],
-  ["waits", "exposed_wait_ns"], ["input late", "input_late_ns"], ["idle", "idle_ns"], ["makes others wait", "caused_wait_ns"], ["costs a step", "saved_ns_per_step"],
+  ["stage", "pp"], ["step", "span_ns"], ["compute", "compute_ns"], ["vs stage", "work_ratio"], ["communication", "exposed_communication_ns"],
+  ["waits", "exposed_wait_ns"], ["late input", "input_late_ns"], ["idle", "idle_ns"], ["causes wait", "caused_wait_ns"], ["cost/step", "saved_ns_per_step"],
 ];
 const inUnit = (key) => (value) => {
   if (value === null || value === undefined) return NOT_MEASURED;
@@ -177,14 +177,14 @@ const inUnit = (key) => (value) => {
 };
 
 function ranksSection() {
-  const rows = page.ranks.map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: row.caused_wait_ns, told: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
+  const rows = page.ranks.map((row) => ({ ...row, name: `${row.rank}`, host: row.host ?? "", caused_wait_ns: row.caused_wait_ns, note: [row.status === "read" ? "" : row.status, row.cause ? row.cause.replaceAll("_", " ") : ""].filter(Boolean).join("; ") }));
   const state = { key: "saved_ns_per_step", descending: true, search: "", all: false };
   const has = (key) => rows.some((row) => row[key] !== null && row[key] !== undefined && row[key] !== "");
   const columns = [
     { key: "name", label: "rank", kind: "text", second: true },
     ...(has("host") ? [{ key: "host", label: "host", kind: "text", second: true }] : []),
-    ...RANK_COLUMNS.filter(([, key]) => has(key)).map(([label, key]) => ({ key, label, kind: "number", show: inUnit(key), exact: (value) => (value === undefined ? "not known" : String(value)) })),
-    ...(has("told") ? [{ key: "told", label: "cause", kind: "text", second: true }] : []),
+    ...RANK_COLUMNS.filter(([, key]) => has(key)).map(([label, key]) => ({ key, label, kind: "number", show: inUnit(key), exact: (value) => (value === undefined ? "unknown" : String(value)) })),
+    ...(has("note") ? [{ key: "note", label: "cause", kind: "text", second: true }] : []),
   ];
   const table = sortableTable("Ranks", columns, rows, state, announce);
   const input = make("input", { type: "search", placeholder: "Search hosts, causes", "aria-label": "Search the ranks", id: "search" });
@@ -211,7 +211,7 @@ function rankSection() {
       const found = stage.map((one) => one[key]).filter((value) => value !== undefined).sort((a, b) => a - b);
       return found.length ? (found[(found.length - 1) >> 1] + found[found.length >> 1]) / 2 : undefined;
     };
-    const facts = [["host", row.host], ["device", row.device_id], ["place", ["tp", "dp", "pp", "ep", "cp"].filter((key) => row[key] !== undefined).map((key) => `${key} ${row[key]}`).join(", ")], ["steps", row.steps]];
+    const facts = [["host", row.host], ["device", row.device_id], ["role", ["tp", "dp", "pp", "ep", "cp"].filter((key) => row[key] !== undefined).map((key) => `${key} ${row[key]}`).join(", ")], ["steps", row.steps]];
     put(holder, make("dl", {},
       ...facts.filter(([, value]) => value !== undefined && value !== "").map(([name, value]) => make("div", {}, make("dt", { text: name }), make("dd", { text: String(value) }))),
       ...RANK_COLUMNS.slice(1).filter(([, key]) => row[key] !== undefined).map(([name, key]) => make("div", {},

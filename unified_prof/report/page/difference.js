@@ -3,7 +3,7 @@
 const times = (value) => (value === null || value === undefined ? NOT_MEASURED : `${value >= 100 ? words.count(Math.round(value)) : value.toFixed(2)} x`);
 const change = (value) => (value > 0 ? `+${words.duration(value)}` : words.duration(value));
 
-/** The end of the first of several places, and the number of the others. */
+/** Return the end of the first place, and the number of further places. */
 function firstOf(text) {
   const [first, ...others] = text.split(", ");
   const end = first.length > PATH_ROOM ? `\u2026${first.slice(first.length - PATH_ROOM + 1)}` : first;
@@ -96,12 +96,12 @@ function workSection() {
     const { rows, left_out: left } = page.tables[by];
     const found = table.draw();
     count.textContent = `${words.count(found)} of ${words.count(rows.length)} rows, largest change first` +
-      (left ? `; ${words.count(left)} with smaller changes are left out (all: uprof diff --format csv)` : "");
+      (left ? `; ${words.count(left)} rows with smaller changes are left out (all: uprof diff --format csv)` : "");
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
   const section = card("work", "Comparison",
-    choice("Summed up by", bys.map((one) => [one, one]), by, (one) => { link.set({ by: one === page.by ? null : one, sort: null, order: null }); show(one); }),
+    choice("Group by", bys.map((one) => [one, one]), by, (one) => { link.set({ by: one === page.by ? null : one, sort: null, order: null }); show(one); }),
     make("div", { class: "search" }, input));
   section.append(holder, count);
   show(by);

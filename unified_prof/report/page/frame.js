@@ -8,14 +8,14 @@ const announce = (text) => { live.textContent = text; };
 const dark = window.matchMedia("(prefers-color-scheme: dark)");
 let theme = "auto";
 
-/** State of the view in the address, so that links show the same. */
+/** State of the view in the URL, so that a link restores it. */
 const link = {
   read() {
     const text = window.location.hash.slice(1);
     return new URLSearchParams(text.includes("=") ? text : "");
   },
   get: (key) => link.read().get(key),
-  /** Set values in the address without a history entry; null removes a value. */
+  /** Set values in the URL without a history entry; null removes a value. */
   set(values) {
     const parts = link.read();
     for (const [key, value] of Object.entries(values)) {
@@ -27,7 +27,7 @@ const link = {
   },
 };
 
-/** Debounce a call: browsers limit changes of the address. */
+/** Debounce a call: browsers limit how often the URL may change. */
 function whenQuiet(call) {
   let waiting = 0;
   return () => {
@@ -62,16 +62,16 @@ function strip(label, whole, parts, inWords) {
 }
 
 /**
- * Put the bar and what `draw` returns on the page.
+ * Show the navigation bar and the elements that `draw` returns.
  * @param chooser an element for the bar, or null
- * @param contained what the page says of itself at its end
+ * @param contained text of the footer
  * @returns a function that draws again
  */
 function startPage(chooser, draw, contained = "Everything on this page is in this file.") {
   const main = make("main", { id: "content" });
   const nav = make("nav", { "aria-label": "Sections" });
   const themeButton = make("button", { type: "button", on: { click: () => { theme = THEMES[(THEMES.indexOf(theme) + 1) % THEMES.length]; applyTheme(); label(); } } });
-  const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colours: ${theme}`); };
+  const label = () => { themeButton.textContent = theme === "auto" ? "Auto" : theme === "dark" ? "Dark" : "Light"; themeButton.setAttribute("aria-label", `Colors: ${theme}`); };
 
   const goTo = (id, focus) => {
     const section = main.querySelector(`#${CSS.escape(id)}`);

@@ -103,13 +103,13 @@ function historySection(series, number) {
   return section;
 }
 
-/** The smallest 1, 2 or 5 times a power of ten that is not below. */
+/** Smallest 1, 2 or 5 times a power of ten that is not below the value. */
 function roundRise(least) {
   const power = 10 ** Math.floor(Math.log10(least));
   return [1, 2, 5, 10].find((one) => one * power >= least * 0.999) * power;
 }
 
-/** Stretches between changes: first and last index, and the geometric mean of their values. */
+/** Sections between changes: first and last index, and the geometric mean of their values. */
 function levels(series) {
   const found = [];
   series.points.forEach((point, index) => {
@@ -125,10 +125,10 @@ function levels(series) {
 
 function legendOf(series) {
   const kinds = [...new Set(series.points.map((point) => point.change).filter(Boolean))];
-  const said = { worse: series.unit === "B" ? "bigger" : "slower", better: series.unit === "B" ? "smaller" : "faster", restarted: "not comparable with those before" };
+  const said = { worse: series.unit === "B" ? "larger" : "slower", better: series.unit === "B" ? "smaller" : "faster", restarted: "not comparable with earlier versions" };
   const colors = { worse: "idle-host", better: "copy", restarted: "operation" };
   const entry = (color, text) => make("li", {}, make("span", { class: "swatch", style: { background: `var(--${color})` } }), text);
-  return make("ul", { class: "legend" }, entry("compute", "median of a version, with its interval"), ...kinds.map((kind) => entry(colors[kind], said[kind])));
+  return make("ul", { class: "legend" }, entry("compute", "median of a version, with its confidence interval"), ...kinds.map((kind) => entry(colors[kind], said[kind])));
 }
 
 function tableOf(series) {
@@ -149,6 +149,6 @@ function tableOf(series) {
 }
 
 startPage(null, () => [
-  make("header", { class: "intro" }, make("h1", { text: page.title }), make("p", { class: "soft", text: page.told.replace(/^a/, "A") })),
+  make("header", { class: "intro" }, make("h1", { text: page.title }), make("p", { class: "soft", text: page.remarks.replace(/^a/, "A") })),
   ...page.series.map(historySection),
 ]);

@@ -144,7 +144,7 @@ function hostNotes(host, idle, look) {
   const short = (idle ?? []).filter((one) => one.left_out);
   if (short.length) {
     const [count, time] = ["left_out", "left_out_ns"].map((key) => short.reduce((sum, one) => sum + one[key], 0));
-    lines.push(note(`${words.count(count)} of the shortest idle gaps (${words.duration(time)} in total) are not drawn and not in the sums by reason here; the figures above include them.`));
+    lines.push(note(`The ${words.count(count)} shortest idle gaps (${words.duration(time)} in total) are neither drawn nor included in the sums by reason below the timeline; the figures above include them.`));
   }
   if (!host) return lines;
   if (host.longer_than_ns || host.whole_ns) {
@@ -152,13 +152,13 @@ function hostNotes(host, idle, look) {
     lines.push(make("p", { class: "small soft", id: "host-left-out" },
       `${words.count(host.drawn)} of ${words.count(host.ranges)} host ranges are drawn: all from ${words.duration(from)} to ${words.duration(to)}, elsewhere those longer than ${words.duration(host.longer_than_ns)}. Arrows, search and sums include only these. `,
       make("button", { type: "button", text: "Show the complete part", on: { click: () => look(from, to) } })));
-  } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} host ranges are left out: they are on other threads, or nested too deeply.`));
+  } else if (host.drawn < host.ranges) lines.push(note(`${words.count(host.ranges - host.drawn)} of ${words.count(host.ranges)} host ranges are left out: they are on threads that are not shown, or nested too deeply.`));
   const left = [
-    [host.outside, "ranges of the host that began or ended long before or after the work"],
-    [host.python_frames, "calls of Python functions"],
-    [host.threads_left_out, "threads that did least"],
+    [host.outside, "host ranges long before or after the device work"],
+    [host.python_frames, "Python function calls"],
+    [host.threads_left_out, "threads with the least work"],
   ].filter(([count]) => count).map(([count, what]) => `${words.count(count)} ${what}`);
-  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. uprof export -o out.perfetto-trace has them.`));
+  if (left.length) lines.push(note(`Left out: ${left.join("; ")}. uprof export -o out.perfetto-trace includes them.`));
   return lines;
 
   function note(text) {

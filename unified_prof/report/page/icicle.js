@@ -11,7 +11,7 @@ function icicleSection(report) {
   if (!trees.length) return null;
   const first = trees.reduce((best, tree) => (unattributed(tree) < unattributed(best) - 0.05 ? tree : best));
   const state = { tree: first, measure: first.measures[0], root: 0, focus: 0 };
-  const picture = make("div", { class: "icicle", role: "tree", "aria-label": "shares of the whole" });
+  const picture = make("div", { class: "icicle", role: "tree", "aria-label": "Shares of the total" });
   // Sums of requested allocations are not memory in use.
   const allocated = Object.values(report.figures.breakdowns).some((one) => one.rows.some((row) => row.allocated_bytes !== undefined));
   const measureName = (one) => (one === "size_bytes" && allocated ? ALLOCATED : MEASURE_NAMES[one]);
@@ -21,7 +21,7 @@ function icicleSection(report) {
     "icicle",
     "Breakdown",
     trees.length > 1
-      ? choice("Divided by", trees.map((tree) => [tree.kind, TREE_NAMES[tree.kind]]), state.tree.kind, (kind) => {
+      ? choice("Group by", trees.map((tree) => [tree.kind, TREE_NAMES[tree.kind]]), state.tree.kind, (kind) => {
         state.tree = trees.find((tree) => tree.kind === kind);
         if (!state.tree.measures.includes(state.measure)) state.measure = state.tree.measures[0];
         state.root = 0;
@@ -35,7 +35,7 @@ function icicleSection(report) {
   section.append(
     picture,
     detail,
-    make("p", { class: "small soft", text: "Click or Enter: zoom to a part. Escape: back. Arrow keys: move." }),
+    make("p", { class: "small soft", text: "Click or Enter: zoom in. Escape: zoom out. Arrow keys: move." }),
   );
 
   function offerMeasures() {
@@ -104,7 +104,7 @@ function icicleSection(report) {
   function nameOf(node) {
     const { tree } = state;
     if (node === 0) return "everything";
-    // Numbers, as of layers in a list, are shown with the name of the list.
+    // Numbers, such as those of layers in a list, are shown with the name of the list.
     const isNumber = tree.kind === "module" && /^\d+$/.test(tree.names[node]) && tree.parent[node] > 0;
     return isNumber ? `${tree.names[tree.parent[node]]}.${tree.names[node]}` : tree.names[node];
   }
@@ -123,7 +123,7 @@ function icicleSection(report) {
     for (let one = node; one > 0; one = tree.parent[one]) path.unshift(tree.names[one]);
     put(
       detail,
-      make("strong", { class: "mono", text: node === 0 ? "everything" : path.join(" › ") }),
+      make("strong", { class: "mono", text: node === 0 ? "total" : path.join(" › ") }),
       make("div", { class: "soft", text: `${figures.join(", ")}; ${words.count(tree.count[node])} calls` }),
       source ? make("pre", { text: source }) : null,
     );

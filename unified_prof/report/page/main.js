@@ -12,8 +12,8 @@ function figures(report) {
     const value = totals[key];
     if (value !== null) found.push(figure(what, words.of(key, value), note, words.exactly(key, value), key));
   };
-  const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of it`);
-  if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "one recorded" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
+  const part = (value) => (value === null || !totals.total_ns ? "" : `${words.percent((100 * value) / totals.total_ns)} of the total`);
+  if (totals.iteration_ns !== null) add(devices.length ? "Step" : "Iteration", "iteration_ns", totals.iterations === 1 ? "n = 1" : `median${totals.iteration_p90_ns === null ? "" : `; p90 ${words.duration(totals.iteration_p90_ns)}`} (n = ${words.count(totals.iterations)})`);
   add(CLOCKS[clock], "total_ns", `${words.count(totals.count)} calls`);
   add("Forward", "forward_ns", part(totals.forward_ns));
   add("Backward", "backward_ns", part(totals.backward_ns));
@@ -67,7 +67,7 @@ function splitSection(report) {
   return section;
 }
 
-/** Findings by cost: what, what to try, and the evidence, whose names search the timeline. */
+/** Findings by cost: text, advice, and evidence; a click on a name searches the timeline. */
 function adviceSection(report) {
   const { advice } = report.figures;
   if (!advice || !(advice.findings.length || advice.judged.length)) return null;
@@ -89,7 +89,7 @@ function findingRow(report, finding, most) {
   // The cost has its own place, and a prefix of the text is used as the title.
   const text = finding.text.split("; ").filter((one) => !one.startsWith("saves ")).join("; ");
   const [, title, rest] = /^([a-z][\w -]{2,30}): (.*)$/.exec(text) ?? [null, finding.kind.replaceAll("_", " "), text];
-  const share = step ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the time"}` : "";
+  const share = step ? `${words.percent((100 * cost) / step)} of ${steps ? "a step" : "the recorded time"}` : "";
   return make("li", {},
     make("div", { class: "cost" },
       make("strong", { text: cost ? `${words.duration(cost * 1e6)}${steps ? "/step" : ""}` : "cost unknown" }),
@@ -150,18 +150,18 @@ function missingSection() {
   return section;
 }
 
-/** Content of the page that matters before it is shared. */
+/** Describe the sensitive content of the page, so that it can be checked before sharing. */
 function contents(report) {
   const kinds = [["operation", "operations"], ["module", "modules"], ["line", "source files"], ["kernel", "kernels"]]
     .filter(([by]) => report.figures.breakdowns[by]?.rows.length).map(([, words]) => words);
   const facts = Object.keys(report.figures.facts);
-  const telling = [["command", "the command line"], ["host", "the name of the host"], ["working_directory", "folders"]]
+  const sensitive = [["command", "the command line"], ["host", "the host name"], ["working_directory", "the working directory"]]
     .filter(([name]) => facts.includes(name)).map(([, words]) => words);
   const lines = Object.keys(report.source ?? {}).length;
   const list = (parts) => (parts.length > 1 ? `${parts.slice(0, -1).join(", ")} and ${parts[parts.length - 1]}` : parts.join(""));
   return [
     kinds.length ? `the names of ${list(kinds)}` : null,
-    telling.length ? `${list(telling)}, with secrets masked` : null,
+    sensitive.length ? `${list(sensitive)}, with secrets masked` : null,
     lines ? `${words.count(lines)} lines of source code` : null,
   ].filter(Boolean).join("; ") + (lines ? "." : "; no source code.");
 }
@@ -176,7 +176,7 @@ function provenanceSection(report) {
   return section;
 }
 
-/** A long value is folded. */
+/** Collapse a long value. */
 function longText(text) {
   if (text.length <= 300) return text;
   return make("details", {}, make("summary", { text: `${text.slice(0, 120)}\u2026` }), text);

@@ -2,14 +2,14 @@
 // pinged until it answers, and sent the trace. Only on click.
 
 const PERFETTO = "https://ui.perfetto.dev";
-/** The only local port that Perfetto's page may read from. */
+/** The only local port from which the Perfetto UI may load a trace. */
 const PERFETTO_PORT = 9001;
 const PATIENCE_MS = 60_000;
 
 function openInPerfetto(buffer, title) {
   const other = window.open(PERFETTO);
   if (!other) {
-    announce("the browser did not allow a window: allow it for this page, and press again");
+    announce("the browser blocked the window: allow pop-ups for this page and click again");
     return;
   }
   const began = Date.now();
@@ -19,7 +19,7 @@ function openInPerfetto(buffer, title) {
   }, 100);
   function answered(event) {
     if (event.origin !== PERFETTO || event.data !== "PONG") return;
-    end("the trace is in Perfetto");
+    end("trace sent to Perfetto");
     other.postMessage({ perfetto: { buffer, title, localOnly: true } }, PERFETTO);
   }
   function end(text) {
@@ -30,7 +30,7 @@ function openInPerfetto(buffer, title) {
   window.addEventListener("message", answered);
 }
 
-/** Lanes as Chrome trace events; overlapping tasks get a further lane of the same name. */
+/** Lanes as Chrome trace events; overlapping tasks get another lane of the same name. */
 function traceOf(host, work, launches, nameOf) {
   const events = [];
   const [HOST, DEVICE] = [1, 2];
@@ -66,14 +66,14 @@ function traceOf(host, work, launches, nameOf) {
   return { displayTimeUnit: "ns", traceEvents: events };
 }
 
-/** Send the page's timeline if it is complete, else a trace file. */
+/** Offer the page's timeline for Perfetto if it is complete, else a file input for a trace. */
 function perfettoLine(report, host, work, launches, nameOf, whole) {
   const title = report.title;
   if (whole) {
     return make("p", { class: "small soft" }, make("button", {
       type: "button", id: "perfetto", text: "Open this timeline in Perfetto",
       on: { click: () => openInPerfetto(new TextEncoder().encode(JSON.stringify(traceOf(host, work, launches, nameOf))).buffer, title) },
-    }), " sends it to a window of ui.perfetto.dev, which keeps it in your browser. Counters, and what is left out here: uprof view --perfetto, or uprof export.");
+    }), " opens a window of ui.perfetto.dev; the data stays in your browser. For counters and everything that is left out here, use uprof view --perfetto or uprof export.");
   }
   const input = make("input", { type: "file", id: "perfetto-file", "aria-label": "Trace file to open in Perfetto" });
   input.addEventListener("change", async () => {

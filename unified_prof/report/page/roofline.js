@@ -1,6 +1,6 @@
 // Roofline: operations by FLOP per byte and FLOP/s, both axes logarithmic.
 
-/** Number of dots with a name beside them, those with the most time. */
+/** Maximum number of labeled dots, longest time first. */
 const LABELED = 4;
 const ROOM = { left: 92, right: 26, top: 14, bottom: 40, height: 340 };
 
@@ -8,11 +8,11 @@ const ROOM = { left: 92, right: 26, top: 14, bottom: 40, height: 340 };
 function limitsOf(rows) {
   const found = new Map();
   for (const { detail } of rows) {
-    const told = /^([^,;]+), ([\d,.]+) (TFLOP|GB)\/s( \(uncertain\))?/.exec(detail ?? "");
-    if (!told) continue;
-    const flat = told[3] === "TFLOP";
-    const rate = Number(told[2].replaceAll(",", "")) * (flat ? 1e12 : 1e9);
-    found.set(told[0], { name: told[0], flat, rate });
+    const match = /^([^,;]+), ([\d,.]+) (TFLOP|GB)\/s( \(uncertain\))?/.exec(detail ?? "");
+    if (!match) continue;
+    const flat = match[3] === "TFLOP";
+    const rate = Number(match[2].replaceAll(",", "")) * (flat ? 1e12 : 1e9);
+    found.set(match[0], { name: match[0], flat, rate });
   }
   return [...found.values()];
 }
@@ -25,12 +25,12 @@ function rooflineSection(report) {
   const most = Math.max(...rows.map((row) => row.total_ns));
   const picture = makeSvg("svg", {
     class: "chart roofline", tabindex: 0, role: "application", "aria-roledescription": "plot", "aria-describedby": "roofline-keys",
-    "aria-label": `Roofline of ${rows.length} operations; the table under it, and the breakdown Roofline, have the figures`,
+    "aria-label": `Roofline of ${rows.length} operations; figures are in the table below it and in the breakdown Roofline`,
   });
   const chosen = make("p", { class: "small", id: "roofline-chosen", "aria-live": "polite" });
   let at = -1;
   const say = (row) => `${row.name}: ${words.of("compute_tflop_per_s", row.compute_tflop_per_s)}, ${words.of("intensity_flops_per_byte", row.intensity_flops_per_byte)} FLOP/byte, ` +
-    `${words.duration(row.total_ns)} in ${words.count(row.count)} calls${row.of_peak_percent === undefined ? "" : `, ${words.percent(row.of_peak_percent)} of what it could reach`}${row.detail ? `; ${row.detail}` : ""}`;
+    `${words.duration(row.total_ns)} in ${words.count(row.count)} calls${row.of_peak_percent === undefined ? "" : `, ${words.percent(row.of_peak_percent)} roofline efficiency`}${row.detail ? `; ${row.detail}` : ""}`;
   const power = (value, round) => 10 ** round(Math.log10(value));
   const span = (values) => [power(Math.min(...values), Math.floor), power(Math.max(...values) * 1.01, Math.ceil)];
   const across = span(rows.map((row) => row.intensity_flops_per_byte));
@@ -103,8 +103,8 @@ function rooflineSection(report) {
   section.append(picture,
     make("ul", { class: "legend" }, ...limits.map((limit, number) => make("li", {}, make("span", { class: "swatch", style: { background: `hsl(${LINE_HUES[number % LINE_HUES.length]} 62% 50%)` } }), limit.name))),
     chosen,
-    make("p", { class: "small soft", id: "roofline-keys", text: "A dot is an operation of one shape, its size the time it takes; arrow keys go from one to the next, the most time first." +
-      (limits.length ? "" : " The peaks of this device are unknown: add them to [tool.uprof.devices] in pyproject.toml.") + (all.length > rows.length ? ` ${words.count(all.length - rows.length)} rows that calculate nothing, or of which it is not known what, have no dot.` : "") }),
+    make("p", { class: "small soft", id: "roofline-keys", text: "Each dot is an operation with one set of input shapes; its size is the total time. Arrow keys: next or previous dot, longest time first." +
+      (limits.length ? "" : " The peaks of this device are unknown: add them to [tool.uprof.devices] in pyproject.toml.") + (all.length > rows.length ? ` ${words.count(all.length - rows.length)} rows without known FLOP/s have no dot.` : "") }),
     make("details", {}, make("summary", { text: "As a table" }), table.element));
   new ResizeObserver(draw).observe(picture);
   return section;

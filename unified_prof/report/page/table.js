@@ -56,7 +56,7 @@ function sortableTable(label, columns, rows, state, announce) {
       cell.setAttribute("aria-sort", sorted ? (state.descending ? "descending" : "ascending") : "none");
     });
     body.replaceChildren(...shown.map((row) => make("tr", {}, ...columns.map((column) => cellOf(column, row, wanted)))));
-    if (!shown.length) body.append(make("tr", {}, make("td", { class: "text", colspan: columns.length, text: "Nothing matches." })));
+    if (!shown.length) body.append(make("tr", {}, make("td", { class: "text", colspan: columns.length, text: "No matches." })));
     more.hidden = shown.length === found.length;
     more.textContent = `Show all ${words.count(found.length)}`;
     return found.length;
@@ -86,7 +86,7 @@ function sortableTable(label, columns, rows, state, announce) {
   const button = (text, label, call) => make("button", { type: "button", text, "aria-label": label, on: { click: call } });
   const tools = make("p", { class: "tools" }, more,
     button("Copy", `Copy the table ${label}`, async () => {
-      announce(await copied(asText(columns, chosen(), "\t")) ? `copied ${words.count(chosen().length)} rows` : "the browser did not allow copying");
+      announce(await copied(asText(columns, chosen(), "\t")) ? `copied ${words.count(chosen().length)} rows` : "the browser blocked copying");
     }),
     button("CSV", `Save the table ${label} as CSV`, () => {
       saved(`${label.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`, asText(columns, chosen(), ","));
@@ -196,12 +196,12 @@ function tableSection(report, announce) {
     const found = table.draw();
     const left = breakdown.rows_left_out;
     count.textContent = `${words.count(found)} of ${words.count(breakdown.rows.length)} rows` +
-      (left ? `; ${words.count(left)} smaller ones are left out (all: uprof report --format csv)` : "");
+      (left ? `; ${words.count(left)} smaller rows are left out (all: uprof report --format csv)` : "");
   }
 
   input.addEventListener("input", () => { state.search = input.value; link.set({ q: input.value }); draw(); announce(count.textContent); });
   const section = card("table", "Tables",
-    choice("Broken down by", bys.map((one) => [one, report.words[one].title]), by, (one) => { link.set({ by: one === bys[0] ? null : one, sort: null, order: null }); show(one); }),
+    choice("Group by", bys.map((one) => [one, report.words[one].title]), by, (one) => { link.set({ by: one === bys[0] ? null : one, sort: null, order: null }); show(one); }),
     make("div", { class: "search" }, input));
   section.append(holder, count);
   show(by);
@@ -216,7 +216,7 @@ function pmuSection(report, announce) {
   const counters = [...counted];
   const left = [["counter", counted, "counters"], ["op_type", types, "operator types"]].flatMap(([key, kept, what]) => {
     const all = new Set(report.figures.pmu.map((one) => one[key])).size;
-    return all > kept.size ? [`${words.count(all - kept.size)} of ${words.count(all)} ${what} always 0 and left out`] : [];
+    return all > kept.size ? [`${words.count(all - kept.size)} of ${words.count(all)} ${what} are always 0 and left out`] : [];
   });
   const rows = new Map();
   for (const one of figures) {

@@ -76,7 +76,7 @@ function timelineSection(report, announce) {
       state.selecting = !state.selecting;
       event.currentTarget.setAttribute("aria-pressed", String(state.selecting));
     } } }),
-    host.length && work.length ? make("button", { type: "button", id: "host-shown", text: "Host", "aria-label": "Threads of the host", "aria-pressed": link.get("host") !== "no", on: { click: (event) => {
+    host.length && work.length ? make("button", { type: "button", id: "host-shown", text: "Host", "aria-label": "Host threads", "aria-pressed": link.get("host") !== "no", on: { click: (event) => {
       const shown = event.currentTarget.getAttribute("aria-pressed") !== "true";
       event.currentTarget.setAttribute("aria-pressed", String(shown));
       link.set({ host: shown ? null : "no" });
@@ -93,8 +93,8 @@ function timelineSection(report, announce) {
     found, chosen, selection,
     make("p", { class: "small soft", id: "timeline-keys" },
       "Drag or ", key("\u2190"), key("\u2192"), " to move, ", key("+"), key("\u2212"), " or Ctrl with the wheel to zoom, ", key("0"), " to fit; ",
-      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a span and sums what ran in it, ", key("Esc"), " ends that.",
-      launches.count ? ` Arrows connect launches and kernels: those of the selected item, and all if at most ${MOST_ARROWS} are visible.` : ""),
+      key("n"), key("p"), " next and previous, ", key("\u2191"), key("\u2193"), " lane", ...(launches.count ? [", ", key("l"), " from a kernel to its launch and back"] : []), ". ", key("Shift"), " with a drag or ", key("\u2190"), key("\u2192"), " selects a time span and sums its tasks, ", key("Esc"), " clears the selection.",
+      launches.count ? ` Arrows connect launches and kernels: all of them if at most ${MOST_ARROWS} are visible, else only those of the selected item.` : ""),
     ...notes(), ...hostNotes(report.host, report.idle, look), perfettoLine(report, host, work, launches, labelOf, !merged && !data.lanes_left_out));
 
   function key(text) {
@@ -129,10 +129,10 @@ function timelineSection(report, announce) {
       const part = data.whole_ns;
       const every = part ? ` In the busiest part, from ${words.duration(part[0])} to ${words.duration(part[1])}, each task is drawn. ` : " ";
       lines.push(make("p", { class: "small soft", id: "merged" },
-        `${words.count(data.tasks)} tasks are too many to draw one by one: neighbours shorter than ${words.duration(data.merged_below_ns)} are merged into blocks.`,
+        `${words.count(data.tasks)} tasks are too many to draw one by one: adjacent tasks shorter than ${words.duration(data.merged_below_ns)} are merged into blocks.`,
         every,
         part ? make("button", { type: "button", text: "Show the busiest part", on: { click: () => look(...part) } }) : null,
-        " All tasks at any zoom: ", make("code", { text: `uprof export ${report.figures.path} -o out.perfetto-trace` }), ", then open it at ui.perfetto.dev."));
+        " To see all tasks at any zoom level, run ", make("code", { text: `uprof export ${report.figures.path} -o out.perfetto-trace` }), " and open the file at ui.perfetto.dev."));
     }
     if (data.lanes_left_out) lines.push(make("p", { class: "small soft", text: `${words.count(data.lanes_left_out)} lanes with the least work are left out.` }));
     return lines;
@@ -166,7 +166,7 @@ function timelineSection(report, announce) {
     lanes.forEach((lane, number) => lane.node.classList.toggle("chosen", number === state.lane && state.index >= 0));
   }
 
-  /** Arrows from launches to kernels: all if there are few, and those of the selected item. */
+  /** Draw arrows from launches to kernels: all if there are few, else those of the selected item. */
   function drawArrows(pen, width, color) {
     canvas.dataset.arrows = "0";
     if (!launches.count || !lanes.includes(host[0])) return;
@@ -245,15 +245,15 @@ function timelineSection(report, announce) {
     for (const x of [left, right]) pen.fillRect(Math.round(x), 0, 1, height);
   }
 
-  /** Select a span of time and sum what ran in it; null clears the selection. */
+  /** Select a time span and sum its tasks; null clears the selection. */
   function select(from, to) {
     state.span = from === null ? null : [Math.max(0, Math.round(Math.min(from, to))), Math.min(whole[1], Math.round(Math.max(from, to)))];
     if (from === null) state.anchor = null;
     draw();
-    told();
+    announceSelection();
   }
 
-  const told = whenQuiet(() => {
+  const announceSelection = whenQuiet(() => {
     const { span } = state;
     link.set({ span: span ? span.join("-") : null });
     if (!span || span[1] <= span[0]) {
@@ -263,22 +263,22 @@ function timelineSection(report, announce) {
     const length = span[1] - span[0];
     const { rows, busy } = ranIn(work, labelOf, span);
     const columns = [
-      { key: "name", label: host.length ? "ran on devices in the selection" : "ran in the selection", kind: "text" },
+      { key: "name", label: "device task in the selection", kind: "text" },
       { key: "count", label: merged ? "blocks" : "tasks", kind: "number", show: (value) => words.count(value), exact: String },
-      { key: "total_ns", label: "time in it", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
-      { key: "percent", label: "of the selection", kind: "share", show: words.percent, exact: String },
+      { key: "total_ns", label: "time", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
+      { key: "percent", label: "share", kind: "share", show: words.percent, exact: String },
       { key: "kind", label: "kind", kind: "text", second: true },
     ];
-    const table = sortableTable("What ran in the selection", columns, rows.map((row) => ({ ...row, percent: (100 * row.total_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
+    const table = sortableTable("Device tasks in the selection", columns, rows.map((row) => ({ ...row, percent: (100 * row.total_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
     table.draw();
     const tables = work.length ? [table.element] : [];
     if (host.length) {
-      const calls = sortableTable("What the host did in the selection", hostColumns, hostRanIn(host, span).map((row) => ({ ...row, percent: (100 * row.self_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
+      const calls = sortableTable("Host ranges in the selection", hostColumns, hostRanIn(host, span).map((row) => ({ ...row, percent: (100 * row.self_ns) / length })), { key: null, descending: true, search: "", all: false }, announce);
       calls.draw();
       tables.push(calls.element);
     }
     const text = !work.length ? `${words.duration(length)} selected, from ${words.duration(span[0])}` : `${words.duration(length)} selected, from ${words.duration(span[0])}: busy ${words.duration(busy)} (${words.percent((100 * busy) / length)}), idle ${words.duration(length - busy)}` +
-      (merged ? "; where tasks are merged these are estimates, and a block counts under its longest task" : "");
+      (merged ? "; merged blocks are estimated and counted under their longest task" : "");
     const why = idleIn(idle, span).map(([reason, time]) => `${reason} ${words.duration(time)}`);
     put(selection, make("p", { class: "small", id: "selected", text: `${text}.` }),
       why.length ? make("p", { class: "small", id: "selected-idle", text: `Idle: ${why.join(", ")}.` }) : null, ...tables);
@@ -286,11 +286,11 @@ function timelineSection(report, announce) {
   });
 
   const hostColumns = [
-    { key: "name", label: "the host did in the selection", kind: "text" },
+    { key: "name", label: "host range in the selection", kind: "text" },
     { key: "count", label: "ranges", kind: "number", show: (value) => words.count(value), exact: String },
-    { key: "self_ns", label: "itself", kind: "number", show: words.duration, exact: (value) => words.exactly("self_ns", value) },
-    { key: "percent", label: "of the selection", kind: "share", show: words.percent, exact: String },
-    { key: "total_ns", label: "with what is inside", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
+    { key: "self_ns", label: "self time", kind: "number", show: words.duration, exact: (value) => words.exactly("self_ns", value) },
+    { key: "percent", label: "share", kind: "share", show: words.percent, exact: String },
+    { key: "total_ns", label: "total time", kind: "number", show: words.duration, exact: (value) => words.exactly("total_ns", value) },
     { key: "thread", label: "thread", kind: "text", second: true },
     { key: "kind", label: "kind", kind: "text", second: true },
   ];
@@ -316,7 +316,7 @@ function timelineSection(report, announce) {
     const parts = [];
     if (work.length) parts.push(`${words.count(tasks.count)} ${merged ? "tasks or merged blocks" : "tasks"} match, ${words.duration(tasks.sum)} in total`);
     if (host.length) parts.push(`${words.count(calls.count)} host ranges${work.length ? "" : " match"}`);
-    found.textContent = state.wanted ? `${parts.join("; ")}; Enter goes to the next.` : "";
+    found.textContent = state.wanted ? `${parts.join("; ")}; Enter: next match.` : "";
     draw();
   }
 
@@ -378,7 +378,7 @@ function timelineSection(report, announce) {
       const density = lane.tasks[index] > 1 ? Math.max(LOWEST, Math.min(1, lane.busy[index] / Math.max(1, lane.duration[index]))) : 1;
       const tall = Math.max(1, Math.round(wall * density));
       pen.globalAlpha = state.wanted && !matches ? 0.15 : 1;
-      // A gap separates neighbours if there is room.
+      // A gap separates adjacent blocks if there is enough space.
       pen.fillRect(x, top + above + wall - tall, wide > 3 && flat ? wide - 1 : wide, tall);
       pen.globalAlpha = 1;
       if (number === state.lane && index === state.index) {
@@ -428,7 +428,7 @@ function timelineSection(report, announce) {
     const number = lane.launch.get(index);
     if (number === undefined) return "";
     const [row, call] = [launches.row[number], launches.call[number]];
-    return `; launched by ${labelOf(row, call)}, ${row.title}, ${words.duration(lane.start[index] - row.start[call])} before`;
+    return `; launched by ${labelOf(row, call)}, ${row.title}, ${words.duration(lane.start[index] - row.start[call])} earlier`;
   }
 
   /** Task under the pointer as [lane number, index]. */
