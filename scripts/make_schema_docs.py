@@ -30,9 +30,12 @@ frequency in MHz. Strings are stored once, in STRING_IDS, and referenced by id. 
 only if they have rows. No column is NOT NULL and there are no foreign keys; references are listed
 here.
 
-Under `meaning`, parentheses contain the unit, `->` the column that is referenced, and `since` the
-revision that introduced the column under this name. `Python` is the attribute of the model; `-> x`
-is the attribute that returns the string.
+Under `meaning`, parentheses contain the unit, `->` names the referenced column, and `since` the
+revision that introduced the column under this name.
+
+In Python, the attribute of a model is the column name in snake case: `globalTid` is `global_tid`. A
+column that references STRING_IDS or an ENUM table is `op_name_id`; `op_name` returns the string.
+`PytorchApi.startNs` and `endNs` are text: `start_ns_text`, `end_ns_text`.
 
 ## Revisions
 
@@ -66,7 +69,7 @@ def _table(model: type[MsprofBase]) -> Iterator[str]:
     for index in sorted(table.indexes, key=lambda index: str(index.name)):
         columns = ", ".join(column.name for column in index.columns)
         yield f"Index: `{index.name}` on ({columns}).\n\n"
-    yield "| column | type | meaning | Python |\n|---|---|---|---|\n"
+    yield "| column | type | meaning |\n|---|---|---|\n"
     for column in _columns(model):
         kind = f"{column.type.compile()}{' PRIMARY KEY' if column.primary_key else ''}"
         meaning = str(column.doc)
@@ -76,7 +79,7 @@ def _table(model: type[MsprofBase]) -> Iterator[str]:
             meaning += f" -> {column.info['refers']}"
         if (added := _since(table.name, column.name)) not in ("", brought):
             meaning += f"; since {added}"
-        yield f"| {column.name} | {kind} | {meaning} | {_attribute(model, column)} |\n"
+        yield f"| {column.name} | {kind} | {meaning} |\n"
     newest = catalogue.load(catalogue.MSPROF, "latest")
     if table.name in newest.enum_tables:
         rows = "; ".join(f"{number} {name}" for number, name in newest.rows[table.name])
@@ -87,14 +90,6 @@ def _columns(model: type[MsprofBase]) -> list[Column[object]]:
     return [
         column for column in MsprofBase.metadata.tables[model.__tablename__].c if not column.system
     ]
-
-
-def _attribute(model: type[MsprofBase], column: Column[object]) -> str:
-    attribute = model.__mapper__.get_property_by_column(column).key
-    text = attribute.removesuffix("_id")
-    refers = str(column.info["refers"])
-    resolved = refers == "STRING_IDS.id" or refers.startswith("ENUM_")
-    return f"{attribute} -> {text}" if resolved and text != attribute else attribute
 
 
 def _since(table: str, column: str) -> str:

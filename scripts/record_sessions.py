@@ -1,11 +1,11 @@
-"""Records the terminal sessions of the documentation: real commands, real outputs, real times.
+"""Record the terminal sessions of the documentation.
 
-python scripts/record_sessions.py --python PYTHON    a python with torch, lightning, transformers
-python scripts/record_sessions.py --pages            docs/sessions.md anew from the recordings alone
+python scripts/record_sessions.py --python PYTHON    Python with torch, lightning, transformers
+python scripts/record_sessions.py --pages            write docs/sessions.md from the recordings
 
-Each session runs in a new virtual environment beside PYTHON's packages, in a folder of its own and
-in a terminal of our own making. It is kept as docs/sessions/NAME.cast (asciicast, version 2, which
-`asciinema play` shows) and as text in docs/sessions.md.
+Each session runs in a pseudo-terminal, in a new directory and a new virtual environment that also
+sees PYTHON's packages. It is stored as docs/sessions/NAME.cast (asciicast version 2, for
+`asciinema play`) and abbreviated in docs/sessions.md.
 """
 
 from __future__ import annotations
@@ -29,12 +29,13 @@ SESSIONS = ROOT / "docs" / "sessions"
 PAGE = ROOT / "docs" / "sessions.md"
 COLUMNS, ROWS = 110, 40
 LIMIT_S = 300
+ROWS_SHOWN = 3  # rows of each table on the page
 PROMPT = "$ "
 
 
 @dataclass(frozen=True)
 class Session:
-    """One session: what is shown, and what it shows."""
+    """One session: its commands and its finding."""
 
     name: str
     title: str
@@ -55,8 +56,8 @@ ALL = (
             "uprof report out --by line --top 4",
             "sed -n 18p plain.py",
         ),
-        "Line 18, the softmax in the loop over heads, leads the table: it runs once for each head."
-        " `scaled_dot_product_attention` does all heads at once, without the weights in memory.",
+        "Line 18, the softmax in the loop over heads, takes most time: it runs once per head."
+        " `scaled_dot_product_attention` computes all heads at once, without storing the weights.",
     ),
     Session(
         "lightning",
@@ -68,8 +69,7 @@ ALL = (
             "uprof report out --by module --top 4",
             "uprof report out --by operation --top 3",
         ),
-        "The convolutions lead the table of operations, and the table of modules says how much"
-        " each of them takes.",
+        "Convolutions take most of the time; the table of modules shows the time of each.",
     ),
     Session(
         "transformers",
@@ -81,28 +81,29 @@ ALL = (
             "uprof report out --by line --top 4",
             "uprof report out --by module --top 4",
         ),
-        "Lines are those of the model's own source in transformers; modules name the block, and the"
-        " part of it to look at first.",
+        "Lines are those of the model's source in transformers; modules show the most expensive"
+        " block and its most expensive part.",
     ),
 )
 _INTRODUCTION = """\
 # Recorded sessions
 
-From `pip install` to a finding, in a terminal, on two processor cores without a GPU, which other
-programs used most of the time: uprof says so itself. Nothing is shortened: these are the outputs of
-one recording each, with the seconds since its begin beside every command. `python
-scripts/record_sessions.py --python PYTHON` makes them anew; the scripts are in
-[examples/sessions](https://github.com/unified-prof/uprof/tree/main/examples/sessions). The wheel
-comes from this repository; torch and the trainer were installed before.
+Terminal sessions from `pip install` to a finding, recorded on two busy processor cores without a
+GPU. Comments show the seconds since the start. Only the first rows of each table are shown here;
+the asciicasts (`asciinema play`) have all output. The wheel comes from this repository; torch and
+the trainer were installed before.
+
+The scripts are in [examples/sessions](https://github.com/unified-prof/uprof/tree/main/examples/sessions);
+`python scripts/record_sessions.py --python PYTHON` records them again.
 """
 
 
 def main() -> None:
     """Record, and write the page."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--python", type=Path, help="a python with torch, lightning, transformers")
-    parser.add_argument("--only", help="the name of one session")
-    parser.add_argument("--pages", action="store_true", help="only write the page anew")
+    parser.add_argument("--python", type=Path, help="Python with torch, lightning, transformers")
+    parser.add_argument("--only", help="record only this session")
+    parser.add_argument("--pages", action="store_true", help="only write docs/sessions.md")
     options = parser.parse_args()
     if not options.pages:
         if options.python is None:
@@ -117,7 +118,7 @@ def main() -> None:
 
 
 def record(session: Session, python: Path, wheel: Path, folder: Path) -> None:
-    """Run a session's commands and keep what the terminal showed."""
+    """Run the commands of a session and store the output of the terminal."""
     project, environment = folder / "project", folder / "environment"
     project.mkdir(parents=True)
     shutil.copy(ROOT / "examples" / "sessions" / session.script, project)
@@ -172,7 +173,7 @@ def _shown(
     begin: float,
     events: list[tuple[float, str]],
 ) -> int:
-    """Run a command in a terminal, add what it shows to `events`, return its exit code."""
+    """Run a command in a terminal, append its output to `events`, return its exit code."""
     child, terminal = pty.fork()
     if child == 0:
         os.chdir(folder)
@@ -184,7 +185,7 @@ def _shown(
             continue
         try:
             data = os.read(terminal, 1 << 16)
-        except OSError:  # how Linux says that the other end was closed
+        except OSError:  # Linux: the other end was closed
             break
         if not data:
             break
@@ -199,7 +200,7 @@ def _shown(
 
 
 def _without(places: dict[str, str], text: str) -> str:
-    """Return a text without the places of this machine."""
+    """Replace paths of this machine."""
     for place, shown in places.items():
         text = text.replace(place, shown)
     return text
@@ -214,7 +215,7 @@ def _wheel(folder: Path) -> Path:
 
 
 def page() -> str:
-    """Return the page of all sessions, as their recordings tell them."""
+    """Return docs/sessions.md, made from the recordings."""
     parts = [_INTRODUCTION]
     for one in ALL:
         file = SESSIONS / f"{one.name}.cast"
@@ -222,30 +223,43 @@ def page() -> str:
         parts.append(
             f"\n## {one.title}\n\n"
             f"{one.finding} The session took {seconds:.0f} seconds "
-            f"([as asciicast](sessions/{one.name}.cast)).\n\n"
+            f"([asciicast](sessions/{one.name}.cast)).\n\n"
             "<!-- not run: is a recording; scripts/record_sessions.py makes it -->\n"
-            f"```console\n{_text(events)}```\n"
+            f"```console\n{_abbreviated(_text(events))}```\n"
         )
     return "".join(parts)
 
 
 def recorded(file: Path) -> tuple[list[tuple[float, str]], float]:
-    """Return what a recording shows and when, and how long it is in seconds."""
+    """Return the output events of a recording, and its length in seconds."""
     head, *lines = file.read_text(encoding="utf-8").splitlines()
     assert json.loads(head)["version"] == 2, file
     events = [(float(at), str(text)) for at, kind, text in map(json.loads, lines) if kind == "o"]
     return events[:-1], events[-1][0]
 
 
+def _abbreviated(shown: str) -> str:
+    """Return the commands and the first rows of the tables that they print."""
+    kept: list[str] = []
+    for command, *output in (one.split("\n") for one in re.split(r"(?m)^(?=\$ )", shown) if one):
+        kept.append(command)
+        table = next((i for i, line in enumerate(output) if re.match(r"\w+ +calls ", line)), None)
+        if table is not None:
+            kept += [*output[table : table + ROWS_SHOWN + 1], "..."]
+        elif not command.startswith(f"{PROMPT}uprof"):
+            kept += filter(None, output)
+    return "\n".join(kept) + "\n"
+
+
 def _text(events: list[tuple[float, str]]) -> str:
-    """Return what stood on the terminal at the end, with the time beside every command."""
+    """Return the final contents of the terminal, with the time of each command."""
     shown = ""
     for at, text in events:
         if text.startswith(PROMPT) and text.endswith("\r\n") and text.count("\n") == 1:
             text = f"{text.rstrip():<{COLUMNS - 50}}  # {at:.1f} s\n"
         shown += text
     shown = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", shown.replace("\r\n", "\n"))
-    # What a line was before it was written anew from its begin is not there any more.
+    # A carriage return overwrites the line.
     lines = [line.rstrip("\r").rpartition("\r")[2].rstrip() for line in shown.splitlines()]
     return "\n".join(line for line in lines if line) + "\n"
 
