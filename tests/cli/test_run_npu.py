@@ -102,7 +102,7 @@ def test_where_that_export_fails_the_database_is_ours(
     assert done.returncode == 0, done.stderr
     (database,) = json.loads(done.stdout)["files"]["timeline"]
     assert rows(database, "SELECT count(*) > 0 FROM TASK") == [(1,)]
-    assert "which the database therefore lacks: msprof's export failed" in done.stderr
+    assert "so the database does not contain them: msprof's export failed" in done.stderr
     assert not [*Path(database).parent.rglob("sqlite")]
 
 

@@ -102,8 +102,8 @@ def tables(target: str) -> dict[str, list[Any]]:
     ("jobs", "limit", "held"),
     [
         (1, "OPERATIONS_IN_MEMORY", False),
-        (1, "_WORTH_THE_WAY", True),
-        (2, "_WORTH_THE_WAY", False),
+        (1, "_MAX_RETURNED_OPERATIONS", True),
+        (2, "_MAX_RETURNED_OPERATIONS", False),
     ],
 )
 def test_large_partials_are_neither_held_nor_sent_beside_their_files(
@@ -334,9 +334,7 @@ def test_a_bad_copy_of_a_rank_that_was_read(run: Path, target: str) -> None:
 def test_two_files_of_one_rank_are_refused_with_both_names(run: Path, target: str) -> None:
     (run / "copy").mkdir()
     shutil.copy(run / "rank2.db", run / "copy" / "rank2.db")
-    with pytest.raises(
-        UsageError, match=r"rank 2 is there twice: .*copy/rank2\.db and .*rank2\.db"
-    ):
+    with pytest.raises(UsageError, match=r"rank 2 has two files: .*copy/rank2\.db and .*rank2\.db"):
         build([str(run)], target)
 
 

@@ -97,7 +97,7 @@ def test_patterns_repetitions_and_what_is_not_there(tmp_path: Path) -> None:
     (tmp_path / "empty").mkdir()
     inputs, errors = inputs_of([str(tmp_path / "none"), str(tmp_path / "empty"), str(paths[0])])
     assert [one.location for one in inputs] == [str(paths[0])]
-    assert "has no database or recording of a rank" in str(errors[1][1])
+    assert "contains no database or recording of a rank" in str(errors[1][1])
     assert [given for given, _ in errors] == [str(tmp_path / "none"), str(tmp_path / "empty")]
 
 

@@ -172,7 +172,7 @@ def test_if_the_export_fails_a_note_lists_the_missing_data(
     assert paths == (raw / NATIVE,)
     assert (raw / NATIVE).read_text().startswith("ours")
     assert notes == [
-        "uprof cannot decode dvpp data, which the database therefore lacks: no python3"
+        "uprof cannot decode dvpp data, so the database does not contain them: no python3"
     ]
     assert exporter.asked == 1
 
@@ -194,6 +194,6 @@ def test_the_vendor_s_is_made_where_it_is_asked_for(raw: Path) -> None:
     assert databases([recording], exporter="native") == ((raw / NATIVE,), [])
     exporter.fails = "no python3"
     with pytest.raises(
-        CaptureError, match=r"wrote no database of .*: no python3 \(use `uprof convert`"
+        CaptureError, match=r"wrote no database for .*: no python3 \(use `uprof convert`"
     ):
         databases([recording], exporter="native")

@@ -1,1 +1,1 @@
-"""Run a workload under a profiler of one kind of device."""
+"""Backends: run a workload under the profiler for one kind of device."""

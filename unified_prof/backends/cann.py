@@ -1,7 +1,7 @@
-"""CANN on this machine: toolkit, msprof, versions and chip; and what msprof accepts per chip.
+"""Queries the installed CANN toolkit, msprof and chip; lists the msprof options of each chip.
 
-msprof calls chips platforms, and prints their number when it rejects an option (`PlatformType:4`).
-The table is used if msprof itself cannot be queried; see `msprof_plan`.
+msprof calls a chip a platform and prints its number when it rejects an option (`PlatformType:4`).
+The table of chips is used if msprof itself cannot be queried; see `msprof_plan`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ UNKNOWN = "unknown"
 
 @dataclass(frozen=True, slots=True)
 class Chip:
-    """A chip, and the options that msprof accepts on it."""
+    """A chip and the options that msprof accepts on it."""
 
     name: str
     """Common name."""
@@ -36,13 +36,13 @@ class Chip:
     full_names: str
     """Regular expression for its names in npu-smi and CANN, without `Ascend`."""
     refuses: frozenset[str]
-    """Options, without dashes, that end msprof before it starts anything."""
+    """Unsupported options, without dashes; with one of them, msprof exits immediately."""
     metrics: tuple[str, ...]
     """Values of `--aic-metrics`."""
     values: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """Option -> its values, if they differ from those of other chips."""
+    """Option -> accepted values, if they differ from other chips."""
     limits: Mapping[str, int] = field(default_factory=dict)
-    """Option -> its maximum, if it differs from that of other chips."""
+    """Option -> maximum, if it differs from other chips."""
     custom_events: int = _MAX_CUSTOM_EVENTS
     """Maximum number of events in `--aic-metrics Custom:`."""
 
@@ -104,7 +104,7 @@ CHIPS: tuple[Chip, ...] = (
 
 
 def by_full_name(text: str | None) -> Chip | None:
-    """Return the chip that npu-smi or CANN calls `text` (`Ascend 910B3`), None if unknown."""
+    """Return the chip with a name from npu-smi or CANN (`Ascend 910B3`), None if unknown."""
     name = re.sub(r"^\s*ascend[\s_-]*", "", text or "", flags=re.IGNORECASE).strip()
     return next(
         (chip for chip in CHIPS if re.fullmatch(chip.full_names, name, re.IGNORECASE)), None
@@ -112,10 +112,10 @@ def by_full_name(text: str | None) -> Chip | None:
 
 
 def find_chip(text: str) -> Chip | None:
-    """Return the chip that the user calls `text`, None for UNKNOWN.
+    """Return the chip for a value of `--npu-chip`, None for UNKNOWN.
 
     Raises:
-        UsageError: There is no chip of that name.
+        UsageError: There is no chip with this name.
     """
     if text.strip().lower() == UNKNOWN:
         return None
@@ -183,7 +183,7 @@ _VERSION_FILES = (
 
 
 def homes() -> Iterator[Path]:
-    """Yield the directories of toolkits, those named by environment variables first."""
+    """Yield toolkit directories, starting with those from environment variables."""
     named = (os.environ.get(name, "") for name in _HOME_VARIABLES)
     for text in (*filter(None, named), *_INSTALL_FOLDERS):
         path = Path(text).expanduser()
@@ -192,7 +192,7 @@ def homes() -> Iterator[Path]:
 
 
 def find_msprof() -> Path | None:
-    """Return the msprof command on PATH, or that of the first toolkit that has one."""
+    """Return the path of msprof: from PATH, otherwise from the first toolkit that contains it."""
     if on_path := shutil.which("msprof"):
         return Path(on_path)
     for home in homes():
@@ -203,7 +203,7 @@ def find_msprof() -> Path | None:
 
 
 def version() -> str | None:
-    """Return the version of the toolkit, None if there is none or it is not known."""
+    """Return the version of the toolkit, None if unknown or not installed."""
     near_msprof = []
     if (msprof := find_msprof()) is not None:
         near_msprof = list(msprof.resolve().parents)[1:5]
@@ -220,12 +220,12 @@ def version() -> str | None:
 
 
 def device_files() -> list[Path]:
-    """Return the device files of the NPUs that are visible here."""
+    """Return the device files of the visible NPUs."""
     return sorted(p for p in Path("/dev").glob("davinci*") if p.name[7:].isdecimal())
 
 
 def msprof_help() -> str | None:
-    """Return the options that msprof lists for the chip it sees, None if it does not respond."""
+    """Return the output of `msprof --help` on this machine, None if msprof does not respond."""
     msprof = find_msprof()
     return None if msprof is None else query(str(msprof), "--help", any_status=True)
 

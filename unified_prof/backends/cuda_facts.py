@@ -1,7 +1,7 @@
-"""Facts about CUDA devices that explain differences between runs: driver, clocks, throttling.
+"""Collects facts about CUDA devices that can explain differences between runs.
 
-Clocks are read from the driver library through `pynvml` (package nvidia-ml-py) if it is installed.
-It does not initialize the CUDA runtime, so the workload can still fork.
+Clocks and throttling are read from the driver library through `pynvml` (package nvidia-ml-py) if it
+is installed. It does not initialize the CUDA runtime, so the workload can still fork.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ def _capability(device: int) -> str:
 
 
 def driver_facts(when: str) -> dict[str, str]:
-    """Return the driver library's facts; names of those that can change contain `when`."""
+    """Return facts from the driver library; names of facts that can change contain `when`."""
     try:
         nvml = import_module("pynvml")
         nvml.nvmlInit()

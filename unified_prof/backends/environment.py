@@ -1,4 +1,4 @@
-"""Installed versions that decide which backends can run."""
+"""Detects installed versions that determine which backends can run."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unified_prof.backends.torch_device import torch_missing_reason
 
 
 def versions() -> dict[str, str | None]:
-    """Return the versions that matter to backends; None if something is not installed.
+    """Return the versions that backends depend on; None for software that is not installed.
 
-    `cuda` is the version torch was built with, `cuda_driver` the driver of the machine.
+    `cuda` is the version that torch was built with, `cuda_driver` that of the installed driver.
     """
     msprof = cann.find_msprof()
     return {

@@ -1,4 +1,4 @@
-"""The command line of msprof for one run, and the script that it runs as its application.
+"""Builds the msprof command line, and the script that msprof runs as its application.
 
 msprof splits the application's command line at spaces, rejects some characters and symbolic links,
 and cannot pass an argument that contains a space. The application is therefore always `bash
@@ -51,10 +51,10 @@ def command_line(
     application: Sequence[str],
     offer: Offer,
 ) -> list[str]:
-    """Return the command; options are `--name=value`, the only form that msprof accepts.
+    """Return the command; options have the form `--name=value`, the only one that msprof accepts.
 
-    msprof exports its recording itself with a Python program that takes far longer than uprof. The
-    only way to skip it is to pass a program that does nothing as the interpreter.
+    msprof would export its recording with a Python program that is much slower than uprof. The only
+    way to skip the export is to pass a no-op program as the Python interpreter.
     """
     own = []
     if offer.takes(_PYTHON) and (nothing := _no_op_program()):
@@ -66,7 +66,7 @@ def command_line(
 
 
 def _no_op_program() -> str | None:
-    """Return the path of a program that accepts any arguments and does nothing successfully."""
+    """Return the path of a program that ignores its arguments and exits with 0."""
     for path in ("/bin/true", "/usr/bin/true", shutil.which("true") or ""):
         if path and os.access(path, os.X_OK) and not {*os.path.realpath(path)} & {*" \n"}:
             return path
@@ -106,11 +106,11 @@ def create_safe_folder() -> Path:
 def recording_directory(output: Path) -> Iterator[Path]:
     """Yield the directory in which msprof records: `output`, or a temporary replacement.
 
-    msprof passes the directory to its application as JSON, which cannot contain a name that is not
-    UTF-8. Recordings made elsewhere are moved to `output` afterwards.
+    msprof passes the directory to its application as JSON, so its path must be valid UTF-8.
+    Recordings in a temporary directory are moved to `output` afterwards.
 
     Raises:
-        OutputError: They cannot be moved; the message says where they are.
+        OutputError: The recordings cannot be moved; the message contains their path.
     """
     try:
         str(output).encode("utf-8")
@@ -143,9 +143,9 @@ def write_script(folder: Path, words: Sequence[str], environment: Mapping[str, s
 
 
 def script(words: Sequence[str], environment: Mapping[str, str], started: Path) -> str:
-    """Return the text of that script.
+    """Return the text of the script that runs `words` with `environment`.
 
-    It writes its process id to `started` and changes to our working directory.
+    The script writes its process id to `started` and changes to the working directory of uprof.
     """
     lines = [
         "#!/bin/sh",
@@ -169,10 +169,10 @@ def is_program(spec: RunSpec) -> bool:
 
 
 def has_providers(spec: RunSpec) -> bool:
-    """Return True if the target is a script that defines providers.
+    """Return True if the target is a script that defines Skyline providers.
 
     Raises:
-        CaptureError: It defines some of them, but not all.
+        CaptureError: The script defines some of the providers, but not all.
     """
     if spec.is_module or is_program(spec):
         return False
@@ -199,12 +199,12 @@ def workload_words(spec: RunSpec, folder: Path) -> list[str]:
 
 
 def write_job(folder: Path, spec: RunSpec, *, streams: Mapping[int, int], tracked: bool) -> None:
-    """Write the launcher's job.
+    """Write the JSON file that tells the launcher what to run.
 
     Args:
         folder: Directory for the job and its result.
         spec: What to run.
-        streams: Descriptor of the workload -> inherited descriptor that replaces it.
+        streams: Output descriptor of the workload -> inherited descriptor to use instead.
         tracked: If True, run the workload under the tracker.
     """
     job: dict[str, Any] = {

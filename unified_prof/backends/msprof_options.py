@@ -1,6 +1,6 @@
-"""Options of msprof that `uprof run` offers: values, what they record, presets.
+"""Table of the msprof options that `uprof run` supports, and the presets.
 
-One table drives the command line, its help, the checks before a run, and the arguments of msprof
+The table defines the command line, its help, the checks before a run, and the arguments of msprof
 (`msprof_plan`). Values and ranges are those of the public collector; differences between chips are
 in `cann` and `msprof_plan`.
 """
@@ -43,7 +43,7 @@ _FILES_ONLY = "CSV files of msprof only"
 
 @dataclass(frozen=True, slots=True)
 class MsprofOption:
-    """An option with its name in msprof: `--task-time l1` here is `--task-time=l1` there."""
+    """One option; names are those of msprof (`--task-time l1` becomes `--task-time=l1`)."""
 
     flag: str
     help: str
@@ -56,7 +56,7 @@ class MsprofOption:
     """True if it takes several of `values`, separated by commas."""
     group: str = WORK
     requires: str | None = None
-    """Name of the switch that it requires; giving the option turns the switch on."""
+    """Name of the required switch, which this option turns on."""
 
     @property
     def name(self) -> str:
@@ -82,13 +82,13 @@ OPTIONS: tuple[MsprofOption, ...] = (
         values=("off", "l0", "l1"),
     ),
     MsprofOption("msproftx", "Marks made with mstx (MSTX_EVENTS).", values=ON_OFF),
-    MsprofOption("mstx-domain-include", "Only marks of these domains (MSTX_EVENTS)."),
+    MsprofOption("mstx-domain-include", "Record only marks of these domains (MSTX_EVENTS)."),
     MsprofOption("mstx-domain-exclude", "Exclude marks of these domains (MSTX_EVENTS)."),
     MsprofOption("task-memory", "Memory of operators (NPU_OP_MEM).", values=ON_OFF),
     MsprofOption("aicpu", f"Operators on AI CPUs ({_FILES_ONLY}).", values=ON_OFF),
     MsprofOption(
         "task-block",
-        f"Blocks of tasks, on chips that support it; on is for the 950 ({_FILES_ONLY}).",
+        f"Blocks of tasks, on chips that support it; use on for the 950 ({_FILES_ONLY}).",
         values=("all", "on", "off"),
     ),
     MsprofOption(
@@ -120,7 +120,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "nts-metrics",
-        f"Counters of NTS, on the one chip that has it ({_FILES_ONLY}): {NTS_METRICS[0]}, or"
+        f"Counters of NTS, on the only chip that supports it ({_FILES_ONLY}): {NTS_METRICS[0]}, or"
         f" Custom: and up to {MAX_NTS_EVENTS} event numbers.",
         group=COUNTERS,
     ),
@@ -229,8 +229,8 @@ OPTIONS: tuple[MsprofOption, ...] = (
     ),
     MsprofOption(
         "host-sys-usage",
-        f"The whole host: cpu, mem ({_FILES_ONLY}); some releases of msprof do not record "
-        "it with a workload, and say so.",
+        f"Entire host: cpu, mem ({_FILES_ONLY}); some releases of msprof cannot record it with "
+        "a workload and print a warning.",
         values=("cpu", "mem"),
         many=True,
         group=CPUS,
@@ -251,7 +251,7 @@ OPTIONS: tuple[MsprofOption, ...] = (
     MsprofOption("duration", "Seconds to record (all tables).", range=(1, U32_MAX), group=LIMITS),
     MsprofOption(
         "storage-limit",
-        f"Limit of raw data, for example {MIN_STORAGE_MB}MB; the oldest is deleted first "
+        f"Maximum size of raw data, for example {MIN_STORAGE_MB}MB; the oldest is deleted first "
         "(all tables).",
         group=LIMITS,
     ),

@@ -1,12 +1,12 @@
-"""The result of an msprof run, according to the files on disk.
+"""Determines the result of an msprof run from the files on disk.
 
 msprof exits with 0 even if the application failed, the export failed or nothing was recorded, so
-its exit status alone decides nothing. An export that ends early leaves half a database and the
-files it was made from, which are removed.
+its exit status is not reliable. An incomplete export leaves a partial database and intermediate
+files, which are removed.
 
-msprof reports the end of the workload only as the text of an error number, the same for exit code 9
-as for signal 9. But it checks only once a second whether the process has ended, and until then the
-system keeps its exit status.
+msprof reports the exit status of the workload only as the text of an error number, which is the
+same for exit code 9 and signal 9. `WorkloadWatch` reads the status of the process instead: msprof
+reaps the process only once per second, and the status is available until then.
 """
 
 from __future__ import annotations
@@ -57,12 +57,12 @@ class ProfDirectory:
 
     path: Path
     native: Path | None
-    """Newest database that msprof exported into it."""
+    """Newest database that msprof exported into the directory."""
     has_device_data: bool
 
 
 def find(folder: Path) -> set[Path]:
-    """Return the PROF_* directories in `folder`, which need not exist."""
+    """Return the PROF_* directories in `folder`; empty if `folder` does not exist."""
     try:
         return {path for path in folder.glob("PROF_*") if path.is_dir() and not path.is_symlink()}
     except OSError:
@@ -80,7 +80,7 @@ def inspect(path: Path) -> ProfDirectory:
 
 
 def refused_option(lines: Iterable[str]) -> str | None:
-    """Return the option, without dashes, because of which msprof did not start."""
+    """Return the rejected option, without dashes, that prevented msprof from starting."""
     for line in lines:
         if found := _REFUSED_OPTION.match(line):
             return found[2].removeprefix("--")
@@ -119,7 +119,7 @@ def workload_exit_code(reported: int | None, observed: int | None, ended: Proces
 def describe_failure(
     ended: ProcessResult, exit_code: int, directories: Sequence[ProfDirectory]
 ) -> str | None:
-    """Return what is missing and why, None if the recording is complete."""
+    """Return the reason why the recording is missing or incomplete, None if it is complete."""
     parts: list[str] = []
     if ended.interrupted_by is not None:
         parts.append("the run was interrupted")
@@ -164,7 +164,7 @@ def _nothing_recorded_error(ended: ProcessResult) -> str:
 
 
 def export_error(ended: ProcessResult) -> str | None:
-    """Return why the result of an export is unusable, None if no error is known."""
+    """Return why the result of an export is unusable, None if msprof reported no error."""
     for line in ended.lines:
         if found := _REFUSED_OPTION.match(line):
             return f"msprof's export failed: {found[1]}"
@@ -176,7 +176,7 @@ def export_error(ended: ProcessResult) -> str | None:
 
 
 def missing_database_error(ended: ProcessResult) -> str:
-    """Return why an export left no database although it seemed to succeed."""
+    """Return the error for an export that seemed to succeed but wrote no database."""
     said = [found[1] for line in ended.lines if (found := _PROBLEM.match(line))]
     if said:  # the last error before it gave up
         return f"msprof's export failed: {said[-1]}"
@@ -185,7 +185,7 @@ def missing_database_error(ended: ProcessResult) -> str:
 
 
 def disk_error(ended: ProcessResult, folder: Path) -> OutputError | None:
-    """Return an error if the disk of the recordings is full."""
+    """Return an error message if the disk of the recordings is full, otherwise None."""
     full = any(
         _FULL.search(line) for line in ended.lines if line.startswith(("[ERROR]", "[WARNING]"))
     )
@@ -196,7 +196,7 @@ def disk_error(ended: ProcessResult, folder: Path) -> OutputError | None:
 
 
 def _code_of_text(text: str) -> int:
-    """Return the exit code for the `strerror` text printed by msprof, 1 if it is none.
+    """Return the exit code for the `strerror` text printed by msprof, 1 if the text is unknown.
 
     msprof appends a full stop, and prints the number of a signal as if it were an exit code.
     """
@@ -214,7 +214,7 @@ _LIMIT_S = 3600.0
 
 
 class Exporter:
-    """Exports the recordings of one run, until the user interrupts an export.
+    """Exports the recordings of one run; stops after the user interrupts an export.
 
     Args:
         relay: Called with every line that msprof writes.
@@ -225,7 +225,7 @@ class Exporter:
         self._interrupted: str | None = None
 
     def export(self, prof: Path) -> Path:
-        """Export `prof` with msprof; see `export`.
+        """Export `prof` with msprof and return its database; see `export`.
 
         Raises:
             CaptureError: There is no database, or an earlier export was interrupted.
@@ -240,13 +240,13 @@ class Exporter:
 
 
 class _InterruptedError(CaptureError):
-    """A signal ended the export."""
+    """Raised if a signal ended the export."""
 
 
 def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_S) -> Path:
-    """Export the PROF_* directory `prof` with msprof; return the database.
+    """Export the PROF_* directory `prof` with msprof and return the database.
 
-    A signal that requests this process to end ends the export, and is raised again afterwards.
+    A termination signal ends the export; the signal is then raised again in this process.
 
     Args:
         prof: Recording.
@@ -254,7 +254,7 @@ def export(prof: Path, relay: Callable[[str], None], *, limit_s: float = _LIMIT_
         limit_s: Time limit in seconds.
 
     Raises:
-        CaptureError: There is no database; all files of the attempt were removed.
+        CaptureError: The export failed; all files that it created were removed.
     """
     msprof = cann.find_msprof()
     if msprof is None:
@@ -302,7 +302,7 @@ class _Limit:
         self.passed = False
 
     def look(self, group: int) -> bool:
-        """Kill the group if its time has passed; return False, as nothing else runs."""
+        """Kill the process group if the time limit is exceeded; always return False."""
         if not self.passed and time.monotonic() > self._end:
             self.passed = True
             with suppress(ProcessLookupError):
@@ -344,10 +344,10 @@ _STATE, _EXIT_STATUS = 0, 49
 
 
 class WorkloadWatch:
-    """Watches the process whose id a script wrote in `folder`.
+    """Watches the workload process and keeps its exit status.
 
     Args:
-        folder: Directory in which the script writes.
+        folder: Directory in which the script stores the process id.
     """
 
     def __init__(self, folder: Path) -> None:
@@ -363,7 +363,7 @@ class WorkloadWatch:
 
     @property
     def exit_code(self) -> int | None:
-        """Exit code of the workload as in a shell, None if it is not known."""
+        """Exit code of the workload as in a shell, None if unknown."""
         if self._thread is not None:
             self._thread.join(1.0)
         if self._status is None:
@@ -411,7 +411,7 @@ class WorkloadWatch:
 
 
 def _state(pid: int) -> tuple[str, int]:
-    """Return state and wait status of a process; no state if it is gone."""
+    """Return the state letter and wait status of a process; the state is empty if it has ended."""
     try:
         text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
         fields = text.rpartition(")")[2].split()

@@ -1,9 +1,9 @@
-"""Choose the arguments of msprof from a preset and the user's options.
+"""Chooses the arguments of msprof from a preset and the user's options.
 
-The options that msprof accepts on this machine are taken from `msprof --help`, which starts nothing
-and lists the options and counters of the chip, or else from the table of chips. Options that may be
-unknown are tried, and left out if msprof rejects them. Everything that msprof would certainly
-reject is rejected here, before anything starts.
+The accepted options are read from `msprof --help`, which lists the options and counters of the chip
+without starting a recording; if it fails, the table of chips is used. Preset options that may be
+unsupported are tried, and omitted if msprof rejects them. Invalid options of the user are rejected
+here, before anything starts.
 """
 
 from __future__ import annotations
@@ -43,14 +43,14 @@ _WITH_LIMIT = "sys-hardware-mem-freq"
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """Options and values that msprof accepts; unknown ones count as accepted."""
+    """Options and values that msprof accepts; if unknown, they count as accepted."""
 
     chip: str | None = None
     """Name of the chip."""
     place: str = "here"
-    """Chip in messages: `on a 310P`."""
+    """Name of the chip in messages, such as `on a 310P`."""
     refused: frozenset[str] = frozenset()
-    """Options that end msprof at once."""
+    """Options that msprof rejects on this chip."""
     options: frozenset[str] | None = None
     """All options of msprof, None if not known."""
     metrics: tuple[str, ...] | None = None
@@ -60,16 +60,16 @@ class Offer:
     custom_events: int | None = None
 
     def takes(self, flag: str) -> bool:
-        """Return True if msprof accepts the option `--FLAG`, as far as is known."""
+        """Return True unless msprof is known to reject `--FLAG`."""
         return flag not in self.refused and (self.options is None or flag in self.options)
 
     def without(self, flag: str) -> Offer:
-        """Return the offer without `--FLAG`, which msprof rejected."""
+        """Return a copy without the option `--FLAG`, which msprof rejected."""
         return replace(self, refused=self.refused | {flag})
 
 
 def detect_offer(chip_name: str | None = None) -> Offer:
-    """Return what msprof accepts here, or on the chip that the user names.
+    """Return the options that msprof accepts on this machine, or on the named chip.
 
     Raises:
         UsageError: There is no chip of that name.
@@ -84,7 +84,7 @@ def detect_offer(chip_name: str | None = None) -> Offer:
 
 
 def offer_for_chip(chip: Chip) -> Offer:
-    """Return what msprof accepts on `chip`."""
+    """Return the options that msprof accepts on `chip`, according to the table of chips."""
     return Offer(
         place=f"on a {chip.name}",
         refused=chip.refuses,
@@ -96,11 +96,11 @@ def offer_for_chip(chip: Chip) -> Offer:
 
 
 def offer_from_help(text: str, base: Offer) -> Offer | None:
-    """Return what the help of msprof lists, None if `text` is not its help.
+    """Parse the help text of msprof; return None if `text` is not its help.
 
     Args:
         text: Output of `msprof --help`.
-        base: Other information, for what the help does not list.
+        base: Values to use for information that is not in the help.
     """
     starts = [*_OPTION.finditer(text)]
     bounds = [*(start.start() for start in starts), len(text)]
@@ -169,17 +169,17 @@ class Plan:
     arguments: tuple[str, ...]
     """Checked arguments as `--name=value`."""
     left_out: tuple[MsprofOption, ...]
-    """Options of the preset that msprof does not accept here."""
+    """Omitted options of the preset, which msprof does not accept here."""
     lowered: tuple[str, ...]
     """Values of the preset that this msprof does not have, such as `--task-time=l2`, and that a
     lower value replaces."""
     preset: str
     optional: frozenset[str]
-    """Options of the preset that can be left out if msprof rejects them."""
+    """Options of the preset that can be omitted if msprof rejects them."""
 
     @property
     def dropped(self) -> tuple[str, ...]:
-        """Options and values of the preset that msprof lacks here, as a user writes them."""
+        """Unsupported options and values of the preset, written as on the command line."""
         return (*(f"--{option.flag}" for option in self.left_out), *self.lowered)
 
 
@@ -187,13 +187,13 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
     """Choose the arguments for msprof from a preset and the user's options.
 
     Args:
-        options: Option names of the table, and `preset`, with their values; None means not given.
-        raw: Further arguments, passed on after a check.
-        offer: What msprof accepts here. Other options of the preset are left out; other options of
-            the user are an error.
+        options: Option name -> value, including `preset`; None means not given.
+        raw: Additional arguments for msprof, which are checked first.
+        offer: Options that msprof accepts. Other options of the preset are omitted; other options
+            of the user are an error.
 
     Raises:
-        UsageError: A value that msprof would not accept, or options that exclude each other.
+        UsageError: A value is invalid, or two options cannot be combined.
     """
     given = {name: str(value) for name, value in options.items() if value is not None}
     preset = given.pop("preset", DEFAULT_PRESET)
@@ -232,7 +232,7 @@ def plan(options: Mapping[str, object], *, raw: Sequence[str] = (), offer: Offer
 
 
 def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], dict[str, str]]:
-    """Return a preset with values that msprof has, and those that were replaced."""
+    """Replace unsupported values of a preset by lower ones; also return the replaced values."""
     usual, gone = dict(preset), {}
     for name, instead in _LOWER.items():
         known = offer.values.get(BY_NAME[name].flag)
@@ -243,10 +243,10 @@ def _lowered(preset: Mapping[str, str], offer: Offer) -> tuple[dict[str, str], d
 
 
 def _with_switches(given: Mapping[str, str]) -> dict[str, str]:
-    """Return `given` with the switches turned on that its options require.
+    """Return `given` with all required switches turned on.
 
     Raises:
-        UsageError: The user turned one of these switches off.
+        UsageError: The user turned a required switch off.
     """
     result = dict(given)
     for name in given:

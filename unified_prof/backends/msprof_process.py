@@ -1,4 +1,4 @@
-"""Run msprof in a separate process group: forward signals and output, and wait."""
+"""Runs msprof in a separate process group, and forwards signals and output."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ Feed = Callable[[IO[bytes], threading.Event], None]
 
 @dataclass(frozen=True, slots=True)
 class ProcessResult:
-    """How msprof ended."""
+    """Exit status, last output and signal of a finished msprof process."""
 
     status: int
     """Exit status; a negative number is the signal that killed it."""
     lines: tuple[str, ...]
-    """Last lines of its standard output and error."""
+    """Last lines of its standard output and standard error."""
     interrupted_by: int | None
-    """First signal that this process received meanwhile, or None."""
+    """First signal that this process received while msprof was running, or None."""
     process: int = 0
     """Process id."""
 
@@ -53,24 +53,24 @@ def run_group(
 ) -> ProcessResult:
     """Run `command` and wait for it.
 
-    SIGINT, SIGTERM and SIGHUP are forwarded to the whole group, so that the workload sees them as
-    from a terminal. Once the workload runs they are forwarded to all processes but msprof, which
-    dies of SIGTERM and gives the workload a second after SIGINT: the workload decides when to end.
-    The third signal kills the group. What `nohup` ignores stays ignored.
+    SIGINT, SIGTERM and SIGHUP are forwarded to the whole group, as a terminal does. While the
+    workload runs, they are not forwarded to msprof itself: it exits on SIGTERM and kills the
+    workload one second after SIGINT, but the workload shall decide when to end. The third signal
+    kills the group. Signals ignored by `nohup` stay ignored.
 
     Args:
         command: Program and arguments.
         environment: Environment of the process.
-        inherited: File descriptors that it and its children inherit.
+        inherited: File descriptors that the process and its children inherit.
         relay: Called with every line of output, without its newline.
-        feed: Runs in a thread and writes to the standard input. Its event is set when the program
-            has ended or this process was requested to end; the first signal is then not forwarded.
-            Without it, the standard input is ours, or empty if ours is a terminal, which a process
-            of another group must not read.
-        tick: Called regularly in this thread with the process id, which is also that of its session
-            and group. Returns True while the workload runs: msprof does not survive SIGTERM, but a
-            workload may take time to end.
-        workload_runs: Called when a signal arrives; returns True if the workload runs.
+        feed: Runs in a thread and writes to the standard input of the process. Its event is set
+            when the process has ended or this process received a termination signal; the first
+            signal is then not forwarded. If None, the process inherits the standard input, or an
+            empty one if it is a terminal, which a background process group must not read.
+        tick: Called regularly in this thread with the process id, which is also the session and
+            group id. Returns True while the workload runs, because the workload may still be
+            running after msprof exited on SIGTERM.
+        workload_runs: Called when a signal arrives; returns True if the workload is running.
 
     Raises:
         DeviceUnavailableError: The program cannot be started.
@@ -112,7 +112,7 @@ def run_group(
 
 
 def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
-    """Wait for the process, and while `tick` returns True; return the process's status."""
+    """Wait until the process has ended and `tick` returns False; return the exit status."""
     ended = threading.Event()
 
     def wait() -> None:
@@ -128,7 +128,7 @@ def _wait(process: subprocess.Popen[bytes], tick: Callable[[int], bool]) -> int:
 
 
 class _Signals:
-    """Forwards signals that request the end to the group of `process` within the block."""
+    """Context manager that forwards termination signals to the process group of `process`."""
 
     def __init__(self, *, polite: bool, workload_runs: Callable[[], bool]) -> None:
         self.process: subprocess.Popen[bytes] | None = None
@@ -177,7 +177,7 @@ class _Signals:
 
 
 def _others_of(group: int) -> list[int]:
-    """Return the processes of a group without its leader; empty if not available."""
+    """Return the process ids of a group without its leader; empty if not available."""
     found = []
     for path in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -204,9 +204,10 @@ def _read(stream: IO[bytes], relay: Callable[[str], None], kept: list[str]) -> N
 
 
 class DeferredOutput:
-    """Holds lines back until msprof is known to have started.
+    """Buffers output lines until msprof is known to have started.
 
-    After a rejected option, msprof prints its help, and may be started again without the option.
+    If msprof rejects an option, it prints its help, which is discarded if msprof is started again
+    without the option.
     """
 
     def __init__(self, relay: Callable[[str], None]) -> None:
@@ -214,7 +215,7 @@ class DeferredOutput:
         self._kept: list[str] | None = []
 
     def __call__(self, line: str) -> None:
-        """Take a line."""
+        """Buffer a line, or relay it after `show` was called."""
         with self._lock:
             if self._kept is not None:
                 self._kept.append(line)
@@ -222,7 +223,7 @@ class DeferredOutput:
         self._relay(line)
 
     def show(self) -> None:
-        """Relay the lines held back, and all others at once from now on."""
+        """Relay the buffered lines, and relay all later lines immediately."""
         with self._lock:
             kept, self._kept = self._kept or [], None
             for line in kept:

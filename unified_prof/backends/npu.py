@@ -1,4 +1,4 @@
-"""Huawei Ascend NPUs, profiled with CANN's msprof command."""
+"""NPU backend: profiles Huawei Ascend NPUs with CANN's msprof command."""
 
 from __future__ import annotations
 
@@ -39,12 +39,12 @@ _OTHER_OPTIONS = frozenset({"preset", "exporter", "schema", "msprof_arg", "pid",
 
 @dataclass(frozen=True, slots=True)
 class _Attempt:
-    """One start of msprof and its result."""
+    """Result of starting msprof once."""
 
     ended: ProcessResult
     result: Result
     observed: int | None
-    """Exit code of the workload's process, None if it is not known."""
+    """Exit code of the workload process, None if unknown."""
     started: bool
     """True if the workload has started."""
     report_error: Exception | None = None
@@ -64,7 +64,7 @@ class NpuBackend:
     default_reports: tuple[str, ...] = (TIMELINE,)
 
     def unavailable_reason(self) -> str | None:
-        """Return why msprof cannot be run, None if it can."""
+        """Return why msprof cannot run here, None if it can."""
         if cann.find_msprof() is None:
             return (
                 "msprof was not found on PATH, in ASCEND_TOOLKIT_HOME, in "
@@ -74,11 +74,11 @@ class NpuBackend:
         return None
 
     def doubt(self) -> str | None:
-        """Return why `auto` should not choose it: no NPU is visible."""
+        """Return why `auto` should not choose this backend (no visible NPU), otherwise None."""
         return None if cann.device_files() else "no NPU is visible (no /dev/davinci0 ...)"
 
     def describe(self, spec: RunSpec) -> list[str]:
-        """Return the lines of `--dry-run`: the command, and what its script runs."""
+        """Return the lines for `--dry-run`: the msprof command, and the command in its script."""
         plan, offer = _check(spec)
         lines = [shlex.join(self._command(spec, plan, offer, _SHOWN_FOLDER))]
         if plan.dropped:
@@ -91,16 +91,16 @@ class NpuBackend:
         return lines
 
     def run(self, spec: RunSpec) -> Capture:
-        """Run the workload under msprof or attach to a running one; return its recordings.
+        """Run the workload under msprof, or attach to a running process; return the recordings.
 
-        If msprof rejects an option of the preset, which it does before it starts anything, it is
-        started again without the option.
+        If msprof rejects an option of the preset, it is started again without the option; the
+        workload has not started at that point.
 
         Raises:
-            UsageError: An option or a path that msprof would reject.
+            UsageError: msprof would reject an option or a path.
             DeviceUnavailableError: msprof cannot be started.
-            CaptureError: The providers of the workload are not valid. If nothing was recorded,
-                `Capture.failure` says so.
+            CaptureError: The providers of the workload are invalid. If nothing was recorded, no
+                error is raised, but `Capture.failure` is set.
         """
         plan, offer = _check(spec)
         if reason := self.unavailable_reason():
@@ -224,7 +224,7 @@ def _retriable_option(ended: ProcessResult, plan: Plan) -> str | None:
 
 
 def _check(spec: RunSpec) -> tuple[Plan, Offer]:
-    """Check everything that can be checked before a start; return the plan and the offer."""
+    """Check the options and paths before starting msprof; return the plan and the offer."""
     check_options(NpuBackend.name, spec, {*BY_NAME, *_OTHER_OPTIONS})
     exporter = spec.options.get("exporter", EXPORTERS[0])
     if exporter not in EXPORTERS:
@@ -263,7 +263,7 @@ def _plan(spec: RunSpec, offer: Offer) -> Plan:
 
 
 def _without(plan: Plan, offer: Offer) -> str:
-    """Return a note about the options of the preset that are left out."""
+    """Return a note about the omitted options of the preset."""
     what = ", ".join(plan.dropped)
     return f"--preset {plan.preset} without {what}: not supported by msprof {offer.place}"
 
@@ -313,19 +313,19 @@ def _check_target(spec: RunSpec) -> None:
         raise UsageError(f"no permission to read {spec.target}", slug="no-script")
     if spec.asks_for_operations and msprof_command.is_program(spec):
         raise UsageError(
-            f"{spec.target} is not a Python script, its operations cannot be tracked",
+            f"{spec.target} is not a Python script, so its operations cannot be tracked",
             hint="omit --report",
             slug="not-a-python-script",
         )
 
 
 def _needs_tracker(spec: RunSpec) -> bool:
-    """Return True if the tracker runs the workload, False if it runs as without uprof."""
+    """Return True if the tracker runs the workload, False if it runs without tracking."""
     return spec.asks_for_operations or msprof_command.has_providers(spec)
 
 
 def _start_and_stop(duration_s: int | None) -> Feed:
-    """Return a function that makes msprof, attached to a process, record for a while."""
+    """Return a `feed` for `run_group` that starts and stops recording in attached mode."""
 
     def feed(stdin: IO[bytes], asked_to_end: threading.Event) -> None:
         try:

@@ -1,10 +1,10 @@
-"""The application of msprof: run the workload in this process, and pass results to the parent.
+"""Launcher that msprof starts as its application: runs the workload in this process.
 
-The process must be the workload's, because msprof samples it by its id. The script of
-`msprof_command` starts it with a JSON file that says what to run and where to write the result.
-Measurements are written as soon as they are complete, and from time to time before that, because
-the workload may run for hours and be killed; the parent writes the reports. Measured iterations are
-marked for msprof (MSTX_EVENTS).
+The workload must run in this process, because msprof samples the process by its id. The script of
+`msprof_command` starts the launcher with a JSON file that specifies what to run and where to write
+the result. Measurements are saved periodically and when they are complete, because the workload may
+run for hours and be killed; the parent process writes the reports. Measured iterations are marked
+for msprof (MSTX_EVENTS).
 """
 
 from __future__ import annotations
@@ -62,10 +62,10 @@ def main(job_file: str) -> None:
 
 
 def _restore_streams(streams: Mapping[str, Any]) -> None:
-    """Give the workload uprof's output streams if msprof passed them on.
+    """Redirect the workload's output to uprof's own streams, if they were inherited.
 
-    msprof merges the streams of its application into its own. A descriptor is used only if it is
-    still the file that uprof passed; the number alone could be anything.
+    msprof merges the output of its application into its own. A descriptor is used only if it still
+    refers to the file that uprof passed, because the number may have been reused.
     """
     for number, stream in streams.items():
         with suppress(OSError):
@@ -138,20 +138,20 @@ _SOURCES = ("mstx", "torch_npu.npu.mstx")
 
 
 class MarkIterations:
-    """Instrument that opens an mstx range around every measured iteration.
+    """Instrument that opens an mstx range for each measured iteration.
 
-    Without CANN's mstx package it does nothing, and `missing` says so.
+    Without CANN's mstx package it does nothing, and `missing` contains the reason.
     """
 
     def __init__(self) -> None:
         self.missing: str | None = None
-        """Why iterations are not marked, None if they are."""
+        """Reason why iterations are not marked, None if they are."""
         self._range: Any = None
         self._start: Callable[..., Any] | None = None
         self._end: Callable[[Any], Any] | None = None
 
     def start(self) -> None:
-        """Find the package."""
+        """Import the mstx package, or set `missing`."""
         for name in _SOURCES:
             try:
                 source = _attribute(name)
@@ -173,12 +173,12 @@ class MarkIterations:
             self._range = None
 
     def stop(self, complete: bool) -> None:
-        """Close a range that an error left open."""
+        """Close the open range, if an error left one open."""
         self.end_iteration(-1)
 
 
 def _attribute(dotted: str) -> Any:
-    """Import `a.b.c`, where the last names may be attributes of a module."""
+    """Return the object `a.b.c`; the last names may be attributes of a module."""
     module, *rest = dotted.split(".")
     found: Any = import_module(module)
     for name in rest:
@@ -191,7 +191,7 @@ _REPORTED_ERRORS = (UsageError, DeviceUnavailableError, CaptureError, MeasuringE
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """Result that the launcher wrote at the workload's end."""
+    """Result that the launcher wrote at the end of the workload."""
 
     exit_code: int | None = None
     tracked: TrackedRun | None = None
@@ -200,11 +200,11 @@ class Result:
 
 
 class MeasurementRelay:
-    """Passes on measurements that the launcher writes while the workload runs.
+    """Passes measurements that the launcher saves during the run to the callbacks of `spec`.
 
     Args:
-        folder: Directory in which it writes them.
-        spec: Its callbacks receive them.
+        folder: Directory in which the launcher saves them.
+        spec: Specification of the run with the callbacks.
     """
 
     def __init__(self, folder: Path, spec: RunSpec) -> None:
@@ -215,7 +215,7 @@ class MeasurementRelay:
         """Exception of `RunSpec.on_measured`."""
 
     def look(self) -> None:
-        """Pass on new measurements."""
+        """Call the callbacks if there are new measurements."""
         if self._measured is not None:
             return
         if (found := _read(self._folder / MEASURED_FILE)) is not None:
@@ -235,7 +235,7 @@ class MeasurementRelay:
                         self._spec.on_partial(found.tracked)
 
     def completed(self, result: Result) -> Result:
-        """Return `result`, completed with earlier measurements if the workload was killed."""
+        """Return `result`, with the last saved measurements if the workload was killed."""
         self.look()
         if result.tracked is not None:
             return result
@@ -258,10 +258,10 @@ def _read(path: Path) -> Result | None:
 
 
 def read_result(folder: Path) -> Result:
-    """Read the result at the workload's end; empty if there is none.
+    """Read the result of the launcher; it is empty if the launcher wrote none.
 
     Raises:
-        UprofError: The error that ended the run.
+        UprofError: The run failed with this error in the launcher.
     """
     try:
         raw = (folder / RESULT_FILE).read_bytes()

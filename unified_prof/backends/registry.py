@@ -1,4 +1,4 @@
-"""The interface of backends, and how to find one by name; a backend is imported when needed."""
+"""Defines the interface of backends and finds backends by name; they are imported lazily."""
 
 from __future__ import annotations
 
@@ -36,9 +36,10 @@ def check_options(backend: str, spec: RunSpec, known: Collection[str] = ()) -> N
 class Backend(Protocol):
     """Runs a workload on one kind of device.
 
-    It neither writes reports nor opens databases: it returns records and raw recordings. Two
-    members are optional: `default_reports`, the reports produced by default (otherwise `reports`),
-    and `doubt()`, which returns why `auto` should not choose the backend, although the user can.
+    A backend returns measurements and raw recordings; it does not write reports or open databases.
+    Two members are optional: `default_reports`, the reports produced by default (if missing,
+    `reports`), and `doubt()`, which returns why `auto` should not choose the backend although the
+    user can.
     """
 
     name: str
@@ -52,9 +53,9 @@ class Backend(Protocol):
         """Run the workload and measure it.
 
         Raises:
-            UsageError: An option that this backend does not support, found before anything started.
-            DeviceUnavailableError: The device is not available any more.
-            CaptureError: The profiler failed, or the workload's providers are not valid.
+            UsageError: The backend does not support an option; raised before the workload starts.
+            DeviceUnavailableError: The device is no longer available.
+            CaptureError: The profiler failed, or the providers of the workload are invalid.
         """
 
 
@@ -73,26 +74,26 @@ _BUILTIN: dict[str, tuple[str, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class Availability:
-    """Availability of a backend here."""
+    """Availability of a backend: whether it can run here, and why not."""
 
     name: str
     reason: str | None
-    """Why it cannot, None if it can."""
+    """Reason why it cannot run, None if it can."""
     doubt: str | None = None
-    """Why `auto` would not choose it although the user can."""
+    """Reason why `auto` does not choose it although the user can."""
 
 
 def names() -> tuple[str, ...]:
-    """Return the names of all backends: the built-in ones, then those of other packages."""
+    """Return the names of all backends: built-in backends first, then those of other packages."""
     return (*_BUILTIN, *sorted(_third_party()))
 
 
 def load(name: str) -> Backend:
-    """Return the backend called `name`, ready to run.
+    """Return the backend with this name, which can run here.
 
     Raises:
-        DeviceUnavailableError: There is none of that name, a package that it needs is not
-            installed, or it cannot run here.
+        UsageError: There is no backend with this name.
+        DeviceUnavailableError: A required package is not installed, or the backend cannot run.
     """
     backend = make(name)
     if reason := backend.unavailable_reason():
@@ -108,7 +109,7 @@ def choose() -> Backend:
     """Return the first built-in backend with an available device, in the order npu, cuda, cpu.
 
     Raises:
-        DeviceUnavailableError: None can run here; the message says why for each.
+        DeviceUnavailableError: No backend can run here; the message contains the reason for each.
     """
     refusals: list[str] = []
     for name in _BUILTIN:
@@ -137,7 +138,7 @@ def default_reports(backend: Backend) -> tuple[str, ...]:
 
 
 def survey() -> Iterator[Availability]:
-    """Check for every backend whether it can run here; a broken one does not stop the others."""
+    """Return the availability of every backend; a broken backend does not stop the others."""
     for name in names():
         try:
             backend = make(name)
@@ -147,11 +148,11 @@ def survey() -> Iterator[Availability]:
 
 
 def make(name: str) -> Backend:
-    """Return the backend called `name`, also if it cannot run here.
+    """Return the backend with this name, even if it cannot run here.
 
     Raises:
-        UsageError: There is no backend of that name.
-        DeviceUnavailableError: It needs a package that is missing.
+        UsageError: There is no backend with this name.
+        DeviceUnavailableError: A required package is not installed.
     """
     if name in _BUILTIN:
         target, install = _BUILTIN[name]

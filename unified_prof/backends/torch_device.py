@@ -1,6 +1,6 @@
-"""The CPU and CUDA backends: run the workload in this process under the tracker.
+"""CPU and CUDA backends: run the workload in this process under the tracker.
 
-torch presents AMD GPUs as CUDA devices, too.
+AMD GPUs are CUDA devices in torch, too.
 """
 
 from __future__ import annotations
@@ -51,9 +51,9 @@ def torch_missing_reason() -> str | None:
 
 @contextmanager
 def _workload_environment(device: str) -> Iterator[None]:
-    """Set UPROF_DEVICE for the workload; afterwards restore what it may have changed.
+    """Set UPROF_DEVICE during the block; restore the working directory and output streams after it.
 
-    These are the working directory and the output streams, which uprof needs for its result.
+    The workload may change them, but uprof needs them to write its results.
     """
     folder, stdout, stderr = Path.cwd(), sys.stdout, sys.stderr
     before = os.environ.get(DEVICE_VARIABLE)
@@ -146,7 +146,7 @@ class TorchBackend(ABC):
         """Return the instrument for the timeline, None if no timeline is requested.
 
         Raises:
-            UsageError: An unknown detail or schema.
+            UsageError: A detail or the schema is unknown.
         """
         if TIMELINE not in spec.reports:
             return None
@@ -196,14 +196,14 @@ class CudaBackend(TorchBackend):
     name = "cuda"
 
     def facts(self, when: str) -> dict[str, str]:
-        """Return facts about driver, libraries, clocks and settings."""
+        """Return facts about driver, libraries, clocks and settings; see `TorchBackend.facts`."""
         return {**cuda_facts.torch_facts(), **cuda_facts.driver_facts(when)}
 
     def device_missing_reason(self) -> str | None:
         """Return why no CUDA device is available, with the driver's message if there is one.
 
-        This process queries only the driver library: after initializing the CUDA runtime, it could
-        not fork children that use a device, and the workload will run in it.
+        Only the driver library is queried: the workload runs in this process, and after the CUDA
+        runtime is initialized, forked child processes cannot use a device.
         """
         import torch
 
@@ -220,7 +220,7 @@ class CudaBackend(TorchBackend):
 
 
 def _devices_in_library() -> int:
-    """Return the number of devices according to the driver library, -1 if it is not available."""
+    """Return the number of devices that the driver library reports, -1 if it is not available."""
     import torch
 
     with driver_library_only(), suppress(Exception):
@@ -232,7 +232,7 @@ def _devices_in_library() -> int:
 
 
 def _runtime_reason() -> str:
-    """Return why the runtime has no device, empty if it has one."""
+    """Return why the CUDA runtime has no device, an empty string if it has one."""
     import torch
 
     try:

@@ -1,1 +1,1 @@
-"""Raw files of other profilers to columns."""
+"""Decoders: read the files of other profilers and return their data as columns."""

@@ -1,7 +1,7 @@
-"""Reads compressed files in bounded memory, block by block or completely.
+"""Reads compressed files, block by block in bounded memory or completely.
 
-The first bytes of a file determine its format, not its name. Formats are gzip, xz, bzip2 and zstd
-streams, one inside another, and zip archives that hold one recording.
+The format is detected by the first bytes of a file, not by its name. Supported are gzip, xz, bzip2
+and zstd streams, which may be nested, and zip archives with one recording.
 """
 
 from __future__ import annotations
@@ -58,15 +58,15 @@ MAX_CONTENT_BYTES = 8 << 30
 
 
 class CutOffError(Exception):
-    """The compressed data ends before its end mark; everything before it was yielded."""
+    """The compressed data is truncated; all data before the end was yielded."""
 
 
 class DamagedError(Exception):
-    """The compressed data is damaged, for the reason in its text."""
+    """The compressed data is damaged; the message contains the reason."""
 
 
 class UnreadableError(Exception):
-    """The file is complete but not supported, as its text says; `hint` says what to do."""
+    """The file is intact but not supported; the message contains the reason, `hint` the remedy."""
 
     def __init__(self, why: str, hint: str) -> None:
         super().__init__(why)
@@ -93,7 +93,7 @@ class Decompressor(Protocol):
 
 
 class _Gzip:
-    """`zlib` with the interface `Decompressor`."""
+    """Adapts `zlib` to the interface of `Decompressor`."""
 
     def __init__(self) -> None:
         self._inflating = zlib.decompressobj(wbits=31)
@@ -114,7 +114,7 @@ class _Gzip:
         return self._inflating.decompress(self._inflating.unconsumed_tail + data, max_length)
 
     def rest(self) -> bytes:
-        """Return the remaining output of data that has no end mark."""
+        """Return the remaining output of truncated data."""
         return self._inflating.flush()
 
 
@@ -125,7 +125,7 @@ class Format:
     name: str
     magics: tuple[bytes, ...]
     expand: Callable[[IO[bytes]], Iterator[bytes]] | None = None
-    """Yields the content; raises the errors of this module. None: an archive."""
+    """Function that yields the content or raises the errors of this module; None for an archive."""
 
 
 def format_of(head: bytes) -> Format | None:
@@ -134,11 +134,11 @@ def format_of(head: bytes) -> Format | None:
 
 
 def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
-    """Yield the content of a file, compressed or not, in pieces of bounded size.
+    """Yield the content of a file, compressed or not, in chunks of bounded size.
 
     Args:
         source: The file, at its start.
-        nested: Maximum number of formats inside one another.
+        nested: Maximum number of nested formats.
     """
     head = source.read(_MAGIC_BYTES)
     found = format_of(head) if nested else None
@@ -164,7 +164,7 @@ def expand(source: IO[bytes], nested: int = _MAX_NESTED) -> Iterator[bytes]:
 
 
 class PieceReader(io.RawIOBase, IO[bytes]):
-    """A file whose content is `head` and the pieces after it; it cannot be sought in."""
+    """File object over `head` and the following chunks; not seekable."""
 
     def __init__(self, head: bytes, pieces: Iterator[bytes]) -> None:
         self._left = head
@@ -189,7 +189,7 @@ class PieceReader(io.RawIOBase, IO[bytes]):
 
 @contextmanager
 def _seekable(source: IO[bytes]) -> Iterator[IO[bytes]]:
-    """Yield the file, or a temporary copy if it cannot be sought in."""
+    """Yield the file, or a temporary copy if it is not seekable."""
     if source.seekable():
         yield source
         return
@@ -229,19 +229,19 @@ def _head_of(path: Path, size: int, changed_ns: int) -> bytes | None:
 
 
 class Content:
-    """The content of one file, decompressed; it is read once."""
+    """Decompressed content of one file, which can be read once."""
 
     def __init__(self, path: Path) -> None:
         self.cut_off = False
-        """True if the compressed data ends before its end mark; set after the last block."""
+        """True if the compressed data is truncated; set after the last block."""
         self._path = path
 
     def blocks(self) -> Iterator[bytes]:
         """Yield the content in blocks of any size.
 
         Raises:
-            RawFormatError: the file cannot be read, its compressed data is damaged, or it expands
-                more than any recording does.
+            RawFormatError: the file cannot be read, its compressed data is damaged, or its
+                compression ratio is higher than that of any recording.
         """
         try:
             with self._path.open("rb") as source:
@@ -264,8 +264,8 @@ class Content:
                 limit = max(RATIO_CHECKED_FROM_BYTES, max_ratio * counted.bytes_read)
                 if expanded > limit and form:
                     raise RawFormatError(
-                        f"{self._path}: expands more than {max_ratio} times, as no recording does",
-                        hint="if the file can be trusted, decompress it and import the result",
+                        f"{self._path}: expands to more than {max_ratio} times its size",
+                        hint="if you trust the file, decompress it and import the result",
                         slug="compression",
                     )
                 yield block
@@ -300,7 +300,7 @@ def read_content(path: Path) -> bytes:
     """Return the complete content of a file, decompressed.
 
     Raises:
-        RawFormatError: the file cannot be read, is damaged or cut off, or is too long for memory.
+        RawFormatError: the file cannot be read, is damaged or truncated, or does not fit in memory.
     """
     content, blocks, size = Content(path), [], 0
     try:
@@ -333,7 +333,7 @@ def read_json(path: Path) -> Any:
         raise RawFormatError(f"{path}: not enough memory to read it", slug="out-of-memory") from err
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as err:
         raise RawFormatError(
-            f"{path} is damaged or cut off as JSON: {err}", slug="damaged-recording"
+            f"{path} is damaged or truncated as JSON: {err}", slug="damaged-recording"
         ) from err
 
 
@@ -343,7 +343,7 @@ def read_json(path: Path) -> Any:
 def _expand_members(
     source: IO[bytes], new: Callable[[], Any], failures: _Failures = _FAILURES
 ) -> Iterator[bytes]:
-    """Decompress members one after the other; zero bytes between and after them are padding."""
+    """Decompress all members in order; zero bytes between and after them are padding."""
     content = _without_trailing_zeros(source)
     member: Decompressor = new()
     while True:
@@ -375,10 +375,11 @@ def _expand_members(
 
 
 def _rest(member: Decompressor, zeros: int, failures: _Failures) -> tuple[bytes, bool]:
-    """Return the remaining output of a member whose data ends, and True if it is complete.
+    """Return the remaining output of the last member, and True if the member is complete.
 
-    A complete member may end in zero bytes that were removed as padding. A member that was cut off
-    would read them as copies of earlier output, so their output counts only if the member ends.
+    A complete member may end in zero bytes that were removed as padding. In a truncated member,
+    zero bytes would decode to copies of earlier output, so their output is used only if they
+    complete the member.
     """
     rest = member.rest() if isinstance(member, _Gzip) else b""
     if zeros:
@@ -450,7 +451,7 @@ def _unzstd(source: IO[bytes]) -> Iterator[bytes]:
 
 
 def zstd_module() -> Any:
-    """Return a module that reads zstd (Python's own or one of two packages), None if missing."""
+    """Return a module that reads zstd: that of Python or of two packages; None if missing."""
     for name in ("compression.zstd", "backports.zstd", "zstandard"):
         try:
             return import_module(name)
@@ -460,7 +461,7 @@ def zstd_module() -> Any:
 
 
 class _Zstandard:
-    """The package `zstandard` with the interface `Decompressor`."""
+    """Adapts the package `zstandard` to the interface of `Decompressor`."""
 
     def __init__(self, module: Any) -> None:
         made = module.ZstdDecompressor(max_window_size=_ZSTD_WINDOW)
@@ -481,7 +482,7 @@ class _Zstandard:
         return not self._pending
 
     def decompress(self, data: bytes, max_length: int) -> bytes:
-        """Decompress a little input at a time, because the package does not limit the output."""
+        """Decompress the input in small parts, because the package does not limit the output."""
         data = self._pending + data
         parts: list[bytes] = []
         at = size = 0
@@ -505,7 +506,7 @@ def _files(archive: zipfile.ZipFile) -> list[zipfile.ZipInfo]:
 
 
 def count_zip_files(source: IO[bytes]) -> int:
-    """Return how many files a zip archive has, without those of archivers; 0 if it is damaged."""
+    """Return the number of files in a zip archive, without metadata files; 0 if it is damaged."""
     try:
         with zipfile.ZipFile(source) as archive:
             return len(_files(archive))
@@ -519,7 +520,7 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
     try:
         archive = zipfile.ZipFile(source)
     except (zipfile.BadZipFile, OSError, ValueError, NotImplementedError) as err:
-        raise DamagedError("it has no directory, as if it was cut off") from err
+        raise DamagedError("it has no central directory and is probably truncated") from err
     with archive:
         files = _files(archive)
         named = [info for info in files if _JSON in PurePosixPath(info.filename).name.lower()]
@@ -528,15 +529,15 @@ def _only_member(source: IO[bytes]) -> Iterator[IO[bytes]]:
             names = ", ".join(info.filename for info in inside[:5])
             more = f" and {len(inside) - 5} more" if len(inside) > 5 else ""
             raise UnreadableError(
-                f"is a zip archive of {len(inside)} files, not of one recording: {names}{more}"
+                f"is a zip archive of {len(inside)} files, expected one recording: {names}{more}"
                 if inside
-                else "is a zip archive without a file in it",
+                else "is an empty zip archive",
                 hint="unpack it and import the directory",
             )
         (info,) = inside
         if info.flag_bits & 1:
             raise UnreadableError(
-                f"is a zip archive whose {info.filename} is encrypted", hint="unpack it first"
+                f"is a zip archive with the encrypted file {info.filename}", hint="unpack it first"
             )
         if info.compress_type not in _ZIP_METHODS:
             raise UnreadableError(

@@ -25,15 +25,15 @@ Spans = tuple[NDArray[np.int64], NDArray[np.int64]]
 
 
 class OverlapWriter:
-    """Numbers and writes the intervals of devices.
+    """Writes the intervals of all devices to OVERLAP_ANALYSIS.
 
     Args:
-        sink: takes the rows.
+        sink: receives the rows.
         new_spool: returns spools for intervals.
         window_rows: number of intervals to process at a time.
-        whole: True to write an empty interval of each kind that a device has none of. MindStudio
-            Insight adds up three kinds and fails if one is missing. The msprof exporter writes
-            no empty intervals.
+        whole: If True, write an empty interval for each kind that a device does not have.
+            MindStudio Insight sums three kinds and fails if one is missing. The msprof exporter
+            does not write empty intervals.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class OverlapWriter:
         self._next_id = 0
 
     def device(self, device_id: int) -> DeviceOverlap:
-        """Return the collector of the intervals of one device."""
+        """Return the collector for the intervals of one device."""
         return DeviceOverlap(self, device_id)
 
     def write(self, device_id: int, kind: int, spans: IntervalSet) -> None:
@@ -72,7 +72,7 @@ class OverlapWriter:
 class DeviceOverlap:
     """Collects the intervals of one device; compute intervals are spooled.
 
-    A context manager, as `Spool`.
+    Use as a context manager, like `Spool`.
     """
 
     def __init__(self, writer: OverlapWriter, device_id: int) -> None:
@@ -93,7 +93,7 @@ class DeviceOverlap:
         """Add tasks, sorted by start.
 
         Args:
-            tasks: all tasks, which bound the idle time.
+            tasks: all tasks; idle time is between the first and the last of them.
             compute: compute tasks.
         """
         if len(tasks[0]):
@@ -150,7 +150,7 @@ class DeviceOverlap:
         self._computing.append(rows)
 
     def _write_free(self, communicating: IntervalSet) -> None:
-        """Write the intervals without compute and communication, between first and last task."""
+        """Write the idle intervals between the first and the last task."""
         reach: int | None = None
         place = 0
         for (rows,) in windows(self._computing, window_rows=self._window_rows):
@@ -170,12 +170,12 @@ class DeviceOverlap:
             self._write(_FREE, _single(reach, self._last_ns))
 
     def _begin(self, communicating: IntervalSet, first_ns: int) -> int:
-        """Return the first start of a task, compute interval or collective."""
+        """Return the earliest start of a task, compute interval or collective."""
         begin = min(self._first_ns, first_ns)
         return min(begin, int(communicating.start_ns[0])) if len(communicating) else begin
 
     def _gaps(self, reach: int, start_ns: NDArray[np.int64], end_ns: NDArray[np.int64]) -> int:
-        """Write the gaps between `reach` and further intervals; returns their last end."""
+        """Write the gaps after `reach` and between the intervals; return the last end."""
         start_ns, end_ns = np.maximum(start_ns, reach), np.maximum(end_ns, reach)
         busy = merge(np.r_[reach, start_ns], np.r_[reach, end_ns], keep_empty=True)
         filled = busy.end_ns > busy.start_ns
@@ -186,7 +186,7 @@ class DeviceOverlap:
 
 
 def _touching(spans: IntervalSet, others: IntervalSet) -> IntervalSet:
-    """Return the intervals that touch any of the others; both are merged."""
+    """Return the spans that touch any of the others; both sets consist of merged intervals."""
     after = np.searchsorted(others.end_ns, spans.start_ns, side="left")
     meets = after < len(others)
     meets[meets] = others.start_ns[after[meets]] <= spans.end_ns[meets]

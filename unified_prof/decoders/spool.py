@@ -1,8 +1,8 @@
-"""Sorts rows outside memory and reads several spools back in step, window by window.
+"""External sorting of rows, and synchronized reading of several sorted spools in windows.
 
-Joins need rows in another order than that of the files: host events by time, launches and kernels
-by identity. A spool collects rows up to a limit, sorts them and writes them to a temporary file as
-a run; `windows` merges the runs block by block. Memory does not grow with the recording.
+Joins need rows in a different order than the files: host events by time, launches and kernels by
+identity. A spool collects rows up to a limit, sorts them and writes them to a temporary file as a
+run; `windows` merges the runs block by block. Memory use does not grow with the recording.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Rows = NDArray[Any]
 
 
 def selected(rows: Rows, places: NDArray[Any]) -> Rows:
-    """Return some rows, by place or by mask.
+    """Return the rows at the given indexes, or in a mask.
 
-    NumPy copies structured rows field by field, which takes ten times as long as copying bytes.
+    NumPy copies structured rows field by field, which is ten times slower than copying bytes.
     """
     if places.dtype == np.bool_:
         places = np.flatnonzero(places)
@@ -34,12 +34,12 @@ def selected(rows: Rows, places: NDArray[Any]) -> Rows:
 
 
 def copied(rows: Rows) -> Rows:
-    """Return a copy of rows, copied as bytes."""
+    """Return a copy of rows, made by copying bytes."""
     return rows.view(f"V{rows.dtype.itemsize}").copy().view(rows.dtype)
 
 
 def stacked(parts: Sequence[Rows]) -> Rows:
-    """Return the rows of all parts (at least one)."""
+    """Concatenate the rows of all parts (at least one)."""
     if len(parts) == 1:
         return parts[0]
     dtype = parts[0].dtype
@@ -47,13 +47,13 @@ def stacked(parts: Sequence[Rows]) -> Rows:
 
 
 def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None:
-    """Write records into a structured field of some rows, as bytes.
+    """Set a structured field of some rows by copying bytes.
 
     Args:
         rows: rows to change.
         name: name of the field.
         places: distinct indexes of rows, ascending.
-        records: one record for each of them.
+        records: one record for each index.
     """
     assert rows.dtype.fields is not None
     dtype, offset = rows.dtype.fields[name][:2]
@@ -63,7 +63,7 @@ def put(rows: Rows, name: str, places: NDArray[np.int64], records: Rows) -> None
 
 
 class Scratch:
-    """A temporary file of bytes; created at the first `append`."""
+    """Temporary binary file that is created on the first `append`."""
 
     def __init__(self) -> None:
         self.size = 0
@@ -89,24 +89,24 @@ class Scratch:
         return place
 
     def read(self, place: int, size: int) -> bytes:
-        """Return `size` bytes from an offset on."""
+        """Return `size` bytes at an offset."""
         if not size or self._file is None:
             return b""
         self._file.seek(place)
         return self._file.read(size)
 
     def fill(self, place: int, buffer: memoryview) -> None:
-        """Fill a buffer with the bytes from an offset on."""
+        """Fill a buffer with the bytes at an offset."""
         if self._file is not None:
             self._file.seek(place)
             self._file.readinto(buffer)
 
     def text(self, place: int, size: int) -> str | None:
-        """Return the text of `size` bytes at an offset, None if `size` is 0."""
+        """Return the string of `size` bytes at an offset, None if `size` is 0."""
         return self.read(place, size).decode("utf-8", "replace") if size else None
 
     def close(self) -> None:
-        """Remove the file."""
+        """Remove the temporary file."""
         if self._file is not None:
             self._file.close()
 
@@ -130,7 +130,7 @@ class _Columns:
     """Layout of a run that was written by columns."""
 
     constant: Rows
-    """One row with the values of the columns that are constant."""
+    """One row with the values of constant columns."""
     places: dict[str, int]
     """Offset of each of the other columns."""
 
@@ -145,15 +145,15 @@ def _is_constant(column: NDArray[Any]) -> bool:
 class Spool:
     """Rows of one dtype that are read back sorted by a 64-bit integer field.
 
-    Rows with equal keys keep the order in which they were appended. A context manager: its file is
-    removed when the block ends.
+    Rows with equal keys keep the order in which they were appended. Use as a context manager; the
+    temporary file is removed on exit.
 
     Args:
         dtype: type of the rows.
         key: field to sort by.
         run_rows: number of rows that are collected before they are sorted and written.
-        by_column: True to write columns separately. Constant columns are not written then; without
-            many of these it takes 1.5 times as long.
+        by_column: If True, write columns separately and omit constant columns. This is 1.5 times
+            slower unless there are many constant columns.
     """
 
     def __init__(
@@ -199,7 +199,7 @@ class Spool:
         self._runs.append(_Run(len(rows), int(rows[self.key][0]), place))
 
     def _write_columns(self) -> None:
-        """Write the columns one after another, except constant ones."""
+        """Write the pending rows column by column, without constant columns."""
         start = self._scratch.size
         keys = np.concatenate([part[self.key] for part in self._pending])
         order = order_of_keys(keys)
@@ -230,7 +230,7 @@ class Spool:
         return [Cursor(self, nothing, run) for run in self._runs]
 
     def read(self, run: _Run, first: int, count: int) -> Rows:
-        """Return `count` rows of a run, from its row `first` on."""
+        """Return `count` rows of a run, starting at row `first`."""
         if run.columns is None:
             rows = np.empty(count, self.dtype)
             self._scratch.fill(run.place + first * self.dtype.itemsize, rows.view(np.uint8).data)
@@ -254,7 +254,7 @@ class Spool:
 
 
 class Cursor:
-    """A position in one sorted run, of which one block is in memory."""
+    """Position in one sorted run; one block of the run is in memory."""
 
     def __init__(self, spool: Spool, block: Rows, run: _Run | None = None) -> None:
         self._spool = spool
@@ -263,16 +263,16 @@ class Cursor:
         self._first = 0
         self._end = 0 if run is None else run.rows
         self.next_key = int(block[spool.key][0]) if run is None else run.first_key
-        """The smallest key not yet taken, unless finished."""
+        """Smallest key that was not taken yet; invalid if finished."""
 
     @property
     def row_bytes(self) -> int:
-        """Size of a row."""
+        """Size of a row in bytes."""
         return self._spool.dtype.itemsize
 
     @property
     def exhausted(self) -> bool:
-        """True if all rows not yet taken are in memory."""
+        """True if all remaining rows are in memory."""
         return self._first >= self._end
 
     @property
@@ -282,7 +282,7 @@ class Cursor:
 
     @property
     def last_key(self) -> int:
-        """The largest key in memory, if there are rows."""
+        """Largest key in memory; requires rows in memory."""
         return int(self._block[self._spool.key][-1])
 
     def __len__(self) -> int:
@@ -297,7 +297,7 @@ class Cursor:
             self._block = stacked((self._block, more)) if len(self._block) else more
 
     def trim(self, rows: int) -> None:
-        """Keep at most `rows` rows in memory, if the others can be read again."""
+        """Drop rows in memory beyond `rows`, if they can be read again."""
         if self._end and len(self._block) > rows:
             self._first -= len(self._block) - rows
             self._block = self._block[:rows]
@@ -305,7 +305,7 @@ class Cursor:
             self._block = copied(self._block)  # a view would keep the taken rows in memory
 
     def take_below(self, key: int | None) -> Rows:
-        """Remove and return the rows in memory whose key is below `key` (None: all)."""
+        """Remove and return the rows in memory with keys below `key` (None: all rows)."""
         keys = self._block[self._spool.key]
         cut = len(keys)
         if key is not None:
@@ -331,9 +331,9 @@ _LIMIT_WINDOWS = 4
 
 
 def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Rows, ...]]:
-    """Read several spools in step: each window has all their rows in one range of keys.
+    """Read several spools together; each window contains all their rows in one range of keys.
 
-    Only runs that reach into a window are read for it.
+    For each window, only runs with keys in its range are read.
 
     Yields:
         One sorted array per spool. Keys are ascending; no key appears in two windows.
@@ -362,9 +362,9 @@ def windows(*spools: Spool, window_rows: int = WINDOW_ROWS) -> Iterator[tuple[Ro
 
 
 def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
-    """Return the number of rows to read of each run: twice what the last window took of each.
+    """Return the number of rows to read from each run: twice the number used in the last window.
 
-    Runs whose keys are far apart (several threads) alternate in pieces.
+    If the keys of runs are far apart (several threads), the windows alternate between runs.
     """
     return max(fewest, min(window_rows, 2 * count) // active)
 
@@ -372,13 +372,13 @@ def _next_wanted(count: int, active: int, window_rows: int, fewest: int) -> int:
 def _activate(
     cursors: list[Cursor], wanted: int, window_rows: int, limit: int
 ) -> tuple[int | None, set[Cursor]]:
-    """Read blocks of the first runs; returns the key below which all rows are in memory.
+    """Read blocks of the first runs; return the key below which all rows are in memory.
 
     Args:
         cursors: cursors sorted by their next keys.
         wanted: number of rows of each block.
-        window_rows: number of rows that is enough if no further run overlaps them.
-        limit: number of rows that is enough in any case.
+        window_rows: number of rows to stop at if no other run overlaps them.
+        limit: number of rows to stop at in any case.
     """
     bound: int | None = None
     active: set[Cursor] = set()

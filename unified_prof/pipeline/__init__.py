@@ -1,1 +1,1 @@
-"""Whole jobs: from a recording or a workload to finished report files."""
+"""Complete jobs: convert recordings or run workloads, and write the reports."""

@@ -1,10 +1,10 @@
 """A cache of reports for commands that read recordings directly (`--convert`).
 
-Reports are stored below `$XDG_CACHE_HOME/uprof/reports` (`~/.cache`), in directories named after
-the content of a recording, so that a changed recording gets another one. Reports appear when they
-are complete, so several processes may request the same one. The least recently used reports are
-removed above `MAX_BYTES`, except those used within `MIN_AGE_S`. The whole directory may be deleted
-at any time.
+Reports are stored below `$XDG_CACHE_HOME/uprof/reports` (default `~/.cache`). Each directory is
+named after a hash of the recording's content, so that a changed recording gets a new directory.
+Reports are written atomically: several processes may request the same report. If the cache exceeds
+`MAX_BYTES`, the least recently used reports are removed, except those used within the last
+`MIN_AGE_S` seconds. The whole directory may be deleted at any time.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ from unified_prof.version import VERSION
 
 @dataclass(frozen=True, slots=True)
 class CachedReports:
-    """The reports to read instead of a path that the user gave."""
+    """Reports to read instead of the path that the user passed."""
 
     path: Path
-    """A report; a directory of them if a directory held several recordings."""
+    """A report, or a directory of reports if the path contains several recordings."""
     converted: tuple[tuple[FoundRecording, Path], ...] = ()
     """Recordings and their reports; empty if the path names reports."""
     failed: tuple[tuple[Path, UprofError], ...] = ()
@@ -44,7 +44,7 @@ class CachedReports:
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """The failures, as parts that a directory of reports lacks."""
+        """Failed recordings as missing parts of a directory of reports."""
         return tuple(Missing(_rank_or_path(path), str(error)) for path, error in self.failed)
 
 
@@ -74,16 +74,16 @@ def reports_of(
     progress: Callable[[str], None] = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> CachedReports:
-    """Return the report of a recording, or of all in a directory; `path` itself if it is a report.
+    """Return the report of a recording, or the reports of a directory of recordings.
 
     Args:
-        path: A report, a recording, a directory of either; anything else is returned unchanged.
+        path: A report, a recording, or a directory of either; other paths are returned unchanged.
         several: If True, more than one report is accepted.
-        progress: Receives a short text about the current work.
-        note: Receives a sentence about files that were skipped.
+        progress: Called with a short description of the current step.
+        note: Called with a note about files that were skipped.
 
     Raises:
-        UsageError: there are several recordings, and one is expected.
+        UsageError: the path contains several recordings, but `several` is false.
         RawFormatError: no recording could be converted.
         OutputError: the cache cannot be written.
     """
@@ -134,7 +134,7 @@ def root() -> Path:
 def _recordings(
     path: Path, progress: Callable[[str], None], note: Callable[[str], None]
 ) -> tuple[list[FoundRecording], list[tuple[Path, UprofError]]]:
-    """Return the recordings that `path` names and failures; none if it is a report or unknown."""
+    """Return recordings and failures at `path`; both are empty for reports and unknown files."""
     if not path.is_dir():
         # A damaged database may be of any kind, so only a certain recording is converted.
         is_database = path.suffix in _DATABASES
@@ -203,8 +203,8 @@ def _make_directory(entry: Path) -> None:
 def _content_name(found: FoundRecording) -> str:
     """Return a name for the content of a recording.
 
-    It is derived from the beginning, end, length and time of each file: a change in the middle of a
-    long file changes its time as well.
+    The name is a hash of the beginning, end, length and modification time of each file. A change in
+    the middle of a long file changes its modification time.
     """
     digest = blake2b(digest_size=16)
 

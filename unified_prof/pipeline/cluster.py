@@ -1,4 +1,4 @@
-"""Recordings of many ranks to one run on disk: a partial of each rank, and the summary of all.
+"""Builds a cluster run from the recordings of many ranks: one partial per rank and a summary.
 
 A run is a directory with `cluster.sqlite` and `partials/`. Partials and summaries of the same
 inputs are kept, so that a build continues where an earlier one stopped.
@@ -60,12 +60,12 @@ class ClusterOutcome:
     world_size: int
     ranks_read: int
     new: int
-    """Number of ranks whose partials were made by this build."""
+    """Number of ranks whose partials were created by this build."""
     steps: tuple[int, ...]
     absent: tuple[int, ...]
     unread: tuple[UnreadableRecording, ...]
     findings: tuple[str, ...]
-    """One sentence each, costliest first."""
+    """Findings, one sentence each, most expensive first."""
     already: bool = False
     """True if the summary existed and was up to date."""
     world_size_is_minimum: bool = False
@@ -77,7 +77,7 @@ class ClusterOutcome:
 
     @property
     def coverage(self) -> str:
-        """How many of the ranks were read, and why the others were not."""
+        """Number of ranks that were read, and why the others were not."""
         at_least = "at least " if self.world_size_is_minimum else ""
         parts = [f"{self.ranks_read:,} of {at_least}{self.world_size:,} ranks"]
         if self.absent:
@@ -104,21 +104,21 @@ def build(
     progress: Progress = lambda _: None,
     note: Callable[[str], None] = lambda _: None,
 ) -> ClusterOutcome:
-    """Build the run of all ranks that `given` names, or complete it.
+    """Build or complete a run with all ranks that `given` specifies.
 
     Args:
         given: Databases, recordings, directories of them, patterns, URLs and `RANK=PATH`.
         target: Directory or URL of the run.
         scheduler: See `executors.open_executor`.
         jobs: See `executors.open_executor`.
-        force: Whether to make everything again.
-        verbose: Whether Dask may log.
-        progress: Called with the current activity.
+        force: If True, create all partials and the summary again.
+        verbose: If True, Dask may log.
+        progress: Called with a short description of the current step.
         note: Called with warnings.
 
     Raises:
-        UprofError: No rank can be read; two files are of one rank; the target is something else or
-            cannot be written; no worker is available.
+        UprofError: No rank can be read; two files belong to the same rank; the target is not a run
+            or cannot be written; no worker is available.
     """
     executors.check_scheduler(scheduler)
     run = StorageDirectory(target)
@@ -158,10 +158,10 @@ def build(
 def summary_of(
     given: Sequence[str], *, jobs: int | None = None, progress: Progress = lambda _: None
 ) -> RunSummary:
-    """Return the summary of all ranks that `given` names, without writing anything.
+    """Return the summary of all ranks that `given` specifies, without writing files.
 
     Raises:
-        UprofError: No rank can be read, or two files are of one rank.
+        UprofError: No rank can be read, or two files belong to the same rank.
     """
     inputs, lost = _inputs(given, progress)
     with executors.open_executor(jobs=_jobs(jobs, len(inputs))) as pool:
@@ -177,17 +177,17 @@ def combine(
     lost: Sequence[RankFile] = (),
     progress: Progress = lambda _: None,
 ) -> tuple[list[RankFile], RunSummary]:
-    """Return the ranks and their summary; damaged partials are made again, once.
+    """Return the ranks and their summary; damaged partials are created again once.
 
-    If the run does not fit in memory, only the first steps of each rank are held.
+    If the run does not fit in memory, only the first steps of each rank are loaded.
 
     Args:
         inputs: The inputs of the partials.
         found: The ranks.
-        folder: Where their partials are.
-        pool: Makes damaged partials again.
+        folder: Directory of the partials.
+        pool: Workers that create damaged partials again.
         lost: Inputs that could not be opened.
-        progress: Called with the current activity.
+        progress: Called with a short description of the current step.
 
     Raises:
         UprofError: No rank can be read.
@@ -230,7 +230,7 @@ def _jobs(requested: int | None, inputs: int) -> int | None:
 
 
 def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list[RankFile]]:
-    """Return all inputs, and the arguments without any as ranks that could not be read."""
+    """Return all inputs; arguments without an input are returned as unreadable ranks."""
     inputs, errors = inputs_of(given, progress)
     if not inputs and errors:
         raise errors[0][1]
@@ -241,7 +241,7 @@ def _inputs(given: Sequence[str], progress: Progress) -> tuple[list[Input], list
 
 
 def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
-    """Raise an error if the target has files that are not part of a run."""
+    """Raise OutputError if the target contains files that are not part of a run."""
     if run.is_remote:
         return
     path = local_path(run.location)
@@ -267,7 +267,7 @@ def _refuse_others(run: StorageDirectory, *, force: bool) -> None:
 
 
 def _refuse_foreign(file: Path) -> None:
-    """Raise an error if a valid database is not a summary of a known revision."""
+    """Raise OutputError if `file` is a valid database, but not a summary of a known revision."""
     try:
         found = detect(file)
     except UprofError:
@@ -288,7 +288,7 @@ def _refuse_foreign(file: Path) -> None:
 
 
 def _existing_outcome(run: StorageDirectory, made_of: str) -> ClusterOutcome | None:
-    """Return the outcome that the existing summary contains, if it is of the same partials."""
+    """Return the outcome stored in the existing summary if it was built from the same partials."""
     if SUMMARY_FILE_NAME not in run.names():
         return None
     try:

@@ -1,8 +1,8 @@
-"""The inputs of a cluster run: one per recording or database.
+"""Finds the inputs of a cluster run: one per recording or database.
 
-Directories are searched by names and first bytes only, because there may be ten thousand ranks;
-whether a database is one of a rank shows when it is opened. Recordings with a database beside them
-are skipped.
+Only names and first bytes of files are read during the search, because there may be ten thousand
+ranks. Databases are checked later, when they are opened. A recording is skipped if its database is
+in the same directory.
 """
 
 from __future__ import annotations
@@ -43,25 +43,25 @@ _DATABASE_DIRECTORIES = ("ASCEND_PROFILER_OUTPUT", "")
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One recording or database, of one rank or of several."""
+    """One recording or database with one or more ranks."""
 
     location: str
     """Absolute path, or URL."""
     stamp: str
-    """Changes with its content."""
+    """String that changes with the content."""
     rank: int | None = None
-    """Its rank, if the user gave one."""
+    """Rank given by the user, None if not given."""
     remote: Remote | None = None
 
     @property
     def content(self) -> str:
-        """Identifier of its content in the names of its partials."""
+        """Identifier of the content, part of the partials' file names."""
         text = f"{self.location}\0{self.stamp}\0{self.rank}"
         return hashlib.blake2b(text.encode(errors="surrogateescape"), digest_size=10).hexdigest()
 
     @property
     def likely_rank(self) -> int | None:
-        """Its rank as given by the user, else by its name; the recording itself may differ."""
+        """Rank given by the user or in the file name; the recorded rank may differ."""
         return self.rank if self.rank is not None else rank_in(self.location)
 
 
@@ -76,11 +76,11 @@ class Local:
 def inputs_of(
     given: Sequence[str], progress: Callable[[str], None] = lambda _: None
 ) -> tuple[list[Input], list[tuple[str, UprofError]]]:
-    """Return all inputs, and the arguments without any with their errors.
+    """Return all inputs, and the errors of arguments without an input.
 
     Args:
         given: Paths, patterns, URLs and `RANK=PATH`.
-        progress: Called with the current activity.
+        progress: Called with a short description of the current step.
     """
     inputs: dict[str, Input] = {}
     errors: list[tuple[str, UprofError]] = []
@@ -108,7 +108,7 @@ def inputs_of(
 
 
 def rank_in(location: str) -> int | None:
-    """Return the rank in a name as torch_npu, users of torch.profiler and uprof write it."""
+    """Return the rank in a file name of torch_npu, torch.profiler or uprof, else None."""
     if (rank := rank_near(location)) is not None:
         return rank
     facts = [path.name for path in _facts_beside(Path(location))]
@@ -117,10 +117,10 @@ def rank_in(location: str) -> int | None:
 
 
 def host_in(location: str) -> str | None:
-    """Return the host that a path contains, for recordings that have none.
+    """Return the host name in a path, for recordings that do not contain it.
 
     `tensorboard_trace_handler` names files HOST_PID.TIME.pt.trace.json, torch_npu directories
-    HOST_PID_TIME_ascend_pt. Otherwise a directory named like a host counts.
+    HOST_PID_TIME_ascend_pt. Otherwise the name of a directory is used if it looks like a host name.
     """
     parts = re.split(r"[/\\]", location)[-_NEAR_HOST:]
     for part in reversed(parts):
@@ -130,12 +130,12 @@ def host_in(location: str) -> str | None:
 
 
 def resolved(path: Path) -> list[Local]:
-    """Return the recordings of `path`: itself, its database, or those below it."""
+    """Return the inputs of `path`: the file itself, its database, or the recordings below it."""
     return list(_found(path, DEEPEST, lambda _: None, set(), asked=True))
 
 
 def _facts_beside(path: Path) -> list[Path]:
-    """Return the files with the rank that torch_npu writes into the directory of a recording."""
+    """Return the files in which torch_npu stores the rank of a recording."""
     for folder in (path, path.parent.parent):
         if folder.name.endswith("_ascend_pt"):
             try:
@@ -173,14 +173,14 @@ def _here(given: Path, progress: Callable[[str], None]) -> Iterator[Input]:
             yield Input(os.path.abspath(local.path), _stamp(local))  # noqa: PTH100 (links stay)
     if not count:
         raise RawFormatError(
-            f"{given} has no database or recording of a rank",
+            f"{given} contains no database or recording of a rank",
             hint="expected msprof databases, PROF_* and *_ascend_pt directories, traces",
             slug="not-a-recording",
         )
 
 
 def _stamp(local: Local) -> str:
-    """Return a text that changes with the content; a vanished file fails when opened."""
+    """Return a string that changes with the content; missing files are ignored."""
     try:
         if local.source is not None and local.path.is_dir():
             return f"{local.source.modified_ns(local.path)}"
@@ -241,7 +241,7 @@ def _found(
 
 
 def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
-    """Yield the file if it may be of a rank; one that the user named in any case."""
+    """Yield the file if it may belong to a rank, or if the user named it."""
     name = path.name
     if not asked and (_OTHERS.search(name) or _FACTS.search(name)):
         return

@@ -1,7 +1,8 @@
-"""Inputs of a run to one partial per rank, whichever process makes it.
+"""Creates the partials of a cluster run, one per rank, in any worker process.
 
-A partial is named after the content of its input: a later call makes only the missing ones. An
-unreadable input is a rank with a reason, never an exception: the other ranks are analyzed.
+A partial is named after the content of its input, so that a later call creates only missing ones.
+An unreadable input becomes a rank with an error text instead of an exception, so that the other
+ranks are still analyzed.
 """
 
 from __future__ import annotations
@@ -36,20 +37,20 @@ _PARQUET_END = b"PAR1"
 
 @dataclass(frozen=True, slots=True)
 class RankFile:
-    """One rank of one input, with its partial or the reason why it has none."""
+    """One rank of an input with its partial, or the reason why the partial is missing."""
 
     rank: int | None
     """None if unknown because nothing could be read."""
     location: str
     name: str | None = None
-    """File name of its partial."""
+    """File name of the partial."""
     why: str | None = None
-    """Reason if it could not be read."""
+    """Reason why the input could not be read."""
     hint: str | None = None
     partial: Partial | None = None
-    """The partial, if it is not stored, or was made now and is small."""
+    """The partial, if it is not stored, or is new and small."""
     is_new: bool = False
-    """True if the partial was made by this call."""
+    """True if the partial was created by this call."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,22 +59,22 @@ class _Task:
 
     input: Input
     folder: str | None
-    """Where the worker writes partials; None if it returns them."""
+    """Directory to which the worker writes partials; None if it returns them."""
     as_bytes: bool
-    """True if to encode partials."""
+    """True if the worker encodes partials as Parquet."""
     max_operations: int = 0
-    """Partials with up to this many operations are returned in memory, too."""
+    """Partials with at most this many operations are also returned in memory."""
 
 
 @dataclass(frozen=True, slots=True)
 class _Mapped:
-    """Result of a task."""
+    """Result of a `_Task`: the ranks of its input with their partials."""
 
     partials: tuple[tuple[int, bytes | None, Partial | None], ...] = ()
     why: str | None = None
     hint: str | None = None
     is_rank: bool = True
-    """False if the input is another kind of database in a directory of recordings."""
+    """False if the input is an unrelated database in a directory of recordings."""
 
 
 def map_inputs(
@@ -84,18 +85,18 @@ def map_inputs(
     force: bool = False,
     progress: Progress = lambda _: None,
 ) -> list[RankFile]:
-    """Return the ranks of all inputs by number, and make the missing partials.
+    """Create the missing partials, and return the ranks of all inputs by number.
 
     Args:
         inputs: Recordings and databases.
-        folder: Where partials are stored; None keeps them in memory, which needs no pyarrow.
+        folder: Directory of the partials; None keeps them in memory, without pyarrow.
         pool: Workers.
-        force: Whether to make all partials again.
-        progress: Called with the current activity.
+        force: If True, create all partials again.
+        progress: Called with a short description of the current step.
 
     Raises:
-        UsageError: Two inputs are of one rank, or pyarrow is not installed.
-        EngineError: No worker is left; partials that were made are kept.
+        UsageError: Two inputs belong to the same rank, or pyarrow is not installed.
+        EngineError: No worker is left; finished partials are kept.
         OutputError: The folder cannot be written.
     """
     ranks: list[RankFile] = []
@@ -125,12 +126,12 @@ def map_inputs(
 
 
 def name_of(rank: int, content: str, count: int) -> str:
-    """Return the file name of the partial of a rank, one of `count` partials of an input."""
+    """Return the file name for the partial of a rank; its input has `count` partials."""
     return f"{rank:05d}-{content}-v{partials.PARTIAL_VERSION}-{count}.parquet"
 
 
 def assign_ranks(failed: Iterable[RankFile], absent: Sequence[int]) -> list[RankFile]:
-    """Return unreadable inputs with their rank if one input has none and one rank is missing."""
+    """If exactly one input is unreadable and one rank is missing, assign that rank to the input."""
     result = list(failed)
     unnumbered = [one for one in result if one.rank is None]
     missing = sorted(set(absent) - {one.rank for one in result if one.rank is not None})
@@ -140,7 +141,7 @@ def assign_ranks(failed: Iterable[RankFile], absent: Sequence[int]) -> list[Rank
 
 
 def _stored_partials(folder: StorageDirectory) -> dict[str, list[tuple[int, str]]]:
-    """Return content -> (rank, file name) of inputs whose partials are stored completely."""
+    """Return content -> (rank, file name) for inputs whose partials are all stored."""
     found: dict[str, list[tuple[int, str, int]]] = {}
     for name in folder.names():
         match = _NAME.match(name)
@@ -188,19 +189,19 @@ def _refuse_twice(ranks: Sequence[RankFile]) -> None:
         return
     before, after = twice[0]
     more = len({one.rank for one, _ in twice}) - 1
-    others = f"; so {'is' if more == 1 else 'are'} {more:,} more, as of two runs" if more else ""
-    hint = "RANK=FILE says of which rank a file is"
+    others = f"; {more:,} more ranks also have two files" if more else ""
+    hint = "use RANK=FILE to set the rank of a file"
     if more and (folders := _folders(before.location, after.location)) is not None:
-        hint = f"name {folders[0]} or {folders[1]}"
+        hint = f"pass only {folders[0]} or {folders[1]}"
     raise UsageError(
-        f"rank {after.rank} is there twice: {before.location} and {after.location}{others}",
-        hint=f"name one of them; {hint}" if not more else hint,
+        f"rank {after.rank} has two files: {before.location} and {after.location}{others}",
+        hint=f"pass only one of them; {hint}" if not more else hint,
         slug="rank-twice",
     )
 
 
 def _folders(one: str, other: str) -> tuple[str, str] | None:
-    """Return the directories in which two recordings differ; None if only their names differ."""
+    """Return the first directories in which two paths differ; None if only file names differ."""
     ours, theirs = one.split("/"), other.split("/")
     at = next((at for at, (a, b) in enumerate(zip(ours, theirs, strict=False)) if a != b), 0)
     if not at or at + 1 >= min(len(ours), len(theirs)):
@@ -213,14 +214,14 @@ def _refuse_without_parquet() -> None:
 
     if find_spec("pyarrow") is None:
         raise UsageError(
-            "partials of a cluster's run are Parquet files, which needs pyarrow",
+            "writing partials of a cluster run needs pyarrow",
             hint="run `pip install 'unified-prof[cluster]'`",
             slug="missing-package",
         )
 
 
 def _do(task: _Task) -> _Mapped:
-    """Make the partials of one input; every error becomes its reason."""
+    """Create the partials of one input; errors are returned as the reason."""
     one = task.input
     paths = [one.location]
     try:
@@ -243,7 +244,7 @@ def _do(task: _Task) -> _Mapped:
 
 
 class _NoRank(Exception):  # noqa: N818 (not an error)
-    """The input is a database of another family."""
+    """Raised for a database that is not a report of a rank."""
 
 
 def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) -> list[Partial]:
@@ -265,21 +266,21 @@ def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) 
 
 
 def _with_host(partial: Partial, location: str) -> Partial:
-    """Return a partial with the host of its file's name if its recording has none."""
+    """Return `partial`, with the host name from the file name if the recording has none."""
     if partial.facts.host is not None:
         return partial
     return replace(partial, facts=replace(partial.facts, host=host_in(location)))
 
 
 def partials_of(database: Path, rank: int | None = None) -> list[Partial]:
-    """Return the partials of a database; imports the reader only where one is read."""
+    """Return the partials of a database; the reader is imported on first use."""
     from unified_prof.cluster import rank_map
 
     return rank_map.read_partials(database, rank)
 
 
 def _partials_of_input(database: Path, one: Input) -> list[Partial]:
-    """Return the partials of ranks given by the user, else by the database, else by its name."""
+    """Return the partials of a database, with ranks from the user, the database or its name."""
     if one.rank is not None:
         return partials_of(database, one.rank)
     try:
@@ -291,9 +292,9 @@ def _partials_of_input(database: Path, one: Input) -> list[Partial]:
 
 
 def _is_other_database(database: Path, *, named: bool) -> bool:
-    """Return whether a valid database is a report of another family, or of another tool.
+    """Return True if a valid database is not a report of a rank and can be ignored.
 
-    A database of another tool that is named like a rank is not: it is a rank with a reason.
+    A database of another tool whose name contains a rank is not ignored but reported as unreadable.
     """
     from unified_prof.schema.catalogue import MSPROF
     from unified_prof.sqlite.detect import detect
@@ -306,7 +307,7 @@ def _is_other_database(database: Path, *, named: bool) -> bool:
 
 
 def _encode(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Partial | None]:
-    """Return the encoded partial unless the worker writes it, and the partial if it is small."""
+    """Return the encoded partial unless it is written to a file, and the partial if it is small."""
     if not task.as_bytes:
         return None, partial
     back = partial if len(partial.communication["start"]) <= task.max_operations else None
@@ -319,7 +320,7 @@ def _encode(partial: Partial, task: _Task, count: int) -> tuple[bytes | None, Pa
 
 
 def _without_paths(paths: Sequence[str], text: str) -> str:
-    """Return a message without paths: the file is named beside it, or is a temporary copy."""
+    """Remove paths from a message that is shown next to the file name."""
     for path in paths:
         text = text.removeprefix(f"{path}: ").replace(path, "its file")
     return text

@@ -1,8 +1,8 @@
 """Converts recordings to msprof databases, several at a time in parallel processes.
 
 `uprof convert` and `uprof run` use this module. `pipeline.sources` decides what a
-recording is and decodes it; `pipeline.output_paths` decides where its report is written. One
-recording that fails does not stop the others: each has an outcome.
+recording is and decodes it; `pipeline.output_paths` decides where its report is written. A
+recording that fails does not stop the others; each recording has an `Outcome`.
 """
 
 from __future__ import annotations
@@ -30,17 +30,17 @@ from unified_prof.version import VERSION
 
 
 class CountingSink(Sink):
-    """Counts the rows and anomalies that pass to another sink."""
+    """Forwards rows and anomalies to another sink and counts them."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
         self.rows: dict[str, int] = {}
-        """Rows by table, for tables that are not empty."""
+        """Number of rows by table, without empty tables."""
         self.anomalies = Ledger()
 
     @property
     def strings(self) -> Strings:
-        """The string pool of the other sink."""
+        """String pool of the wrapped sink."""
         return self._sink.strings
 
     def write(self, table: str, columns: Mapping[str, Column]) -> int:
@@ -63,16 +63,16 @@ _NO_FACTS: Mapping[str, str | None] = MappingProxyType({})
 
 @dataclass(frozen=True, slots=True)
 class Conversion:
-    """A report that was made from a recording, and its contents."""
+    """A report created from a recording, with row counts and anomalies."""
 
     recording: Path
     database: Path
     kind: str
     result: DecodeResult
     rows: Mapping[str, int]
-    """Rows by table that is not empty, without STRING_IDS and UPROF_ tables."""
+    """Number of rows by table, without empty tables, STRING_IDS and UPROF_ tables."""
     anomalies: Mapping[str, tuple[int, str]]
-    """Count and first case of what was skipped or not understood, as in UPROF_ANOMALIES."""
+    """Skipped or unknown data with count and first example, as in UPROF_ANOMALIES."""
     seconds: Mapping[str, float]
     """CPU time by stage, in order."""
 
@@ -92,18 +92,18 @@ def convert(
 
     Args:
         path: The recording.
-        target: The database; by default at the place that the source chooses.
+        target: The database; by default the path that the source chooses.
         source: Kind of the recording; by default determined by its content.
         schema: Revision or alias of the msprof schema.
         force: If True, existing databases may be replaced.
         facts: Additional rows of UPROF_RUN.
-        of_own_run: If True, frames of uprof, which ran the program, are left out of call chains.
-        progress: Receives a short text about the current work.
+        of_own_run: If True, frames of uprof itself are omitted from call chains.
+        progress: Called with a short description of the current step.
 
     Raises:
         RawFormatError: it is not a recording, or is damaged beyond use.
         OutputError: a database exists or cannot be written.
-        UsageError: the revision is unknown, or another command reads such a file.
+        UsageError: the revision is unknown, or the file is for another command.
     """
     source = source or find_source(path)
     if source is None:
@@ -127,7 +127,7 @@ def convert(
 
 @dataclass(frozen=True, slots=True)
 class Settings:
-    """Settings of all conversions of one command."""
+    """Settings shared by all conversions of one command."""
 
     revision: str
     force: bool
@@ -138,10 +138,10 @@ class Settings:
 def _convert_found(
     found: FoundRecording, place: ReportPlace, settings: Settings, progress: Progress
 ) -> Conversion:
-    """Write one report and remove the reports that it replaces once it is complete."""
+    """Write one report; when it is complete, remove the reports that it replaces."""
     if place.target.exists() and place.target.samefile(found.path):
         raise OutputError(
-            f"{place.target} is the recording itself, which a report never replaces",
+            f"{place.target} is the recording itself and cannot be overwritten",
             slug="not-replaced",
         )
     if not settings.force:
@@ -207,7 +207,7 @@ def _write_companions(
     force: bool,
     report: Path,
 ) -> None:
-    """Write the files that belong beside a complete report in a place that uprof chose."""
+    """Write the companion files of a report, unless the user named the report's file."""
     with stages.stage("companions"):
         source = found.source
         if place.layout == ASCEND_PT:
@@ -236,23 +236,23 @@ def _decode_context(revision: str, stages: Stages, *, of_own_run: bool) -> Decod
 
 
 def _is_own_frame(frame: str) -> bool:
-    """Return True for a frame of this package; the profiler strips site-packages from paths."""
+    """Return True for a frame of this package (the profiler strips site-packages from paths)."""
     package = Path(__file__).resolve().parents[1]
     return frame.startswith((f"{package.name}/", f"{package}/"))
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """The outcome of one recording of several: one of `conversion`, `existing` and `error`."""
+    """Outcome of one recording; one of `conversion`, `existing` and `error` is set."""
 
     number: int
-    """Index among the recordings, from 0; outcomes come in the order in which they are ready."""
+    """Index of the recording, from 0; outcomes are yielded in order of completion."""
     recording: Path
     source: Source | None = None
     """None: the path is not a recording."""
     conversion: Conversion | None = None
     existing: Path | None = None
-    """The report that an earlier run made from it, which was kept."""
+    """Report of an earlier conversion, which was kept."""
     error: UprofError | None = None
 
 
@@ -274,10 +274,10 @@ def convert_all(
     progress: Progress = lambda _: None,
     note: Progress = lambda _: None,
 ) -> Iterator[Outcome]:
-    """Convert all recordings that `paths` name; yield the outcome of each when it is ready.
+    """Convert all recordings in `paths`; yield each outcome as soon as it is ready.
 
-    One that fails does not stop the others. If there are several recordings, those whose report
-    exists already are skipped (`Outcome.existing`), unless `force` is true.
+    A failed recording does not stop the others. If there are several recordings, those that already
+    have a report are skipped (`Outcome.existing`), unless `force` is true.
 
     Args:
         paths: Recordings, directories, archives and patterns; STANDARD_INPUT.
@@ -286,12 +286,12 @@ def convert_all(
             torch_npu the one that its readers support best.
         layout: `plain`, or `ascend-pt` for the names and directories of torch_npu.
         force: If True, existing databases may be replaced.
-        jobs: Recordings to convert at a time.
-        progress: Receives a short text about the current work.
-        note: Receives a sentence about files that were skipped.
+        jobs: Number of recordings to convert in parallel.
+        progress: Called with a short description of the current step.
+        note: Called with a note about files that were skipped.
 
     Raises:
-        UsageError: the revision is unknown; one file cannot hold several reports or a layout.
+        UsageError: the revision is unknown; `output` is a file, but several files would be written.
     """
     schema = schema or (analysis_db.SCHEMA if layout == ASCEND_PT else "documented")
     settings = Settings(catalogue.resolve(catalogue.MSPROF, schema), force)
@@ -320,7 +320,7 @@ def convert_all(
 
 
 def _without_temporary_names(outcome: Outcome, temporary: TemporaryInputs) -> Outcome:
-    """Return the outcome with the names that the user gave instead of temporary paths."""
+    """Return the outcome with temporary paths replaced by the names that the user passed."""
     if not temporary.contains(outcome.recording):
         return outcome
     error, conversion = outcome.error, outcome.conversion
@@ -404,8 +404,8 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
             progress(f"{finished} of {len(tasks)} done")
             if isinstance(result, executors.Failure):
                 error = UprofError(
-                    f"{task.found.path}: the process that converted it {result}, twice",
-                    hint="if memory ran out, convert it without --jobs on a machine that has more",
+                    f"{task.found.path}: the worker process {result} in both attempts",
+                    hint="if memory ran out, use a machine with more memory or omit --jobs",
                     slug="process-killed",
                 )
                 yield replace(task.outcome, error=error)
@@ -414,7 +414,7 @@ def _run(tasks: Sequence[_Task], jobs: int, progress: Progress) -> Iterator[Outc
 
 
 def _retried(task: _Task) -> _Task:
-    """Return the task for a second attempt: the first may have written its report already."""
+    """Return the task for a second attempt; the first attempt may have written the report."""
     place = output_paths.with_existing(task.found, task.place)
     if output_paths.existing_report(task.found, place, task.settings.revision) is None:
         return task
@@ -426,7 +426,7 @@ def _report_stage(progress: Progress, recording: str, stage: str) -> None:
 
 
 def run_task(task: _Task, progress: Progress = lambda _: None) -> Outcome:
-    """Convert one recording, in any process, and return its outcome."""
+    """Convert one recording and return its outcome; may run in any process."""
     try:
         conversion = _convert_found(task.found, task.place, task.settings, progress)
     except UprofError as err:

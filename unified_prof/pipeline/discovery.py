@@ -37,7 +37,7 @@ class FoundRecording:
     path: Path
     source: Source
     is_temporary: bool = False
-    """True for a temporary file or directory, beside which no report may be written."""
+    """True for temporary files, next to which no report may be written."""
 
 
 FailedPath = tuple[Path, UprofError]
@@ -49,7 +49,7 @@ def find(
     note: _Report = lambda _: None,
     temporary: TemporaryInputs | None = None,
 ) -> Iterator[FoundRecording | FailedPath]:
-    """Yield every recording that `paths` name, once each, and the error of each other path.
+    """Yield each recording in `paths` once, and an error for each path without a recording.
 
     A directory that is not a recording is searched at any depth without following links; one that
     cannot be listed does not stop the search. A path with `*`, `?` or `[` that does not exist is a
@@ -57,8 +57,8 @@ def find(
 
     Args:
         paths: As the user gave them.
-        progress: Receives a short text about the current work.
-        note: Receives a sentence about files that were skipped or ranks that are missing.
+        progress: Called with a short description of the current step.
+        note: Called with a note about files that were skipped or ranks that are missing.
         temporary: Unpacks archives; None: archives of several files are refused.
     """
     seen: set[str] = set()
@@ -78,7 +78,7 @@ def find(
 
 
 def refusal(path: Path) -> UprofError:
-    """Return the error for a path that no source accepts, naming its format if it is known."""
+    """Return the error for a path that no source accepts; it names the format if known."""
     expected = "; ".join(source.description for source in sources.SOURCES)
     try:
         mode = path.stat().st_mode
@@ -89,8 +89,8 @@ def refusal(path: Path) -> UprofError:
     if stat.S_ISDIR(mode):
         if reports := analysis_db.databases_in(path):
             return UsageError(
-                f"{path} holds no raw data, only the finished database of a recording:"
-                " there is nothing to convert",
+                f"{path} contains no raw data, only the finished database of a recording:"
+                " nothing to convert",
                 hint=f"show it with `uprof report {shlex.quote(str(reports[0]))}`",
                 slug="already-a-report",
             )
@@ -164,7 +164,7 @@ def _expand(given: Path) -> Iterable[Path]:
 def _recordings(
     path: Path, progress: _Report, note: _Report, temporary: TemporaryInputs | None
 ) -> Iterator[FoundRecording | FailedPath]:
-    """Yield `path` if it is a recording, else those below it and the failures of the search.
+    """Yield `path` if it is a recording, otherwise recordings below it and search errors.
 
     Raises:
         UprofError: there are none.
@@ -209,7 +209,7 @@ _POSSIBLE_NAME = re.compile(
 
 
 class _Search:
-    """Searches a directory for recordings; nothing is searched inside of one."""
+    """Searches a directory for recordings, but not inside recordings."""
 
     def __init__(self, directory: Path, progress: _Report, is_temporary: bool) -> None:
         self._directory = directory
@@ -218,12 +218,12 @@ class _Search:
         self._links: list[Path] = []
         self._too_deep: list[Path] = []
         self._skipped: dict[str, list[str]] = {}
-        """Paths of files that are not recordings, by kind."""
+        """Other files by kind."""
         self._ranks: dict[int, set[int]] = {}
-        """Ranks that were found, by world size."""
+        """World size -> ranks found."""
 
     def run(self) -> Iterator[FoundRecording | FailedPath]:
-        """Yield the recordings by name, and the files and directories that cannot be read.
+        """Yield the recordings in order of their names, and the unreadable files and directories.
 
         Raises:
             RawFormatError: the directory itself cannot be listed.
@@ -262,9 +262,9 @@ class _Search:
             self._ranks.setdefault(size, set()).add(rank)
 
     def _other_file(self, path: Path) -> Iterator[FoundRecording | FailedPath]:
-        """Yield a file that is no certain recording if its name says that it is one; else count it.
+        """Yield a file whose name, but not content, matches a recording; count other files.
 
-        Without an error, an empty or cut file would be a rank that is missing unnoticed.
+        Otherwise an empty or truncated file of a rank would be ignored silently.
         """
         kind = path.suffix.lower() or "no ending"
         if _RECORDING_NAME.search(path.name):
@@ -284,7 +284,7 @@ class _Search:
         self._skipped.setdefault(kind, []).append(os.path.relpath(path, self._directory))
 
     def notes(self) -> Iterator[str]:
-        """Yield sentences about what was skipped and which ranks are missing."""
+        """Yield notes about skipped files and missing ranks."""
         for what, paths in (
             ("links outside the directory are not followed", self._links),
             (
@@ -344,7 +344,7 @@ class _Search:
         return RawFormatError(
             f"{self._directory} has more than {MAX_ENTRIES:,} files and directories: "
             f"{child.path} and everything after it was skipped",
-            hint="give the directories of the recordings",
+            hint="pass the directories of the recordings",
             slug="input-too-long",
         )
 

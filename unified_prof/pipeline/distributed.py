@@ -13,7 +13,7 @@ from unified_prof.errors import UsageError
 
 
 class _Names(NamedTuple):
-    """Environment variables of one launcher; of several variables the first number is used."""
+    """Environment variables of one launcher; the first variable with a number is used."""
 
     launcher: str
     rank: tuple[str, ...]
@@ -86,15 +86,15 @@ _RESTARTS = ("TORCHELASTIC_RESTART_COUNT", "SLURM_RESTART_COUNT")
 
 @dataclass(frozen=True, slots=True)
 class Rank:
-    """Rank of one process of a run; all fields are None if there is only one process."""
+    """Rank of one process in a run; all fields are None if there is only one process."""
 
     rank: int | None
     local_rank: int | None
     world_size: int | None
     launcher: str | None = None
-    """Launcher that set the variables."""
+    """Launcher that set the environment variables."""
     job: str | None = None
-    """Name of the job, equal for its ranks on all hosts."""
+    """Name of the job, the same for all ranks and hosts."""
     one_host: bool = True
     """True if all ranks are on this host, as far as known."""
     restarts: int = 0
@@ -102,12 +102,12 @@ class Rank:
 
     @property
     def number(self) -> int | None:
-        """The rank, else the local rank; None if there is only one process."""
+        """The global rank, or the local rank if unknown; None if there is only one process."""
         return self.rank if self.rank is not None else self.local_rank
 
     @property
     def suffix(self) -> str:
-        """Suffix of file names, such as `_rank3`; empty if there is only one process."""
+        """Suffix for file names, such as `_rank3`; empty if there is only one process."""
         return "" if self.number is None else f"_rank{self.number}"
 
     @property
@@ -120,7 +120,7 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
     """Return the rank of this process from the environment; invalid numbers are ignored.
 
     Variables of launchers other than torchrun are used only if there are several processes, because
-    an interactive shell of Slurm has "rank 0 of 1", too.
+    an interactive Slurm shell also sets "rank 0 of 1".
     """
     found = _read(_TORCHRUN, environment)
     if found.number is not None:
@@ -137,8 +137,8 @@ def rank_of(environment: Mapping[str, str] = os.environ) -> Rank:
 def rank_here() -> Rank:
     """Return the current rank of this process.
 
-    If no launcher sets it, the process group of torch.distributed is used, as created by
-    `torch.multiprocessing.spawn` or a trainer.
+    If no launcher set it, the rank is taken from the process group of torch.distributed, which a
+    trainer or a process of `torch.multiprocessing.spawn` may have initialized.
     """
     found = rank_of()
     distributed = sys.modules.get("torch.distributed")
@@ -183,16 +183,16 @@ def _read(names: _Names, environment: Mapping[str, str]) -> Rank:
 
 
 def _is_batch_script(environment: Mapping[str, str]) -> bool:
-    """Return True in the script of a batch job, which is not a rank.
+    """Return True for the script of a Slurm batch job, which is not a rank.
 
-    It has the numbers of task 0 and the size of the job, but no SLURM_STEP_ID, which srun sets for
-    tasks.
+    Its environment contains rank 0 and the size of the job, but not SLURM_STEP_ID, which only srun
+    sets.
     """
     return environment.get("ENVIRONMENT") == "BATCH" and "SLURM_STEP_ID" not in environment
 
 
 def _job(environment: Mapping[str, str], launcher: str) -> str | None:
-    """Return a name of the job that is valid in file names, None if it is unknown."""
+    """Return the job's name, made valid for file names; None if it is unknown."""
     for prefix, variables in _JOBS:
         if prefix == "torchrun" and launcher != "torchrun":
             continue
@@ -210,12 +210,12 @@ def _plain(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RankSelection:
-    """The ranks of `--ranks`."""
+    """Ranks selected by `--ranks`."""
 
     ranges: tuple[tuple[int, int], ...] = ()
     """First and last of each range."""
     every: int = 1
-    """Without ranges: rank 0 and every N-th rank after it."""
+    """N in `every:N`; used if `ranges` is empty."""
 
     def __contains__(self, rank: object) -> bool:
         if not isinstance(rank, int):

@@ -1,4 +1,4 @@
-"""Exports reports: MindStudio's text files, stacks for flame graphs, tables as Parquet or Arrow.
+"""Exports reports as MindStudio text files, flame graph stacks, or Parquet or Arrow tables.
 
 A PROF_* directory is converted to a temporary report first.
 """
@@ -46,12 +46,12 @@ def export(
         path: An msprof database or a PROF_* directory.
         directory: Receives the files; it is created if missing.
         force: If True, files of the same names may be replaced.
-        progress: Receives a short text about the current work.
+        progress: Called with a short description of the current step.
 
     Raises:
         UsageError: another kind of report or recording, or there is nothing to write.
         RawFormatError: the recording is damaged beyond use.
-        StoreError: it is not a report, or damaged.
+        StoreError: the file is not a report, or is damaged.
         OutputError: a file exists or cannot be written.
     """
     with _database(path, progress) as database, open_report(database, any_revision=True) as report:
@@ -67,7 +67,7 @@ def is_converted_first(path: Path) -> bool:
 
 @contextmanager
 def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
-    """Yield the database of `path`: itself, the one in a directory, or a temporary one."""
+    """Yield the database for `path`: itself, the one in the directory, or a temporary one."""
     if not path.is_dir():
         yield path
         return
@@ -87,7 +87,7 @@ def _database(path: Path, progress: Callable[[str], None]) -> Iterator[Path]:
 
 
 def _database_in(path: Path, source: Source | None) -> Path:
-    """Return the only database in a directory that is not converted first."""
+    """Return the only database in a directory that is not a PROF_* directory."""
     try:
         found = sorted(file for file in path.iterdir() if _DATABASE.fullmatch(file.name))
         recordings = sorted(child for child in path.glob("PROF_*") if child.is_dir())
@@ -112,7 +112,7 @@ def _database_in(path: Path, source: Source | None) -> Path:
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """One measure in a file that was written."""
+    """One measure in an exported file, with its unit and totals."""
 
     measure: str
     unit: str
@@ -129,14 +129,16 @@ def export_stacks(
     by: Place | None = None,
     force: bool = False,
 ) -> list[Part]:
-    """Write the stacks of reports as one file; several reports are below one frame each.
+    """Write the stacks of reports to one file; with several reports, each has its own root frame.
 
     Args:
         opened: The reports.
         output: The file.
-        layout: A layout of stacks.
-        measure: The measure to write; None: all, or the first if a file holds only one.
-        by: Frames above the operations; None: modules, else lines, else none.
+        layout: Name of a stack format.
+        measure: The measure to write; None: all measures, or the first if the format supports only
+            one.
+        by: Frames above the operations; None: modules if recorded, otherwise source lines if
+            recorded.
         force: If True, the file may be replaced.
 
     Raises:
@@ -162,7 +164,7 @@ def export_stacks(
     if not names:
         available = dict.fromkeys(name for a in opened.analyses for name in a.measures)
         raise UsageError(
-            f"{opened.path} has no stacks of {measure or 'any measure'}: not measured",
+            f"{opened.path} contains no stacks of {measure or 'any measure'}",
             hint=f"available: {', '.join(available)}" if available else "see `uprof report`",
             slug="no-stacks",
         )
@@ -192,24 +194,24 @@ def export_tables(
     ids: bool = False,
     force: bool = False,
 ) -> ExportTablesExported:
-    """Write tables of a report of any family as one file each.
+    """Write each table of a report to its own file; supports all kinds of reports.
 
     Args:
         path: The report.
         directory: Receives the files; it is created if missing.
-        layout: A layout of tables.
-        only: Names of the tables; empty: all that have rows.
-        ids: If True, ids of texts are not replaced by the texts.
+        layout: Name of a table format.
+        only: Names of the tables; empty: all tables with rows.
+        ids: If True, string ids are kept; otherwise they are replaced by the strings.
         force: If True, files of the same names may be replaced.
 
     Raises:
         UsageError: a table does not exist, or pyarrow is not installed.
-        StoreError: it is not a report, or damaged.
+        StoreError: the file is not a report, or is damaged.
         OutputError: a file exists or cannot be written.
     """
     if path.is_dir():
         raise UsageError(
-            f"{path} is a directory, but tables are exported from one report",
+            f"{path} is a directory, expected one report",
             hint="choose one of its reports",
             slug="several-reports",
         )

@@ -1,7 +1,7 @@
-"""`unified_prof.profile(...)`: the reports of a part of a running program or notebook.
+"""Implements `unified_prof.profile(...)`, which profiles a part of a running program or notebook.
 
-Also determines the notebook and the cell that runs, which reports show instead of the command line
-of the kernel.
+Also determines the notebook and its running cell, which reports show instead of the kernel's
+command line.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ def running_cell() -> str | None:
 
 
 def notebook_name() -> str | None:
-    """Return the file name of the notebook, None if neither server nor editor set it."""
+    """Return the file name of the notebook, None if it is not known."""
     # Jupyter's server sets a variable of the environment, VS Code one of the notebook.
     path = os.environ.get("JPY_SESSION_NAME", "")
     variables = getattr(_shell(), "user_ns", None)
@@ -66,19 +66,19 @@ def _shell() -> Any:
 
 @dataclass(slots=True)
 class Profile:
-    """Result of a profiled block, complete after the block."""
+    """Result of a profiled block; its fields are set when the block ends."""
 
     directory: Path
     files: Mapping[str, Path] = field(default_factory=dict)
-    """Kind of report -> the file written."""
+    """Kind of report -> file."""
     tracked: TrackedRun | None = field(default=None, repr=False)
-    """The records behind the files."""
+    """Measurements from which the files are written."""
     failure: str | None = None
     """Reason why the measurement is partial, None if it is complete."""
     is_finished: bool = False
-    """True if all requested iterations are measured: a training loop can end then."""
+    """True if all requested iterations are measured, so that a training loop can stop."""
     keep: object = field(default=None, repr=False, compare=False)
-    """Keeps a temporary directory as long as the profile exists."""
+    """Temporary directory that is deleted with this object."""
 
     @property
     def summary(self) -> RunSummary | None:
@@ -119,7 +119,7 @@ def profile(
     """Measure the training iterations of the `with` block and write the Skyline reports.
 
     Iterations are detected from the optimizer's steps, or marked with `unified_prof.step()`. An
-    exception in the block is raised; the measurements up to then are written.
+    exception in the block is propagated; the measurements so far are written.
 
     Args:
         output: Directory of the reports; by default `uprof_<script>_<timestamp>`.
@@ -132,10 +132,10 @@ def profile(
             frame in the project.
         include: Packages, such as `mylibrary.models`, whose frames are kept below those of the
             project; model code of transformers, diffusers, timm and torchvision always is.
-        command: Command in the reports, as words, with secrets masked; by default the command line
-            of the program, in a notebook its name and the cell.
+        command: Command to show in the reports, as a list of words; secrets are masked. The default
+            is the command line of the program, or in a notebook its name and cell.
         force: If True, reports of an earlier run may be overwritten.
-        progress: Receives a short text about the current work.
+        progress: Called with a short description of the current step.
 
     Raises:
         UsageError: an argument is invalid.
@@ -174,7 +174,7 @@ def profile(
 
 @contextmanager
 def measuring(spec: RunSpec, device: str | None, *, force: bool = False) -> Iterator[Profile]:
-    """Measure the `with` block according to `spec`; see `profile`."""
+    """Context manager that measures the block according to `spec`; see `profile`."""
     written = Reports(spec, device, force=force, in_program=True)
     result = Profile(written.directory)
     with outputs.output_directory(written.directory):
@@ -220,7 +220,7 @@ NOTEBOOK = "notebook"
 
 
 def _program() -> tuple[str, tuple[str, ...]]:
-    """Return the target and its arguments; those of a notebook kernel are omitted."""
+    """Return the target and its arguments; the arguments of a notebook kernel are omitted."""
     target = sys.argv[0] if sys.argv else ""
     if not target or Path(target).name in _KERNELS:
         return NOTEBOOK, ()

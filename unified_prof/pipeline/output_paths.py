@@ -1,4 +1,4 @@
-"""Chooses the places and names of reports, and finds reports that exist there."""
+"""Chooses directories and names for reports, and finds existing reports."""
 
 from __future__ import annotations
 
@@ -16,15 +16,16 @@ _RANK_IN_NAME = re.compile(r"(?<![a-z0-9])rank[_-]?\d", re.IGNORECASE)
 
 
 def report_names(recordings: Sequence[FoundRecording], *, ranked: bool = False) -> list[str]:
-    """Return a name for the report of each recording, unique on any file system.
+    """Return a report name for each recording, unique even if case is ignored.
 
-    Recordings of one name get the name of a parent directory as prefix: the nearest level at which
-    all differ (`rank0_trace`, `rank1_trace`), else as many levels as are needed; if they are in one
-    directory, the kind is appended. The same recordings in the same order get the same names.
+    Recordings with the same name get the name of a parent directory as prefix: the nearest level at
+    which all differ (`rank0_trace`, `rank1_trace`), otherwise as many levels as needed. If they are
+    in the same directory, the kind is appended. The same recordings in the same order always get
+    the same names.
 
     Args:
         recordings: All recordings that are converted together.
-        ranked: If True, a name without rank begins with the rank in the recording.
+        ranked: If True, names that do not contain a rank are prefixed with the recorded rank.
     """
     result = [found.source.stem(found.path) for found in recordings]
     for members in _groups(
@@ -46,7 +47,7 @@ def report_names(recordings: Sequence[FoundRecording], *, ranked: bool = False) 
 
 
 def _groups(keys: Iterable[object]) -> Iterable[list[int]]:
-    """Return the indexes of equal keys, one list for each key."""
+    """Return one list of indexes for each distinct key."""
     found: dict[object, list[int]] = {}
     for index, key in enumerate(keys):
         found.setdefault(key, []).append(index)
@@ -64,7 +65,8 @@ def _with_rank(name: str, found: FoundRecording) -> str:
 def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:
     """Return a prefix for each recording, given the names of its parents, nearest first.
 
-    It is the name at the nearest level where all differ, else the names of several levels.
+    The prefix is the name at the nearest level where all differ, otherwise the names of several
+    levels.
     """
     levels = min(map(len, folders))
     for level in range(levels):
@@ -78,7 +80,7 @@ def _prefixes(folders: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _numbered(given: Sequence[str]) -> list[str]:
-    """Return names made unique by a number, ignoring case."""
+    """Append numbers to names that are equal, ignoring case."""
     taken: dict[str, str] = {}
     for name in given:
         number, unique = 2, name
@@ -100,21 +102,21 @@ ASCEND_PT = "ascend-pt"
 
 @dataclass(frozen=True, slots=True)
 class ReportPlace:
-    """Where one report is written."""
+    """Path of one report, and existing reports there."""
 
     target: Path
-    """The report; in the layout of torch_npu it is renamed after its rank."""
+    """Path of the report; in torch_npu's layout, the file is renamed when its rank is known."""
     directory: Path | None = None
-    """Directory that may be created for it; None: the user named the file."""
+    """Directory that may be created for the report; None if the user named the file."""
     layout: str = PLAIN
     existing: tuple[Path, ...] = ()
-    """Reports that it would conflict with or replace."""
+    """Existing reports that it would replace or conflict with."""
 
 
 def choose(
     recordings: Sequence[FoundRecording], output: Path | None, layout: str = PLAIN
 ) -> list[ReportPlace | OutputError]:
-    """Return the place of every report.
+    """Return the place for the report of each recording.
 
     Args:
         recordings: All recordings that are converted together; their names are made unique.
@@ -123,8 +125,8 @@ def choose(
         layout: PLAIN or ASCEND_PT.
 
     Raises:
-        UsageError: one file cannot hold several reports or a layout of directories; a source does
-            not support the layout.
+        UsageError: `output` is a file, but several files would be written; or a source does not
+            support the layout.
     """
     if output is not None and output.suffix.lower() in _FILE_ENDINGS and not output.is_dir():
         raise UsageError(
@@ -151,12 +153,12 @@ def choose(
 
 
 def is_file(output: Path) -> bool:
-    """Return True if `output` is one report and not a directory for several."""
+    """Return True if `output` names a report file, False if it names a directory."""
     return output.suffix == ".db" and not output.is_dir()
 
 
 def refuse_sharing(output: Path, recordings: int, layout: str) -> None:
-    """Raise UsageError if one file would have to hold several reports or a layout."""
+    """Raise UsageError if `output` is a file, but several files would be written."""
     if recordings > 1 or layout != PLAIN:
         what = "several recordings" if recordings > 1 else f"layout {layout}"
         raise UsageError(
@@ -187,7 +189,7 @@ def _place(
 
 
 def with_existing(found: FoundRecording, place: ReportPlace) -> ReportPlace:
-    """Return `place` with the reports that exist there now."""
+    """Return `place` with its list of existing reports updated."""
     if place.directory is None:
         existing = [place.target] if place.target.exists() else []
     elif place.layout == ASCEND_PT:
@@ -198,10 +200,10 @@ def with_existing(found: FoundRecording, place: ReportPlace) -> ReportPlace:
 
 
 def existing_report(found: FoundRecording, place: ReportPlace, revision: str) -> Path | None:
-    """Return the complete report of this recording that exists at its place, or None.
+    """Return the existing complete report of this recording, None if there is none.
 
-    Its facts in UPROF_RUN identify the recording, its schema is `revision`, and it is newer than
-    all files of the recording.
+    A report matches if its rows in UPROF_RUN identify the recording, its schema is `revision`, and
+    it is newer than all files of the recording.
     """
     from unified_prof.sqlite.reader import open_report
 
@@ -221,7 +223,7 @@ def existing_report(found: FoundRecording, place: ReportPlace, revision: str) ->
 
 
 def refuse_existing(place: ReportPlace) -> None:
-    """Raise OutputError if reports exist at a place."""
+    """Raise OutputError if reports already exist at `place`."""
     if place.existing:
         raise OutputError(
             f"{place.existing[-1]} exists already",

@@ -22,8 +22,9 @@ _FILE_NAMES = {RUN_TIME: "run_time", MEMORY: "memory"}
 def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
     """Return the default directory of the reports, the same for all ranks of a job.
 
-    It is `uprof_<script>_<timestamp>` with the start of the launcher. Ranks on several hosts have
-    no common time: they use the name of the job, with a number if the directory is used already.
+    The name is `uprof_<script>_<timestamp>` with the start time of the launcher. Ranks on several
+    hosts have no common start time; they use the job name, with a number if the directory is
+    already in use.
     """
     stem = target.rpartition(".")[2] if is_module else Path(target).stem
     if rank.one_host or rank.job is None:
@@ -40,12 +41,12 @@ def default_directory(target: str, is_module: bool, rank: Rank) -> Path:
 
 
 def attempt_directory(directory: Path, rank: Rank) -> Path:
-    """Return the directory of this attempt of a job, which keeps reports of earlier attempts."""
+    """Return the directory for this attempt of a job; reports of earlier attempts are kept."""
     return directory / f"restart{rank.restarts}" if rank.restarts else directory
 
 
 def skyline_files(directory: Path, reports: Sequence[str], rank: Rank) -> dict[str, Path]:
-    """Return the file of each Skyline report in `reports`."""
+    """Return report kind -> file for the Skyline reports in `reports`."""
     return {
         report: directory / f"{_FILE_NAMES[report]}{rank.suffix}.sqlite"
         for report in reports
@@ -59,7 +60,7 @@ def timeline_file(directory: Path, rank: Rank) -> Path:
 
 
 def raw_directory(directory: Path, rank: Rank) -> Path:
-    """Return the directory of raw recordings, one per rank because files have equal names."""
+    """Return the directory of raw recordings of a rank (file names of ranks are equal)."""
     return directory / rank.suffix.removeprefix("_") if rank.suffix else directory
 
 
@@ -87,7 +88,7 @@ def make_directory(path: Path) -> None:
         path.mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise OutputError(
-            f"{path} is not a directory, reports cannot be written there", slug="wrong-output-place"
+            f"{path} is not a directory, cannot write reports to it", slug="wrong-output-place"
         ) from None
     except OSError as err:
         raise OutputError(
@@ -116,7 +117,7 @@ def refuse_existing_files(files: Iterable[Path], *, force: bool) -> None:
 
 
 def _parent_start() -> datetime | None:
-    """Return the start of the parent process (torchrun's agent), None if it is unknown."""
+    """Return the start time of the parent process (torchrun's agent), None if unknown."""
     try:
         stat = Path(f"/proc/{os.getppid()}/stat").read_text(encoding="utf-8", errors="replace")
         boot = next(
@@ -131,7 +132,7 @@ def _parent_start() -> datetime | None:
 
 
 def error_text(error: Exception) -> str:
-    """Return the message of an error for the user; other exceptions are internal errors."""
+    """Return the message for the user; unexpected exceptions become internal errors."""
     if isinstance(error, UprofError):
         return str(error)
     return f"internal error: {type(error).__name__}: {error}"

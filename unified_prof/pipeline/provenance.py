@@ -1,6 +1,6 @@
-"""Facts of UPROF_RUN about a run, and the databases of what its backend recorded.
+"""Collects the rows of UPROF_RUN about a run, and builds databases from its recordings.
 
-A database is made by uprof, or by the vendor's exporter if uprof cannot decode the recording.
+Databases are written by uprof, or by the vendor's exporter if uprof cannot decode a recording.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ def of_run(
 def of_records(
     known: Mapping[str, str | None], run: TrackedRun, failure: str | None
 ) -> dict[str, str | None]:
-    """Return the facts of a report of `run`: those known before, and those of its records."""
+    """Return the rows of UPROF_RUN after a run: `known`, and facts from the measurements."""
     facts = {
         **known,
         **run.facts,
@@ -79,7 +79,7 @@ def of_records(
 
 
 def _options(spec: RunSpec) -> dict[str, object]:
-    """Return the options of the run, without separate facts and empty values."""
+    """Return the options of the run, without empty values and options that have their own row."""
     options = {name: value for name, value in spec.as_data().items() if name not in _FACTS}
     return {**{name: value for name, value in options.items() if value != []}, **spec.options}
 
@@ -112,7 +112,7 @@ def _git_facts(folder: Path) -> Mapping[str, str]:
 
 
 def _git(folder: Path, *arguments: str) -> str | None:
-    """Return the output of a git command about `folder`, None if it fails."""
+    """Return the output of a git command in `folder`, None if it fails."""
     return query("git", "--no-optional-locks", "-C", str(folder), *arguments)
 
 
@@ -124,15 +124,15 @@ def build_databases(
     facts: Mapping[str, str | None],
     force: bool,
 ) -> tuple[tuple[Path, ...], list[str]]:
-    """Return the databases of all recordings, and notes for the user.
+    """Build the databases of all recordings; return them and notes for the user.
 
     A recording that cannot be decoded does not stop the others; the vendor's database of it is kept
     if there is one.
 
     Args:
-        recordings: From the backend.
+        recordings: Recordings from the backend.
         options: `exporter` (`uprof`, or `native` to keep the vendor's) and `schema`.
-        rank: Rank of this process, part of the names of databases.
+        rank: Rank of this process, used in the database names.
         facts: Rows of UPROF_RUN.
         force: If True, a database of the same name may be overwritten.
 
@@ -161,7 +161,7 @@ def _native_database(recording: Recording) -> tuple[Path | None, str | None]:
     native, reason = _vendor_database(recording)
     if native:
         return native, None
-    missing = f"the vendor's exporter wrote no database of {recording.path}"
+    missing = f"the vendor's exporter wrote no database for {recording.path}"
     return None, f"{missing}{f': {reason}' if reason else ''} (use `uprof convert`)"
 
 
@@ -185,7 +185,7 @@ def _converted(
             if native:
                 return native, f"{cannot}{_VENDOR_KEPT}"
             if reason:
-                note = f"{cannot}, which the database therefore lacks: {reason}"
+                note = f"{cannot}, so the database does not contain them: {reason}"
         with _set_aside(recording.native):
             conversion = convert.convert(
                 recording.path,
@@ -208,7 +208,7 @@ def _converted(
 
 
 def _vendor_database(recording: Recording) -> tuple[Path | None, str | None]:
-    """Return the database of the vendor's exporter, or the reason why there is none."""
+    """Return the database that the vendor's exporter wrote, or the reason why there is none."""
     if recording.native or recording.export is None:
         return recording.native, None
     try:
@@ -218,7 +218,7 @@ def _vendor_database(recording: Recording) -> tuple[Path | None, str | None]:
 
 
 def _trace_database(recording: Path, rank: Rank) -> Path:
-    """Return the path of the database of a trace, named apart from those of other traces."""
+    """Return a database path for a trace that does not collide with those of other traces."""
     usual = timeline_file(recording.parent, rank)
     mark = recording.name.partition(".")[0].removeprefix("timeline_")
     if mark == recording.name.partition(".")[0]:
@@ -228,9 +228,10 @@ def _trace_database(recording: Path, rank: Rank) -> Path:
 
 @contextmanager
 def _set_aside(native: Path | None) -> Iterator[None]:
-    """Rename the vendor's database; restore it if the block fails, else remove it.
+    """Rename the vendor's database during the block; then remove it, or restore it on failure.
 
-    Readers expect one `msprof_*.db` in a PROF_* directory, and both may have the same time in it.
+    Readers expect one `msprof_*.db` in a PROF_* directory, and both names may contain the same
+    time.
     """
     if native is None:
         yield

@@ -1,4 +1,4 @@
-"""Makes reports of the measurements of runs that were killed."""
+"""Writes reports from the saved measurements of killed runs."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ _WRITERS = {RUN_TIME: skyline_writer.write_run_time, MEMORY: skyline_writer.writ
 
 @dataclass(frozen=True, slots=True)
 class Recovery:
-    """Outcome of one spool of saved measurements."""
+    """Result for one file of saved measurements (spool)."""
 
     spool: Path
     files: Mapping[str, Path] = field(default_factory=dict)
@@ -28,34 +28,34 @@ class Recovery:
     iterations: int = 0
     """Complete iterations in the spool."""
     asked: int = 0
-    """Iterations that were to be measured."""
+    """Number of requested iterations."""
     saved: str | None = None
-    """Time of saving, in ISO 8601."""
+    """Time of the last save, in ISO 8601."""
     remark: str | None = None
     """Note for the user."""
     error: UprofError | None = None
     """Reason why there are no reports."""
     runs: bool = False
-    """True if its process is still running: the spool was not changed."""
+    """True if the process is still running; the spool is then left unchanged."""
 
 
 def recover(folder: Path, *, force: bool = False) -> Iterator[Recovery]:
-    """Make reports of the spools of killed processes in `folder`; yield the outcome of each.
+    """Write reports from spools of killed processes in `folder`; yield a result per spool.
 
-    A spool is removed once its reports exist. If a rank has several, the newest gets the usual
-    names and older ones names with their process id.
+    A spool is removed when its reports are written. If a rank has several spools, the reports of
+    the newest get the usual names, and those of older ones contain the process id.
 
     Args:
         folder: Output directory of `uprof run`, or of several runs.
         force: If True, reports of another run may be overwritten.
 
     Raises:
-        UsageError: it is not a directory.
+        UsageError: `folder` is not a directory.
     """
     if not folder.is_dir():
         raise UsageError(
             f"{folder} is not an existing directory",
-            hint="give the output directory of `uprof run`",
+            hint="pass the output directory of `uprof run`",
             slug="no-folder",
         )
     taken: set[Path] = set()
@@ -118,7 +118,7 @@ def _write(path: Path, names: Mapping[str, Path], content: Spooled, *, force: bo
 
 
 def failure_of(content: Spooled) -> str:
-    """Return the failure that the reports contain: how far the measurements were saved."""
+    """Return the failure text for the reports, which says how much was saved."""
     run = content.run
     if "first_iteration_reported" in run.anomalies:
         saved = "its first iteration, including setup,"
@@ -142,7 +142,7 @@ def _remark(path: Path, content: Spooled) -> str | None:
 
 
 def _is_of_this_run(path: Path, content: Spooled) -> bool:
-    """Return True if `path` is a report of the run of this spool."""
+    """Return True if `path` is a report of the same run as this spool."""
     from unified_prof.sqlite.reader import open_report
 
     if not path.is_file():
@@ -161,7 +161,7 @@ def _is_of_this_run(path: Path, content: Spooled) -> bool:
 
 
 def _update_ranks(folder: Path, names: Mapping[str, Path], content: Spooled) -> None:
-    """Write the reports of the rank into `run.json`, if it exists."""
+    """Add the reports of the rank to `run.json` if it exists."""
     if content.rank is None or not run_folder.has_entry(folder, content.rank):
         return
     try:

@@ -1,8 +1,8 @@
-"""Opens recordings and partials by URL, in S3 and any other storage that fsspec supports.
+"""Reads and writes recordings and partials by URL, in S3 and other storage supported by fsspec.
 
-Local paths are used without a copy. Credentials and endpoints come from the packages that fsspec
-uses: the environment and files of their service (`AWS_ACCESS_KEY_ID`, `AWS_ENDPOINT_URL`, `~/.aws`,
-...), and fsspec's own variables (`FSSPEC_S3_...`).
+Local paths are used without a copy. Credentials and endpoints are read by the packages that fsspec
+uses, from the environment and configuration files of the service (`AWS_ACCESS_KEY_ID`,
+`AWS_ENDPOINT_URL`, `~/.aws`, ...) and from fsspec's own variables (`FSSPEC_S3_...`).
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _NO_RESPONSE = {
 
 @contextmanager
 def storage_errors(location: str, kind: type[UprofError]) -> Iterator[None]:
-    """Raise errors of storage services as `kind`, with the location and a hint."""
+    """Context manager that raises errors of storage services as `kind`, with location and hint."""
     try:
         yield
     except UprofError:
@@ -129,24 +129,24 @@ class Remote:
     url: str
     size_bytes: int
     stamp: str
-    """Changes with the contents: a hash of ETags, else of sizes and times."""
+    """Hash of the ETags, or of sizes and times if there are none; changes with the content."""
     files: tuple[str, ...]
-    """Its files, relative to `url`; "" alone if it is a file itself."""
+    """Files relative to `url`; [""] if the recording itself is a file."""
 
     @property
     def name(self) -> str:
-        """The last part of its URL."""
+        """Last component of the URL."""
         return PurePosixPath(self.url).name
 
 
 def is_remote(location: str) -> bool:
-    """Return True for a URL that is not a local file."""
+    """Return True for a URL other than `file://`."""
     match = _URL.match(location)
     return match is not None and match["scheme"].lower() not in ("file", "local")
 
 
 def local_path(location: str) -> Path:
-    """Return the path of a local location, a path or a `file://` URL."""
+    """Return the path of a local location (a path or a `file://` URL)."""
     if _URL.match(location):
         parts = urlsplit(location)
         return Path(unquote(parts.netloc + parts.path))
@@ -159,7 +159,7 @@ def join(location: str, name: str) -> str:
 
 
 def find(url: str) -> list[Remote]:
-    """Return the recording at a URL, or what can be recordings below a directory or in a pattern.
+    """Return the recording at a URL, or possible recordings in a directory or matching a pattern.
 
     Raises:
         RawFormatError: nothing is there, or the service fails.
@@ -201,7 +201,7 @@ def find(url: str) -> list[Remote]:
 
 @contextmanager
 def fetch(location: str | Remote) -> Iterator[Path]:
-    """Yield a local path; for remote storage that of a copy, which is removed after the block.
+    """Context manager that yields a local path; copies of remote files are removed on exit.
 
     Raises:
         RawFormatError: it does not exist, or cannot be read.
@@ -233,7 +233,7 @@ def fetch(location: str | Remote) -> Iterator[Path]:
 
 
 class StorageDirectory:
-    """A directory, local or remote, whose files appear complete or not at all."""
+    """A local or remote directory to which files are written atomically."""
 
     def __init__(self, location: str) -> None:
         self.location = location
@@ -246,7 +246,7 @@ class StorageDirectory:
         return join(self.location, name)
 
     def names(self) -> list[str]:
-        """Return the sorted names of its files; none if the directory does not exist.
+        """Return the sorted file names; empty if the directory does not exist.
 
         Raises:
             RawFormatError: it cannot be listed.
@@ -305,7 +305,8 @@ class StorageDirectory:
         Args:
             name: Name of the file.
             data: Its content.
-            durable: Wait until it is on disk; not needed for files that can be made again.
+            durable: If True, wait until the file is on disk; not needed for files that can be
+                recreated.
 
         Raises:
             OutputError: it cannot be written; an existing file is kept.
@@ -351,7 +352,7 @@ class StorageDirectory:
                 system.rm_file(path)
 
     def tidy(self) -> None:
-        """Remove partial files of killed processes, so that `write` need not look for them."""
+        """Remove temporary files of killed processes once, instead of on every `write`."""
         if not self.is_remote:
             remove_abandoned(local_path(self.location))
             self._is_tidy = True
@@ -401,7 +402,7 @@ def _files(system: Any, path: str) -> Sequence[str]:
 
 
 def _open(url: str) -> tuple[Any, str]:
-    """Return the file system of a URL and the path in it."""
+    """Return the file system for a URL and the path in it."""
     match = _URL.match(url)
     assert match is not None
     scheme = match["scheme"].lower()

@@ -1,4 +1,4 @@
-"""Writes the reports of one run, from before it starts until its exit status is known."""
+"""Writes the reports of one run while it runs and after it ends."""
 
 from __future__ import annotations
 
@@ -26,13 +26,13 @@ _FINAL_FACTS = ("exit_code", "finished")
 
 
 class Reports:
-    """The reports of one run or of one of its ranks, written as early as possible.
+    """Reports of one run or rank, written as early as possible.
 
     Args:
         spec: Specification of the run; reports are written to `output_dir`.
         backend: Name of the backend, None if there is none.
         force: If True, reports of an earlier run may be overwritten.
-        in_program: True if a part of a program is measured, whose exit code is unknown.
+        in_program: True if only a part of a program is measured, which has no exit code.
         ranks: The measured ranks of a distributed run.
         on_written: Called with the files that were written while the workload is running.
 
@@ -74,11 +74,11 @@ class Reports:
 
     @property
     def files(self) -> dict[str, tuple[Path, ...]]:
-        """Report kind -> files written, below the directory as the user named it."""
+        """Report kind -> files written, as paths below the directory that the user passed."""
         return {kind: tuple(map(self._display_path, paths)) for kind, paths in self._paths.items()}
 
     def begin(self) -> None:
-        """Record the facts known before the workload starts; the directory exists."""
+        """Record the facts known before the workload starts; the directory must exist."""
         self._begin_ns = time.time_ns()
         self._facts = provenance.of_run(self._spec, self._backend, self.rank, provenance.now())
         self._facts |= dict.fromkeys(self._final_facts)
@@ -90,7 +90,7 @@ class Reports:
         """Save the complete iterations for `uprof db recover`, in case the process is killed.
 
         Raises:
-            OSError: it cannot be written.
+            OSError: the file cannot be written.
         """
         if os.getpid() != self._owner or not self._skyline:
             return
@@ -149,9 +149,10 @@ class Reports:
         self._update_ranks(run_folder.ENDED, capture.exit_code, capture.failure)
 
     def write_stub(self, exit_code: int, failure: str) -> None:
-        """Write reports that contain only the reason why nothing was measured.
+        """Write reports that contain no measurements, only the failure.
 
-        The workload of this rank succeeded and other ranks depend on it; only measuring failed.
+        Used if the workload of this rank succeeded and other ranks depend on it, but measuring
+        failed.
         """
         self._note_end(exit_code)
         empty_run = TrackedRun(
@@ -172,7 +173,7 @@ class Reports:
         self._update_ranks(run_folder.ENDED, exit_code, failure)
 
     def record_failure(self, exit_code: int | None, failure: str) -> None:
-        """Write into `run.json` why this rank has no reports."""
+        """Record in `run.json` why this rank has no reports."""
         self._update_ranks(run_folder.ENDED, exit_code, failure)
 
     def _is_written(self, capture: Capture) -> bool:
@@ -217,7 +218,7 @@ class Reports:
     def _unused_names(self, names: Mapping[str, Path]) -> Mapping[str, Path]:
         """Return `names`, or other names if another process wrote one of the files meanwhile.
 
-        Two processes may have been given one directory: the reports of both are kept.
+        Two processes may use the same directory; the reports of both are kept.
         """
         written = self._all_paths()
         if not any(self._is_taken(path) for path in names.values() if path not in written):
@@ -258,7 +259,7 @@ class Reports:
     def _update_ranks(
         self, state: str, exit_code: int | None = None, failure: str | None = None
     ) -> None:
-        """Write the state of this rank into `run.json`, if there are other ranks."""
+        """Write the state of this rank to `run.json` if there are other ranks."""
         rank = self.rank
         if not rank.is_distributed or rank.number is None or rank.world_size is None:
             return
@@ -287,7 +288,7 @@ class Reports:
             self.notes += [] if note in self.notes else [note]
 
     def _display_path(self, path: Path) -> Path:
-        """Return `path` below the directory as the user named it."""
+        """Return `path` relative to the directory that the user passed."""
         for directory in (self._absolute, self._absolute.resolve()):
             if path.is_relative_to(directory):
                 return self.directory / path.relative_to(directory)
@@ -295,7 +296,7 @@ class Reports:
 
 
 def with_output(spec: RunSpec, reports: Reports) -> RunSpec:
-    """Return `spec` for a backend, with the directory of raw recordings and callbacks."""
+    """Return `spec` with the directory for raw recordings and callbacks to `reports`."""
     return replace(
         spec,
         output_dir=reports.raw,

@@ -33,9 +33,9 @@ class Workload:
     command: tuple[str, ...]
     """Options of `uprof run`, the script, and its arguments."""
     keep: Path | None = None
-    """Directory for the reports; None: they are not kept."""
+    """Directory for the reports; None: the reports are not kept."""
     pythons: tuple[str, str] = (sys.executable, sys.executable)
-    """Interpreters for baseline and candidate, which can need different environments."""
+    """Python interpreters for baseline and candidate."""
 
 
 def until_sure(
@@ -55,10 +55,10 @@ def until_sure(
     sides equally.
 
     Returns:
-        The verdict, and what was measured of either side.
+        The verdict, and the measurements of both sides.
 
     Raises:
-        UsageError: a folder is none, or `most` is below MIN_ROUNDS.
+        UsageError: a checkout is not a directory, or `most` is below MIN_ROUNDS.
         CaptureError: the workload failed, or could not be measured.
         OutputError: the reports cannot be written.
     """
@@ -84,14 +84,14 @@ def until_all_sure(
 ) -> tuple[Verdicts, dict[str, tuple[Run, Run]]]:
     """Like `until_sure`, with several workloads in every round and their geometric mean.
 
-    A regression of one of them is sure enough. All have the folder to keep reports in of the
-    first, each a folder of its own name in it.
+    The rounds end when the verdict for all workloads is certain or one of them has regressed. All
+    reports are kept in the directory of the first workload, in one subdirectory per workload.
 
     Returns:
-        The verdicts, and what was measured of each workload on either side.
+        The verdicts, and the measurements of each workload on both sides.
 
     Raises:
-        UsageError: as of `until_sure`; there is no workload.
+        UsageError: as for `until_sure`, or there is no workload.
         CaptureError: a workload failed, or could not be measured.
         OutputError: the reports cannot be written.
     """
@@ -118,11 +118,11 @@ def _in_turn(
     """Run each workload in both checkouts in turn; yield the runs so far after each round.
 
     Args:
-        checkouts: base and new.
-        workloads: folder of the reports -> workload.
-        metrics: what is judged; the first round shows whether it is measured.
-        most: rounds.
-        progress: told what goes on.
+        checkouts: Directories of baseline and candidate.
+        workloads: Report directory -> workload.
+        metrics: Metrics to compare; the first round checks that they are measured.
+        most: Maximum number of rounds.
+        progress: Called with a short description of the current step.
     """
     for checkout in checkouts:
         if not checkout.is_dir():
@@ -187,9 +187,9 @@ def several(
 
 
 def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
-    """Return the smallest regression that so many runs a side will mostly be sure of.
+    """Return the smallest regression that is usually detected with `runs_a_side` runs per side.
 
-    Mostly: of changes just as large, half are; of those a little larger nearly all.
+    A regression of this size is detected in half of the cases, a slightly larger one nearly always.
     """
     degrees = noise.degrees + 2 * (runs_a_side - 1)
     error = noise.relative * math.sqrt(2 / runs_a_side)
@@ -199,10 +199,11 @@ def seen(noise: Noise, limits: Limits, runs_a_side: int) -> float:
 def measure(
     command: Sequence[str], folder: Path, target: Path, *, python: str = sys.executable
 ) -> None:
-    """Run the workload in a separate process in `folder` and write its reports to `target`.
+    """Run the workload in a separate process in `folder`, and write its reports to `target`.
 
     Raises:
-        CaptureError: it failed, with the end of what it printed, or left no report.
+        CaptureError: the workload failed (the message contains the end of its output), or wrote no
+            report.
     """
     full = [python, "-m", "unified_prof", "run", "--quiet", "-o", str(target), *command]
     # A file, because a pipe stays open as long as any process that the workload started.
@@ -241,7 +242,7 @@ def measure(
 
 @contextmanager
 def _reports(keep: Path | None) -> Iterator[Path]:
-    """Yield the directory of the reports, which is removed afterwards unless it is kept."""
+    """Yield the directory for the reports: `keep`, or a temporary directory."""
     if keep is None:
         with TemporaryDirectory(prefix="uprof-rounds-") as folder:
             yield Path(folder)

@@ -1,6 +1,6 @@
 """Runs a workload on a backend, writes its reports, and returns their headline figures.
 
-The figures are the keys of `uprof run --json` and of `Profile.summary`.
+The names of the figures are the keys in `uprof run --json` and `Profile.summary`.
 """
 
 from __future__ import annotations
@@ -35,10 +35,10 @@ class RunResult:
     backend: str
     directory: Path
     files: Mapping[str, tuple[Path, ...]]
-    """Report kind -> files written; several only if there are several recordings."""
+    """Report kind -> files written; more than one only if there are several recordings."""
     tracked: TrackedRun | None
     failure: str | None = None
-    """Reason why something is missing or partial, for the user."""
+    """Reason why results are missing or partial, None if complete."""
     rank: Rank | None = None
     """Rank of this process."""
 
@@ -56,8 +56,8 @@ def run(
 
     The output directory is created, and removed if it stays empty. If measuring fails after the
     workload failed, the reason is in `RunResult.failure` and the exit code is that of the workload.
-    If it fails after the workload of one rank of several succeeded, the others depend on the rank:
-    reports that contain the reason are written.
+    If it fails after the workload of one of several ranks succeeded, no error is raised, because
+    other ranks depend on this one; the reports contain the reason instead.
 
     Args:
         backend: Runs and measures.
@@ -102,7 +102,10 @@ def run(
 
 
 def _finish(reports: Reports, capture: Capture, *, lenient: bool) -> str | None:
-    """Write the reports; return the failure if it is not raised."""
+    """Write the reports and return the failure, which is None if all was measured.
+
+    An error after a successful workload is raised unless `lenient` is true.
+    """
     try:
         reports.finish(capture)
         if capture.error is not None:
@@ -135,7 +138,7 @@ def _result(backend: Backend, reports: Reports, capture: Capture, failure: str |
 
 @dataclass(frozen=True, slots=True)
 class OperationTotal:
-    """All calls of one operation from one source line, in one iteration."""
+    """Total of all calls of one operation from one source line in one iteration."""
 
     name: str
     location: str | None
@@ -143,7 +146,7 @@ class OperationTotal:
     calls: int
     forward_ms: float
     backward_ms: float | None
-    """None if no call has a backward pass."""
+    """Backward time in ms; None if no call has a backward pass."""
 
     @property
     def total_ms(self) -> float:
@@ -153,7 +156,7 @@ class OperationTotal:
 
 @dataclass(frozen=True, slots=True)
 class RunSummary:
-    """The median iteration and its parts; None for figures that were not measured."""
+    """Headline figures of the median iteration; None for figures that were not measured."""
 
     device: str
     complete: bool
@@ -164,9 +167,9 @@ class RunSummary:
     forward_ms: float | None
     backward_ms: float | None
     other_ms: float | None
-    """Time of the optimizer and everything else outside forward and backward."""
+    """Time outside forward and backward, including the optimizer."""
     unattributed_forward_ms: float | None
-    """Forward time outside the operations of the report."""
+    """Forward time that no operation of the report accounts for."""
     unattributed_backward_ms: float | None
     peak_usage_bytes: int | None
     weights_bytes: int
@@ -181,7 +184,7 @@ def summarize(files: Iterable[Path], top: int = 10) -> RunSummary | None:
 
     Args:
         files: The reports of one run; other kinds are ignored.
-        top: Number of the most expensive operations.
+        top: Maximum number of operations to include, most expensive first.
 
     Returns:
         None if there is no readable Skyline report.
@@ -260,7 +263,7 @@ def _ms(duration_ns: int | None) -> float | None:
 
 
 def _operations(calls: Calls) -> list[OperationTotal]:
-    """Return the sums of calls by operation and line, the most expensive first."""
+    """Sum calls by operation and source line; return the totals, most expensive first."""
     if calls.total_ns is None or calls.forward_ns is None:
         return []
     groups: dict[tuple[int, int], list[int]] = {}

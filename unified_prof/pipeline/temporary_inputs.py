@@ -1,6 +1,6 @@
-"""Temporary copies of standard input and of unpacked archives, removed after the conversion.
+"""Makes temporary copies of standard input and archives, and removes them after the conversion.
 
-Recordings are read more than once and some from their ends, so that a pipe or an archive cannot be
+Recordings are read more than once and partly from the end, so a pipe or an archive cannot be
 decoded directly.
 """
 
@@ -58,12 +58,12 @@ def is_archive(path: Path) -> bool:
 
 
 class TemporaryInputs:
-    """Makes temporary copies; as a context manager it removes them at the end."""
+    """Context manager that makes temporary copies and removes them on exit."""
 
     def __init__(self) -> None:
         self._resources = ExitStack()
         self._names: dict[str, str] = {}
-        """Temporary path -> the name that messages show."""
+        """Temporary path -> name to show in messages."""
         self._unpacked: list[Path] = []
 
     def __enter__(self) -> TemporaryInputs:
@@ -78,7 +78,7 @@ class TemporaryInputs:
         self._resources.close()
 
     def contains(self, path: Path) -> bool:
-        """Return True if `path` is a temporary file or directory, or inside one."""
+        """Return True if `path` is a temporary file or directory, or is inside one."""
         return any(path.is_relative_to(place) for place in self._names)
 
     def is_unpacked(self, path: Path) -> bool:
@@ -86,17 +86,17 @@ class TemporaryInputs:
         return any(path.is_relative_to(directory) for directory in self._unpacked)
 
     def display_name(self, text: str) -> str:
-        """Return `text` with the names that the user gave instead of temporary paths."""
+        """Return `text` with temporary paths replaced by the names that the user passed."""
         for place, name in self._names.items():
             text = text.replace(place, name)
         return text
 
     def read_standard_input(self, progress: Callable[[str], None] = lambda _: None) -> Path:
-        """Return a file with the content of standard input.
+        """Copy standard input to a temporary file, and return its path.
 
         Raises:
-            UsageError: it is closed, or a terminal.
-            RawFormatError: it is empty, or too long.
+            UsageError: standard input is closed, or is a terminal.
+            RawFormatError: standard input is empty or too long.
             OutputError: there is no space for the file.
         """
         stream = _standard_input()
@@ -118,10 +118,10 @@ class TemporaryInputs:
         return path
 
     def unpack(self, archive: Path, progress: Callable[[str], None] = lambda _: None) -> Path:
-        """Return a directory with the files of an archive; links and devices are not unpacked.
+        """Unpack an archive without links and devices, and return the temporary directory.
 
         Raises:
-            RawFormatError: the archive is damaged, too long, or has unsafe names.
+            RawFormatError: the archive is damaged or too long, or contains unsafe file names.
             OutputError: there is no space for the files.
         """
         progress(f"unpacking {archive}")
@@ -158,10 +158,10 @@ class _Member(NamedTuple):
 
 
 def _members(archive: Path) -> Iterator[_Member]:
-    """Yield the regular files of an archive; the content of each is read before the next one.
+    """Yield the regular files of an archive; read each file before the next one is requested.
 
     Raises:
-        RawFormatError: it is damaged.
+        RawFormatError: the archive is damaged.
     """
     try:
         with archive.open("rb") as file:
@@ -188,7 +188,7 @@ def _members(archive: Path) -> Iterator[_Member]:
 
 
 def _write(member: _Member, target: Path, archive: Path, max_bytes: int) -> int:
-    """Write a file of an archive below `target` and return its size."""
+    """Unpack one file of an archive below `target`, and return its size."""
     name = PurePosixPath(member.name.replace("\\", "/"))
     if name.is_absolute() or ".." in name.parts:
         raise RawFormatError(f"{archive} has an unsafe file name: {name}", slug="unsafe-name")
@@ -224,8 +224,8 @@ def _standard_input() -> IO[bytes]:
 
 def _raise_too_long(name: str) -> NoReturn:
     raise RawFormatError(
-        f"{name} is too long, has too many files or expands too much",
-        hint="write it to files first",
+        f"{name} is too long, contains too many files, or expands too much",
+        hint="unpack or save it to files first",
         slug="input-too-long",
     )
 

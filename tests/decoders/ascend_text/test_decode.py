@@ -207,7 +207,7 @@ def test_a_trace_without_known_events_is_refused(text: str, tmp_path: Path) -> N
     folder = tmp_path / "x_ascend_pt" / "ASCEND_PROFILER_OUTPUT"
     folder.mkdir(parents=True)
     (folder / "trace_view.json").write_text(text)
-    with pytest.raises(RawFormatError, match="has no complete event"):
+    with pytest.raises(RawFormatError, match="contains no complete event"):
         converted(folder, tmp_path)
     assert not (tmp_path / "r.db").exists()
 

@@ -340,7 +340,7 @@ def test_other_pickles_and_mappings_are_refused(tmp_path: Path) -> None:
         decoded(tmp_path, {"weights": [1, 2]})
     path = tmp_path / "cut.pickle"
     path.write_bytes(pickle.dumps(small())[:-20])
-    with pytest.raises(RawFormatError, match="damaged or cut off as a pickle"):
+    with pytest.raises(RawFormatError, match="is damaged or cut off"):
         decode(path)
 
 

@@ -1,9 +1,9 @@
 """Opens a `*_ascend_pt` directory of torch_npu's profiler: control files, clock, FRAMEWORK/ files.
 
-FRAMEWORK/ files have records of type, length and value; a value is a fixed part and fields, which
-have type, length and value too. Files may be damaged: reading ends at a record that does not end
-within the file, records shorter than their fixed part are skipped, fields that do not fit are
-dropped; all of these are counted.
+Files in FRAMEWORK/ contain type-length-value records. A value consists of a fixed part and of
+fields, which are type-length-value encoded, too. In damaged files, reading stops at a record that
+extends beyond the end of the file, records shorter than their fixed part are skipped, and fields
+that do not fit are dropped; all of these are counted as anomalies.
 """
 
 from __future__ import annotations
@@ -52,19 +52,19 @@ PARAMETERS = "torch.param_tensor_info"
 
 @dataclass(frozen=True, slots=True)
 class HostClock:
-    """Parameters to convert time stamps of FRAMEWORK/ to ns since 1970, as torch_npu does."""
+    """Parameters to convert timestamps of FRAMEWORK/ to Unix time in ns, as torch_npu does."""
 
     counts: bool
-    """True if time stamps are values of the system counter, False if monotonic ns."""
+    """True if timestamps are values of the system counter, False if they are monotonic ns."""
     mhz: float
     start_count: int
     start_monotonic_ns: int
     offset_ns: int
-    """Difference of times since 1970 and the monotonic clock."""
+    """Offset from the monotonic clock to Unix time."""
 
 
 class AscendFolder:
-    """A directory and its control files; unreadable files are listed in `problems`."""
+    """A `*_ascend_pt` directory and its control files; `problems` lists unreadable files."""
 
     def __init__(self, path: Path) -> None:
         """List the directory.
@@ -74,21 +74,21 @@ class AscendFolder:
         """
         self.path = path
         self.problems: list[tuple[str, str]] = []
-        """(anomaly name, message) of everything that was not read."""
+        """(anomaly name, message) for each file that could not be read."""
         names = listed(path)
         self.prof = next((path / n for n in names if _PROF.match(n) and (path / n).is_dir()), None)
-        """First PROF_* directory, as torch_npu takes it."""
+        """First PROF_* directory, which is the one that torch_npu uses."""
         self._info_file = next((path / name for name in names if _INFO.fullmatch(name)), None)
         framework = path / FRAMEWORK
         self._framework = listed(framework) if framework.is_dir() else []
 
     @property
     def has_framework(self) -> bool:
-        """True if FRAMEWORK/ has a file with data of a table."""
+        """True if FRAMEWORK/ contains a file that is decoded."""
         return any(name.startswith(_FILES) for name in self._framework)
 
     def file(self, name: str) -> Path | None:
-        """Return the file of FRAMEWORK/ whose name starts with `name`, or None."""
+        """Return the file in FRAMEWORK/ whose name starts with `name`, None if there is none."""
         found = [file for file in self._framework if file.startswith(name)]
         if len(found) > 1:
             self.problems.append(
@@ -97,13 +97,13 @@ class AscendFolder:
         return self.path / FRAMEWORK / found[0] if found else None
 
     def other_files(self) -> list[str]:
-        """Return the names of unknown files of FRAMEWORK/."""
+        """Return the names of unknown files in FRAMEWORK/."""
         known = (*_FILES, PARAMETERS)
         return [name for name in self._framework if not name.startswith(known)]
 
     @cached_property
     def info(self) -> Control:
-        """`profiler_info*.json`; empty if it is missing or not JSON."""
+        """Content of `profiler_info*.json`; empty if the file is missing or invalid."""
         if self._info_file is None:
             return Control(self.path, {})
         try:
@@ -114,7 +114,7 @@ class AscendFolder:
 
     @cached_property
     def metadata(self) -> dict[str, str]:
-        """`profiler_metadata.json`, with values as JSON texts as torch_npu writes them."""
+        """Content of `profiler_metadata.json`, with values as JSON strings as in torch_npu."""
         path = self.path / METADATA
         if not path.is_file():
             return {}
@@ -126,7 +126,7 @@ class AscendFolder:
         return {str(name): _json(value) for name, value in values.items()}
 
     def write_metadata(self, sink: Sink) -> None:
-        """Write the metadata of the user and of torch_npu to META_DATA."""
+        """Write META_DATA: metadata of the user and of torch_npu."""
         for name, value in self.metadata.items():
             if name.startswith(_RESERVED_NAMES):
                 self.problems.append(("reserved_name", f"{METADATA}: {name}"))
@@ -145,7 +145,7 @@ class AscendFolder:
         return _inner(_inner(self.info, "config"), "experimental_config").text("_profiler_level")
 
     def clock(self, prof: ProfClock | None) -> HostClock:
-        """Return the clock of the time stamps of FRAMEWORK/.
+        """Return the clock of the timestamps in FRAMEWORK/.
 
         Args:
             prof: clock of the host in PROF_*; None without PROF_*.
@@ -165,7 +165,10 @@ class AscendFolder:
             at, at_monotonic = end.integer("collectionTimeEnd"), end.integer("MonotonicTimeEnd")
             if at is None or at_monotonic is None:
                 self.problems.append(
-                    ("no_clock", f"{self.info.path} has no end_info: times count from the start")
+                    (
+                        "no_clock",
+                        f"{self.info.path} has no end_info: times are relative to the start",
+                    )
                 )
             else:
                 offset = at - at_monotonic
@@ -174,7 +177,7 @@ class AscendFolder:
 
 @dataclass(frozen=True, slots=True)
 class ProfClock:
-    """Clock of the host in the control files of PROF_*."""
+    """Host clock according to the control files of PROF_*."""
 
     mhz: float
     start_count: int | None
@@ -229,7 +232,7 @@ def _frequency(text: str) -> float:
 
 
 def _json(value: Any) -> str:
-    """Return a value as JSON in the form of Python's json module, as torch_npu does."""
+    """Return a value as JSON in the format of Python's json module, as torch_npu writes it."""
     try:
         return json.dumps(value)
     except (ValueError, RecursionError):
@@ -240,9 +243,9 @@ _LATEST = 1 << 62
 
 
 def epoch_ns(raw: NDArray[np.int64] | NDArray[np.uint64], clock: HostClock) -> Ints:
-    """Return times in ns since 1970; times beyond 64 bits are clipped.
+    """Return Unix times in ns; times beyond 64 bits are clipped.
 
-    As in torch_npu, ticks are multiplied with ns per tick in float64 and truncated.
+    As in torch_npu, ticks are multiplied by ns per tick in float64, and the result is truncated.
     """
     stamps = raw.astype(np.int64)
     if not clock.counts:
@@ -278,7 +281,7 @@ class Layout:
 
     fixed: np.dtype[Any]
     by_length: bool = False
-    """True if the length of a record identifies the layout (no fields), False if its fields do."""
+    """True if the record length identifies the layout (no fields), False if the fields do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -289,20 +292,20 @@ class Batch:
     fixed: NDArray[Any]
     fields: Fields
     number: Ints
-    """Number of each record in the file."""
+    """Index of each record in the file."""
 
 
 def read_records(
     path: Path, kind: int, layouts: Sequence[Layout], wanted: tuple[int, ...], sink: Sink
 ) -> Iterator[Batch]:
-    """Yield the records of a file in batches of some megabytes, newest layout first.
+    """Yield the records of a file in batches of a few megabytes, one batch per layout.
 
     Args:
         path: path of the file.
-        kind: type of its records; others are counted and dropped.
+        kind: type of the records to read; other records are counted and dropped.
         layouts: possible layouts of the fixed part; the first that fits is used.
         wanted: types of the fields to find.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -318,7 +321,7 @@ def read_records(
 
 
 def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
-    """Return the records of a file of fixed records; an incomplete one at the end is counted.
+    """Return the records of a file with fixed-size records; an incomplete last record is counted.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -335,7 +338,7 @@ def read_flat(path: Path, layout: np.dtype[Any], sink: Sink) -> NDArray[Any]:
 
 
 def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
-    """Yield data with the starts and ends of the values in it, and their types."""
+    """Yield chunks of data with the starts, ends and types of their values."""
     data = b""
     with _opened(path) as file:
         try:
@@ -353,7 +356,7 @@ def _pieces(path: Path, sink: Sink) -> Iterator[tuple[bytes, Ints, Ints, Ints]]:
 
 
 def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
-    """Return starts, ends and types of the complete values, and the begin of the rest."""
+    """Return starts, ends and types of complete values, and the offset of the other bytes."""
     heads: list[int] = []
     add, length, size, last = heads.append, _LENGTH.unpack_from, _HEAD.size, len(data)
     at = 0
@@ -370,7 +373,7 @@ def _chain(data: bytes) -> tuple[Ints, Ints, Ints, int]:
 
 
 def _complete_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> bytes:
-    """Read the rest of a record that is longer than a piece; skip it if it is too long."""
+    """Read the rest of a record that is longer than a chunk; skip it if it is too long."""
     if len(data) < _HEAD.size:
         return data
     length = _HEAD.size + _HEAD.unpack_from(data)[1]
@@ -390,7 +393,7 @@ def _complete_record(path: Path, file: BinaryIO, data: bytes, sink: Sink) -> byt
 
 @dataclass(frozen=True, slots=True)
 class _Piece:
-    """Records of one type in a part of a file."""
+    """Records of one type in a chunk of a file."""
 
     path: Path
     data: bytes
@@ -417,7 +420,7 @@ def _batches(
         piece = piece.take(np.flatnonzero(~fits))
     if len(piece.starts):
         length = int(piece.ends[0] - piece.starts[0])
-        detail = f"{piece.path}: a record of {length} bytes fits no layout"
+        detail = f"{piece.path}: a record of {length} bytes matches no layout"
         sink.anomaly(DAMAGED, len(piece.starts), detail)
         if not layouts[0].by_length:
             # The fields do not end with the record: keep the fixed part and the fields that fit.
@@ -442,7 +445,7 @@ def _batch(piece: _Piece, rows: Ints, layout: Layout, fields: Fields) -> Batch:
 def _fields(
     piece: _Piece, fixed_bytes: int, wanted: tuple[int, ...]
 ) -> tuple[NDArray[np.bool_], Fields]:
-    """Return which records are filled exactly by their fields, and the wanted fields."""
+    """Return a mask of the records that their fields fill exactly, and the wanted fields."""
     array = np.frombuffer(piece.data, np.uint8)
     at, ends = piece.starts + fixed_bytes, piece.ends
     fields = {

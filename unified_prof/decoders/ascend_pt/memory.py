@@ -1,4 +1,4 @@
-"""Decodes device memory of the allocators of PyTorch and CANN: MEMORY_RECORD and OP_MEMORY."""
+"""Decodes memory allocated by PyTorch and CANN on devices: MEMORY_RECORD and OP_MEMORY."""
 
 from __future__ import annotations
 
@@ -62,18 +62,18 @@ class Records:
         return self.columns[name]
 
     def take(self, rows: NDArray[np.bool_] | Ints) -> Records:
-        """Return some rows."""
+        """Return the records at the given rows."""
         return Records({name: values[rows] for name, values in self.columns.items()})
 
 
 def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink) -> Records:
-    """Read the records of the device; a missing file has none.
+    """Read the allocator records; return no records if the file is missing.
 
     Args:
         path: path of the file.
         clock: converts its time stamps.
         device: the only recorded device, which replaces PyTorch's number; None if several.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
 
     Raises:
         RawFormatError: the file cannot be read.
@@ -95,7 +95,7 @@ def read_memory(path: Path | None, clock: Clock, device: int | None, sink: Sink)
 
 
 def write_totals(records: Records, allocations: dict[str, Ints], sink: Sink) -> None:
-    """Write MEMORY_RECORD: totals of each allocator and of both, after each change."""
+    """Write MEMORY_RECORD: the totals of each allocator and of both together, after each change."""
     pytorch = records.take(records["component"] != _WORKSPACE)
     workspace = records.take(records["component"] == _WORKSPACE)
     cann = {name: values[_by_time(allocations)] for name, values in allocations.items()}
@@ -163,7 +163,7 @@ def _write_totals(sink: Sink, component: str, records: Records, **other: Column)
 
 
 def _own_or_null(stream: Ints, other: Ints) -> Column:
-    """Return PyTorch's stream; NULL if it is 0 and CANN has a record."""
+    """Return the stream that PyTorch recorded; NULL if it is 0 and CANN has a record."""
     return np.ma.MaskedArray(stream, (stream == 0) & (other != NONE))
 
 
@@ -176,14 +176,14 @@ def _by_time(allocations: dict[str, Ints]) -> Ints:
 
 
 def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: str) -> Ints:
-    """Return the last of `time` on the same device before each of `at_ns`, or NONE.
+    """Return for each of `at_ns` the index of the last earlier `time` on the same device, or NONE.
 
     Args:
         time: times to search, ascending.
         device: device of each of them.
         at_ns: times to look up.
         at_device: device of each of these.
-        side: `right` if equal times count as before, `left` if not.
+        side: `right` if equal times count as earlier, `left` if not.
     """
     found = np.full(len(at_ns), NONE, np.int64)
     for number in np.unique(device).tolist():
@@ -196,14 +196,14 @@ def _last_before(time: Ints, device: Ints, at_ns: Ints, at_device: Ints, side: s
 def write_allocations(
     records: Records, operators: Operators, names: Ints, queue: Queue, sink: Sink
 ) -> None:
-    """Write OP_MEMORY of PyTorch: allocations of its allocators until their release.
+    """Write the rows of OP_MEMORY for PyTorch: allocations paired with their releases.
 
     Args:
-        records: records of all allocators.
+        records: records of all PyTorch allocators.
         operators: operators that may have allocated.
         names: string id of the name of each operator.
-        queue: task queue, to find the operators of launching threads.
-        sink: takes the rows.
+        queue: task queue, used to find the operators for launching threads.
+        sink: receives the rows.
     """
     records = records.take(records["allocator"] == _INNER)
     odd = records["kind"] > _BLOCK_FREE
@@ -252,10 +252,10 @@ def write_allocations(
 
 
 def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
-    """Return each malloc, its free and block free (or NONE), and the number of unmatched frees.
+    """Return for each malloc its free and block free (or NONE), and the number of unmatched frees.
 
-    The records are sorted by process, address and time. A free or block free belongs to the malloc
-    before it, unless this has one of the kind already: then that free and those after it are
+    The records are sorted by process, address and time. A free or block free belongs to the
+    preceding malloc. If that malloc already has one, the free and all following frees are
     unmatched.
     """
     kind = records["kind"]
@@ -282,7 +282,7 @@ def _groups(records: Records) -> tuple[Ints, Ints, Ints, int]:
 
 
 def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
-    """Return the operator that caused each allocation, or NONE."""
+    """Return the operator that made each allocation, or NONE."""
     time, tid = mallocs["time"], mallocs["tid"]
     candidates = operators.match(lambda name: name not in _NOT_CANDIDATES)
     result = operators.not_ended(operators.begun(tid, time, candidates), time)
@@ -299,7 +299,7 @@ def _allocating(mallocs: Records, operators: Operators, queue: Queue) -> Ints:
 
 
 def write_cann_allocations(allocations: dict[str, Ints], sink: Sink) -> None:
-    """Write OP_MEMORY of CANN's operators: allocations paired with releases."""
+    """Write the rows of OP_MEMORY for CANN operators: allocations paired with their releases."""
     is_release = allocations["type"] == sink.strings.intern(_RELEASE)
     size = allocations["size"]
     usable = size != 0

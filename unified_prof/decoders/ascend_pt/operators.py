@@ -1,4 +1,4 @@
-"""Reads operators and Python calls of FRAMEWORK/, and finds operators around a time."""
+"""Reads operators and Python calls from FRAMEWORK/; finds the operators that enclose a time."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ NOT_UTF8 = NOT_AVAILABLE
 
 
 class Texts:
-    """Numbers distinct texts from 0, in the order of first use."""
+    """Assigns indexes to distinct strings, in the order of first use."""
 
     def __init__(self, change: Callable[[str], str] = lambda text: text) -> None:
         self._numbers: defaultdict[bytes, int] = defaultdict(count().__next__)
@@ -36,7 +36,7 @@ class Texts:
         self._numbers[b""] = NO_TEXT
 
     def numbers(self, data: bytes, start: Ints, length: Ints) -> Ints:
-        """Return the numbers of the texts of fields; absent fields have a negative `start`."""
+        """Return the string indexes of fields; missing fields have a negative `start`."""
         raws = [
             data[a : a + n] if a >= 0 else b""
             for a, n in zip(start.tolist(), length.tolist(), strict=True)
@@ -44,22 +44,22 @@ class Texts:
         return np.fromiter(map(self._numbers.__getitem__, raws), np.int64, len(raws))
 
     def numbers_of(self, texts: Iterable[str]) -> Ints:
-        """Return the numbers of texts; `NO_TEXT` for empty ones."""
+        """Return the indexes of strings; `NO_TEXT` for empty strings."""
         raws = (text.encode("utf-8", "backslashreplace") for text in texts)
         return np.fromiter(map(self._numbers.__getitem__, raws), np.int64)
 
     @property
     def all(self) -> list[str]:
-        """The texts by number; `N/A` if a text is not UTF-8."""
+        """Strings by index; `N/A` for bytes that are not UTF-8."""
         return [self._change(decoded(raw)) for raw in self._numbers if raw]
 
     def matching(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Return which texts pass a test, by number; the last element is for `NO_TEXT`."""
+        """Return a mask of strings for which `test` is true; the last element is for `NO_TEXT`."""
         return np.array([*map(test, self.all), test("")], bool)
 
 
 def decoded(raw: bytes) -> str:
-    """Return the text of a field."""
+    """Decode the bytes of a field."""
     try:
         return raw.decode()
     except UnicodeDecodeError:
@@ -67,7 +67,7 @@ def decoded(raw: bytes) -> str:
 
 
 def string_ids(strings: Strings, texts: Texts, numbers: Ints) -> Ints:
-    """Return the string ids of numbered texts; `NO_NAME` for `NO_TEXT`."""
+    """Return the string ids of the texts at some indexes; `NO_NAME` for `NO_TEXT`."""
     ids = np.append(strings.intern_all(texts.all), NO_NAME)
     return np.asarray(ids[numbers])
 
@@ -98,7 +98,7 @@ _MOST_LEVELS = 10_000
 
 
 class Operators:
-    """Operators sorted by thread, then start, the longer one first (`nesting.call_order`)."""
+    """Operators sorted by thread and start; longer ones first (`nesting.call_order`)."""
 
     def __init__(
         self, columns: dict[str, Ints], names: Texts, types: Texts, shapes: Texts, stacks: Texts
@@ -106,8 +106,9 @@ class Operators:
         """Sort operators.
 
         Args:
-            columns: start and end in ns since 1970, sequence, pid, tid, forward_tid; `number`, the
-                position in the order of recording (by end); numbers of name, type, shape, stack.
+            columns: start and end (Unix time in ns), sequence, pid, tid, forward_tid; `number`, the
+                position in the order of recording (by end); string indexes of name, type, shape,
+                stack.
             names: texts of the names.
             types: texts of the types of inputs.
             shapes: texts of the shapes of inputs.
@@ -117,7 +118,7 @@ class Operators:
         start, end, number = columns["start"], columns["end"], columns["number"]
         order = nesting.call_order(columns["tid"], start, end, -number)
         self.number = number[order]
-        """Position in the order of recording, which is by end."""
+        """Position in the order of recording, which is the order of the ends."""
         self.start_ns, self.end_ns = start[order], end[order]
         self.sequence = columns["sequence"][order]
         self.tid, self.forward_tid = columns["tid"][order], columns["forward_tid"][order]
@@ -128,7 +129,7 @@ class Operators:
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Operators:
-        """Read the file; a missing file has no operators.
+        """Read the operators from a file; return no operators if the file is missing.
 
         Raises:
             RawFormatError: the file cannot be read.
@@ -147,7 +148,7 @@ class Operators:
         return len(self.start_ns)
 
     def match(self, test: Callable[[str], bool]) -> NDArray[np.bool_]:
-        """Return which operators have a name that passes a test."""
+        """Return a mask of the operators for whose names `test` is true."""
         return self.names.matching(test)[self.name]
 
     def around(
@@ -157,13 +158,13 @@ class Operators:
         end_ns: Ints,
         chosen: NDArray[np.bool_] | None = None,
     ) -> Ints:
-        """Return the innermost operator (begun last) of a thread around each interval, or NONE.
+        """Return the innermost operator on a thread that encloses each interval, or NONE.
 
         Args:
             tid: thread of each interval.
             start_ns: start of each interval.
             end_ns: end of each interval.
-            chosen: mask of the operators that count; by default all.
+            chosen: mask of the operators to consider; by default all.
         """
         counts = np.ones(len(self), np.bool_) if chosen is None else chosen
         found = self.begun(tid, start_ns - 1)
@@ -172,12 +173,12 @@ class Operators:
         )
 
     def begun(self, tid: Ints, at_ns: Ints, chosen: NDArray[np.bool_] | None = None) -> Ints:
-        """Return the last operator of a thread that began at or before each time, or NONE.
+        """Return the last operator on a thread that started at or before each time, or NONE.
 
         Args:
             tid: thread of each time.
             at_ns: times.
-            chosen: mask of the operators that count; by default all.
+            chosen: mask of the operators to consider; by default all.
         """
         rows = np.arange(len(self)) if chosen is None else np.flatnonzero(chosen)
         tids, starts = self.tid[rows], self.start_ns[rows]
@@ -193,19 +194,19 @@ class Operators:
         return found
 
     def not_ended(self, operator: Ints, at_ns: Ints) -> Ints:
-        """Return each operator, or the nearest one around it that ends at or after a time."""
+        """Return each operator, or its nearest ancestor, that ends at or after a time."""
         return self._climb(operator, self.parent, lambda at, rows: self.end_ns[at] >= at_ns[rows])
 
     def nearest(self, operator: Ints, marked: NDArray[np.bool_]) -> Ints:
-        """Return each operator, or the nearest one around it that is in a mask, or NONE."""
+        """Return each operator or its nearest ancestor in the mask `marked`, or NONE."""
         return self._climb(operator, self.parent, lambda at, _: marked[at])
 
     @cached_property
     def parent(self) -> Ints:
-        """The operator of any thread in which each one began, or NONE.
+        """Parent of each operator: the innermost open operator of any thread at its start, or NONE.
 
-        As in torch_npu, there is one tree for all threads; an operator is open until its end,
-        inclusive.
+        As in torch_npu, all threads share one tree; an operator is open up to and including its
+        end.
         """
         order = np.lexsort((self.number, -self.end_ns, self.start_ns))
         start, end = self.start_ns[order], self.end_ns[order]
@@ -216,7 +217,7 @@ class Operators:
 
     @cached_property
     def _longer(self) -> Ints:
-        """The nearest operator before each one on its thread that does not end before it."""
+        """Index of the nearest preceding operator on the thread that does not end earlier."""
         return nesting.containing(self.tid, self.end_ns)
 
     def _climb(
@@ -289,7 +290,7 @@ class Frames:
 
 
 def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink) -> Frames:
-    """Read the calls; both files are needed, as in torch_npu.
+    """Read the calls; as in torch_npu, both files are required.
 
     Raises:
         RawFormatError: a file cannot be read.
@@ -302,7 +303,11 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
     events = read_flat(calls, _EVENT, sink)
     bad = events["tag"] >= _TAGS
     if bad.any():
-        sink.anomaly(DAMAGED, int(bad.sum()), f"{calls}: an event of tag {events['tag'][bad][0]}")
+        sink.anomaly(
+            DAMAGED,
+            int(bad.sum()),
+            f"{calls}: an event with the unknown tag {events['tag'][bad][0]}",
+        )
         events = events[~bad]
     if not len(events):
         return Frames.none()
@@ -325,10 +330,10 @@ def read_frames(calls: Path | None, names: Path | None, clock: Clock, sink: Sink
 
 
 def _pair_returns(tid: Ints, is_call: NDArray[np.bool_]) -> tuple[Ints, Ints]:
-    """Return the rows of calls, and the row of each one's return, or -1.
+    """Return the rows of calls and of their returns; -1 for calls without a return.
 
-    A return ends the innermost open call of its thread, whatever function it names; a return on an
-    empty stack is ignored.
+    A return ends the innermost open call on its thread, even if the function names differ. A return
+    without an open call is ignored.
     """
     threads = Runs(tid)
     steps = np.where(is_call, 1, -1)
@@ -377,10 +382,11 @@ def _texts(path: Path, sink: Sink) -> dict[int, str]:
 def _call_names(
     keys: NDArray[np.uint64], tid: Ints, texts: dict[int, str]
 ) -> tuple[Ints, list[str]]:
-    """Return the name of every call as an index, and the names.
+    """Return the index of each call's name, and the list of names.
 
-    Modules are named `nn.Module: Class_k`; k counts the instances of the class on the thread in
-    the order of their first calls. An instance keeps its k, whatever class it is called as.
+    Modules are named `nn.Module: Class_k`, where k numbers the instances of the class on the thread
+    in the order of their first calls. An instance keeps its k even if later calls name another
+    class.
     """
     distinct, key = np.unique(keys, return_inverse=True)
     known = [texts.get(value, str(value)) for value in distinct.tolist()]

@@ -1,4 +1,4 @@
-"""Reads the task queue (enqueues and dequeues), and connects operators with their launches."""
+"""Reads the task queue (enqueues and dequeues) and joins operators with their launches."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ class Intervals:
     name: Ints
     """Index of the kernel's name in `Queue.names`."""
     pid: int | None
-    """Process of the first row."""
+    """Process id in the first row."""
 
     def __len__(self) -> int:
         return len(self.start_ns)
@@ -62,7 +62,7 @@ class Queue:
 
     @classmethod
     def read(cls, path: Path | None, clock: Clock, sink: Sink) -> Queue:
-        """Read marks, which begin or end an interval; a missing file has none.
+        """Read the begin and end marks from a file; return an empty queue if the file is missing.
 
         Raises:
             RawFormatError: the file cannot be read.
@@ -77,7 +77,7 @@ class Queue:
         marks["time"] = clock(marks["time"])
         unknown = (marks["category"] < 0) | (marks["category"] >= _CATEGORIES)
         if unknown.any():
-            detail = f"{path}: a mark of category {marks['category'][unknown][0]}"
+            detail = f"{path}: a mark with the unknown category {marks['category'][unknown][0]}"
             sink.anomaly(DAMAGED, int(unknown.sum()), detail)
             marks = {name: values[~unknown] for name, values in marks.items()}
         order, is_pair = _pairs(marks)
@@ -88,14 +88,15 @@ class Queue:
 
     @property
     def is_used(self) -> bool:
-        """True if launches went through the queue."""
+        """True if operators were launched through the task queue."""
         return bool(len(self.enqueues) and len(self.dequeues))
 
 
 def _pairs(marks: dict[str, Ints]) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return an order of the marks, and which marks end the interval that the one before begins.
+    """Sort the marks; return their order and a mask of the ends whose start directly precedes them.
 
-    An end belongs to the latest open start of its side, thread and name; older starts are lost.
+    An end belongs to the latest open start with the same side, thread and name; older starts are
+    dropped.
     """
     category = marks["category"]
     side = category // 2
@@ -135,7 +136,7 @@ _THREAD_BITS = 0xFFFF_FFFF
 
 
 def queue_connections(intervals: Intervals) -> Ints:
-    """Return the connection numbers, which an enqueue and its dequeue share."""
+    """Return connection numbers; an enqueue and its dequeue have the same number."""
     return intervals.correlation + FIRST_OF_FRAMEWORK
 
 
@@ -146,15 +147,15 @@ def operator_connections(
     pid: int | None,
     marks: dict[str, Ints] | None = None,
 ) -> tuple[Ints, Ints]:
-    """Return the connections of operators: rows of operators and connection numbers.
+    """Return the connections of operators as pairs (row of the operator, connection number).
 
     Args:
         operators: operators of one process.
         queue: task queue of the process.
         launches: calls of CANN that launched tasks, as `RecordingSink.launches` returns them.
         pid: number of the process.
-        marks: marks that are also on the device, as `RecordingSink.marks` returns them; None for a
-            text export.
+        marks: marks that were also recorded on the device, as returned by `RecordingSink.marks`;
+            None for a text export.
     """
     backward, forward = forward_and_backward(operators)
     numbers = np.arange(len(backward)) + _first_free(queue)
@@ -167,9 +168,9 @@ def operator_connections(
 
 
 def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
-    """Return the backward and forward operators of every sequence number that has both.
+    """Return the backward and the forward operator for each sequence number that has both.
 
-    If there are several, the last recorded one counts, which is the outermost.
+    If there are several, the last recorded (outermost) operator is used.
     """
     rows = np.flatnonzero(
         (operators.sequence >= 0) & ~operators.match(lambda name: name.startswith(MARK))
@@ -191,10 +192,11 @@ def forward_and_backward(operators: Operators) -> tuple[Ints, Ints]:
 def launch_connections(
     operators: Operators, queue: Queue, launches: dict[str, Ints], pid: int | None
 ) -> tuple[Ints, Ints]:
-    """Return operators and the CANN_API.connectionId of their launches.
+    """Return pairs of operators and the CANN_API.connectionId of their launches.
 
-    With a task queue, a launch belongs to the operator around the enqueue of its dequeue; a launch
-    outside dequeues has no operator. Without a queue, it belongs to the operator around it.
+    With a task queue, a launch inside a dequeue belongs to the operator that encloses the matching
+    enqueue; other launches have no operator. Without a queue, a launch belongs to the operator that
+    encloses it.
     """
     tid, start, end, connection = _of_process(launches, pid)
     if queue.is_used:
@@ -207,9 +209,9 @@ def launch_connections(
 def mark_connections(
     operators: Operators, queue: Queue, marks: dict[str, Ints], pid: int | None
 ) -> tuple[Ints, Ints]:
-    """Return operators `mstx_*` and the MSTX_EVENTS.connectionId of their marks.
+    """Return pairs of `mstx_*` operators and the MSTX_EVENTS.connectionId of their marks.
 
-    Without a task queue there are none, as in torch_npu.
+    Without a task queue the result is empty, as in torch_npu.
     """
     if not queue.is_used:
         return np.zeros(0, np.int64), np.zeros(0, np.int64)
@@ -221,7 +223,7 @@ def mark_connections(
 
 
 def _of_process(calls: dict[str, Ints], pid: int | None) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return thread, start, end and connection of the calls of a process (None: all)."""
+    """Return thread, start, end and connection of the calls of a process (None: all processes)."""
     start, end = calls["startNs"], calls["endNs"]
     connection = calls["connectionId"]
     tid = calls["globalTid"] & _THREAD_BITS
@@ -234,7 +236,7 @@ def _of_process(calls: dict[str, Ints], pid: int | None) -> tuple[Ints, Ints, In
 def _enqueued(
     queue: Queue, tid: Ints, start_ns: Ints, end_ns: Ints, connection: Ints
 ) -> tuple[Ints, Ints, Ints, Ints]:
-    """Return thread, start and end of the enqueue of each call, and the call's connection.
+    """Return thread, start and end of the enqueue for each call, and the connection of the call.
 
     Calls outside dequeues are dropped.
     """
@@ -246,9 +248,9 @@ def _enqueued(
 
 
 def dequeue_around(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints) -> Ints:
-    """Return the dequeue on a thread strictly around each interval, or NONE.
+    """Return the dequeue on a thread that strictly encloses each interval, or NONE.
 
-    Dequeues of a thread do not overlap, so it is the last one that began before.
+    Dequeues on a thread do not overlap, so only the last earlier one is checked.
     """
     found = dequeue_begun(dequeues, tid, start_ns - 1)
     known = np.flatnonzero(found != NONE)
@@ -258,7 +260,7 @@ def dequeue_around(dequeues: Intervals, tid: Ints, start_ns: Ints, end_ns: Ints)
 
 
 def dequeue_begun(dequeues: Intervals, tid: Ints, at_ns: Ints) -> Ints:
-    """Return the last dequeue of a thread that began at or before each time, or NONE."""
+    """Return the last dequeue on a thread that started at or before each time, or NONE."""
     order = np.lexsort((dequeues.start_ns, dequeues.tid))
     threads, starts = dequeues.tid[order], dequeues.start_ns[order]
     found = np.full(len(tid), NONE, np.int64)
@@ -291,6 +293,6 @@ def _first_free(queue: Queue) -> int:
 
 
 def _last_by_number(numbers: Ints, rows: Ints) -> tuple[Ints, Ints]:
-    """Return the distinct numbers, ascending, and the last row of each."""
+    """Return the distinct numbers in ascending order, and the last row of each number."""
     distinct, first = np.unique(numbers[::-1], return_index=True)
     return distinct, rows[::-1][first]

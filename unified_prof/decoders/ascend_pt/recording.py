@@ -38,7 +38,7 @@ _ALLOCATIONS = (
 
 
 class RecordingSink(Sink):
-    """Forwards all rows, sets the rank, and keeps the rows that FRAMEWORK/ is joined with."""
+    """Forwards all rows, sets the rank, and keeps the rows needed to join operators."""
 
     def __init__(self, sink: Sink, rank: int | None) -> None:
         self._sink = sink
@@ -76,20 +76,20 @@ class RecordingSink(Sink):
         return self._sink.write(table, columns)
 
     def launches(self) -> dict[str, Ints]:
-        """Return the calls that launched tasks, without collectives."""
+        """Return the calls that launched tasks other than collectives."""
         return _concatenated(self._calls, _CALLS)
 
     def marks(self) -> dict[str, Ints]:
-        """Return the marks that were also recorded on the device, with the same columns."""
+        """Return marks that are also recorded on the device, in the columns of `launches`."""
         return _concatenated(self._marks, _CALLS)
 
     def allocations(self) -> dict[str, Ints]:
-        """Return the allocations and releases of CANN's operators."""
+        """Return the allocations and releases of CANN operators."""
         return _concatenated(self._allocations, _ALLOCATIONS)
 
 
 def _rows(columns: Mapping[str, Column], names: tuple[str, ...]) -> dict[str, Ints]:
-    """Return columns as arrays of one length; missing columns are 0."""
+    """Return columns as arrays of equal length; missing columns are 0."""
     arrays = {name: np.asarray(columns.get(name, 0)) for name in names}
     length = max((len(values) for values in arrays.values() if values.ndim), default=1)
     return {
@@ -117,12 +117,12 @@ class Decoded:
 
 
 def decode(path: Path, sink: Sink, stage: Stage = lambda _: nullcontext()) -> Decoded:
-    """Write every table of which a directory has data.
+    """Write all tables that the directory has data for.
 
-    A part that cannot be decoded is counted as an anomaly and loses its own tables only.
+    If a part cannot be decoded, only its own tables are missing, and an anomaly is counted.
 
     Raises:
-        RawFormatError: the directory has neither part, or none can be read.
+        RawFormatError: the directory contains neither FRAMEWORK/ nor PROF_*, or none can be read.
     """
     folder = AscendFolder(path)
     recorder = RecordingSink(sink, folder.rank)
@@ -176,7 +176,7 @@ class _Framework:
         self._clock = folder.clock(None if prof is None else clock_of(prof))
 
     def decode(self) -> None:
-        """Write the tables of torch_npu; files that cannot be read lose their own tables."""
+        """Write the tables of torch_npu; if a file cannot be read, only its tables are missing."""
         sink, stage = self._sink, self._stage
         with stage("operators of PyTorch"):
             operators = self._part(files.OPERATORS, Operators.read)
@@ -221,7 +221,7 @@ class _Framework:
 
     @staticmethod
     def _process(operators: Operators, queue: Queue) -> int:
-        """Return the process of all rows: that of the first operator, as torch_npu does."""
+        """Return the process id for all rows: that of the first operator, as in torch_npu."""
         for part in (operators, queue.enqueues, queue.dequeues):
             if part.pid is not None:
                 return part.pid

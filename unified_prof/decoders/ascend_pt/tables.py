@@ -32,14 +32,14 @@ def write_types(sink: Sink) -> None:
 def write_operators(
     operators: Operators, names: Ints, connections: tuple[Ints, Ints], pid: int, sink: Sink
 ) -> int:
-    """Write operators, their connections and call stacks; returns the number of connection ids.
+    """Write operators, their connections and call stacks; return the number of connection ids.
 
     Args:
         operators: operators to write.
         names: string id of the name of each operator.
-        connections: operator and number of every connection.
+        connections: pairs of operator and connection number.
         pid: process of all rows.
-        sink: takes the rows.
+        sink: receives the rows.
     """
     rows, numbers = connections
     connected, place = np.unique(rows, return_inverse=True)
@@ -109,7 +109,7 @@ def write_frames(frames: Frames, sink: Sink) -> None:
 
 
 def write_collections(start_ns: Ints, end_ns: Ints, pid: Ints, sink: Sink) -> None:
-    """Write runs of Python's garbage collector."""
+    """Write GC_RECORD: the runs of Python's garbage collector."""
     if len(start_ns):
         sink.write(
             "GC_RECORD", {"startNs": start_ns, "endNs": end_ns, "globalTid": _threads(pid, pid)}
@@ -117,12 +117,12 @@ def write_collections(start_ns: Ints, end_ns: Ints, pid: Ints, sink: Sink) -> No
 
 
 def write_steps(operators: Operators, sink: Sink) -> None:
-    """Write STEP_TIME: step operators that began outside any other, as torch_npu does."""
+    """Write STEP_TIME: step operators outside any other operator, as torch_npu does."""
     rows = np.flatnonzero(operators.match(lambda name: STEP in name))
     is_outermost = operators.parent[rows] == NONE if len(rows) else np.zeros(0, bool)
     if inside := int((~is_outermost).sum()):
         name = operators.names.all[operators.name[rows[~is_outermost][0]]]
-        detail = f"{name} began inside an operator, which is no step for torch_npu"
+        detail = f"{name} started inside another operator and is not a step for torch_npu"
         sink.anomaly("step_inside_operator", inside, detail)
     rows = rows[is_outermost]
     rows = rows[np.argsort(operators.start_ns[rows], kind="stable")]
@@ -146,7 +146,7 @@ def write_steps(operators: Operators, sink: Sink) -> None:
 
 
 def _partners(queue: Queue) -> Ints:
-    """Return the last dequeue with the correlation id of each enqueue, or NONE."""
+    """Return for each enqueue the last dequeue with the same correlation id, or NONE."""
     distinct, last = np.unique(queue.dequeues.correlation[::-1], return_index=True)
     rows = len(queue.dequeues) - 1 - last
     if not len(distinct):
@@ -181,7 +181,7 @@ def _write_connections(ids: Ints, numbers: Ints, sink: Sink) -> None:
 
 
 def _write_stacks(stacks: Texts, sink: Sink) -> None:
-    """Write every distinct call stack, innermost frame first."""
+    """Write each distinct call stack, innermost frame first."""
     frames = [text.split(";\r\n") for text in stacks.all]
     sizes = np.array([len(stack) for stack in frames], np.int64)
     if not len(sizes):

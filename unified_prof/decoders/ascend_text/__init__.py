@@ -1,6 +1,6 @@
-"""Decodes the text export of torch_npu's profiler: trace_view.json and the tables beside it.
+"""Decodes text exports of torch_npu's profiler: trace_view.json and the CSV tables with it.
 
-Intervals come from the trace, descriptions of kernels and memory from the tables. Operators are
-joined with their launches by the same rules as raw data. Tables that only summarize others are not
-read.
+Intervals are read from the trace, details of kernels and memory from the tables. Operators are
+joined with their launches by the same rules as in raw data. Tables that only summarize other tables
+are not read.
 """

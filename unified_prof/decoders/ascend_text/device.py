@@ -1,4 +1,4 @@
-"""Decodes tasks (slices of streams) and collectives of devices of a text export."""
+"""Decodes device tasks (slices of streams) and collectives of a text export."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ _BYTES_PER_GB = 1e9
 
 
 class Collectives:
-    """Collects the slices of groups and planes, and writes their tables."""
+    """Collects the slices of communication groups and planes, and writes their tables."""
 
     def __init__(self, texts: Names, enums: Enums) -> None:
         self._texts = texts
@@ -43,7 +43,7 @@ class Collectives:
         self._parts: list[tuple[int, int, int, int, int, Mapping[str, object]]] = []
 
     def take(self, event: Event, start: int, end: int, layer: Layer, lane: str) -> bool:
-        """Add a collective or a task of one; returns False if the lane is neither."""
+        """Add a collective or one of its tasks; return False if the lane contains neither."""
         args = event.args or {}
         tid = number(event.tid, -1)
         if lane.startswith(_GROUP):
@@ -75,9 +75,9 @@ class Collectives:
 
         Args:
             tasks: columns of `Tasks`.
-            texts: string id of every text.
-            extra: source of numbers for tasks that are in no stream.
-            sink: takes the rows.
+            texts: string ids by text index.
+            extra: source of ids for tasks that are not in a stream.
+            sink: receives the rows.
         """
         found = self._collectives.arrays()
         names = self._texts.all
@@ -108,7 +108,7 @@ class Collectives:
 
 
 class _Parts:
-    """Joins tasks of collectives with the collective and the slice of the stream."""
+    """Joins tasks of collectives with their collective and with their slice in the stream."""
 
     def __init__(
         self,
@@ -137,7 +137,7 @@ class _Parts:
             self._lanes.setdefault(device, []).append(lane_tid)
 
     def write(self, extra: count[int], sink: Sink) -> None:
-        """Write COMMUNICATION_TASK_INFO, and TASK rows for tasks that are in no stream."""
+        """Write COMMUNICATION_TASK_INFO, and TASK rows for tasks that are not in a stream."""
         rows: list[dict[str, object]] = []
         slices: list[dict[str, object]] = []
         lost = 0
@@ -206,7 +206,7 @@ class _Parts:
         }
 
     def _collective(self, device: int, tid: int, start: int) -> int | None:
-        """Return the running collective of the group of a plane (the next lane above), or None."""
+        """Return the running collective in the group of a plane (the next lane above), or None."""
         lanes = self._lanes.get(device, [])
         place = bisect_left(lanes, tid) - 1
         if place < 0:
@@ -241,7 +241,7 @@ class Tasks:
         )
 
     def arrays(self) -> dict[str, Ints]:
-        """Return the columns of the tasks; the row is the number of a task."""
+        """Return the columns of the tasks; a row index is the task's number."""
         return self._tasks.arrays()
 
     def take(self, event: Event, start: int, end: int, layer: Layer) -> None:
@@ -278,8 +278,8 @@ class Tasks:
         """Write the tables.
 
         Args:
-            texts: string id of every text.
-            sink: takes the rows.
+            texts: string ids by text index.
+            sink: receives the rows.
         """
         tasks = self.arrays()
         ids = np.arange(len(tasks["start"]))

@@ -1,7 +1,7 @@
 """Finds the files of a text export of torch_npu; reads `trace_view.json` and CSV tables.
 
-Times are microseconds as decimal text or numbers and become nanoseconds. Damaged events are
-counted; of a file that is cut off, the events before the end are kept.
+Times in microseconds (decimal strings or numbers) are converted to nanoseconds. Damaged events are
+counted; in a truncated file, all complete events are kept.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _LATEST_NS = 1 << 62
 
 
 class Event(msgspec.Struct, frozen=True, gc=False):
-    """The used fields of an event."""
+    """Fields of an event that the decoder uses."""
 
     ph: str = ""
     name: str = ""
@@ -52,7 +52,7 @@ _ANYTHING = msgspec.json.Decoder(list[Any])
 
 
 def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
-    """Yield the events of a file in their order, in batches of some megabytes.
+    """Yield the events in file order, in batches of a few megabytes.
 
     Raises:
         RawFormatError: the file cannot be read or is not a list.
@@ -81,7 +81,7 @@ def read_events(path: Path, sink: Sink) -> Iterator[list[Event]]:
 
 
 def time_ns(value: str | float) -> int:
-    """Return a time or duration in microseconds as nanoseconds.
+    """Convert a time or duration from microseconds to nanoseconds.
 
     Raises:
         BadEventError: the value is not a time.
@@ -104,7 +104,7 @@ def time_ns(value: str | float) -> int:
 
 
 def _before_last(data: bytes) -> tuple[bytes, int] | None:
-    """Return the complete events at the start as JSON, and the begin of the rest; None if none."""
+    """Return the complete events as JSON and the offset of other data; None if there are none."""
     places = [found.span() for found in _BETWEEN.finditer(data)]
     # The pattern may be inside a string or an inner list, so the text before it must be valid JSON.
     for start, end in reversed(places[-_MAX_TRIES:]):
@@ -176,12 +176,12 @@ class Export:
 
     @property
     def _has_tables(self) -> bool:
-        """True if the tables belong to the trace; a renamed trace was moved away from them."""
+        """True if the tables belong to the trace, which is not the case for a renamed trace."""
         return self.trace.name == TRACE
 
     @property
     def around(self) -> Path:
-        """The directory of `profiler_info*.json`."""
+        """Directory that contains `profiler_info*.json`."""
         return self.folder.parent if self.folder.name == OUTPUT_FOLDER else self.folder
 
     def file(self, name: str) -> Path | None:
@@ -209,9 +209,9 @@ def find_export(path: Path) -> Export | None:
 
 
 def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[str, str]]:
-    """Yield the rows of a table, with cells stripped of spaces and tabs.
+    """Yield the rows of a table; spaces and tabs around cells are removed.
 
-    Rows of another width are counted and dropped.
+    Rows with a wrong number of cells are counted and dropped.
 
     Raises:
         RawFormatError: the file cannot be read or lacks a column.
@@ -229,13 +229,15 @@ def read_rows(path: Path, needed: tuple[str, ...], sink: Sink) -> Iterator[dict[
                 if len(row) == len(names):
                     yield dict(zip(names, map(str.strip, row), strict=True))
                 elif row:
-                    detail = f"{path}: line {rows.line_num} has {len(row)} cells of {len(names)}"
+                    detail = (
+                        f"{path}: line {rows.line_num} has {len(row)} cells, expected {len(names)}"
+                    )
                     sink.anomaly("damaged_row", 1, detail)
     except (OSError, csv.Error) as err:
         raise RawFormatError(f"{path}: cannot be read: {err}", slug="cannot-read") from err
 
 
 def device_of(text: str) -> int | None:
-    """Return the number in `NPU:n`, None for other texts."""
+    """Return the number in `NPU:n`, None for other strings."""
     found = _DEVICE.fullmatch(text)
     return int(found[1]) if found else None

@@ -1,4 +1,4 @@
-"""Decodes the host of a text export: PyTorch's ranges and the calls of CANN; names of processes."""
+"""Decodes the host side of a text export: ranges of PyTorch, calls of CANN, process names."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _MAX_NUMBER = 2**62
 
 
 class Columns:
-    """Columns of integers (8 bytes each) that grow row by row."""
+    """Columns of 64-bit integers that grow row by row."""
 
     def __init__(self, *names: str) -> None:
         self._columns = {name: array("q") for name in names}
@@ -50,7 +50,7 @@ class Columns:
         return len(next(iter(self._columns.values())))
 
     def arrays(self) -> dict[str, Ints]:
-        """Return the columns; rows must not be added while they are used."""
+        """Return the columns as views; no rows may be added while they are in use."""
         return {
             name: np.frombuffer(column, np.int64) if column else np.zeros(0, np.int64)
             for name, column in self._columns.items()
@@ -58,7 +58,7 @@ class Columns:
 
 
 class Names:
-    """Numbers distinct texts from 0, in the order of first use."""
+    """Assigns indexes to distinct strings, in the order of first use."""
 
     def __init__(self) -> None:
         self._numbers: defaultdict[str, int] = defaultdict(count().__next__)
@@ -68,12 +68,12 @@ class Names:
 
     @property
     def all(self) -> list[str]:
-        """The texts by number."""
+        """Strings by index."""
         return list(self._numbers)
 
 
 def number(value: object, otherwise: int) -> int:
-    """Return a value of an event or cell (number or text) as an integer, or `otherwise`."""
+    """Convert a value of an event or cell to an integer; return `otherwise` if it is not one."""
     found = _integer(value)
     return otherwise if found is None or abs(found) > _MAX_NUMBER else found
 
@@ -121,7 +121,7 @@ class Host:
         self._calls = Columns("start", "end", "type", "tid", "name", "connection")
 
     def take_python(self, event: Event, start: int, end: int, process: int) -> bool:
-        """Add a range of PyTorch; returns False for other events.
+        """Add a range of PyTorch; return False for other events.
 
         Raises:
             ValueError: a value is not a number.
@@ -154,7 +154,7 @@ class Host:
         self._collections.add(start, end, number(event.tid, 0))
 
     def take_call(self, event: Event, start: int, end: int) -> bool:
-        """Add a call of CANN; returns False if its level is unknown."""
+        """Add a call of CANN; return False if its level is unknown."""
         level, _, name = event.name.partition("@")
         args = event.args or {}
         kind = _LEVELS.get(level)
@@ -166,7 +166,7 @@ class Host:
         return True
 
     def write(self, process: int, sink: Sink) -> tuple[int, int]:
-        """Write all tables of the host; returns the numbers of operators and connections."""
+        """Write all tables of the host; return the number of operators and of connections."""
         texts = self._texts.all
         operators = self._recorded_operators(texts)
         names = string_ids(sink.strings, operators.names, operators.name)
@@ -211,7 +211,7 @@ class Host:
         return Operators(columns, *pools.values())
 
     def _read_queue(self, texts: list[str]) -> tuple[Queue, list[Ints]]:
-        """Return the queue, and the names of enqueues and dequeues in the export."""
+        """Return the task queue, and the exported names of enqueues and dequeues."""
         columns = self._queue.arrays()
         pool = Texts()
         kernel = pool.numbers_of(
@@ -230,7 +230,7 @@ class Host:
         return Queue(pool, sides[0], sides[1]), shown
 
     def _write_calls(self, process: int, texts: list[str], sink: Sink) -> dict[str, Ints]:
-        """Write CANN_API; returns its launches."""
+        """Write CANN_API; return the launches in it."""
         columns = self._calls.arrays()
         connection = _distinct(columns["connection"], sink)
         tid = (process << 32) | columns["tid"]
@@ -265,7 +265,7 @@ def _text(value: object) -> str:
 
 
 def _distinct(numbers: Ints, sink: Sink) -> Ints:
-    """Return unique connection ids; repeated and negative ones are replaced by new ones."""
+    """Return unique connection ids; repeated and negative ids are replaced by new ids."""
     result = numbers.copy()
     _, first = np.unique(numbers, return_index=True)
     again = np.ones(len(numbers), bool)
@@ -294,13 +294,13 @@ _PROCESS_SHIFT = 10
 
 @dataclass(frozen=True, slots=True)
 class Layer:
-    """A process of the trace, which shows one part of the recording."""
+    """A process of the trace, which contains one part of the recording."""
 
     name: str
     device: int
-    """Device in its label or its number; only valid for layers of devices."""
+    """Device number from its label or process id; only valid for layers of devices."""
     process: int
-    """Number of the recorded process."""
+    """Id of the recorded process."""
 
 
 @dataclass(slots=True)
@@ -311,13 +311,13 @@ class Layers:
     threads: dict[tuple[int | str, int | str], str] = field(default_factory=dict)
 
     def process(self) -> int | None:
-        """Return the process of PyTorch, else that in the numbers of the layers."""
+        """Return the process id of PyTorch, otherwise the one in the ids of the layers."""
         found = [layer for layer in self.by_pid.values() if layer.name == PYTHON]
         return next((layer.process for layer in found or self.by_pid.values()), None)
 
 
 def read_layers(path: Path, sink: Sink) -> Layers:
-    """Read the names of processes and threads, which may be anywhere in the file.
+    """Read the names of processes and threads from the entire file.
 
     Raises:
         RawFormatError: the file cannot be read.

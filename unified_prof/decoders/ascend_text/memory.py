@@ -1,6 +1,7 @@
 """Decodes memory and counters of a text export.
 
-Memory: operator_memory.csv, memory_record.csv, npu_module_mem.csv. Counters: samples in the trace.
+Memory is read from operator_memory.csv, memory_record.csv and npu_module_mem.csv, counters from
+samples in the trace.
 """
 
 from __future__ import annotations
@@ -169,7 +170,7 @@ def _optional(text: str) -> int | None:
 
 
 def _bytes(text: str, unit: int) -> int | None:
-    """Return a size in bytes; the export has all digits."""
+    """Convert a size to bytes without loss, since the export contains all digits."""
     if not text:
         return None
     try:
@@ -198,13 +199,13 @@ _QOS = "QoS "
 
 
 class Counters:
-    """Collects samples; repeated ones count once."""
+    """Collects counter samples; repeated samples are kept once."""
 
     def __init__(self) -> None:
         self._tables: dict[str, dict[tuple[object, ...], dict[str, object]]] = {}
 
     def take(self, event: Event, at_ns: int, layer: Layer) -> bool:
-        """Add a sample; returns False if its kind is unknown."""
+        """Add a sample; return False if its kind is unknown."""
         args = event.args or {}
         name, place = event.name, {"timestampNs": at_ns, "deviceId": layer.device}
         if name == "AI Core Freq":

@@ -1,4 +1,4 @@
-"""Decodes operators (kernel_details.csv) and the device side of a text export."""
+"""Decodes the device side of a text export, including operators (kernel_details.csv)."""
 
 from __future__ import annotations
 
@@ -43,13 +43,13 @@ _NOT_ATTRIBUTED = ("cube_utilization(%)",)
 def write_operators(
     kernels: Path | None, tasks: dict[str, Ints], names: list[str], sink: Sink
 ) -> None:
-    """Write operators with the details of the table of kernels, or only their name.
+    """Write operators with the details in kernel_details.csv; without them, only with their names.
 
     Args:
         kernels: path of kernel_details.csv; None if it is missing.
         tasks: columns of `Tasks`.
-        names: texts that `tasks` refers to.
-        sink: takes the rows.
+        names: strings that `tasks` refers to.
+        sink: receives the rows.
     """
     waiting: dict[tuple[int, str], list[int]] = {}
     for row, start in enumerate(tasks["start"].tolist()):
@@ -76,7 +76,7 @@ def write_operators(
         sink.anomaly("unmatched_kernel", lost, detail)
     rest = [row for rows in waiting.values() for row in rows if tasks["is_kernel"][row]]
     if rest and kernels is not None:
-        detail = f"{kernels} lacks kernels of the trace, which have only their name"
+        detail = f"{kernels} does not contain all kernels of the trace; the others have only a name"
         sink.anomaly("kernel_without_details", len(rest), detail)
     nothing: dict[str, str] = {}
     described += [(row, nothing) for row in rest]
@@ -122,7 +122,7 @@ def _write_details(
 
 
 class _Counters:
-    """Counters of cores in the last columns of kernel_details.csv."""
+    """AI core counters, which are the last columns of kernel_details.csv."""
 
     def __init__(self) -> None:
         self._names = Names()
@@ -161,7 +161,7 @@ class _Counters:
 def _slice_in_stream(
     places: list[int], tasks: dict[str, Ints], row: Mapping[str, str]
 ) -> int | None:
-    """Return the slice of a kernel; of several with the same start, that of its stream."""
+    """Return the slice of a kernel; if several have the same start, the one on its stream."""
     stream = number(row.get("Stream ID"), -1)
     in_stream = (place for place in places if int(tasks["stream"][place]) == stream)
     return next(in_stream, places[0] if places else None)
@@ -186,12 +186,12 @@ class Device:
 
     @property
     def devices(self) -> list[int]:
-        """Devices with tasks or overlap intervals."""
+        """Device numbers with tasks or overlap intervals."""
         found = [self.tasks.arrays()["device"], self._overlap.arrays()["device"]]
         return [int(device) for device in np.unique(np.concatenate(found))]
 
     def take_overlap(self, event: Event, start: int, end: int, layer: Layer) -> bool:
-        """Add an interval of the overlap analysis; returns False if its kind is unknown."""
+        """Add an interval of the overlap analysis; return False if its kind is unknown."""
         kind = _OVERLAP.get(event.name)
         if kind is None:
             return False
@@ -199,11 +199,11 @@ class Device:
         return True
 
     def write(self, kernels: Path | None, sink: Sink) -> int:
-        """Write all tables of devices; returns the number of tasks.
+        """Write all tables of devices; return the number of tasks.
 
         Args:
             kernels: path of kernel_details.csv; None if it is missing.
-            sink: takes the rows.
+            sink: receives the rows.
         """
         tasks = self.tasks.arrays()
         extra = count(len(tasks["start"]))

@@ -35,7 +35,7 @@ _FLOWS = ("s", "t", "f")
 
 @dataclass(frozen=True, slots=True)
 class Decoded:
-    """Rank and counts of a decoded export."""
+    """Rank of a decoded export, and counts of its data."""
 
     rank: int | None
     events: int
@@ -46,13 +46,13 @@ class Decoded:
 
 
 def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
-    """Write every table of which an export has data.
+    """Write all tables that the export has data for.
 
     Args:
-        path: trace_view.json, its directory, or the `*_ascend_pt` directory around that.
-        sink: takes the rows.
-        enums: returns the numbers by name of an ENUM_* table.
-        stage: context manager around each stage, called with its name.
+        path: trace_view.json, its directory, or the `*_ascend_pt` directory that contains it.
+        sink: receives the rows.
+        enums: returns name -> number for an ENUM_* table.
+        stage: called with the name of each stage; returns a context manager for it.
 
     Raises:
         RawFormatError: the trace is missing, unreadable or empty.
@@ -70,7 +70,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
         export.file(name) for name in (files.ALLOCATIONS, files.TOTALS, files.MODULES)
     ):
         raise RawFormatError(
-            f"{export.trace}: has no complete event, and there are no tables beside it",
+            f"{export.trace}: contains no complete event, and its directory has no tables",
             slug="empty-recording",
         )
     process = layers.process() or 0
@@ -90,9 +90,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
     for name in export.others():
         sink.anomaly("undecoded_data", 1, f"{export.folder / name}")
     if around.prof is not None or around.has_framework:
-        detail = (
-            f"{around.path} has the raw data, which is more complete: import that directory instead"
-        )
+        detail = f"{around.path} contains more complete raw data: import that directory instead"
         sink.anomaly("raw_data_beside", 1, detail)
     for name, detail in around.problems:
         sink.anomaly(name, 1, detail)
@@ -100,7 +98,7 @@ def decode(path: Path, sink: Sink, enums: Enums, stage: Stage) -> Decoded:
 
 
 class _Trace:
-    """Assigns the events of the trace to the tables."""
+    """Passes the events of the trace to the writers of the tables."""
 
     def __init__(self, layers: Layers, enums: Enums) -> None:
         self._layers = layers
@@ -173,7 +171,7 @@ class _Trace:
 
 
 class _NullSink(Sink):
-    """Ignores everything, for a second pass over the same file."""
+    """Discards rows and anomalies, for a second pass over the same file."""
 
     def __init__(self, sink: Sink) -> None:
         self._sink = sink
@@ -184,15 +182,15 @@ class _NullSink(Sink):
         return self._sink.strings
 
     def write(self, table: str, columns: Any) -> int:
-        """Write nothing."""
+        """Discard the rows."""
         return 0
 
     def anomaly(self, name: str, count: int = 1, detail: str = "") -> None:
-        """Count nothing."""
+        """Ignore the anomaly."""
 
 
 def _part(sink: Sink, path: Path | None, write: Callable[[Path, Sink], None]) -> None:
-    """Decode a file if it exists; one that cannot be read loses its own table."""
+    """Decode a file if it exists; if it cannot be read, only its table is missing."""
     if path is None:
         return
     try:

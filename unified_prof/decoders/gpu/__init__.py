@@ -1,5 +1,5 @@
-"""Common part of GPU recordings of all profilers: rows by kind, their joining, and the tables.
+"""Code shared by the decoders of GPU recordings: collects rows, joins them, writes the tables.
 
-A decoder fills the spools of `rows.Parts`; `task_tables.write` joins host and device and writes the
-tables. Only the decoder knows the format of a file.
+A decoder fills the spools of `rows.Parts`; `task_tables.write` joins host and device rows and
+writes the tables. Nothing here depends on a file format.
 """

@@ -1,7 +1,7 @@
-"""Python call chains, the chain of the forward operation of a backward node, emit_nvtx operations.
+"""Python call chains, forward call chains of backward operations, and emit_nvtx operations.
 
-A chain is one frame and the chain that called it. `torch.autograd.profiler.emit_nvtx` marks
-operations as ranges, in NVTX on NVIDIA and in roctx on AMD devices.
+A call chain is a frame and the call chain of its caller. `torch.autograd.profiler.emit_nvtx` marks
+operations as ranges, with NVTX on NVIDIA devices and roctx on AMD devices.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class Frames(dict[Any, int]):
     def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.texts: list[str] = []
         self.outside: set[int] = set()
-        """Frames of the tool that ran the program; they and their callers are omitted."""
+        """Frames of the tool that ran the program; these frames and their callers are omitted."""
         self._is_outside = is_outside
         self._numbers: dict[str, int] = {}
 
@@ -47,7 +47,7 @@ class Frames(dict[Any, int]):
 
 
 class CallChains:
-    """All distinct call chains of a recording, as a tree of frames."""
+    """Tree of all distinct call chains of a recording."""
 
     def __init__(self, is_outside: Callable[[str], bool]) -> None:
         self.frames = Frames(is_outside)
@@ -60,13 +60,12 @@ class CallChains:
         return len(self._parents)
 
     def extend_all(self, parents: list[int], known: list[int], frames: list[int]) -> list[int]:
-        """Return the chain of each frame.
+        """Add frames, and return the chain of each.
 
         Args:
-            parents: Index, in these lists, of the calling frame, or `NONE`; a caller precedes its
-                callees.
-            known: Chain of a frame that was added before, else `NONE`.
-            frames: Numbers of `Frames`.
+            parents: Index of the calling frame in these lists, or `NONE`; callers precede callees.
+            known: Chain of each frame if it was added before, else `NONE`.
+            frames: Frame numbers from `Frames`.
         """
         chains: list[int] = []
         numbers, all_parents, all_frames = self._numbers, self._parents, self._frames
@@ -85,7 +84,7 @@ class CallChains:
         return chains
 
     def from_text(self, text: Any) -> int:
-        """Return the chain of `inner;outer`, the form of `Call stack`; NONE for anything else."""
+        """Parse a chain in the format of `Call stack` (`inner;outer`); return NONE if invalid."""
         if not isinstance(text, str) or not text:
             return NONE
         chain = self._stacks.get(text)
@@ -98,7 +97,7 @@ class CallChains:
         return chain
 
     def write(self, sink: Sink, used: Int64s) -> None:
-        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, depth 0 innermost."""
+        """Write PYTORCH_CALLCHAINS for the chains `used`: one row per frame, innermost depth 0."""
         strings = [NONE] * len(self.frames.texts)
         ids: list[int] = []
         stacks: list[int] = []
@@ -131,10 +130,10 @@ _AMBIGUOUS = -2
 
 
 class Forwards:
-    """Autograd sequence number -> call chain of the operation that made the node.
+    """Maps autograd sequence numbers to the call chains of the forward operations.
 
-    An operation records the number that the next node will get. Several in a row may record the
-    same one; the node belongs to the last of them to start.
+    An operation records the sequence number of the next autograd node. If consecutive operations
+    record the same number, the node belongs to the one that started last.
     """
 
     def __init__(self, max_forwards: int = MAX_FORWARDS) -> None:
@@ -143,7 +142,7 @@ class Forwards:
         self._sequence, self._chain, self._thread = empty, empty, empty
 
     def add(self, sequence: Int64s, chain: Int64s, thread: Int64s) -> None:
-        """Add forward operations, in the order of their start."""
+        """Add forward operations in order of their starts."""
         if not len(sequence):
             return
         sequence = np.concatenate((self._sequence, sequence))
@@ -162,7 +161,7 @@ class Forwards:
         self._sequence, self._chain, self._thread = sequence[keep], chain[keep], thread[keep]
 
     def find(self, sequence: Int64s) -> tuple[Int64s, int]:
-        """Return the call chains of forward operations, and the number of ambiguous ones."""
+        """Return the forward call chain of each number, and how many numbers are ambiguous."""
         if not len(self._sequence):
             return np.full(len(sequence), NONE), 0
         at = find(self._sequence, sequence)
@@ -188,9 +187,9 @@ SOME_FORWARD_THREAD = 1
 
 
 def as_operation(text: str) -> tuple[str, int, int, str] | None:
-    """Return name, sequence number, number and sizes in the text of an emit_nvtx range.
+    """Parse the text of an emit_nvtx range into name, sequence number, operation number and sizes.
 
-    Missing numbers are MISSING, missing sizes empty. Returns None for any other range.
+    Missing numbers are MISSING, missing sizes are empty. Returns None for other ranges.
     """
     first = min((at for at in map(text.find, _FIRST_ADDED) if at > 0), default=-1)
     if first < 0:
@@ -208,5 +207,5 @@ def as_operation(text: str) -> tuple[str, int, int, str] | None:
 
 
 def is_backward(name: str) -> bool:
-    """Return True if an operation of this name is a backward node of autograd."""
+    """Return True if an operation with this name is a backward node of autograd."""
     return _BACKWARD.match(name) is not None

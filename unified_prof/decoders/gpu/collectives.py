@@ -1,4 +1,4 @@
-"""Recognizes the kernels of collectives, and describes the calls of collectives."""
+"""Recognizes communication kernels by name, and stores the parameters of collective calls."""
 
 from __future__ import annotations
 
@@ -82,12 +82,12 @@ _DATA_TYPES: dict[str, tuple[str, int]] = {
 
 
 def is_communication(kernel: str) -> bool:
-    """Return True if a kernel of this name moves data between devices."""
+    """Return True if a kernel with this name transfers data between devices."""
     return _COMMUNICATION_KERNEL.match(kernel) is not None or _direct(kernel) is not None
 
 
 def _direct(kernel: str) -> str | None:
-    """Return the collective of a kernel without a library, None if it is not a collective."""
+    """Return the collective of a kernel that belongs to no library, None if it is not one."""
     function = re.split(r"[<(]", kernel.replace("(anonymous namespace)::", ""), maxsplit=1)[0]
     if function.startswith(_GENERATED):
         return None
@@ -95,13 +95,13 @@ def _direct(kernel: str) -> str | None:
 
 
 def algorithm(kernel: str) -> str:
-    """Return algorithm and protocol in a kernel's name, for example `RING-LL`, or N/A."""
+    """Return algorithm and protocol from a kernel name, for example `RING-LL`, or N/A."""
     match = _ALGORITHM.search(kernel)
     return f"{match[1]}-{match[2]}" if match else NOT_AVAILABLE
 
 
 def collective_of_kernel(kernel: str) -> str:
-    """Return the collective in a kernel's name, for example `AllReduce`, or N/A."""
+    """Return the collective from a kernel name, for example `AllReduce`, or N/A."""
     if (direct := _direct(kernel)) is not None:
         return direct
     match = _KERNEL_COLLECTIVE.search(kernel)
@@ -109,7 +109,7 @@ def collective_of_kernel(kernel: str) -> str:
 
 
 def call_prefix(collective: str) -> str:
-    """Return the beginning of call names: `receive` as in HCCL, by which readers find calls."""
+    """Return the prefix of call names, as in HCCL (`receive`), because readers search for it."""
     return _RECEIVE.sub("receive", collective)
 
 
@@ -120,7 +120,7 @@ def data_type(name: str) -> tuple[str, int]:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """The parameters of a call of a collective."""
+    """Parameters of a collective call."""
 
     name: str = NOT_AVAILABLE
     group: str = NOT_AVAILABLE
@@ -136,11 +136,11 @@ class Collective:
     target_rank: int = MISSING
     sequence: int = MISSING
     peer: int = MISSING
-    """Index in the group of the peer of a send or receive, if its global rank is unknown."""
+    """Group rank of the peer of a send or receive, if its global rank is unknown."""
     strided_ranks: tuple[int, ...] = ()
-    """Global ranks of a group that is recorded as a start and a stride."""
+    """Global ranks of a group, if recorded as start and stride."""
     message_bytes: int = MISSING
-    """Bytes of the larger message, if known without elements."""
+    """Bytes of the larger message, if recorded directly."""
 
     @property
     def element_bytes(self) -> int:
@@ -157,7 +157,7 @@ class Collective:
 
 
 class Collectives(dict[Any, int]):
-    """Distinct calls of collectives -> consecutive numbers."""
+    """Assigns consecutive numbers to distinct collective calls."""
 
     def __init__(self) -> None:
         self.all: list[Collective] = []

@@ -26,8 +26,8 @@ _WINDOW_ROWS = 1 << 15
 class Correlator:
     """Writes CANN_API and CONNECTION_IDS, and completes the device tasks.
 
-    CANN_API.connectionId is a primary key: it is the correlation id of a call, or a new id beyond
-    all correlation ids if an earlier call has the same one.
+    CANN_API.connectionId is a primary key. It is the correlation id of a call, or a new id above
+    all correlation ids if an earlier call has the same correlation id.
     """
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
@@ -39,7 +39,7 @@ class Correlator:
         """Number of tasks matched to their launch."""
 
     def join(self, calls: Spool) -> Spool:
-        """Return the device tasks by time, with launch and operation."""
+        """Return the device tasks with their launch and operation, sorted by time."""
         tasks = self._parts.new_spool(r.GPU_TASK, "start")
         orphans = self._parts.new_spool(r.GPU_TASK, "external")
         for window, rows in windows(calls, self._parts.gpu, window_rows=_WINDOW_ROWS):
@@ -55,7 +55,7 @@ class Correlator:
             self._join_external_ids(orphans, tasks)
         missing = self._parts.gpu.rows - self.joined
         if missing:
-            self._sink.anomaly("task_without_launch", missing, "no runtime call has its id")
+            self._sink.anomaly("task_without_launch", missing, "no call has the correlation id")
         return tasks
 
     def _write_calls(self, calls: Rows) -> Int64s:
@@ -70,7 +70,7 @@ class Correlator:
             connections[needs_id] = self._new_ids(count)
             duplicates = int(np.count_nonzero(repeated & (calls["correlation"] >= 0)))
             if duplicates:
-                self._sink.anomaly("duplicate_correlation", duplicates, "given a new id")
+                self._sink.anomaly("duplicate_correlation", duplicates, "a new id was assigned")
         threads = self._parts.threads
         self._sink.write(
             "CANN_API",
@@ -119,7 +119,7 @@ class Correlator:
         return tasks
 
     def _join_external_ids(self, orphans: Spool, tasks: Spool) -> None:
-        """Add tasks without operation to `tasks`, with the operation of their `External id`."""
+        """Join `orphans` with operations by their `External id`, and add them to `tasks`."""
         by_id = self._parts.new_spool(r.HOST, "external")
         for (host,) in windows(self._parts.host):
             by_id.append(host[(host["is_operation"] != 0) & (host["external"] != MISSING)])
@@ -146,7 +146,7 @@ class Correlator:
 
 
 def _repeated(keys: Int64s) -> Bools:
-    """Return a mask of the sorted keys that occur more than once."""
+    """Return a mask of the keys that occur more than once; `keys` is sorted."""
     same: Bools = keys[1:] == keys[:-1]
     repeated: Bools = np.append(False, same) | np.append(same, False)
     return repeated
@@ -159,8 +159,8 @@ def _launches(tasks: Rows, calls: Rows) -> Int64s:
         tasks: Sorted by correlation id.
         calls: Sorted by correlation id, then by start.
 
-    If several calls have the id (several processes in one trace), the one with the same external id
-    is used, else the last one to start before the task.
+    If several calls have the correlation id (several processes in one trace), the call with the
+    same external id is used, otherwise the last one that started before the task.
     """
     correlation, wanted = calls["correlation"], tasks["correlation"]
     first = np.searchsorted(correlation, wanted, side="left")
@@ -184,10 +184,9 @@ _COMPUTING = (r.KERNEL, r.GRAPH)
 
 
 class Overlap:
-    """Writes OVERLAP_ANALYSIS from the tasks of all devices. A context manager.
+    """Context manager that writes OVERLAP_ANALYSIS from the tasks of all devices.
 
-    As in the exporter of msprof databases, copies and memory sets count neither as computing nor as
-    free time.
+    As in msprof's exporter, copies and memory sets count neither as compute nor as idle time.
     """
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
@@ -222,7 +221,7 @@ class Overlap:
             self._communication[device].append(self._spans(rows[on_device & communicates]))
 
     def finish(self) -> None:
-        """Write the intervals of all devices, by number."""
+        """Write the intervals of all devices, in order of device numbers."""
         for device in sorted(self._devices):
             starts, ends = zip(*self._communication[device], strict=True)
             self._devices[device].finish((np.concatenate(starts), np.concatenate(ends)))

@@ -1,7 +1,7 @@
-"""Writes the tables of the host side, those that describe a recording, and those of uprof.
+"""Writes the tables of the host side, of recording metadata, and of uprof's own events.
 
-Operations, annotations and steps come from the host; span, host, devices and rank describe the
-recording; annotations, waits and other events without a place in msprof have tables of uprof.
+Host tables contain operations, annotations and steps; metadata are the time span, host, devices and
+rank. Events that the msprof schema does not support, such as synchronizations, have own tables.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _PENDING = np.dtype([("row", r.HOST), ("number", "i8"), ("chain", "i8"), ("calle
 
 
 def _mark_called(pending: NDArray[Any], called: Int64s) -> None:
-    """Set `called` for the operations of these numbers."""
+    """Set `called` for the operations with these numbers."""
     called = called[called != NONE]
     operations = np.flatnonzero(pending["number"] != NONE)
     if len(called) and len(operations):
@@ -45,7 +45,7 @@ def _mark_called(pending: NDArray[Any], called: Int64s) -> None:
 
 
 class HostTables:
-    """Writes operations and annotations once nothing more can start inside of them."""
+    """Writes operations and annotations when no later event can start inside them."""
 
     def __init__(self, parts: Parts, base_ns: int) -> None:
         self._parts = parts
@@ -62,9 +62,9 @@ class HostTables:
         Args:
             rows: Of dtype HOST.
             numbers: Number of each operation, `NONE` for annotations.
-            chains: Call chain of each, or `NONE`.
+            chains: Call chain of each row, or `NONE`.
             called: Numbers of operations with runtime calls in this window.
-            bound: Time in ns after which everything in later windows starts.
+            bound: Time in ns before which no event of a later window starts.
         """
         new = np.empty(len(rows), dtype=_PENDING)
         new["row"], new["number"], new["chain"], new["called"] = rows, numbers, chains, 0
@@ -119,7 +119,7 @@ class HostTables:
         self._write_inputs(rows, global_tids)
 
     def _forward_threads(self, rows: Rows) -> Int64s:
-        """Return the forward thread of each backward operation, else torch's id of it."""
+        """Return the forward thread of each backward operation, or the recorded id if unknown."""
         result: Int64s = np.maximum(rows["forward_thread"], 0)
         threads = self._parts.threads
         processes = np.array(threads.process_ids)[rows["thread"]]
@@ -129,7 +129,7 @@ class HostTables:
         return result
 
     def _write_inputs(self, rows: Rows, global_tids: Int64s) -> None:
-        """Write the details of inputs for which PYTORCH_API has no column."""
+        """Write details of inputs that have no column in PYTORCH_API."""
         detailed = (rows["inputs"] != MISSING) | (rows["module"] != MISSING)
         if not detailed.any():
             return
@@ -177,12 +177,13 @@ def write_annotations(
 
     Args:
         parts: Pools of names and threads.
-        rows: With start and end in ns; with `finished`, steps that did not finish are not written.
+        rows: Rows with start and end in ns. If they have the field `finished`, unfinished steps are
+            not written.
         messages: String ids.
         threads: Numbers of the threads.
         base_ns: Added to all times.
         kinds: Ids of ENUM_MSTX_EVENT_TYPE.
-        domains: String ids of the domains; None: the default one.
+        domains: String ids of the domains; None: the default domain.
         end_threads: Numbers of the threads where ranges end; None: the same threads.
         ranges: Ids of the ranges.
         categories: Ids of the categories.
@@ -287,7 +288,7 @@ _COPIED = {
 
 
 def write_extra_tables(parts: Parts, base_ns: int) -> None:
-    """Write the tables whose rows need no joining."""
+    """Write the tables whose rows are not joined."""
     for table, (spool, copied, optional) in _COPIED.items():
         for (rows,) in windows(getattr(parts, spool)):
             columns: dict[str, Column] = {column: rows[field] for column, field in copied.items()}

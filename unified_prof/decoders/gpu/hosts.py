@@ -1,4 +1,4 @@
-"""Writes the host side of a GPU recording in windows of time, and joins calls to operations.
+"""Writes the host side of a GPU recording in time windows, and joins calls with operations.
 
 Nesting on a thread determines the operation, the call chain and the collective of each runtime call
 and allocation.
@@ -30,7 +30,7 @@ _HOST_RANK, _CALL_RANK, _POINT_RANK = 1 << 60, 2 << 60, 3 << 60
 
 
 def write_host(parts: Parts, tables: HostTables, allocations: Allocations) -> Spool:
-    """Write the host tables; return the runtime calls, by correlation, with their operations."""
+    """Write the host tables; return the calls with operations, sorted by correlation id."""
     calls = parts.new_spool(r.CALL, "correlation")
     joiner = _HostJoiner(parts, tables, allocations, calls)
     spools = (parts.host, parts.frames, parts.calls, parts.allocations)
@@ -53,7 +53,7 @@ class _HostJoiner:
         self._operations = 0
 
     def add(self, host: Rows, frames: Rows, calls: Rows, allocated: Rows) -> None:
-        """Join one window of each kind, which cover the same time."""
+        """Join the rows of one time window, given one array per kind."""
         bound = max(int(p["start"][-1]) for p in (host, frames, calls, allocated) if len(p))
         new_frames = self._frame_intervals(frames)
         new_host, numbers = self._host_intervals(host)
@@ -124,7 +124,7 @@ class _HostJoiner:
         return both[len(around) :]
 
     def _host_intervals(self, host: Rows) -> tuple[Rows, Int64s]:
-        """Return intervals of operations and annotations, and the numbers of operations."""
+        """Return the intervals of operations and annotations, and the operation numbers."""
         external = np.clip(host["external"], 0, _HOST_RANK - 1)
         new = _intervals(host, _HOST_RANK + external)
         is_operation = host["is_operation"] != 0
@@ -139,10 +139,10 @@ class _HostJoiner:
         return new, numbers
 
     def _inherit_chains(self, every: Rows, parent: Int64s, host: Rows, at: Int64s) -> None:
-        """Set the chain of each interval to that of the Python function around it.
+        """Set the call chain of each interval to that of the Python function that encloses it.
 
-        A backward operation, and everything inside of it, gets the chain of its forward operation:
-        the Python functions around it only called `backward()`.
+        A backward operation and all events inside it get the call chain of the forward operation,
+        because the enclosing Python functions only call `backward()`.
         """
         recorded = every["chain"].astype(np.int64)
         chain = inherit(recorded, parent)
@@ -185,7 +185,7 @@ def _intervals(rows: Rows, rank: Int64s) -> Rows:
 
 
 def _points(rows: Rows, rank: int) -> Rows:
-    """Return intervals of rows that contain nothing themselves."""
+    """Return intervals for rows that do not enclose other events."""
     new = np.full(len(rows), MISSING, dtype=INTERVAL)
     new["start"] = rows["start"]
     new["end"] = rows["end"] if "end" in (rows.dtype.names or ()) else rows["start"]

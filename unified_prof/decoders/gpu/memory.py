@@ -1,6 +1,7 @@
-"""Columns in which MISSING (-1) stands for NULL, and the tables of allocator events.
+"""Writes the tables of allocator events; converts MISSING (-1) to NULL in columns.
 
-MEMORY_RECORD has the state after each event, OP_MEMORY allocations paired with their free.
+MEMORY_RECORD contains the state after each event, OP_MEMORY the allocations paired with their
+frees.
 """
 
 from __future__ import annotations
@@ -22,11 +23,11 @@ MISSING = -1
 
 
 def ints(values: Iterable[int]) -> Int64s:
-    """Return Python integers as a column, faster than `numpy.array`.
+    """Convert Python integers to a column, faster than `numpy.array`.
 
     Raises:
-        TypeError: not all are integers.
-        OverflowError: not all fit into int64.
+        TypeError: a value is not an integer.
+        OverflowError: a value does not fit into int64.
     """
     return np.frombuffer(array("q", values), dtype=np.int64)
 
@@ -73,8 +74,8 @@ class Allocations:
         Args:
             sink: Receives the rows.
             base_ns: Added to times to get Unix times.
-            no_name: String id of allocations outside operations.
-            component: Allocator of the device's memory.
+            no_name: String id to use for allocations outside operations.
+            component: Name of the device memory allocator.
             adds_up: If True, memory in use is computed, because events do not contain it.
         """
         self._sink = sink
@@ -86,7 +87,7 @@ class Allocations:
         self._complete: list[_Row] = []
 
     def add(self, rows: Rows, operation_names: Int64s) -> None:
-        """Add allocator events, and the names of the operations around them."""
+        """Add allocator events with the names of the operations that enclose them."""
         if not len(rows):
             return
         if self._in_use is not None:
@@ -112,7 +113,7 @@ class Allocations:
         addressed = rows["address"] != MISSING
         if not addressed.all():
             lost = int(np.count_nonzero(~addressed))
-            self._sink.anomaly("allocation_without_address", lost, "not paired with its free")
+            self._sink.anomaly("allocation_without_address", lost, "not paired with a free")
         self._pair(rows[addressed], times[addressed], names[addressed])
         self._write_complete()
 

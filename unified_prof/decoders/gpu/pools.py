@@ -1,6 +1,6 @@
-"""Numbers the values that repeat in a recording: names, shapes, launch sizes, threads.
+"""Assigns numbers to repeated values of a recording: names, shapes, launch sizes, threads.
 
-Each pool holds distinct values, so it grows with the program and not with the recording.
+A pool contains only distinct values, so its size does not grow with the length of the recording.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _STEP = re.compile(r"ProfilerStep\s*#\s*([0-9]{1,18})$")
 
 
 class Names(dict[Any, int]):
-    """Event names -> string ids; records the names of steps and collectives."""
+    """Maps event names to string ids; remembers the names of steps and collectives."""
 
     def __init__(self, strings: Strings) -> None:
         self.steps: dict[int, int] = {}
@@ -44,11 +44,11 @@ class Names(dict[Any, int]):
 
 
 class Threads(dict[tuple[Any, Any], int]):
-    """(pid, tid) of the recording -> consecutive numbers and packed ids.
+    """Maps (pid, tid) to consecutive numbers and packed ids.
 
-    The format packs process and thread id into 64 bits. An id that does not fit (a pthread handle
-    of older traces, a text of merged ones) is replaced by one that no system uses, and counted as
-    an anomaly. Different spellings of a thread, 5786 and "5786", have one number.
+    The schema packs process and thread ids into 64 bits. An id that does not fit (a pthread handle
+    in older traces, a string in merged traces) is replaced by an unused id and counted as an
+    anomaly. Different spellings of a thread id, such as 5786 and "5786", have the same number.
     """
 
     _FIRST_SURROGATE_PID = 0x7F00_0000
@@ -58,7 +58,7 @@ class Threads(dict[tuple[Any, Any], int]):
         self.process_ids: list[int] = []
         self.global_tids: list[int] = []
         self.spellings: list[list[tuple[Any, Any]]] = []
-        """The keys of each thread."""
+        """The (pid, tid) keys of each thread."""
         self.process_names: dict[Any, str] = {}
         self.process_labels: dict[Any, str] = {}
         self.thread_names: dict[tuple[Any, Any], str] = {}
@@ -92,7 +92,7 @@ class Threads(dict[tuple[Any, Any], int]):
 
 
 def plain_id(given: Any) -> Any:
-    """Return a process or thread id as an integer if it is one in another spelling."""
+    """Convert a process or thread id to an integer if it is an integer in another spelling."""
     if isinstance(given, str) and given.isdecimal() and len(given) < 20:
         return int(given)
     if isinstance(given, float) and given.is_integer():
@@ -101,14 +101,14 @@ def plain_id(given: Any) -> Any:
 
 
 class Geometries(dict[tuple[bytes, bytes], int]):
-    """(grid, block) as JSON text -> consecutive numbers and their values."""
+    """Maps (grid, block) in JSON to consecutive numbers and the parsed values."""
 
     def __init__(self) -> None:
         self.grids: list[str] = []
         """`x,y,z` or N/A."""
         self.blocks: list[str] = []
         self.block_counts: list[int] = []
-        """Blocks in the grid, or `MISSING`."""
+        """Number of blocks in the grid, or `MISSING`."""
 
     def __missing__(self, key: tuple[bytes, bytes]) -> int:
         number = self[key] = len(self.grids)
@@ -130,10 +130,10 @@ def _dimensions(text: bytes) -> list[int]:
 
 
 class Signatures(dict[tuple[bytes, bytes, bytes], int]):
-    """(types, dims, strides) of an operation's inputs as JSON text -> consecutive numbers.
+    """Maps (types, dims, strides) of an operation's inputs in JSON to consecutive numbers.
 
-    The lists hold string ids: `types` and `shapes` as torch_npu writes them for operations,
-    `kernel_*` as msprof writes them for device tasks.
+    The attributes are lists of string ids: `types` and `shapes` in the format of torch_npu for
+    operations, `kernel_*` in the format of msprof for device tasks.
     """
 
     def __init__(self, strings: Strings) -> None:
@@ -144,7 +144,7 @@ class Signatures(dict[tuple[bytes, bytes, bytes], int]):
         self.kernel_shapes: list[int] = []
         self.kernel_formats: list[int] = []
         self.elements: list[int] = []
-        """Elements of the first tensor, or `MISSING`."""
+        """Number of elements of the first tensor, or `MISSING`."""
         self.first_type: list[str] = []
         self._intern = strings.intern
 
@@ -193,7 +193,7 @@ KERNEL_DATA_TYPES: Mapping[str, str] = {
 
 
 def _shape(dims: Any) -> str:
-    """Return the dimensions of an input as `2,3`, those of a list of tensors as `2,3|4`."""
+    """Return the shape of an input as `2,3`, or the shapes of a list of tensors as `2,3|4`."""
     if isinstance(dims, list):
         if any(isinstance(item, list) for item in dims):
             return "|".join(_shape(item) for item in dims)
@@ -202,7 +202,7 @@ def _shape(dims: Any) -> str:
 
 
 def _format(dims: Any, strides: Any) -> str:
-    """Return the memory layout of a tensor by its strides, ND if it has no name."""
+    """Return the memory layout name of a tensor according to its strides, ND if there is none."""
     names = {4: ("NCHW", "NHWC"), 5: ("NCDHW", "NDHWC")}
     if not (isinstance(dims, list) and isinstance(strides, list) and len(dims) in names):
         return "ND"

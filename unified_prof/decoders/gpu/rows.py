@@ -1,7 +1,7 @@
-"""Rows of a GPU recording between reading and joining, and the pools that they refer to.
+"""Defines the rows of a GPU recording before they are joined, and the pools they refer to.
 
-Times are ns as in the recording, before its base time is added. `MISSING` (-1) stands for an id
-that an event does not have; names and other texts are ids of the string pool.
+Times are ns as recorded, without the base time. `MISSING` (-1) is the value of missing ids. Names
+and other strings are stored as ids of the string pool.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from unified_prof.decoders.spool import Rows, Scratch, Spool
 
 
 def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
-    """Return `count` rows without values: ids are MISSING, measurements NaN."""
+    """Return `count` empty rows: ids are MISSING, measurements are NaN."""
     row = np.zeros(1, dtype)
     for name in dtype.names or ():
         row[name] = np.nan if dtype[name].kind == "f" else MISSING
@@ -37,7 +37,7 @@ def missing(dtype: np.dtype[Any], count: int) -> NDArray[Any]:
 
 
 def record_type(fields: str) -> np.dtype[Any]:
-    """Return the dtype of `name type` pairs that are separated by commas."""
+    """Return the dtype for comma-separated `name type` pairs."""
     return np.dtype([tuple(field.split()) for field in fields.split(",")])
 
 
@@ -125,10 +125,10 @@ class GpuRecording:
 
 
 class Counters:
-    """Hardware counters by task, kept until the tasks have their ids.
+    """Hardware counters of tasks, collected until the tasks have ids.
 
-    GPU_TASK `counted` identifies a task. Values of one counter and task, from several parts of the
-    device, are added up.
+    The field `counted` of GPU_TASK identifies a task. Values of the same counter and task, which
+    come from several parts of the device, are summed.
     """
 
     def __init__(self) -> None:
@@ -137,17 +137,17 @@ class Counters:
         self._values = np.empty(0, np.float64)
 
     def add(self, owners: Int64s, names: Int64s, values: Floats) -> None:
-        """Add values, given `counted` of the task and the string id of the counter."""
+        """Add values of counters, with `counted` of their tasks and string ids of their names."""
         if len(owners):
             self._parts.append((owners, names, values))
 
     def owners(self) -> Int64s:
-        """Return `counted` of all tasks with counters, in order."""
+        """Return the sorted `counted` values of all tasks with counters."""
         self._merge()
         return np.unique(self._owners)
 
     def lookup(self, owners: Int64s, ids: Int64s) -> tuple[Int64s, Int64s, Floats]:
-        """Return task ids, counter names and values for tasks given by `counted` and id."""
+        """Return task ids, counter names and values of the tasks with these `counted` and ids."""
         self._merge()
         first = np.searchsorted(self._owners, owners, "left")
         count = np.searchsorted(self._owners, owners, "right") - first
@@ -157,7 +157,7 @@ class Counters:
         return np.repeat(ids, count), self._names[at], self._values[at]
 
     def _merge(self) -> None:
-        """Sort added values, and add up those of one counter and task."""
+        """Sort the values, and sum values of the same counter and task."""
         if not self._parts:
             return
         parts = [*self._parts, (self._owners, self._names, self._values)]
@@ -179,9 +179,9 @@ Own = TypeVar("Own", bound="Parts")
 
 
 class Parts:
-    """Rows of every kind, each in a spool, and the pools that they refer to.
+    """Spools of rows, one for each kind, and the pools that the rows refer to.
 
-    A decoder appends rows; `task_tables.write` reads them back. A context manager.
+    A decoder appends rows; `task_tables.write` reads them back. Use as a context manager.
     """
 
     collectives: Collectives
@@ -211,24 +211,24 @@ class Parts:
         self.new_spool = spool
         self.texts = Scratch()
         self.span: tuple[int, int] | None = None
-        """First start and last end of all events, ns."""
+        """First start and last end of all events, in ns."""
         self.counts: dict[str, int] = defaultdict(int)
         """Events by kind."""
         self.activity: Counter[int] = Counter()
         """Number of host events by thread."""
         self.forward_threads: dict[tuple[int, int], int] = {}
-        """(process, torch's id of a forward thread) -> number of the thread, where known."""
+        """(process, forward thread id of torch) -> thread number, if known."""
         self._communication: dict[int, bool] = {}
         self.max_correlation = 0
         self.links_to_operations = False
-        """True if `external` of device tasks is the id of an operation."""
+        """True if the field `external` of device tasks contains operation ids."""
         self.memory_component = DEVICE_COMPONENT
-        """Allocator of the device's memory, as in MEMORY_RECORD."""
+        """Name of the device memory allocator in MEMORY_RECORD."""
         self.adds_up_allocations = False
-        """True if memory in use is computed, because allocations do not contain it."""
+        """True if the memory in use is computed because the recording does not contain it."""
         self.devices: set[int] = set()
         self.places: dict[tuple[Any, Any], int] = {}
-        """(pid, tid) of events that are not on host threads -> number."""
+        """(pid, tid) -> number, for events that are not on host threads."""
 
     def __enter__(self: Own) -> Own:
         return self
@@ -255,15 +255,15 @@ class Parts:
     def new_rows(
         self, start: Int64s, end: Int64s, dtype: np.dtype[Any], what: str
     ) -> tuple[Rows, Bools]:
-        """Return rows with start and end, other fields missing, and a mask of the valid rows.
+        """Return rows with only start and end set, and a mask of the valid rows.
 
         Rows without a time or with a negative duration are counted as anomalies.
 
         Args:
-            start: Starts in ns; NO_TIME stands for none.
-            end: Ends in ns.
+            start: Start times in ns; NO_TIME if missing.
+            end: End times in ns.
             dtype: Type of the rows.
-            what: Kind of event, under which the rows are counted.
+            what: Kind of event for the anomaly.
         """
         rows = missing(dtype, len(start))
         rows["start"], rows["end"] = start, end
@@ -310,12 +310,12 @@ class Parts:
         self.span = first_ns, last_ns
 
     def see_correlations(self, rows: Rows) -> None:
-        """Note the largest correlation id, beyond which new ids begin."""
+        """Update the largest correlation id; new ids are larger."""
         if len(rows):
             self.max_correlation = max(self.max_correlation, int(rows["correlation"].max()))
 
     def are_communication(self, names: Int64s) -> Bools:
-        """Return a mask of the names that are kernels of collectives."""
+        """Return a mask of the names that are communication kernels."""
         known = self._communication
         distinct, inverse = np.unique(names, return_inverse=True)
         new = [number for number in distinct.tolist() if number not in known]

@@ -1,4 +1,4 @@
-"""Joins the rows of a GPU recording and writes the tables of host and devices."""
+"""Joins the rows of a GPU recording, and writes the tables of host and devices."""
 
 from __future__ import annotations
 
@@ -65,7 +65,7 @@ HasColumn = Callable[[str, str], bool]
 
 
 class TaskTables:
-    """Writes the tables of tasks, in the order of their start."""
+    """Writes the tables of device tasks, sorted by start."""
 
     def __init__(
         self,
@@ -92,7 +92,7 @@ class TaskTables:
         self._calls_of_group: Counter[tuple[int, str]] = Counter()
 
     def _types_of(self, kinds: Int64s) -> Int64s:
-        """Return the ids of task types; that of graphs is interned only if there are graphs."""
+        """Return the string ids of task types, including graphs only if there are any."""
         if len(self._task_types) == r.GRAPH and np.any(kinds == r.GRAPH):
             graph = self._sink.strings.intern(TASK_TYPES[r.GRAPH])
             self._task_types = np.append(self._task_types, graph)
@@ -260,7 +260,7 @@ class TaskTables:
     def _write_existing(
         self, table: str, columns: dict[str, Column], newer_columns: Sequence[str]
     ) -> None:
-        """Write rows without the newer columns that the revision does not have."""
+        """Write rows, omitting newer columns that the schema revision does not have."""
         for name in newer_columns:
             if not self._has_column(table, name):
                 del columns[name]
@@ -318,10 +318,10 @@ class TaskTables:
         return Collective(name=collective_of_kernel(self._names[int(row["name"])]))
 
     def _op_name(self, device: int, collective: Collective) -> int:
-        """Return the name of a call, equal on all ranks of its group.
+        """Return the name of a collective call, which is the same on all ranks of the group.
 
-        A send and its receive are two calls: readers exclude both when they compare ranks, by the
-        words `send` and `receive`.
+        A send and its receive are two calls. Readers recognize them by the words `send` and
+        `receive`, and exclude them when comparing ranks.
         """
         key = (device, collective.group)
         number = collective.sequence
@@ -374,14 +374,14 @@ def write(
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> int:
-    """Write all tables except those that describe the recording; return the number of joined tasks.
+    """Write all tables except recording metadata; return the number of joined tasks.
 
     Args:
         parts: The rows of the recording.
         base_ns: Added to all times to get Unix times.
         has_column: Returns True if the revision being written has (table, column).
         data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Receives a short text about the current work.
+        progress: Called with a short description of the current step.
     """
     no_name = parts.sink.strings.intern(NOT_AVAILABLE)
     progress("joining host events")

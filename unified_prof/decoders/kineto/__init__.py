@@ -1,4 +1,4 @@
-"""Decodes Chrome traces of torch.profiler (Kineto), of NVIDIA and AMD devices and the CPU."""
+"""Decodes Chrome traces of torch.profiler (Kineto) from NVIDIA and AMD devices and the CPU."""
 
 from unified_prof.decoders.kineto.session import NAME, decode
 

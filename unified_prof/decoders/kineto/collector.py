@@ -1,8 +1,8 @@
-"""Collects the events of a trace into columns by kind, and completes its collectives.
+"""Collects the events of a trace into columns by kind; completes the data of collectives.
 
-torch shortens long lists of ranks with `...`, gives the peer of a send or receive by its global
-rank (by its index in the group in older versions), and records the own rank only once per trace.
-Tables count ranks within the group, as vendors do.
+torch truncates long lists of ranks with `...`, records the peer of a send or receive as global rank
+(in older versions as group rank), and records the rank of the process only once per trace. The
+tables contain group ranks, as in the vendors' databases.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ Ranks = tuple[int, ...]
 
 
 def listed_ranks(text: str) -> Ranks | None:
-    """Return the ranks in `[0, 1, 2]`, None if it is not a complete list."""
+    """Parse a list of ranks such as `[0, 1, 2]`; return None if it is incomplete or invalid."""
     return _numbers(parse_json(text.encode("utf-8", "replace")))
 
 
@@ -50,7 +50,7 @@ def strided_ranks(start: int, stride: int, size: int) -> Ranks | None:
 
 
 def listed_groups(distributed: Mapping[str, Any]) -> dict[str, tuple[str, Ranks]]:
-    """Return description and global ranks of each group in `distributedInfo`, by name."""
+    """Return name -> (description, global ranks) of the groups in `distributedInfo`."""
     groups = {}
     listed = distributed.get("pg_config")
     for group in listed if isinstance(listed, list) else ():
@@ -69,13 +69,13 @@ def complete_collectives(
     rank: int,
     count: Callable[[str, int, str], None],
 ) -> dict[str, tuple[str, Ranks]]:
-    """Complete ranks, source and target of calls in place; return all groups by name.
+    """Complete ranks, source and target of collectives in place; return all groups by name.
 
     Args:
-        collectives: Distinct calls.
+        collectives: Distinct collective calls.
         session: Groups in `distributedInfo`.
         rank: Rank of the trace, `MISSING` if unknown.
-        count: Receives the anomaly of peers outside their group.
+        count: Called with the anomaly if a peer is not in its group.
     """
     groups = dict(session)
     outside = 0
@@ -104,7 +104,7 @@ def complete_collectives(
 
 
 def _group_ranks(call: Collective, session: Mapping[str, tuple[str, Ranks]]) -> Ranks | None:
-    """Return the global ranks of a call's group: its list, else its group, else its stride."""
+    """Return the global ranks of a call's group from its list, its group name, or its stride."""
     ranks = listed_ranks(call.group_ranks)
     if ranks is not None:
         return ranks
@@ -134,10 +134,10 @@ def _numbers(value: Any) -> Ranks | None:
 
 
 class TraceCollectives(Collectives):
-    """Collectives by the JSON text of the arguments that describe them."""
+    """Maps the JSON arguments of a collective to its number."""
 
     def __missing__(self, key: bytes) -> int:
-        """Return the number of the collective that the JSON text describes."""
+        """Parse the JSON arguments, and return the number of the collective."""
         args = parse_collective(key)
         return MISSING if args is None else self.number(args)
 
@@ -150,7 +150,7 @@ _COLLECTIVE_TEXTS = ("group_description", "group_ranks", "dtype", "in_split", "o
 
 
 def parse_collective(text: bytes) -> Collective | None:
-    """Return the collective in the arguments of an event, None if there is none."""
+    """Parse the collective from the arguments of an event; return None if there is none."""
     try:
         args = msgspec.json.decode(text, type=CollectiveArgs)
     except (msgspec.MsgspecError, UnicodeDecodeError):
@@ -173,7 +173,7 @@ def parse_collective(text: bytes) -> Collective | None:
 
 
 def from_annotation(name: str, elements: int, dtype: str) -> Collective:
-    """Return the collective of an annotation such as `nccl:all_reduce` and its first input."""
+    """Return the collective for an annotation such as `nccl:all_reduce` and its first input."""
     return Collective(
         name=name.removeprefix(ANNOTATION_PREFIX),
         dtype=dtype or NOT_AVAILABLE,
@@ -200,7 +200,7 @@ _CPU_DEVICE_TYPE = 0
 
 
 class Collector(Fields):
-    """Rows of one trace that are decoded but not yet joined. A context manager."""
+    """Context manager that collects the rows of one trace before they are joined."""
 
     def __init__(self, sink: Sink, is_outside: Callable[[str], bool]) -> None:
         super().__init__(sink, is_outside)
@@ -212,7 +212,7 @@ class Collector(Fields):
         self.has_memory_in_use = False
         """True if allocator events contain the memory in use."""
         self.forward_of: dict[tuple[int, int], int] = {}
-        """(thread, start) of ranges of backward nodes -> thread of the forward operation."""
+        """(thread, start) of a backward range -> thread of the forward operation."""
         self._open_flows: dict[bytes, int] = {}
         self._flows_from: Counter[int] = Counter()
         self._kinds = Kinds()
@@ -258,13 +258,13 @@ class Collector(Fields):
             self._add_complete(self._phases.complete([e for e in events if e.ph in PHASES]))
 
     def finish(self) -> None:
-        """Add the events that began and never ended."""
+        """Add the events that have a begin but no end."""
         self._add_complete(self._phases.rest(self.span[1] if self.span else 0))
         if self.forward_of:
             self._find_forward_threads()
 
     def _find_forward_threads(self) -> None:
-        """Find the thread of each id in `Fwd thread id`, which is a number of torch's own."""
+        """Find the thread for each `Fwd thread id`, a number that only torch uses."""
         processes = self.threads.process_ids
         starts = np.array([start for _, start in self.forward_of])
         for (host,) in windows(self.host):
@@ -310,7 +310,7 @@ class Collector(Fields):
     def _host_collectives(
         self, events: list[ev.Event], names: Int64s, signatures: Int64s
     ) -> Int64s:
-        """Return the collective of each event, MISSING for most."""
+        """Return the number of each event's collective, MISSING for other events."""
         numbers = np.full(len(events), MISSING)
         for index in np.flatnonzero(np.isin(names, list(self.names.collectives))).tolist():
             name = events[index].name
@@ -409,10 +409,10 @@ class Collector(Fields):
         self.collections.append(_valid(rows, valid))
 
     def _flows(self, _: Kind, events: list[ev.Event]) -> None:
-        """Take both ends of flows from a forward operation to its backward node.
+        """Record both ends of flows from a forward operation to its backward node.
 
-        They serve to find out which thread an id of `Fwd thread id` stands for, so some of each
-        thread are enough.
+        The flows determine the thread of each `Fwd thread id`, so a few flows per thread are
+        enough.
         """
         flows = [event for event in events if event.cat == ev.FORWARD_FLOW]
         if not flows:

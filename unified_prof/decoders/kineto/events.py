@@ -1,17 +1,18 @@
-"""Types of events: the common part, `args` by kind, and kinds by phase and category.
+"""Types of trace events, their arguments, and their kinds by phase and category.
 
-Fields are in the order in which Kineto writes the keys, because msgspec searches for a key from
-the position of the last one. A value that some version or damaged trace writes with another type
-is `Any` here and converted later by columns, which counts unreadable values.
+Fields are in the order in which Kineto writes the keys, because msgspec starts to search for a key
+at the position of the previous one. Values that some versions or damaged traces write with another
+type have the type `Any` here and are converted later, column by column; unreadable values are
+counted.
 
-Slices of known events are decoded in one pass, directly to the types of their arguments; decoding
-`args` separately takes a third of the reading time. Other slices (an unknown category or phase,
-arguments of another shape, parameters of a collective, which stay text) are decoded in two passes
-with the same result.
+Slices that contain only known events are decoded in one pass, directly to the argument types,
+because decoding `args` separately would take a third of the reading time. Other slices (with an
+unknown category or phase, unexpected arguments, or parameters of a collective, which are kept as
+JSON) are decoded in two passes with the same result.
 
-Events that are written as a beginning and an end are joined into complete events. `B` and `E` nest
-on a thread: an end closes the last beginning on its thread. `b` and `e` (older: `S` and `F`) are
-asynchronous: category and id join them, on any thread.
+Begin and end events are joined into complete events. `B` and `E` nest on a thread: an end closes
+the last open begin on its thread. `b` and `e` (older: `S` and `F`) are asynchronous and are joined
+by category and id, across threads.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ ABSENT = msgspec.Raw(b"")
 
 
 class Event(msgspec.Struct, gc=False):
-    """One event of any kind; `args` stays JSON text until the kind is known."""
+    """One event of any kind; `args` is kept as JSON until the kind is known."""
 
     ph: Scalar = None
     cat: Scalar = None
@@ -64,7 +65,7 @@ class OperationArgs(msgspec.Struct, gc=False):
 
 
 class CollectiveArgs(msgspec.Struct, gc=False):
-    """Parameters of a collective from `record_param_comms`; newer kernels have them, too."""
+    """Parameters of a collective from `record_param_comms`; newer kernels contain them, too."""
 
     collective: Any = msgspec.field(default=None, name="Collective name")
     in_elements: Any = msgspec.field(default=MISSING, name="In msg nelems")
@@ -85,7 +86,7 @@ class CollectiveArgs(msgspec.Struct, gc=False):
 
 
 class CallArgs(msgspec.Struct, gc=False):
-    """Arguments of a CUDA or HIP runtime or driver call; HIP adds those of the launch."""
+    """Arguments of a CUDA or HIP runtime or driver call; HIP also records launch arguments."""
 
     external_id: Any = msgspec.field(default=MISSING, name="External id")
     cbid: Any = None
@@ -136,7 +137,7 @@ class SyncArgs(msgspec.Struct, gc=False):
 
 
 class MemoryArgs(msgspec.Struct, gc=False):
-    """Arguments of an allocator event: positive bytes allocate, negative free."""
+    """Arguments of an allocator event; `bytes` is positive for allocations, negative for frees."""
 
     total_reserved: Any = msgspec.field(default=None, name="Total Reserved")
     total_allocated: Any = msgspec.field(default=None, name="Total Allocated")
@@ -155,7 +156,7 @@ class ExternalIdArgs(msgspec.Struct, gc=False):
 
 
 class Kind(Enum):
-    """Kinds of events; the values are their names in the facts of a report."""
+    """Kinds of events; the values are names in UPROF_RUN."""
 
     OPERATION = "operation"
     ANNOTATION = "annotation"
@@ -224,7 +225,7 @@ _PHASES: dict[str, Kind] = {
 
 
 class Kinds(dict[tuple[Any, Any], Kind]):
-    """(phase, category) -> kind, determined once for each pair."""
+    """Maps (phase, category) to the kind, which is determined once for each pair."""
 
     def __missing__(self, key: tuple[Any, Any]) -> Kind:
         phase, category = key
@@ -300,7 +301,7 @@ _decode = msgspec.json.Decoder(list[Union[tuple(_structs())]]).decode  # type: i
 
 
 class KnownSlices:
-    """Decodes slices of known events in one pass; tries less often after failures."""
+    """Decodes slices of known events in one pass; after failures, it is tried less often."""
 
     def __init__(self) -> None:
         self.decoded = 0
@@ -309,7 +310,7 @@ class KnownSlices:
         self._skip = 0
 
     def decode(self, text: memoryview) -> list[Event] | None:
-        """Return the events of a JSON list, None if it has to be decoded in two passes."""
+        """Decode a JSON list of events; return None if it must be decoded in two passes."""
         if self._skip:
             self._skip -= 1
             return None
@@ -335,7 +336,7 @@ _UNFINISHED = msgspec.Raw(b'{"finished": false}')
 
 
 class Phases:
-    """Events that have begun and not ended yet."""
+    """Begin events that have no end yet."""
 
     def __init__(self, anomaly: Callable[[str, int, str], None]) -> None:
         self._anomaly = anomaly
@@ -343,10 +344,10 @@ class Phases:
         self._open = 0
 
     def complete(self, events: Sequence[Event]) -> tuple[list[Event], list[Event]]:
-        """Add beginnings and ends in the order of the file.
+        """Add begin and end events in file order.
 
         Returns:
-            Events that became complete: those that nest on their threads, and asynchronous ones.
+            Events that are now complete: nested events and asynchronous events.
         """
         done: tuple[list[Event], list[Event]] = ([], [])
         for event in events:
@@ -367,7 +368,7 @@ class Phases:
         return done
 
     def rest(self, last_ns: int) -> tuple[list[Event], list[Event]]:
-        """Return the events that never ended, as unfinished, until the end of the recording."""
+        """Return events without an end as unfinished, extended to the end of the recording."""
         end = Event(ts=msgspec.Raw(_us(last_ns)), args=_UNFINISHED)
         done: tuple[list[Event], list[Event]] = ([], [])
         for begun in self._begun.values():
@@ -381,7 +382,7 @@ class Phases:
 
 
 def _key(event: Event) -> tuple[Any, ...]:
-    """Return the key that joins a beginning and its end."""
+    """Return the key that a begin event and its end have in common."""
     if event.ph in (_NESTED_BEGIN, _NESTED_END):
         return event.pid, event.tid
     kind = event.ph in ("b", "e")
@@ -389,7 +390,7 @@ def _key(event: Event) -> tuple[Any, ...]:
 
 
 def _copy(event: Event) -> Event:
-    """Return a copy that does not keep the slice alive from which the event was decoded."""
+    """Return a copy that does not keep the decoded slice in memory."""
     return Event(
         ph=event.ph,
         cat=event.cat,
@@ -430,7 +431,7 @@ def _us(ns: int) -> bytes:
 
 
 def _merged_arguments(begin: msgspec.Raw, end: msgspec.Raw) -> msgspec.Raw:
-    """Return the arguments of both; if both have a key, the value of the end."""
+    """Merge the arguments of begin and end; values of the end take precedence."""
     values = [parse_json(bytes(text)) for text in (begin, end)]
     mappings = [value for value in values if isinstance(value, dict)]
     if len(mappings) < 2:

@@ -1,7 +1,8 @@
 """Converts events of one kind to columns: times, numbers, names, threads, shapes.
 
-Numbers are converted exactly, a column at a time. Times are decimal microseconds with any number of
-digits and never become floats: a float64 of microseconds since 1970 is wrong by up to 256 ns.
+Numbers are converted exactly, one column at a time. Times are decimal microseconds with any number
+of digits and are never converted to float: float64 Unix times in microseconds have an error of up
+to 256 ns.
 """
 
 from __future__ import annotations
@@ -34,10 +35,10 @@ _NS_DIGITS = 3  # decimals of a microsecond that are whole nanoseconds
 
 
 def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
-    """Convert JSON numbers of microseconds to nanoseconds, without further digits.
+    """Convert JSON numbers in microseconds to integer nanoseconds; further digits are truncated.
 
     Args:
-        raw: The numbers as text, with or without quotes.
+        raw: The numbers as JSON, with or without quotes.
 
     Returns:
         The times in ns and a mask of the valid ones. Missing, null and unreadable numbers, and
@@ -58,7 +59,7 @@ def us_to_ns(raw: Sequence[msgspec.Raw]) -> tuple[Int64s, NDArray[np.bool_]]:
 
 
 def _convert_plain(text: bytes, count: int) -> Int64s | None:
-    """Convert decimals joined by commas; None if any of them is not plain."""
+    """Convert comma-separated decimals; return None if one is not in plain notation."""
     chars = np.frombuffer(text, dtype=np.uint8)
     same_length = _convert_same_length(chars, count)
     if same_length is not None:
@@ -91,7 +92,7 @@ def _convert_plain(text: bytes, count: int) -> Int64s | None:
 
 
 def _convert_same_length(chars: NDArray[np.uint8], count: int) -> Int64s | None:
-    """Convert positive decimals of one length with three decimals, as most are."""
+    """Convert positive numbers of equal length with three decimals, which is the usual format."""
     width, rest = divmod(len(chars) + 1, count)
     if rest or not _NS_DIGITS + 3 <= width <= _MAX_DIGITS + 2:
         return None
@@ -123,11 +124,11 @@ def _us_token_to_ns(token: bytes) -> int | None:
 def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int]:
     """Convert ids and counts to int64; numbers may be quoted or hexadecimal.
 
-    Unsigned 64-bit values wrap to signed ones, so that they stay distinct.
+    Unsigned 64-bit values wrap to negative values, so that they stay distinct.
 
     Returns:
         The column, with `missing` for null and unreadable values, and the number of unreadable
-        ones.
+        values.
     """
     try:
         return ints(values), 0
@@ -139,7 +140,7 @@ def to_int64(values: Sequence[Any], missing: int = MISSING) -> tuple[Int64s, int
 
 
 def to_int(value: Any) -> int | None:
-    """Return an integer given as a JSON number or text, None for anything else."""
+    """Convert a JSON number or string to an integer; return None for other values."""
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):
@@ -162,7 +163,7 @@ def _wrapped(value: Any) -> int | None:
 
 
 def to_float64(values: Sequence[Any]) -> NDArray[np.float64]:
-    """Convert measurements to float64; missing and unreadable ones become NaN."""
+    """Convert measurements to float64; missing and unreadable values become NaN."""
     try:
         return np.array(values, dtype=np.float64)
     except (TypeError, ValueError, OverflowError):
@@ -183,7 +184,7 @@ _MAX_NS = 2**62
 
 
 class Fields(Parts):
-    """The rows of one trace, and the conversion of its events to columns."""
+    """Converts events of one trace to columns, and adds them to its rows."""
 
     labels: Labels
 
@@ -214,14 +215,14 @@ class Fields(Parts):
     def count_invalid(
         self, name: str, invalid: Bools, events: list[ev.Event], action: str = "skipped"
     ) -> None:
-        """Count invalid events, with the first of them and the action taken as detail."""
+        """Count invalid events as an anomaly, with the first event and the action as detail."""
         if invalid.any():
             event = events[int(np.argmax(invalid))]
             detail = f"{event.cat} {event.name!r}, {action}"
             self.sink.anomaly(name, int(np.count_nonzero(invalid)), detail)
 
     def arguments(self, events: list[ev.Event], kind: type[Args]) -> list[Args]:
-        """Return the arguments of all events; unreadable ones are counted and become empty."""
+        """Return the arguments of all events; unreadable arguments are counted and left empty."""
         known: Any = [event.args for event in events]
         if known and isinstance(known[0], kind):  # all events of a slice and kind, or none
             return known  # type: ignore[no-any-return]
@@ -246,14 +247,14 @@ class Fields(Parts):
             return kind()
 
     def ids(self, values: list[Any], missing: int = MISSING) -> Int64s:
-        """Return ids or counts; unreadable ones are counted as an anomaly."""
+        """Convert ids or counts; unreadable values are counted as an anomaly."""
         column, bad = to_int64(values, missing)
         if bad:
             self.sink.anomaly("unreadable_number", bad, "an id or count of an event's arguments")
         return column
 
     def external_ids(self, args: Sequence[Any]) -> Int64s:
-        """Return the ids that refer to operations."""
+        """Return the external ids, which refer to operations."""
         column = self.ids([a.external_id for a in args])
         if (column == MISSING).any():  # in lower case before torch 1.11
             old = self.ids([a.old_external_id for a in args])
@@ -273,7 +274,7 @@ class Fields(Parts):
         return numbers
 
     def place(self, events: list[ev.Event], args: Sequence[Any]) -> tuple[Int64s, Int64s]:
-        """Return device and stream: from the arguments, else pid and tid."""
+        """Return device and stream from the arguments; if missing, pid and tid."""
         device, stream = [], []
         for event, a in zip(events, args, strict=True):
             device.append(event.pid if a.device is None else a.device)
@@ -281,7 +282,7 @@ class Fields(Parts):
         return self.relabelled(events, self.ids(device)), self.ids(stream)
 
     def relabelled(self, events: list[ev.Event], devices: Int64s) -> Int64s:
-        """Return device numbers, made unique if merged ranks use equal ones."""
+        """Return device numbers, made unique if merged ranks use the same numbers."""
         pids = {event.pid for event in events}
         if not any(isinstance(pid, str) and not pid.isdecimal() for pid in pids):
             return devices
@@ -290,7 +291,7 @@ class Fields(Parts):
         return ints([number(event.pid, device) for event, device in pairs])
 
     def device_labels(self, events: list[ev.Event]) -> Int64s:
-        """Return the codes of labels in device pids (see `merged.Labels`), `MISSING` for most."""
+        """Return codes of labels in device pids (see `merged.Labels`), `MISSING` without label."""
         codes = {pid: self.labels.code(pid) for pid in {event.pid for event in events}}
         return ints([codes[event.pid] for event in events])
 
@@ -321,7 +322,7 @@ class Fields(Parts):
         )
 
     def raw_texts(self, raw: list[msgspec.Raw]) -> Int64s:
-        """Return string ids of JSON texts, `MISSING` for a missing one."""
+        """Return the string ids of JSON values, `MISSING` for missing values."""
         intern, absent = self.sink.strings.intern, ev.ABSENT
         return ints(
             [
@@ -331,6 +332,6 @@ class Fields(Parts):
         )
 
     def optional_texts(self, texts: list[Any]) -> Int64s:
-        """Return string ids of texts, `MISSING` for a missing one."""
+        """Return the string ids of strings, `MISSING` for None."""
         names = self.names
         return ints([names[text] if text else MISSING for text in texts])

@@ -1,9 +1,10 @@
 """Separates traces that were merged from several processes.
 
-Every process counts correlation ids from its start, so a trace merged from several ranks has each
-id many times. Each device task is assigned to a process first: by the label that the merger wrote
-into the device's pid, else by the calls that can have launched all tasks of the device. Then ids of
-calls, tasks and operations are made unique, so that everything joins as in other traces.
+Each process numbers its correlation ids separately, so a trace merged from several ranks contains
+each id several times. First, each device task is assigned to a process: by the label that the
+merging tool wrote into the device's pid, or by the calls that can have launched all tasks of the
+device. Then the ids of calls, tasks and operations are made unique, so that they can be joined as
+in other traces.
 """
 
 from __future__ import annotations
@@ -44,23 +45,23 @@ _MADE = r.record_type("correlation i8, start i8, external i8, process i4, makes 
 
 
 def label_of(pid: str) -> str:
-    """Return the label that a merger added to a pid: `[TP01] ` of `[TP01] 4242`."""
+    """Return the label that a merging tool added to a pid, such as `[TP01] ` in `[TP01] 4242`."""
     match = _PREFIX.fullmatch(pid) or _SUFFIX.fullmatch(pid)
     return match[1] if match else pid
 
 
 class Labels:
-    """Labels that mergers wrote into the pids of devices and processes."""
+    """Labels that merging tools wrote into the pids of devices and processes."""
 
     def __init__(self) -> None:
         self.texts: list[str] = []
-        """The labels, by number."""
+        """The labels by number."""
         self._numbers: dict[str, int] = {}
         self._devices: dict[tuple[str, int], int] = {}
         self._taken: set[int] = set()
 
     def code(self, pid: object) -> int:
-        """Return the code of a pid's label for GPU_TASK `process`; `separate` replaces it."""
+        """Return the code of a pid's label, stored in `process` until `separate` replaces it."""
         if not isinstance(pid, str) or pid.isdecimal():
             return MISSING
         label = label_of(pid)
@@ -71,7 +72,7 @@ class Labels:
         return -_FIRST_CODE - number
 
     def device(self, pid: object, device: int) -> int:
-        """Return the number of a device, made unique if two ranks use the same one."""
+        """Return the device number, made unique if another rank uses the same number."""
         if not isinstance(pid, str) or pid.isdecimal() or device < 0:
             return device
         label = label_of(pid)
@@ -86,12 +87,12 @@ class Labels:
 
 
 def separate(parts: Parts, calling: Iterable[int], labels: Labels) -> None:
-    """Assign each task to its process, and make ids unique if several processes use the same.
+    """Assign each task to its process, and make ids unique if several processes use the same ids.
 
     Args:
-        parts: The rows of the trace, not yet joined.
-        calling: Threads with runtime calls.
-        labels: Labels of the devices' pids.
+        parts: The rows of the trace before they are joined.
+        calling: Numbers of the threads with runtime calls.
+        labels: Labels in the pids of devices.
     """
     ids = parts.threads.process_ids
     callers = sorted(
@@ -102,7 +103,7 @@ def separate(parts: Parts, calling: Iterable[int], labels: Labels) -> None:
 
 
 class _Separation:
-    """Separates one trace; processes have an index: the busiest first, then those with calls."""
+    """Separates the processes of one trace; index 0 is the process with the most events."""
 
     def __init__(self, parts: Parts, callers: list[int], labels: Labels) -> None:
         self._parts = parts
@@ -126,7 +127,7 @@ class _Separation:
         self._shared = 0
 
     def run(self) -> None:
-        """Count the possible processes of each device, choose one, and rewrite the ids."""
+        """Choose the process of each device, and rewrite the ids."""
         with self._call_spool() as call_spool:
             for calls, tasks in self._windows(call_spool):
                 self._count_possible(calls, tasks)
@@ -146,7 +147,7 @@ class _Separation:
         self._parts.max_correlation = len(self._processes) << _ID_BITS
 
     def _call_spool(self) -> Spool:
-        """Return the calls, by correlation and start."""
+        """Return the calls, sorted by correlation id and start."""
         spool = self._parts.new_spool(_MADE, "correlation")
         makes = {
             number: next((kind for word, kind in _MAKES if word in str(name).lower()), _ANY)
@@ -169,7 +170,7 @@ class _Separation:
     # ---- process of each device
 
     def _count_possible(self, calls: Rows, tasks: Rows) -> None:
-        """Count, for each device and process, the tasks that the process cannot have launched."""
+        """Count the tasks of each device that each process cannot have launched."""
         same = calls["correlation"][1:] == calls["correlation"][:-1]
         self._shared += int(np.count_nonzero(same & (np.diff(calls["process"]) != 0)))
         tasks = tasks[tasks["correlation"] > 0]
@@ -191,7 +192,7 @@ class _Separation:
         self._count_rivals(tasks["correlation"], places)
 
     def _count_rivals(self, ids: Int64s, places: Int64s) -> None:
-        """Count the ids that two devices have in common: one process uses an id once."""
+        """Count the correlation ids that devices share (a process uses each id only once)."""
         distance = 1
         while distance < len(ids):
             same = ids[distance:] == ids[:-distance]
@@ -203,7 +204,7 @@ class _Separation:
             distance += 1
 
     def _place_numbers(self, tasks: Rows) -> Int64s:
-        """Return the number of each task's device; equal devices with different labels differ."""
+        """Return the index of each task's device; devices with different labels are distinct."""
         numbers = np.empty(len(tasks), dtype=np.int64)
         fields = ("process", "device")
         for at, key in enumerate(zip(*(tasks[field].tolist() for field in fields), strict=True)):
@@ -216,7 +217,7 @@ class _Separation:
         return numbers
 
     def _owners(self) -> Int64s:
-        """Return the process of each device, `_NO_PROCESS` if several share it."""
+        """Return the process that owns each device, `_NO_PROCESS` if processes share it."""
         owners = np.full(len(self._costs), _NO_PROCESS)
         open_: dict[int, set[int]] = {}
         for (code, _), place in self._places.items():
@@ -235,7 +236,7 @@ class _Separation:
         return owners
 
     def _best(self, place: int, choices: set[int]) -> tuple[int, float]:
-        """Return the process that fits a device best, and its margin over the next one."""
+        """Return the process that best matches a device, and its margin over the second best."""
         if len(choices) == 1:
             return next(iter(choices)), np.inf
         order = sorted(choices, key=lambda process: int(self._costs[place][process]))
@@ -250,7 +251,7 @@ class _Separation:
         return _SHARED_FRACTION * (best - self._lost[place]) > launched
 
     def _owner_by_start(self, open_: dict[int, set[int]]) -> tuple[int, int]:
-        """Return the first device and process to begin, if nothing else assigns them."""
+        """Return the device and the process that started first, if no other rule assigns them."""
         for place in sorted(open_, key=lambda place: self._first_task[place]):
             choices = open_[place]
             costs = {process: int(self._costs[place][process]) for process in choices}
@@ -277,7 +278,7 @@ class _Separation:
     # ---- rows with unique ids
 
     def _replace(self, name: str, batches: Iterable[Rows]) -> None:
-        """Replace the rows of one kind."""
+        """Replace the rows in the spool `name`."""
         old: Spool = getattr(self._parts, name)
         new = self._parts.new_spool(old.dtype, old.key)
         for rows in batches:
@@ -333,13 +334,13 @@ def _keep_minimum(minima: dict[int, int], key: int, values: Int64s) -> None:
 
 
 def _unique_ids(ids: Int64s, process: Int64s) -> Int64s:
-    """Return ids that are unique among processes; those of the first one do not change."""
+    """Return ids that are unique across processes; ids of the first process do not change."""
     fits = (ids > 0) & (ids < 1 << _ID_BITS)
     return np.where(fits, process << _ID_BITS | ids, ids)
 
 
 def _possible(calls: Rows, tasks: Rows) -> Bools:
-    """Return a mask of the tasks that one of the calls can have launched, by id, kind and time."""
+    """Return a mask of the tasks that a call can have launched, judged by id, kind and time."""
     if not len(calls):
         return np.zeros(len(tasks), dtype=bool)
     first = np.searchsorted(calls["correlation"], tasks["correlation"])
@@ -355,7 +356,7 @@ def _possible(calls: Rows, tasks: Rows) -> Bools:
 
 
 def _launching_process(calls: Rows, task: Rows) -> tuple[int, bool]:
-    """Return the process that launched a task of a shared device, and True if it is certain."""
+    """Return the process that launched a task on a shared device, and True if it is certain."""
     wanted = task["correlation"]
     first, behind = (
         np.searchsorted(calls["correlation"], wanted, side=s) for s in ("left", "right")

@@ -1,6 +1,6 @@
-"""Decodes one torch.profiler trace: collects events, joins them, writes all tables.
+"""Decodes one torch.profiler trace: collects and joins its events, and writes all tables.
 
-Also writes the tables that describe the recording: host, devices, ranks, span, facts.
+Also writes the recording metadata: host, devices, ranks, time span, and rows of UPROF_RUN.
 """
 
 from __future__ import annotations
@@ -46,18 +46,19 @@ def base_time_ns(
 
     Args:
         metadata: The trace's top-level keys.
-        span: First and last of its times, ns.
-        count: Receives the anomaly of an invalid or lost base time.
-        cut_off: True if the end of the trace is missing, where Kineto before 2.7 wrote the base.
+        span: First and last time in the trace, in ns.
+        count: Called with an anomaly if the base time is invalid or lost.
+        cut_off: True if the end of the trace is missing, to which Kineto before 2.7 wrote the base
+            time.
     """
     given = metadata.get("baseTimeNanoseconds")
     if given is None:
         if cut_off and span[0] < _UNIX_TIMES_FROM_NS:
-            count("base_time_lost", 1, "the base time was after the events: the date is unknown")
+            count("base_time_lost", 1, "the end of the trace with the base time is missing")
         return 0
     base = to_int(given)
     if base is None or base < 0 or span[0] + base < 0 or span[1] + base >= 2**63:
-        count("unusable_base_time", 1, f"{str(given)[:60]!r}: times are those of the trace")
+        count("unusable_base_time", 1, f"{str(given)[:60]!r}: times are kept as in the trace")
         return 0
     return base
 
@@ -68,12 +69,12 @@ def write(
     base_ns: int,
     listed: Mapping[str, tuple[str, Ranks]],
 ) -> dict[str, Any]:
-    """Write the tables that describe the recording; return facts of UPROF_RUN.
+    """Write the recording metadata; return rows of UPROF_RUN.
 
     Args:
         parts: The rows of the trace.
         metadata: The trace's top-level keys.
-        base_ns: Added to its times to get Unix times.
+        base_ns: Added to all times to get Unix times.
         listed: Title and ranks of each process group.
     """
     sink = parts.sink
@@ -113,11 +114,11 @@ def write(
 
 
 def _metadata_facts(metadata: dict[str, Any]) -> dict[str, Any]:
-    """Return the metadata of the trace without secrets.
+    """Return the metadata of the trace with secrets removed.
 
-    With `torch.profiler.add_metadata` a program can add any key, also its environment with access
-    tokens. Of keys that are not the profiler's only the names are kept, and values that look like
-    secrets are masked.
+    A program can add any key with `torch.profiler.add_metadata`, for example its environment with
+    access tokens. For keys of the program only the names are kept; in values of the profiler,
+    strings that look like secrets are masked.
     """
     known, others = {}, []
     for key, value in metadata.items():
@@ -152,7 +153,7 @@ def distributed_info(metadata: dict[str, Any]) -> dict[str, Any]:
 
 
 def trace_rank(parts: Collector, metadata: dict[str, Any]) -> int:
-    """Return the rank of the trace, NO_RANK if it is unknown or several ranks were merged."""
+    """Return the rank of the trace, NO_RANK if it is unknown or if several ranks were merged."""
     if len(parts.labels.texts) > 1:
         return NO_RANK
     rank = rank_of(metadata)
@@ -176,7 +177,7 @@ def _device_properties(metadata: dict[str, Any]) -> dict[int, dict[str, Any]]:
 
 
 def _parallel_groups(listed: Mapping[str, tuple[str, Ranks]], rank: int) -> dict[str, Any]:
-    """Return process groups in the form of torch_npu, by which readers name them."""
+    """Return process groups in the format of torch_npu, from which readers take their names."""
     return {
         name: {
             "group_name": title,
@@ -211,20 +212,20 @@ def decode(
     slice_bytes: int = SLICE_BYTES,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
-    """Decode a torch.profiler trace, compressed or not, in memory independent of its length.
+    """Decode a torch.profiler trace, compressed or not, in bounded memory.
 
     Args:
         path: The trace.
-        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
         has_column: Returns True if the revision being written has (table, column).
         data_types: ENUM_HCCL_DATA_TYPE of that revision, name -> id.
-        is_outside: Returns True for a Python frame, `file.py(line): function`, of the program that
-            ran the workload: it and its callers are left out of call chains.
-        slice_bytes: Size of the JSON that is decoded at a time.
-        progress: Receives a short text about the current work.
+        is_outside: Returns True for a Python frame (`file.py(line): function`) of the program that
+            ran the workload; this frame and its callers are omitted from call chains.
+        slice_bytes: Number of bytes of JSON to decode at a time.
+        progress: Called with a short description of the current step.
 
     Raises:
-        RawFormatError: not a trace, cut off before its first event, or damaged beyond reading.
+        RawFormatError: not a trace, truncated before the first event, or too damaged to read.
     """
     reader = TraceReader(path, sink.anomaly, slice_bytes)
     with _no_garbage_collection(), Collector(sink, is_outside) as parts:
@@ -266,7 +267,7 @@ def decode(
 
 @contextmanager
 def _no_garbage_collection() -> Iterator[None]:
-    """Disable garbage collection: none of the millions of events is part of a cycle."""
+    """Disable garbage collection during the block; the millions of events contain no cycles."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -277,7 +278,7 @@ def _no_garbage_collection() -> Iterator[None]:
 
 
 def _require_events(path: Path, parts: Collector, *, cut_off: bool) -> tuple[int, int]:
-    """Return the span of all events; raise RawFormatError if there are none."""
+    """Return the time span of all events; raise RawFormatError if there are none."""
     spools = (parts.host, parts.frames, parts.calls, parts.gpu, parts.allocations, parts.other)
     if parts.span is None or not any(spool.rows for spool in spools):
         raise RawFormatError(

@@ -1,13 +1,13 @@
 """Reads a trace in slices of complete events, in bounded memory.
 
-A trace is one JSON object whose `traceEvents` array takes nearly the whole file. The array is cut
-where one event seems to end and the next to begin. A cut is proved by decoding everything before it
-as a list of events, which fails if the cut is inside a string or a nested value.
+A trace is one JSON object, and nearly all of it is the array `traceEvents`. The array is split
+where one event seems to end and the next to begin. A split is verified by decoding the data before
+it as a list of events, which fails if the position is inside a string or a nested value.
 
-Known defects are repaired and counted, slice by slice and only if decoding fails: raw control
-characters and bad escapes in strings, NaN and Infinity, bytes that are not UTF-8. An event that
-stays unreadable is skipped and counted. If a file was cut off, as when its writer was killed, every
-complete event is read.
+If a slice cannot be decoded, known defects are repaired and counted: raw control characters and
+invalid escapes in strings, NaN and Infinity, invalid UTF-8. Events that are still unreadable are
+skipped and counted. If the file is truncated, for example because its writer was killed, all
+complete events are read.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ _FAILED = (msgspec.MsgspecError, UnicodeDecodeError)
 
 
 class TraceReader:
-    """The events of one trace file, in slices, and its other keys."""
+    """Reads the events of one trace file in slices, and its other keys."""
 
     def __init__(self, path: Path, count: Count, slice_bytes: int = SLICE_BYTES) -> None:
         self.metadata: dict[str, Any] = {}
@@ -70,9 +70,10 @@ class TraceReader:
         self._offset = 0  # position of the buffer in the decompressed file
 
     def slices(self) -> Iterator[list[Event]]:
-        """Yield all events in file order, some thousands at a time.
+        """Yield all events in file order, a few thousand at a time.
 
-        A file that was cut off yields its complete events and is counted as `cut_off`.
+        If the file is truncated, all complete events are yielded and the anomaly `cut_off` is
+        counted.
 
         Raises:
             RawFormatError: not a trace.
@@ -90,7 +91,7 @@ class TraceReader:
             elif self._exhausted:
                 break
             elif len(self._buffer) > MAX_OUTSIDE_BYTES:
-                raise self._error("one event is longer than events can be")
+                raise self._error("one event exceeds the maximum length")
             else:
                 wanted = 2 * len(self._buffer)
         events = self._leave_array(is_object)
@@ -103,7 +104,7 @@ class TraceReader:
     # ---- the file around the events
 
     def _enter_array(self) -> bool:
-        """Move to the first event; return whether the trace is an object and not a bare list."""
+        """Move to the first event; return True if the trace is an object, False for a list."""
         self._fill(self._slice_bytes)
         if self._buffer.startswith(b"\xef\xbb\xbf"):
             self._drop(3)
@@ -144,7 +145,7 @@ class TraceReader:
     def _leave_array(self, is_object: bool) -> list[Event]:
         """Decode the last events and the keys after them from the rest of the file."""
         if len(self._buffer) > MAX_OUTSIDE_BYTES + self._slice_bytes:
-            raise self._error("the part after the events is longer than it can be")
+            raise self._error("the part after the events exceeds the maximum length")
         text = bytes(self._buffer[1:])
         unpadded = text.rstrip(b"\0")  # left by a system crash during writing
         if len(unpadded) < len(text):
@@ -164,7 +165,7 @@ class TraceReader:
         return self._leave_damaged_array(_repair(text), is_object)
 
     def _leave_damaged_array(self, rest: bytes, is_object: bool) -> list[Event]:
-        """Find the end of the array after events that cannot all be decoded."""
+        """Find the end of the array if not all of its last events can be decoded."""
         if _ends_within_event(rest):
             return self._leave_cut_array(rest, is_object)
         for close in _closing_brackets(rest):
@@ -175,7 +176,7 @@ class TraceReader:
         return self._leave_cut_array(rest, is_object)
 
     def _leave_cut_array(self, rest: bytes, is_object: bool) -> list[Event]:
-        """Decode the complete events and keys of a file without end."""
+        """Decode the complete events and keys at the end of a truncated file."""
         if is_object:
             for close in _closing_brackets(rest):
                 tail = rest[close + 1 :].strip()
@@ -202,9 +203,9 @@ class TraceReader:
     # ---- the events
 
     def _take_slice(self) -> tuple[list[Event], int]:
-        """Decode complete events at the start of the buffer; return them and the position after.
+        """Decode complete events at the start of the buffer; return them and the next position.
 
-        The comma after them is replaced by a closing bracket, so that nothing is copied.
+        To avoid a copy, the comma after them is replaced by a closing bracket in place.
         """
         buffer = self._buffer
         buffer[0] = _OPEN
@@ -231,7 +232,7 @@ class TraceReader:
         return self._decode_pieces(bytes(buffer[1:last])), buffer.index(b",", last)
 
     def _decode_pieces(self, text: bytes) -> list[Event]:
-        """Decode event by event; skip and count those that cannot be repaired."""
+        """Decode events one by one; events that cannot be repaired are skipped and counted."""
         events: list[Event] = []
         pieces = _BETWEEN_EVENTS.split(text)
         index = 0
@@ -280,7 +281,7 @@ def _decode_list(text: bytes) -> list[Event]:
 
 
 def _cuts(buffer: bytearray) -> Iterator[int]:
-    """Yield offsets of commas that seem to separate two events, from the last one back."""
+    """Yield the offsets of commas that seem to separate two events, last one first."""
     end = len(buffer)
     for _ in range(_MAX_CUTS):
         while True:
@@ -297,7 +298,7 @@ def _cuts(buffer: bytearray) -> Iterator[int]:
 
 
 def _closing_brackets(text: bytes) -> Iterator[int]:
-    """Yield offsets of `]` that may end the array: after `}` or at the start."""
+    """Yield the offsets of each `]` that may end the array: after `}` or at the start."""
     if text.lstrip()[:1] == b"]":
         yield text.index(b"]")
     for match in re.finditer(rb"\}\s*\]", text):
@@ -305,7 +306,7 @@ def _closing_brackets(text: bytes) -> Iterator[int]:
 
 
 def _ends_within_event(text: bytes) -> bool:
-    """Return True if the text after the last complete event is the beginning of another one."""
+    """Return True if the text after the last complete event is an incomplete event."""
     last = _last_match_start(_BETWEEN_EVENTS, text)
     begun = text if last is None else text[last:].lstrip(b", \t\r\n")
     try:
@@ -318,7 +319,7 @@ def _ends_within_event(text: bytes) -> bool:
 
 
 def _keys_after_array(tail: bytes, is_object: bool) -> dict[str, Any] | None:
-    """Decode the text after the array (`, "key": ... }`); None if it is not such text."""
+    """Decode the text after the array (`, "key": ... }`); return None if it is invalid."""
     text = tail.strip()
     if not is_object:
         return None if text else {}
@@ -362,7 +363,7 @@ def _decode_piece(piece: bytes) -> tuple[list[Event], bool] | None:
 
 
 def _repair(text: bytes) -> bytes:
-    """Repair the known defects; other text changes in whitespace only."""
+    """Repair the known defects; in other text only whitespace changes."""
     text = text.translate(_CONTROL_TO_SPACE)
     try:
         text.decode("utf-8")

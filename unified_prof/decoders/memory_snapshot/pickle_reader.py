@@ -1,11 +1,12 @@
 """Reads pickles of plain data only, in time and memory proportional to the file.
 
-A pickle is a program that may import and call anything. A memory snapshot needs none of that:
-opcodes that name a class, call something or allocate by a number alone are refused, and the rest
-builds containers, texts, numbers and None. The unpickler is the one written in Python, because the
-memo of the C implementation grows to any index in the file, and its calls delay signals.
+A pickle is a program that can import and call arbitrary code. Memory snapshots do not need this, so
+opcodes that name a class, call a function or allocate memory for a given size are rejected; the
+others build containers, strings, numbers and None. The Python implementation of the unpickler is
+used, because in the C implementation an index in the file can make the memo arbitrarily large, and
+long calls delay signals.
 
-Also returns values of a snapshot, which may have any type, in the type that is expected.
+Also converts values of a snapshot, which may have any type, to the expected type.
 """
 
 from __future__ import annotations
@@ -51,11 +52,11 @@ _Load = Callable[[Any], None]
 
 
 class _RefusedError(Exception):
-    """The pickle contains more than plain data, as its text says."""
+    """The pickle contains more than plain data; the message says what."""
 
 
 class _PlainUnpickler(_Unpickler):  # type: ignore[misc]
-    """Builds plain data; dictionary keys are texts and integers, whose hash is cheap."""
+    """Builds plain data; dictionary keys must be strings or integers, which are cheap to hash."""
 
     def __init__(self, content: bytes) -> None:
         super().__init__(io.BytesIO(content), encoding="utf-8", errors="backslashreplace")
@@ -80,7 +81,7 @@ class _PlainUnpickler(_Unpickler):  # type: ignore[misc]
         """Add alternating keys and values to the dictionary on top of the stack."""
         keys, target = items[::2], self.stack[-1]
         if type(target) is not dict or not all(type(key) in (str, int) for key in keys):
-            raise _RefusedError("a dictionary key that is neither a text nor an integer")
+            raise _RefusedError("a dictionary key that is neither a string nor an integer")
         target.update(zip(keys, items[1::2], strict=True))
 
 
@@ -95,7 +96,7 @@ def _counting(load: _Load) -> _Load:
     def count(unpickler: Any) -> None:
         unpickler.allocations_left -= 1
         if unpickler.allocations_left < 0 or len(unpickler.metastack) > _MAX_DEPTH:
-            raise _RefusedError("more objects than a snapshot of its size has")
+            raise _RefusedError("more objects than a snapshot of this size can have")
         load(unpickler)
 
     return count
@@ -120,7 +121,7 @@ def load(path: Path) -> Any:
     """Return the plain data of a pickle, compressed or not.
 
     Raises:
-        RawFormatError: it cannot be read, is damaged, or contains more than plain data.
+        RawFormatError: the file cannot be read, is damaged, or contains more than plain data.
     """
     content = compression.read_content(path)
     try:
@@ -129,7 +130,7 @@ def load(path: Path) -> Any:
         raise RawFormatError(
             f"{path} is not a memory snapshot: the pickle contains {err}, and a snapshot"
             " is plain data",
-            hint="nothing in it was run",
+            hint="no code in it was run",
             slug="not-a-recording",
         ) from None
     except MemoryError as err:
@@ -138,7 +139,7 @@ def load(path: Path) -> Any:
     except Exception as err:
         reason = f"{type(err).__name__}: {err}"[:200]
         raise RawFormatError(
-            f"{path} is damaged or cut off as a pickle: {reason}", slug="damaged-recording"
+            f"{path} is damaged or cut off: {reason}", slug="damaged-recording"
         ) from err
 
 
@@ -150,12 +151,12 @@ _INT64 = range(-(2**63), 2**63)
 
 
 def integer_or(value: Any, default: int) -> int:
-    """Return `value` if it is an integer of 64 bits, else `default`."""
+    """Return `value` if it is a 64-bit integer, else `default`."""
     return value if type(value) is int and value in _INT64 else default
 
 
 def mappings(values: Any) -> Iterable[dict[Any, Any]]:
-    """Return the mappings in a list; nothing if `values` is not a list."""
+    """Return the dictionaries in a list; an empty list if `values` is not a list."""
     return (value for value in values if isinstance(value, dict)) if type(values) is list else ()
 
 
@@ -166,7 +167,7 @@ def stream_of(entry: dict[Any, Any]) -> int | None:
 
 
 def blocks_of(segment: dict[Any, Any]) -> Iterable[tuple[dict[Any, Any], int]]:
-    """Yield the blocks of a segment with their addresses, which old versions do not record."""
+    """Yield the blocks of a segment with their addresses, which are computed if not recorded."""
     next_address = integer_or(segment.get("address"), NONE)
     for block in mappings(segment.get("blocks")):
         address = integer_or(block.get("address"), next_address)

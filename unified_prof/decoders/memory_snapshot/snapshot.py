@@ -1,7 +1,8 @@
-"""Decodes one memory snapshot: the allocator's totals and the life of every block, per device.
+"""Decodes one memory snapshot: the allocator's totals and the lifetime of each block, per device.
 
 The history of a device is replayed from the memory in use before its first action. Each block is
-written with its times, the totals at both, and the call chain that allocated it.
+written with the times of its allocation and free, the totals at these times, and the call chain
+that allocated it.
 """
 
 from __future__ import annotations
@@ -53,21 +54,21 @@ CHANGES = {
 
 @dataclass(slots=True)
 class Totals:
-    """Bytes in use on one device at one moment."""
+    """Bytes in use on one device at one point in time."""
 
     allocated: int
     reserved: int
     active: int
 
     def apply(self, action: str, size: int) -> None:
-        """Apply an action of `CHANGES` on `size` bytes."""
+        """Update the totals for an action in `CHANGES` on `size` bytes."""
         allocated, reserved, active = CHANGES[action]
         self.allocated += allocated * size
         self.reserved += reserved * size
         self.active += active * size
 
     def row(self) -> tuple[int | None, int | None, int | None]:
-        """Return the allocated, reserved and active bytes, None for impossible values."""
+        """Return the allocated, reserved and active bytes; None if a value is impossible."""
         allocated, reserved, active = (
             total if 0 <= total < _MAX_BYTES else None
             for total in (self.allocated, self.reserved, self.active)
@@ -76,7 +77,7 @@ class Totals:
 
 
 def totals_before(history: list[dict[Any, Any]], segments: list[dict[Any, Any]]) -> Totals:
-    """Return the memory in use before the first action: that at the end, less all actions."""
+    """Return the memory in use before the first action: the final state minus all actions."""
     sums = [0, 0, 0]
     for segment in segments:
         sums[1] += max(0, integer_or(segment.get("total_size"), 0))
@@ -109,7 +110,7 @@ _MAX_NAME_CHARACTERS = 1024
 
 
 class CallStacks:
-    """Call chains of allocations; each stack is decoded once, however many allocations share it."""
+    """Call chains of allocations; a stack shared by several allocations is decoded once."""
 
     def __init__(self, sink: Sink) -> None:
         self.unknown = NONE, sink.strings.intern(NOT_AVAILABLE)
@@ -117,15 +118,15 @@ class CallStacks:
         self._sink = sink
         self._chains = CallChains(lambda frame: False)
         self._decoded: dict[int, tuple[int, int]] = {}
-        """Chain and name by the identity of a stack, which the snapshot keeps alive."""
+        """`id()` of a stack -> chain and name; the snapshot keeps the stacks alive."""
         self._texts: dict[int, str | None] = {}
         self._used: set[int] = set()
 
     def decode(self, frames: Any) -> tuple[int, int]:
         """Return the call chain of an allocation and the string id of its name.
 
-        The name is the innermost frame in a Python file of the user, else in any Python file, else
-        the innermost C++ frame outside the allocator.
+        The name is the innermost frame in a Python file of the user; if there is none, in any
+        Python file; if there is none, the innermost C++ frame outside the allocator.
 
         Args:
             frames: List of mappings with name, filename and line, innermost first.
@@ -180,7 +181,7 @@ def _frame_text(frame: Any) -> str | None:
 
 
 def _allocation_name(texts: list[str]) -> str | None:
-    """Return the frame that an allocation is named after, None if only the allocator is known."""
+    """Return the frame that gives an allocation its name, None if there is none."""
     python = [text for text in texts if ".py(" in text]
     own = (text for text in python if not _LIBRARY.match(text))
     significant = (text for text in texts if not _ALLOCATING_FRAME.search(text))
@@ -205,7 +206,7 @@ _EVENT_COLUMNS = ("startNs", "endNs", "category", "name", "process", "thread", "
 
 
 class SnapshotTables:
-    """Writes the tables that hold allocator actions."""
+    """Writes the tables of allocator actions."""
 
     def __init__(self, sink: Sink) -> None:
         self._component = sink.strings.intern(DEVICE_COMPONENT)
@@ -218,18 +219,18 @@ class SnapshotTables:
         self._intern = sink.strings.intern
 
     def extend_session(self, now: int) -> None:
-        """Extend the session's span to `now`."""
+        """Extend the time span of the session to `now`."""
         self.first_ns = now if self.first_ns is None else min(self.first_ns, now)
         self.last_ns = now if self.last_ns is None else max(self.last_ns, now)
 
     def add_totals(
         self, now: int, totals: tuple[int | None, ...], stream: int | None, device: int
     ) -> None:
-        """Write the bytes in use from `now` on."""
+        """Write the bytes in use at `now`."""
         self._memory.add((self._component, now, *totals, stream, device))
 
     def add_instant(self, now: int, category: str, name: str, device: int, args: Any) -> None:
-        """Write an event without duration; `device` below 0 is unknown."""
+        """Write an instant event; a negative `device` means unknown."""
         self.extend_session(now)
         intern = self._intern
         place = f"device {device}" if device >= 0 else NOT_AVAILABLE
@@ -274,7 +275,7 @@ _IGNORED_ACTIONS = frozenset({"snapshot", "workspace_snapshot"})
 
 @dataclass(slots=True)
 class _Block:
-    """One allocation; None: the event is outside the history."""
+    """One allocation; times are None if the event is not in the history."""
 
     address: int
     size: int
@@ -283,9 +284,9 @@ class _Block:
     name: int
     allocated_ns: int | None = None
     freed_ns: int | None = None
-    """When the program freed it."""
+    """Time when the program freed it."""
     reusable_ns: int | None = None
-    """When its memory could be used again."""
+    """Time when its memory became available again."""
     totals_at_allocation: tuple[int | None, ...] = (None, None, None)
     totals_at_free: tuple[int | None, ...] = (None, None, None)
 
@@ -297,7 +298,7 @@ class Replay:
         device: Number of the device.
         sink: Receives anomalies that have a detail.
         tables: Receive the rows.
-        stacks: Decode call stacks.
+        stacks: Decodes call stacks.
         anomalies: Counts inconsistent entries by the name of the anomaly.
     """
 
@@ -319,7 +320,7 @@ class Replay:
         self._awaiting_free: dict[int, _Block] = {}
 
     def run(self, history: list[dict[Any, Any]], segments: list[dict[Any, Any]]) -> None:
-        """Replay `history`, after which the allocator had `segments`."""
+        """Replay `history`; `segments` is the final state of the allocator."""
         totals = totals_before(history, segments)
         has_times = any("time_us" in entry for entry in history)
         self._anomalies["no_times"] += 0 if has_times else len(history)
@@ -383,7 +384,7 @@ class Replay:
         return _Block(address, size, stream_of(owner), chain, name)
 
     def _write_older_blocks(self, segments: list[dict[Any, Any]], known: set[int]) -> None:
-        """Write blocks that are in use at the end and were allocated before the history."""
+        """Write blocks that were allocated before the history and are still in use at its end."""
         for segment in segments:
             for block, address in blocks_of(segment):
                 if block.get("state") == ALIVE and address not in known:
@@ -423,7 +424,7 @@ NAME = "memory_snapshot"
 _PICKLE = b"\x80"
 _DEVICES = range(2**31)
 _ANOMALY_DETAILS = {
-    "no_times": "torch before 2.2 records no times: actions are numbered, one per microsecond",
+    "no_times": "torch before 2.2 records no times: actions are numbered by microseconds",
     "malformed_entry": "skipped: no time, size or action",
     "allocation_without_release": "allocated again without a free",
     "release_without_allocation": "allocated before the history",
@@ -436,9 +437,9 @@ class DecodedSnapshot:
     """Counts and facts of one snapshot."""
 
     entries: int
-    """Actions of the allocator."""
+    """Number of allocator actions."""
     blocks: int
-    """Allocations, including those made before the history."""
+    """Number of allocations, including those before the history."""
     facts: Mapping[str, Any]
     """Rows of UPROF_RUN."""
 
@@ -446,10 +447,10 @@ class DecodedSnapshot:
 def decode(
     path: Path, sink: Sink, *, progress: Callable[[str], None] = lambda message: None
 ) -> DecodedSnapshot:
-    """Decode a snapshot, pickle or JSON, compressed or not; it is held in memory completely.
+    """Decode a snapshot (pickle or JSON, compressed or not); loads all of it into memory.
 
     Raises:
-        RawFormatError: it is not a snapshot, is damaged, or contains more than plain data.
+        RawFormatError: the file is not a snapshot, is damaged, or contains more than plain data.
     """
     progress("reading the snapshot")
     is_pickle = (compression.head_of(path) or b"").startswith(_PICKLE)
@@ -519,11 +520,11 @@ def _replay_devices(
 def _by_device(
     snapshot: dict[Any, Any], path: Path
 ) -> tuple[dict[int, list[dict[Any, Any]]], dict[int, list[dict[Any, Any]]]]:
-    """Return segments and histories by device number.
+    """Return device number -> (segments, history).
 
     Raises:
-        RawFormatError: several segments or devices refer to one list, which only a crafted file
-            does: walking it would take time out of proportion to the file.
+        RawFormatError: several segments or devices refer to the same list. This occurs only in
+            crafted files, and reading the list repeatedly could take very long.
     """
     all_segments, traces = list(mappings(snapshot.get("segments"))), snapshot.get("device_traces")
     traces = traces if isinstance(traces, list) else []

@@ -1,7 +1,7 @@
-"""Decodes exports of Nsight Systems recordings, SQLite or Parquet tables.
+"""Decodes exports of Nsight Systems recordings (SQLite or Parquet tables).
 
-Versions of nsys differ in tables and columns, and mostly omit empty tables. So the decoder checks
-for columns and not for versions: a missing column means unknown values.
+Tables and columns differ between versions of nsys, and empty tables are usually missing. The
+decoder therefore checks for columns instead of versions; values of a missing column are unknown.
 """
 
 from unified_prof.decoders.nsys.recording import NAME, decode

@@ -1,6 +1,6 @@
 """Reads runtime calls, device-side synchronizations and device tasks of an export.
 
-Tasks are kernels, copies, memory sets, and replays of graphs that were traced as one task.
+Device tasks are kernels, copies, memory sets, and graph replays that were traced as one task.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _NONE_32 = 2**32 - 1
 
 
 def read_calls(fields: Fields, nccl: NcclCalls) -> None:
-    """Read runtime and driver calls into `Parts.calls`, with the collective around each."""
+    """Read runtime and driver calls into `Parts.calls`, with their enclosing collectives."""
     parts = fields.parts
     wanted = {
         "start": NO_TIME,
@@ -78,7 +78,7 @@ def read_calls(fields: Fields, nccl: NcclCalls) -> None:
 
 
 def _without_versions(fields: Fields, names: Int64s, plain: dict[int, int]) -> Int64s:
-    """Return names without the version of the function, as in cudaLaunchKernel_v7000."""
+    """Return function names without version suffixes such as `_v7000` in cudaLaunchKernel_v7000."""
     found, inverse = distinct(names)
     new = [number for number in found.tolist() if number not in plain]
     if new:
@@ -98,7 +98,7 @@ def _report_failures(fields: Fields, failures: Counter[tuple[int, int]]) -> None
 
 
 def read_waits(fields: Fields) -> None:
-    """Read synchronizations and records of events into `Parts.syncs`."""
+    """Read synchronizations and event records into `Parts.syncs`."""
     parts = fields.parts
     records = _EventRecords(fields)
     records.read()
@@ -128,14 +128,14 @@ def read_waits(fields: Fields) -> None:
 
 
 class _EventRecords:
-    """CUDA_EVENT: the stream and call that recorded an event, by the id in synchronizations."""
+    """Table CUDA_EVENT: maps the event ids in synchronizations to the recording stream and call."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
         self._keys = self._streams = self._calls = np.empty(0, np.int64)
 
     def read(self) -> None:
-        """Read all records; those with a time are also added to `Parts.syncs`."""
+        """Read all event records; records with a time are also added to `Parts.syncs`."""
         fields = self._fields
         wanted = {
             "timestamp": NO_TIME,
@@ -168,7 +168,7 @@ class _EventRecords:
             self._keys, self._streams, self._calls = keys[order], streams[order], calls[order]
 
     def lookup(self, processes: Int64s, syncs: Int64s) -> tuple[Int64s, Int64s]:
-        """Return the stream that is waited for, and the call that recorded the event."""
+        """Return the stream each synchronization waits for, and the call that recorded it."""
         place = find(self._keys, _key(processes, syncs))
         known = (place != NOWHERE) & (syncs != MISSING)
         if not known.any():
@@ -220,7 +220,7 @@ class Tasks:
         self._geometries: dict[tuple[int, ...], int] = {}
 
     def read(self) -> None:
-        """Read all tables of tasks, after the calls."""
+        """Read all tables of device tasks; must be called after `read_calls`."""
         self._kernels()
         self._copies()
         self._sets()
@@ -299,7 +299,7 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
 
     def _graphs(self) -> None:
-        """Read replays of graphs that were traced as one task."""
+        """Read graph replays that were traced as one task."""
         replays = 0
         for cells in self._slices(GRAPHS, {"graphId": MISSING, "graphExecId": MISSING}):
             rows, valid = self._task(cells, "graph_replay")

@@ -1,6 +1,6 @@
-"""Converts the columns of an export to columns of rows: times, names, processes, threads, devices.
+"""Converts columns of an export: times, names, processes, threads, devices.
 
-Also reads `nsys export --type parquetdir`: the same tables as one Parquet file each.
+Also reads the output of `nsys export --type parquetdir`, which has one Parquet file per table.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ __all__ = ["NO_ID", "NO_TIME", "Fields", "ParquetTables", "Texts"]
 
 
 class Texts:
-    """StringIds: ids -> texts, kept in a temporary file if they are large."""
+    """Table StringIds: maps ids to strings; large tables are kept in a temporary file."""
 
     def __init__(self, tables: Tables) -> None:
         self._file = tempfile.SpooledTemporaryFile(max_size=_TEXTS_IN_MEMORY_BYTES)  # noqa: SIM115
@@ -60,7 +60,7 @@ class Texts:
         self._places = (np.cumsum(all_sizes) - all_sizes)[order]
 
     def __getitem__(self, number: int) -> str | None:
-        """Return the text of an id, None if there is none."""
+        """Return the string of an id, None if there is none."""
         (at,) = find(self._ids, np.array([number]))
         if at == NOWHERE:
             return None
@@ -68,12 +68,12 @@ class Texts:
         return self._file.read(int(self._sizes[at])).decode("utf-8", "replace")
 
     def close(self) -> None:
-        """Remove the texts."""
+        """Remove the temporary file."""
         self._file.close()
 
 
 class Fields:
-    """Converts the columns of one export to those of `Parts`."""
+    """Converts the columns of one export to columns of `Parts`."""
 
     def __init__(self, parts: Parts, tables: Tables, texts: Texts) -> None:
         self.parts = parts
@@ -94,7 +94,7 @@ class Fields:
     # ---- names
 
     def names(self, ids: Int64s) -> Int64s:
-        """Return string ids, given text ids of the export."""
+        """Convert string ids of the export to ids of the string pool."""
         return _mapped(ids, self._names, self._intern)
 
     def _intern(self, number: int) -> int:
@@ -110,7 +110,8 @@ class Fields:
     def process_id(self, packed: int) -> int | str:
         """Return the process id in a packed id.
 
-        Processes of two virtual machines can have the same id; the later one gets a text.
+        Processes of two virtual machines can have the same id; the second process gets a string as
+        id.
         """
         upper = packed >> _THREAD_BITS
         if upper not in self._pids:
@@ -120,7 +121,7 @@ class Fields:
         return self._pids[upper]
 
     def threads(self, packed: Int64s, *, active: bool = True) -> Int64s:
-        """Return the numbers of threads; `active` ones count when the main process is chosen."""
+        """Return thread numbers; if `active`, the events count for the choice of main process."""
         numbers = _mapped(packed, self._threads, self._thread)
         if active:
             known = numbers[numbers != MISSING]
@@ -128,7 +129,7 @@ class Fields:
         return numbers
 
     def on_threads(self, packed: Int64s, valid: Bools, what: str) -> tuple[Int64s, Bools]:
-        """Return thread numbers and a mask of the valid rows with one; others are counted."""
+        """Return thread numbers and a mask of the rows that have one; the others are counted."""
         numbers = self.threads(packed)
         has_thread = numbers != MISSING
         self.parts.count_skipped("event_without_thread", valid & ~has_thread, what)
@@ -153,10 +154,10 @@ class Fields:
         self.parts.threads.thread_names[key] = name
 
     def processes(self, packed: Int64s) -> Int64s:
-        """Return consecutive numbers of the processes of packed ids.
+        """Return consecutive process numbers for packed ids.
 
-        If an export does not contain the process, it is the only known one, or MISSING if there are
-        several.
+        If the export does not contain process ids, the only known process is used, or MISSING if
+        there are several.
         """
         upper = packed >> _THREAD_BITS
         numbers = _mapped(upper, self._processes, self._process)
@@ -172,7 +173,7 @@ class Fields:
         return sum(number != MISSING for number in self._processes.values())
 
     def process_ids(self, packed: Int64s) -> Int64s:
-        """Return process ids as numbers, MISSING for a text or none."""
+        """Return process ids as integers, MISSING if the id is a string or unknown."""
         return _mapped(packed >> _THREAD_BITS << _THREAD_BITS, {}, self._process_id)
 
     def _process_id(self, packed: int) -> int:
@@ -182,7 +183,7 @@ class Fields:
         return pid if isinstance(pid, int) else MISSING
 
     def correlations(self, processes: Int64s, correlations: Int64s) -> Int64s:
-        """Return correlation ids, made unique by the process.
+        """Combine correlation ids with process numbers, so that they are unique in the export.
 
         CUPTI numbers the calls of each process separately.
         """
@@ -190,7 +191,7 @@ class Fields:
         return np.where(fits, processes * _MAX_CORRELATION + correlations, MISSING)
 
     def devices(self, packed: Int64s, ordinals: Int64s) -> Int64s:
-        """Return the numbers of GPUs, given the ordinals that processes use."""
+        """Return GPU numbers, given the device ordinals of each process."""
         ordinals = self.small(ordinals, "device")
         if not self._devices:
             return ordinals
@@ -201,7 +202,7 @@ class Fields:
         return devices
 
     def small(self, values: Int64s, what: str) -> Int64s:
-        """Return ids of 32 bits; others are counted and become MISSING."""
+        """Return 32-bit ids; larger values are counted and become MISSING."""
         fits = (values >= _INT32.min) & (values <= _INT32.max)
         if fits.all():
             return values
@@ -210,7 +211,7 @@ class Fields:
 
 
 def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
-    """Return GPU numbers by (process id, CUDA ordinal), if an export has them."""
+    """Return (process id, CUDA ordinal) -> GPU number, empty if not exported."""
     wanted = {"pid": NO_ID, "cudaId": NO_ID, "gpuId": NO_ID}
     found: dict[tuple[int, int], int] = {}
     for cells in tables.slices("TARGET_INFO_CUDA_DEVICE", wanted):
@@ -222,7 +223,7 @@ def _device_map(tables: Tables) -> dict[tuple[int, int], int]:
 
 
 def _mapped(values: Int64s, known: dict[int, int], make: Any) -> Int64s:
-    """Return the entry of `known` for every value; `make` adds missing entries."""
+    """Return the entry of `known` for each value; missing entries are created with `make`."""
     found_values, inverse = distinct(values)
     result = np.empty(len(found_values), np.int64)
     for at, value in enumerate(found_values.tolist()):
@@ -238,7 +239,7 @@ _ROWS = 1 << 14
 
 
 class ParquetTables:
-    """`columns.Tables` of a directory of Parquet files."""
+    """Implementation of `columns.Tables` for a directory of Parquet files."""
 
     def __init__(self, directory: Path) -> None:
         """List the tables.

@@ -1,10 +1,10 @@
-"""Reads binary payloads of NVTX events, and the calls of NCCL from its own NVTX ranges.
+"""Reads binary payloads of NVTX events, and NCCL calls from NCCL's NVTX ranges.
 
-A payload is a header of 32 bytes (domain, schema, length, length with the header) and a C struct
-whose fields are in NVTX_PAYLOAD_SCHEMA_ENTRIES; `nsys export --include-blobs=true` exports them.
-NCCL attaches bytes, peers and communicators to its ranges. A kernel of NCCL is launched inside the
-range of its call or, if calls are grouped as PyTorch groups each call, inside the range of the
-closing `ncclGroupEnd`.
+A payload consists of a 32-byte header (domain, schema, length, length with the header) and a C
+struct whose fields are described in NVTX_PAYLOAD_SCHEMA_ENTRIES; `nsys export --include-blobs=true`
+exports payloads. NCCL attaches bytes, peers and communicators to its ranges. An NCCL kernel is
+launched inside the range of its call or, for grouped calls (PyTorch groups each call), inside the
+range of the closing `ncclGroupEnd`.
 """
 
 from __future__ import annotations
@@ -82,7 +82,7 @@ class Payloads:
                     self._enums.setdefault((domain, schema), {})[value] = name
 
     def domains_with(self, field: str) -> set[int]:
-        """Return the domains with a schema that has this field."""
+        """Return the domains that have a schema with this field."""
         return {
             domain
             for (domain, _), fields in self._schemas.items()
@@ -90,10 +90,11 @@ class Payloads:
         }
 
     def decode(self, text: str | None) -> dict[str, Any] | None:
-        """Return the fields of a payload, None if it does not fit a schema.
+        """Decode the fields of a payload; return None if it does not match a schema.
 
         Args:
-            text: The payload as hexadecimal digits, or as in `columns.Tables` with escaped bytes.
+            text: The payload as hexadecimal digits, or as a string with escaped bytes (see
+                `columns.Tables`).
         """
         data = _bytes(text)
         if data is None or len(data) < _HEADER.size:
@@ -122,9 +123,9 @@ class Payloads:
 
 
 def _bytes(text: str | None) -> bytes | None:
-    r"""Return the bytes of a blob, in which bytes that are not UTF-8 are written as `\xNN`.
+    r"""Convert a blob to bytes; bytes that are not UTF-8 are written as `\xNN`.
 
-    If a blob itself contains such characters, its lengths do not fit and it is not decoded.
+    If a blob itself contains such characters, its lengths do not match, so it is not decoded.
     """
     if text is None or len(text) > _MAX_HEX:
         return None
@@ -169,7 +170,7 @@ class _Call(NamedTuple):
 class NcclCalls:
     """Finds the collective of a runtime call by thread and time.
 
-    Keeps four numbers of each NCCL range.
+    Four numbers are stored for each NCCL range.
     """
 
     def __init__(self, fields: Fields, payloads: Payloads) -> None:
@@ -177,12 +178,12 @@ class NcclCalls:
         self._payloads = payloads
         self._calls: dict[_Call, int] = {}
         self._communicators: dict[tuple[int, int], tuple[int, int]] = {}
-        """(process, communicator) -> (rank, ranks)."""
+        """(process, communicator) -> (rank, number of ranks)."""
         self._threads = self._starts = self._ends = self._numbers = np.empty(0, np.int64)
         self._read()
 
     def collectives_at(self, threads: Int64s, starts: Int64s) -> Int64s:
-        """Return the collective around each time on a thread, MISSING if there is none."""
+        """Return the collective that encloses each time on a thread, MISSING if there is none."""
         found = np.full(len(threads), MISSING)
         for thread in np.unique(threads).tolist() if len(self._threads) else ():
             first, end = np.searchsorted(self._threads, [thread, thread + 1])
@@ -230,7 +231,7 @@ class NcclCalls:
             self._resolve(threads[order], starts[order], ends[order], kinds[order])
 
     def _named_domains(self) -> set[int]:
-        """Return the domains with NCCL's name: payloads in JSON need no schemas."""
+        """Return the domains named NCCL, whose JSON payloads need no schemas."""
         wanted = {"domainId": NO_ID, "textId": MISSING}
         return {
             domain
@@ -254,7 +255,7 @@ class NcclCalls:
     def _event(
         self, thread: int, text: str | None, payload: str | None, json_text: str | None
     ) -> int:
-        """Return the number of a call, _OPENS or _CLOSES for a group, or MISSING."""
+        """Return the number of a collective call, _OPENS or _CLOSES for a group, or MISSING."""
         if text == _GROUP_START:
             return _OPENS
         if text == _GROUP_END:
@@ -278,7 +279,7 @@ class NcclCalls:
         return self._calls.setdefault(call, len(self._calls))
 
     def _resolve(self, threads: Int64s, starts: Int64s, ends: Int64s, kinds: Int64s) -> None:
-        """Assign a collective to each range in which kernels are launched."""
+        """Assign a collective to each range that launches kernels."""
         collectives = self._fields.parts.collectives
         calls = [*self._calls]
         single = [collectives.number(self._collective([call])) for call in calls]
@@ -316,7 +317,7 @@ class NcclCalls:
         self._ends, self._numbers = ends[use], numbers[use]
 
     def _group(self, calls: Sequence[_Call], collectives: Collectives) -> int:
-        """Return the collective that NCCL makes of a group, MISSING if it makes several."""
+        """Return the collective that NCCL runs for a group of calls; MISSING for several."""
         communicators = {call.communicator for call in calls}
         names = {call.name for call in calls}
         if len(communicators) > 1 or not (len(names) == 1 or names <= _ONE_WAY):
@@ -350,7 +351,7 @@ class NcclCalls:
 
 
 def _parse_json(text: str | None) -> dict[str, Any] | None:
-    """Return a payload that newer exports write as JSON, None for anything else."""
+    """Parse a JSON payload of newer exports; return None if it is not one."""
     if text is None:
         return None
     try:

@@ -1,4 +1,4 @@
-"""Reads events that need no joining: overhead, library calls, allocations, metrics, diagnostics."""
+"""Reads events that are not joined: overhead, library calls, allocations, metrics, diagnostics."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ _COMPONENT = "CUDA"
 
 
 class OtherEvents:
-    """Reads events that need no joining."""
+    """Reads events that are not joined with others."""
 
     def __init__(self, fields: Fields) -> None:
         self._fields = fields
@@ -80,7 +80,7 @@ class OtherEvents:
             self._parts.sink.anomaly(
                 "launch_queue_full",
                 count,
-                f"calls waited {duration / NS_PER_MS:.0f} ms in total for a full launch queue",
+                f"launches waited {duration / NS_PER_MS:.0f} ms in total for queue space",
             )
 
     def _calls(self, table: str, category: str) -> None:
@@ -90,7 +90,7 @@ class OtherEvents:
             self._events({**cells, "nameId": cells[name]}, category, None)
 
     def _events(self, cells: Cells, category: str, types: list[int] | None) -> Rows:
-        """Add events to `Parts.other`; return all rows, also invalid ones."""
+        """Add the valid events to `Parts.other`; return all rows, including invalid ones."""
         fields, parts = self._fields, self._parts
         rows, valid = fields.timed(cells, r.OTHER, category)
         rows["category"] = parts.names[category]
@@ -107,7 +107,7 @@ class OtherEvents:
         return rows
 
     def _places(self, cells: Cells) -> Any:
-        """Return numbers of (process, thread) as UPROF_TRACE_EVENTS names them."""
+        """Return the numbers of (process, thread) pairs, written to UPROF_TRACE_EVENTS."""
         places = self._parts.places
         distinct, inverse = np.unique(cells["globalTid"], return_inverse=True)
         numbers = []
@@ -133,7 +133,7 @@ class OtherEvents:
         parts.other.append(rows[valid])
 
     def _allocations(self) -> None:
-        """Read allocations of CUDA; memory in use is computed from them."""
+        """Read CUDA allocations; the memory in use is computed from them."""
         parts, fields = self._parts, self._fields
         wanted = {
             "start": NO_TIME,
@@ -161,7 +161,7 @@ class OtherEvents:
             parts.allocations.append(rows[valid & (size > 0)])
 
     def _diagnostics(self) -> None:
-        """Count warnings and errors of the profiler, the only record of lost events."""
+        """Count warnings and errors of the profiler as anomalies; only they mention lost events."""
         found: Counter[tuple[int, str]] = Counter()
         wanted = {"severity": MISSING}
         for cells in self._fields.tables.slices(DIAGNOSTICS, wanted, texts=["text"]):
@@ -175,7 +175,7 @@ class OtherEvents:
                 self._parts.sink.anomaly(name, sum(n for _, n in messages), detail[:2000])
 
     def write_metrics(self, base_ns: int) -> None:
-        """Write UPROF_GPU_METRICS: counters of devices, sampled at regular intervals."""
+        """Write UPROF_GPU_METRICS: device counters sampled at regular intervals."""
         sink = self._parts.sink
         names: dict[tuple[int, int], int] = {}
         wanted = {"typeId": NO_ID, "metricId": NO_ID}

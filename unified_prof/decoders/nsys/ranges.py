@@ -52,7 +52,7 @@ class Ranges:
         self.operations = 0
 
     def read(self) -> None:
-        """Read all events, after calls and tasks."""
+        """Read all NVTX events; must be called after the calls and tasks are read."""
         if not self._fields.tables.columns(RANGES):
             return
         self._labels()
@@ -104,7 +104,7 @@ class Ranges:
                     self._fields.name_thread(packed, text)
 
     def _messages(self, cells: Cells) -> list[str]:
-        """Return the texts of events, which are in the row or in StringIds."""
+        """Return the messages of events, which are stored in the row or in StringIds."""
         texts, known = [], self._texts
         for text, number in zip(cells["text"], cells["textId"].tolist(), strict=True):
             if text is None and number != MISSING:
@@ -166,7 +166,7 @@ class Ranges:
         return self._domains[number]
 
     def _ended(self, cells: Cells) -> Cells:
-        """Return cells in which open ranges end with the session."""
+        """Return the cells, with the end of the session as end of open ranges."""
         start, end = cells["start"], cells["end"]
         is_open = (end == NO_TIME) & (start != NO_TIME)
         if not is_open.any():
@@ -228,7 +228,7 @@ class Ranges:
 
 
 def _selected(cells: Cells, chosen: Any) -> Cells:
-    """Return the chosen rows of a slice."""
+    """Return the chosen rows of all columns of a slice."""
     mask = chosen.tolist()
     return {
         name: column[chosen] if isinstance(column, np.ndarray) else list(compress(column, mask))

@@ -1,7 +1,7 @@
-"""Decodes one Nsight Systems export: reads its tables, joins them, writes those of the report.
+"""Decodes one Nsight Systems export: reads and joins its tables, and writes those of the report.
 
-Also writes the tables and facts that describe the recording: times, devices, processes, versions,
-and which tables were not read.
+Also writes the recording metadata: times, devices, processes, versions, and the tables that were
+not read.
 """
 
 from __future__ import annotations
@@ -67,14 +67,14 @@ _DESCRIPTIVE_PREFIXES = ("ENUM_", "TARGET_INFO_", "META_DATA_", "sqlite_")
 
 @dataclass(frozen=True, slots=True)
 class SessionTimes:
-    """The times of a session."""
+    """Time range of a recording session."""
 
     base_ns: int
     """Added to times of the session to get Unix times; 0 if unknown."""
     is_absolute: bool
     duration_ns: int | None
     window: tuple[int, int] | None
-    """Start and end of the part that a tool selected."""
+    """Start and end of the part selected by a tool."""
 
 
 def times(tables: Tables) -> SessionTimes:
@@ -110,7 +110,7 @@ def _pairs(tables: Tables, table: str) -> Iterable[tuple[str, str]]:
 
 
 def write(fields: Fields, session: SessionTimes, categories: Mapping[str, str]) -> dict[str, Any]:
-    """Write the tables that describe the recording; return facts of UPROF_RUN."""
+    """Write the recording metadata; return rows of UPROF_RUN."""
     parts, tables = fields.parts, fields.tables
     assert parts.span is not None
     start, end = parts.span
@@ -165,7 +165,7 @@ def _facts(pairs: Iterable[tuple[str, str]], allowed: frozenset[str]) -> dict[st
 
 
 def _gpus(tables: Tables) -> dict[int, dict[str, Any]]:
-    """Return the properties of each GPU by number."""
+    """Return GPU number -> properties."""
     found: dict[int, dict[str, Any]] = {}
     wanted = {"id": NO_ID, **dict.fromkeys(_GPU_COLUMNS, NO_ID)}
     for cells in tables.slices("TARGET_INFO_GPU", wanted, texts=["name", "chipName"]):
@@ -240,18 +240,18 @@ def decode(
     data_types: Mapping[str, int] | None = None,
     progress: Callable[[str], None] = lambda message: None,
 ) -> GpuRecording:
-    """Decode the tables of an export, in memory independent of their length.
+    """Decode the tables of an export in bounded memory.
 
     Args:
-        path: Name of the export in messages.
-        tables: Its tables.
-        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        path: Path of the export, used in messages.
+        tables: Tables of the export.
+        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
         has_column: Returns True if the revision being written has (table, column).
         data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Receives a short text about the current work.
+        progress: Called with a short description of the current step.
 
     Raises:
-        RawFormatError: it has no events.
+        RawFormatError: the export contains no events.
         UprofError: the file is damaged.
     """
     if not any(tables.columns(table) for table in _ONE_OF):

@@ -42,7 +42,7 @@ from unified_prof.decoders.prof.task_log import C_CORE, type_name
 
 @dataclass(slots=True)
 class Members:
-    """Tasks of operators; columns of one length, in the order of their ends for each group."""
+    """Tasks of operators; columns of equal length, in the order of their ends for each group."""
 
     operator: NDArray[np.int64]
     row: NDArray[np.int64]
@@ -243,7 +243,7 @@ def write_collectives(
         ran: operators and their tasks.
         host: writer of the host's operators; source of operator ids.
         host_ids: opIds of the host's operators, by full name.
-        sink: takes the rows.
+        sink: receives the rows.
 
     Returns:
         Intervals of the operators that have a row.

@@ -29,7 +29,7 @@ _BEGUN = 0
 
 @dataclass(frozen=True, slots=True)
 class Captures:
-    """Captured streams, sorted by device, stream and batch; columns of one length."""
+    """Captured streams, sorted by device, stream and batch; columns of equal length."""
 
     key: NDArray[np.uint64]
     """Device << 48 | stream << 32 | batch: each capture of a stream has the next batch."""
@@ -89,7 +89,7 @@ _LENGTH_OF_HEAD = 64
 
 @dataclass(frozen=True, slots=True)
 class CapturedOperators:
-    """Operators of captured graphs by device, stream and task; columns of one length."""
+    """Operators of captured graphs by device, stream and task; columns of equal length."""
 
     key: NDArray[np.uint64]
     """Keys of `_pack_captured_operators`, ascending."""
@@ -122,7 +122,7 @@ def read_captured(host: HostDirectory, texts: TensorTexts, sink: Sink) -> Captur
     Args:
         host: directory of the host.
         texts: interns the tensors.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
     """
     parts: list[tuple[Records, NDArray[np.uint32], bool]] = []
     if host.platform in PLATFORMS:

@@ -60,7 +60,7 @@ class CommunicationTimes:
 
 @dataclass(frozen=True, slots=True)
 class Steps:
-    """Tasks of collectives that ran on one device, sorted by start; columns of one length."""
+    """Tasks of collectives that ran on one device, sorted by start; columns of equal length."""
 
     records: Rows
     """Rows of `collective_records.STEP`."""
@@ -275,7 +275,7 @@ def _rank_sizes(records: Rows, operators: _Operators) -> NDArray[np.int64]:
 
 @dataclass(slots=True)
 class _Operators:
-    """Collective operators of one device; columns of one length except the first."""
+    """Collective operators of one device; columns of equal length except the first."""
 
     of_task: NDArray[np.int64]
     """Operator of each task."""

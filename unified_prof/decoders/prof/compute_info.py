@@ -93,7 +93,7 @@ def operators_of(
     Args:
         launches: launches of one device.
         host: records of the host about them.
-        sink: takes the texts.
+        sink: receives the strings.
     """
     tasks = launches.tasks
     kernel = host.types.kernels()[tasks.type_index]
@@ -305,7 +305,7 @@ KERNEL = np.dtype([("name", "u8"), ("outer", "u8"), ("in_collective", "?"), ("op
 
 
 class Launched:
-    """The launches for one device. A context manager, as `Spool`."""
+    """The launches for one device. Use as a context manager, like `Spool`."""
 
     def __init__(self, types: TaskTypes, step: np.dtype[Any], workspace: Workspace) -> None:
         self.types = types

@@ -29,7 +29,7 @@ NOWHERE = -1
 
 @dataclass(frozen=True, slots=True)
 class Intervals:
-    """Calls of one level, sorted by thread and begin; columns of one length."""
+    """Calls of one level, sorted by thread and begin; columns of equal length."""
 
     begin: Keys
     end: Keys
@@ -43,7 +43,7 @@ class Intervals:
         return len(self.begin)
 
     def take(self, rows: NDArray[Any]) -> Intervals:
-        """Return some rows, in their order."""
+        """Return the given rows, in this order."""
         return Intervals(
             self.begin[rows],
             self.end[rows],

@@ -23,7 +23,7 @@ def host_records(
         host: directory of the host.
         envelope: `compact` or `additional`.
         kind: name of the file and the layout.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
         prefix: `unaging` (static) or `aging` to read only these files; default both, in this order.
     """
     name = f"{envelope}.{kind}"

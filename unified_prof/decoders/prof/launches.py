@@ -43,7 +43,7 @@ LAUNCH = np.dtype(
 
 @dataclass(slots=True)
 class HostTasks:
-    """Launched tasks, sorted by thread and time; columns of one length."""
+    """Launched tasks, sorted by thread and time; columns of equal length."""
 
     key: Keys
     device_id: NDArray[np.uint16]
@@ -93,7 +93,7 @@ class HostTasks:
         return cls.from_rows(np.zeros(0, LAUNCH), np.zeros(0, np.uint32))
 
     def take(self, rows: NDArray[Any]) -> HostTasks:
-        """Return some rows."""
+        """Return the given rows."""
         return HostTasks(*(getattr(self, field.name)[rows] for field in fields(self)))
 
     def __len__(self) -> int:

@@ -54,7 +54,7 @@ _V6_MASTER, _V6_MIX, _V6_OVERFLOW = 1, 2, 4
 
 @dataclass(frozen=True, slots=True)
 class TaskCounters:
-    """Counters of tasks or contexts, in columns of one length."""
+    """Counters of tasks or contexts, in columns of equal length."""
 
     task_row: NDArray[np.int64]
     """Row of `DeviceTasks`."""
@@ -91,7 +91,7 @@ class TaskCounters:
 
 @dataclass(frozen=True, slots=True)
 class BlockCounters:
-    """Counters of single cores, in columns of one length."""
+    """Counters of single cores, in columns of equal length."""
 
     block_key: NDArray[np.uint64]
     core: NDArray[np.int64]

@@ -108,7 +108,7 @@ def core_kinds(
 
     Args:
         device: the device; its sample.json names sets and events.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
         sampled: True if cores were sampled, False if tasks were counted.
     """
     one_kind = device.platform in ONE_CORE_KIND_PLATFORMS

@@ -461,7 +461,7 @@ def decode_recording(
 
     Args:
         prof: the recording.
-        sink: takes the rows and anomalies.
+        sink: receives the rows and anomalies.
         stage: context manager around each stage, called with its name.
         workspace: sizes that bound the memory.
 

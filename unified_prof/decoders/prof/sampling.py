@@ -151,7 +151,7 @@ def write_samples(
     counted; so are samples whose time no clock can show.
 
     Args:
-        sink: takes rows and anomalies.
+        sink: receives rows and anomalies.
         part: directory that recorded the samples.
         table: table of the rows.
         times_ns: time of each sample, ns since 1970.
@@ -334,7 +334,7 @@ def integer_rows(
 
     Args:
         part: directory of the file.
-        sink: takes the anomalies.
+        sink: receives the anomalies.
         kind: name of the file as in `DataFolder`.
         fields: number of integers in a line; a colon may follow the first.
         header_lines: number of lines to skip.

@@ -106,7 +106,7 @@ _PLAIN_FLIP = (0, 65535)
 
 @dataclass(frozen=True, slots=True)
 class Flips:
-    """The flips of one device, recorded by the host or by the device; columns of one length."""
+    """The flips of one device, recorded by the host or by the device; columns of equal length."""
 
     stream_id: NDArray[Any]
     task_id: NDArray[Any]

@@ -104,7 +104,7 @@ _COMMON_BYTES = EXECUTED_TASK.itemsize - EXECUTED_TASK["early"].itemsize
 
 @dataclass(slots=True)
 class TaskIdentities:
-    """The tasks of a device log by identity, each once; columns of one length."""
+    """The tasks of a device log by identity, each once; columns of equal length."""
 
     key: NDArray[np.uint64]
     global_task_id: NDArray[np.int64]
@@ -223,7 +223,7 @@ def join(
         identified: takes all tasks of the log; None if no decoder looks them up.
         ids: source of globalTaskIds.
         workspace: sizes that bound the memory.
-        sink: takes the rows.
+        sink: receives the rows.
         wide_task_ids: as in `pack_keys`.
     """
     ambiguous = 0
@@ -359,7 +359,7 @@ _TYPED_BY_DEVICE = ("FFTS_PLUS", "UNKNOWN")
 
 @dataclass(frozen=True, slots=True)
 class TaskRows:
-    """Tasks of a device log that ended in the session, sorted by start; columns of one length."""
+    """Tasks of a device log that ended in the session, sorted by start; columns of equal length."""
 
     key: NDArray[np.uint64]
     """Key of `pack_keys`."""
@@ -417,7 +417,7 @@ class TaskWriter:
             captures: captured streams; None without a host.
             platform: platform of the device.
             process_id: id of the recorded process.
-            sink: takes the rows.
+            sink: receives the rows.
         """
         self._device_id, self._clock, self._captures = device_id, clock, captures
         self._process_id, self._sink = process_id, sink

@@ -1,7 +1,8 @@
-"""Tables of a rocprofv3 recording: those of rocpd by session, and JSON in the same form.
+"""Reads rocprofv3 tables: rocpd databases session by session, and JSON in the same layout.
 
-The name of a rocpd table ends in the uuid of its session (`rocpd_region_00006e7b_...`). Views join
-the sessions of a file, but ids are unique within a session only, so the tables are read instead.
+The name of a rocpd table ends in the UUID of its session (`rocpd_region_00006e7b_...`). The views
+of a database join all sessions, but ids are unique only within a session, so the tables are read
+instead of the views.
 """
 
 from __future__ import annotations
@@ -34,13 +35,13 @@ Row = dict[str, Any]
 
 
 class JsonTables:
-    """`columns.Tables` of a JSON recording, which is held in memory completely."""
+    """Implementation of `columns.Tables` for a JSON recording, loaded into memory."""
 
     def __init__(self, path: Path) -> None:
         """Read the file.
 
         Raises:
-            RawFormatError: it is damaged, or not a recording of rocprofv3.
+            RawFormatError: the file is damaged, or is not a rocprofv3 recording.
         """
         document = compression.read_json(path)
         sessions = document.get(TOOL) if isinstance(document, dict) else None
@@ -184,7 +185,7 @@ class _SessionConverter:
         self._strings: dict[str, int] = {}
         self._events = 0
         self._dispatches: dict[Any, int] = {}
-        """Event of a dispatch by its number in the runtime."""
+        """Dispatch id of the runtime -> event."""
         self._pid = {"pid": _get(session, "metadata", "pid")}
         self.tables["metadata"].append({"tag": "schema_version", "value": "rocprofv3 JSON"})
         self._add_agents(session.get("agents"))
@@ -266,7 +267,7 @@ class _SessionConverter:
         self.tables["kernel_dispatch"].append(row)
 
     def _add_counters(self, session: Mapping[str, Any]) -> None:
-        """Add counters, and the dispatches that only counters contain."""
+        """Add counters, and dispatches that are recorded only with counters."""
         self.tables["info_pmc"] = [
             _row(counter, _COUNTER) for counter in _mappings(session.get("counters"))
         ]
@@ -303,7 +304,7 @@ def _is_real(value: Any) -> bool:
 
 
 def _names(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
-    """Return names of kinds of records by number, and of operations by kind and number."""
+    """Return number -> name of record kinds, and (kind, number) -> name of operations."""
     names: dict[Any, str] = {}
     operations: dict[tuple[Any, Any], str] = {}
     for number, kind in enumerate(kinds if isinstance(kinds, list) else ()):
@@ -318,7 +319,7 @@ def _names(kinds: Any) -> tuple[dict[Any, str], dict[tuple[Any, Any], str]]:
 
 
 def _get(value: Any, *keys: str) -> Any:
-    """Return the number or text under nested keys, None if there is none."""
+    """Return the number or string at nested keys, None if there is none."""
     found = _within(value, *keys)
     return None if isinstance(found, dict | list) else found
 
@@ -345,12 +346,12 @@ _READ = frozenset(
 
 
 def sessions_of(tables: Tables) -> list[str]:
-    """Return the ending of table names of each session."""
+    """Return the suffix of the table names for each session."""
     return [match[1] for name in tables.names if (match := _SESSION.fullmatch(name))]
 
 
 def report_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
-    """Count the tables and values that were not decoded as anomalies."""
+    """Count tables and values that were not decoded as anomalies."""
     unread = set()
     for name in tables.names:
         for session in sorted(sessions, key=len, reverse=True):
@@ -366,7 +367,7 @@ def report_unread(tables: Tables, sessions: list[str], sink: Sink) -> None:
 
 
 class SessionTables:
-    """The tables of one session, whose names end in `session`."""
+    """Tables of one session, whose names end in `session`."""
 
     def __init__(self, tables: Tables, session: str) -> None:
         self._tables = tables
@@ -387,14 +388,14 @@ class SessionTables:
         )
 
     def numbers(self, table: str, column: str) -> dict[int, int]:
-        """Return a column of numbers by row id."""
+        """Return row id -> number for a column."""
         values: dict[int, int] = {}
         for cells in self.slices(table, {"id": MISSING, column: MISSING}):
             values.update(zip(cells["id"].tolist(), cells[column].tolist(), strict=True))
         return values
 
     def texts(self, table: str, column: str) -> dict[int, str]:
-        """Return a column of texts by row id."""
+        """Return row id -> string for a column."""
         values: dict[int, str] = {}
         for cells in self.slices(table, {"id": MISSING}, [column]):
             values.update(

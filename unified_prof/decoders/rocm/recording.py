@@ -1,4 +1,4 @@
-"""Decodes one rocprofv3 recording, session by session, and reads its kernels and copies."""
+"""Decodes one rocprofv3 recording, session by session, including its kernels and copies."""
 
 from __future__ import annotations
 
@@ -95,7 +95,7 @@ class Tasks:
             self._parts.add_gpu_tasks(rows[valid])
 
     def _geometry_numbers(self, cells: Cells) -> Int64s:
-        """Return the numbers of launch sizes; AMD records work items instead of blocks."""
+        """Return the numbers of launch sizes, converted from work items to blocks."""
         first, inverse = distinct_rows(*(cells[name] for name in _GEOMETRY))
         numbers = []
         for at in first.tolist():
@@ -162,21 +162,21 @@ def decode(
     """Decode the tables of a recording with one or more sessions.
 
     Args:
-        path: Name of the recording in messages.
-        tables: Its tables.
-        sink: Receives the rows of the msprof tables and of those of torch_npu and uprof.
+        path: Path of the recording, used in messages.
+        tables: Tables of the recording.
+        sink: Receives the rows of the tables of msprof, torch_npu and uprof.
         has_column: Returns True if the revision being written has (table, column).
         data_types: Name -> id in ENUM_HCCL_DATA_TYPE of that revision.
-        progress: Receives a short text about the current work.
+        progress: Called with a short description of the current step.
 
     Raises:
-        RawFormatError: it has no events.
+        RawFormatError: the recording contains no events.
         UprofError: the file is damaged.
     """
     sessions = sessions_of(tables)
     if not sessions:
         raise RawFormatError(
-            f"{path}: has no table rocpd_metadata, which every rocpd database has",
+            f"{path}: has no table rocpd_metadata and is not a rocpd database",
             slug="not-a-recording",
         )
     progress("reading events")

@@ -1,4 +1,4 @@
-"""Reads calls, marks, ranges, allocations and hardware counters of a session."""
+"""Reads calls, marks, ranges, allocations and hardware counters of one session."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Regions:
 
     def __init__(self, session: Session) -> None:
         self.operations = 0
-        """Number of operations that emit_nvtx marked."""
+        """Number of operations marked by emit_nvtx."""
         self._session, self._parts = session, session.parts
 
     def read(self) -> None:
@@ -57,7 +57,7 @@ class Regions:
         self._parts.calls.append(rows)
 
     def _marks(self, cells: Cells) -> None:
-        """Read ranges and marks of roctx; those of emit_nvtx are operations."""
+        """Read roctx ranges and marks; ranges of emit_nvtx are added as operations."""
         texts = self._messages(cells)
         parsed = [as_operation(text) for text in texts]
         chosen = np.array([operation is not None for operation in parsed], bool)
@@ -76,7 +76,7 @@ class Regions:
             self._annotations(others, threads[rest], messages)
 
     def _messages(self, cells: Cells) -> list[str]:
-        """Return the texts of marks: the message of the event, else the name of the region."""
+        """Return the messages of marks; if missing, the names of the regions."""
         wanted = set(cells["event_id"].tolist())
         messages: dict[int, str] = {}
         markers = {number for number, text in self._session.strings.items() if _MARKS.match(text)}
@@ -135,7 +135,7 @@ _COMPONENT = "ROCm"
 
 
 def read_allocations(session: Session) -> None:
-    """Read allocations of device memory; a free has no size."""
+    """Read device memory allocations and frees; the size of a free is that of its allocation."""
     live: dict[tuple[int, int], int] = {}
     wanted = {**dict.fromkeys(("start", "end"), NO_TIME), "size": 0}
     wanted |= dict.fromkeys(("pid", "tid", "agent_id", "address"), MISSING)
@@ -185,7 +185,7 @@ class SessionCounters:
         self._agents: dict[int, int] = {}
 
     def read(self, task_events: Int64s) -> None:
-        """Add the values of tasks to `Parts.counters`, and write those of samples.
+        """Add counters of tasks to `Parts.counters`, and write sampled counters.
 
         Args:
             task_events: Event ids of the session's tasks.
@@ -228,7 +228,7 @@ class SessionCounters:
             self._parts.sink.anomaly(
                 "counter_without_task",
                 without,
-                "values of neither a dispatch nor a sample of a GPU",
+                "values that belong to neither a dispatch nor a GPU sample",
             )
 
     def _counters(self) -> None:
@@ -240,7 +240,7 @@ class SessionCounters:
                 self._agents[row] = int(cells["agent_id"][at])
 
     def _samples(self) -> tuple[Int64s, Int64s] | None:
-        """Return the event ids of samples, sorted, and their times."""
+        """Return the sorted event ids of samples, and their times."""
         parts = [
             (cells["event_id"], cells["timestamp"])
             for cells in self._session.tables.slices(

@@ -1,4 +1,4 @@
-"""Resolves the ids of one session: texts, processes, threads, agents (CPUs and GPUs) and events.
+"""Resolves the ids of one session: strings, processes, threads, agents (CPUs, GPUs) and events.
 
 Ids of processes, threads, agents, queues and streams are row numbers within the session.
 """
@@ -23,13 +23,13 @@ _INT32 = range(-(2**31), 2**31)
 
 
 class Agents:
-    """The agents of a session, by row number."""
+    """Agents (CPUs and GPUs) of a session by row number."""
 
     def __init__(self, tables: SessionTables) -> None:
         self.devices: dict[int, dict[str, Any]] = {}
-        """Properties of GPUs by device number."""
+        """Device number -> properties of the GPU."""
         self._agents: dict[int, tuple[str, int]] = {}
-        """Row -> (CPU or GPU, index among agents of that type)."""
+        """Row number -> (CPU or GPU, index among agents of this type)."""
         self._read(tables)
 
     def _read(self, tables: SessionTables) -> None:
@@ -57,7 +57,7 @@ class Agents:
         return np.array(found, np.int64)[inverse]
 
     def direction(self, source: int, target: int) -> tuple[str, int]:
-        """Return the name of a copy from one agent to another, and its device."""
+        """Return the name of a copy between two agents, and the device that it belongs to."""
         unknown = ("", MISSING)
         kinds = (self._agents.get(source, unknown), self._agents.get(target, unknown))
         device = next((index for kind, index in reversed(kinds) if kind == "GPU"), MISSING)
@@ -74,11 +74,11 @@ _MAX_ID = 2**40
 
 
 class Events:
-    """The events of a session, which join calls to tasks and give the category of regions.
+    """Events of a session, which join calls with tasks and contain the category of regions.
 
     Args:
         tables: Tables of the session.
-        session: Number of the session; keys of different sessions differ.
+        session: Number of the session, which makes keys unique across sessions.
     """
 
     def __init__(self, tables: SessionTables, session: int) -> None:
@@ -103,12 +103,12 @@ class Events:
         return self._lookup(events, self._categories)
 
     def correlations(self, events: Int64s) -> Int64s:
-        """Return the key that a call and its tasks have in common, MISSING if unknown."""
+        """Return the key that a call shares with its tasks, MISSING if unknown."""
         keys = self._lookup(events, self._keys)
         return np.where(keys == MISSING, MISSING, self._first_key + keys)
 
     def key(self, events: Int64s) -> Int64s:
-        """Return event numbers that are unique among sessions, MISSING for invalid ids."""
+        """Return event numbers that are unique across sessions, MISSING for invalid ids."""
         known = (events > 0) & (events < _MAX_ID)
         return np.where(known, self._first_key + events, MISSING)
 
@@ -160,7 +160,7 @@ class Session:
                     threads.thread_names[self.pids[pid], self.tids[row]] = name
 
     def thread_numbers(self, cells: Cells) -> Int64s:
-        """Return the thread number of each row, and count its events."""
+        """Return the thread number of each row, and count the events of the threads."""
         first, inverse = distinct_rows(cells["pid"], cells["tid"])
         numbers = []
         for at in first.tolist():
@@ -178,7 +178,7 @@ class Session:
         return self.parts.new_rows(cells["start"], cells["end"], dtype, what)
 
     def names(self, ids: Int64s, texts: Mapping[int, str]) -> Int64s:
-        """Return string ids, given ids of `texts`."""
+        """Convert ids of `texts` to ids of the string pool."""
         names = self.parts.names
         distinct, inverse = np.unique(ids, return_inverse=True)
         found = [names[texts.get(number, NOT_AVAILABLE)] for number in distinct.tolist()]

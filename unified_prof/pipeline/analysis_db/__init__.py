@@ -1,8 +1,8 @@
-"""Writes the companions of a database that torch_npu and msprof write for their viewers.
+"""Writes the databases and JSON files that viewers of torch_npu and msprof expect beside a report.
 
 `analysis.db` of torch_npu holds the times of every training step and, for every collective, its
-times and the links it used. `communication_analyzer.db` of msprof holds the collectives alone. As
-in the originals, times are microseconds and milliseconds, and sizes megabytes.
+times and the links it used. `communication_analyzer.db` of msprof contains only the collectives. As
+in the originals, times are in microseconds and milliseconds, and sizes in megabytes.
 
 MindStudio Insight and msprof-analyze look for the layout of torch_npu:
 `<name>_ascend_pt/ASCEND_PROFILER_OUTPUT/ascend_pytorch_profiler_<rank>.db`, with `analysis.db`
@@ -81,9 +81,9 @@ def write_analysis(
 
     Args:
         report: The database.
-        directory: Usually that of the database.
+        directory: Output directory, usually that of the database.
         overwrite: If True, an existing analysis may be replaced.
-        details: From the raw recording of Ascend devices, if available.
+        details: Additional values from the raw recording of Ascend devices, if available.
 
     Raises:
         OutputError: it exists and `overwrite` is false, or it cannot be written.
@@ -135,7 +135,7 @@ def write_communication(
 def _step_rows(
     report: Report, work: tuple[steps.Work, steps.Work], ranges: list[Range]
 ) -> Iterable[Row]:
-    """Yield a row of StepTraceTime for every step and device that worked in any; times are us."""
+    """Yield rows of StepTraceTime (us): each step of each device that was active in any step."""
     for trace in steps.traces(report, work, ranges):
         times = (
             *(trace.computing_ns, trace.communication_not_overlapped_ns, trace.overlapped_ns),
@@ -151,7 +151,7 @@ def _rows_by_step(placed: Iterable[tuple[int, Collective]], ranges: list[Range])
 
     Args:
         placed: Each collective with the time that determines its step.
-        ranges: Of the steps.
+        ranges: Time ranges of the steps.
     """
     rows: Rows = {name: [] for name in _COLLECTIVES}
     in_steps: list[tuple[Collective, str, str]] = []
@@ -182,7 +182,7 @@ def _write(
 
 
 def database_name(rank: int | None) -> str:
-    """Return the name of the database of a rank; None: recorded without ranks."""
+    """Return the database name for a rank; `rank` is None if the recording has no ranks."""
     return "ascend_pytorch_profiler.db" if rank is None else f"ascend_pytorch_profiler_{rank}.db"
 
 
@@ -205,12 +205,12 @@ def empty_tables(revision: str) -> frozenset[str]:
 def write_companions(
     report: Path, rank: int | None, *, description: str | None, force: bool
 ) -> None:
-    """Write the analysis of a report in the layout, and the files that describe it.
+    """Write `analysis.db` and the description files for a report in torch_npu's layout.
 
     Args:
         report: The complete report in the layout's directory, under any name.
-        rank: The recorded rank, or None.
-        description: Kind of the recording; None: the recording has describing files of its own.
+        rank: The recorded rank, None if unknown.
+        description: Kind of the recording; None if the recording has its own description files.
         force: If True, the report replaces that of another rank.
     """
     from unified_prof.sqlite.reader import open_report
@@ -227,7 +227,7 @@ def has_description(recording: Path) -> bool:
 
 
 def copy_description(recording: Path, directory: Path) -> None:
-    """Copy torch_npu's description of a recording into `directory`, if that is another one.
+    """Copy torch_npu's description files into `directory`, unless they are already there.
 
     Raises:
         OutputError: it cannot be written there.

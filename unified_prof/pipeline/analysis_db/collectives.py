@@ -24,23 +24,23 @@ class RecordingDetails:
     """Values of a raw recording that its database does not contain."""
 
     groups: Mapping[str, int] = field(default_factory=dict)
-    """Numbers of texts; names of communication groups are among them."""
+    """Hash ids of strings, including the names of communication groups."""
     offset_ns: int = 0
-    """Unix time minus the time of the clock that recorded the times."""
+    """Offset from the recording clock to Unix time."""
 
     def group_name(self, text: str) -> str:
-        """Return the number of a group for `group_name`; its name may be the number already."""
+        """Return the hash id of a group name, which may already be a hash id."""
         if text in self.groups:
             return str(self.groups[text])
         return text if text.isdecimal() else str(group_hash(text))
 
     def start_us(self, ns: int) -> float:
-        """Return microseconds as msprof computes them: the sum of two float64."""
+        """Convert a start time to Unix microseconds, rounded as in msprof (float64 addition)."""
         return (ns - self.offset_ns) / 1000 + self.offset_ns / 1000
 
 
 def read_details(prof: Path) -> RecordingDetails:
-    """Return the details of a PROF_* directory; unreadable ones keep their defaults."""
+    """Read the details from a PROF_* directory; values that cannot be read keep their defaults."""
     from unified_prof.decoders.prof.directory import ProfDirectory
     from unified_prof.errors import RawFormatError
 
@@ -113,12 +113,12 @@ class Task(NamedTuple):
 
     @property
     def copies(self) -> bool:
-        """True if the copy engine of the device moves data."""
+        """True if the task is a copy by the device's copy engine."""
         return self.kind in _COPIES and self.transport == "SDMA"
 
 
 class Transfer(NamedTuple):
-    """Data sent over a link: one copy, or a run of RDMA payloads with the tasks that close it."""
+    """Data sent over a link: one copy, or consecutive RDMA payloads and the tasks that end them."""
 
     transport: str | None
     """As in CommAnalyzerMatrix."""
@@ -130,15 +130,15 @@ class Transfer(NamedTuple):
 
 @dataclass(slots=True)
 class Traffic:
-    """Sums of one transport."""
+    """Totals of one transport type."""
 
     size_mb: float = 0.0
     ms: float = 0.0
     packets: dict[float, list[float]] = field(default_factory=dict)
-    """Count and milliseconds by size in megabytes."""
+    """Packet size in megabytes -> (count, milliseconds)."""
 
     def add(self, size_mb: float, ms: float, *, packet: bool = True) -> None:
-        """Add a transfer; if `packet`, also count its size."""
+        """Add a transfer; if `packet` is true, also count it by packet size."""
         self.size_mb += size_mb
         self.ms += ms
         if packet:
@@ -149,17 +149,17 @@ class Traffic:
 
 @dataclass(frozen=True, slots=True)
 class Collective:
-    """One collective on its group."""
+    """One collective operation of a communication group."""
 
     name: str
     group: str
-    """Number of the group."""
+    """Hash id of the communication group."""
     start_ns: int
-    """Start of the first task of the master."""
+    """Start of the first task on the master plane."""
     times: tuple[object, ...]
-    """A row of CommAnalyzerTime."""
+    """Row of CommAnalyzerTime."""
     transfers: tuple[Transfer, ...]
-    """Transfers of all planes, including those on the chip."""
+    """Transfers on all planes, including on-chip transfers."""
 
     def bandwidth_rows(self) -> Iterator[tuple[object, ...]]:
         """Yield rows of CommAnalyzerBandwidth: one for every transport and packet size."""
@@ -180,7 +180,7 @@ class Collective:
                 yield (*head, *ratios, size, count, ms)
 
     def by_link(self) -> dict[tuple[str, str], tuple[str | None, float, float]]:
-        """Return transport, megabytes and milliseconds by source and target rank."""
+        """Return (source rank, target rank) -> transport, megabytes and milliseconds."""
         links: dict[tuple[str, str], tuple[str | None, float, float]] = {}
         for transfer in self.transfers:
             if transfer.ranks[0] is None:
@@ -191,17 +191,17 @@ class Collective:
         return links
 
     def link_rows(self) -> Iterator[tuple[object, ...]]:
-        """Yield rows of CommAnalyzerMatrix in msprof's form."""
+        """Yield rows of CommAnalyzerMatrix as msprof writes them."""
         for (source, target), (transport, size, ms) in self.by_link().items():
             yield (self.name, self.group, source, target, transport, size, ms, ratio(size, ms))
 
 
 def read_collectives(report: Report, details: RecordingDetails) -> list[Collective]:
-    """Return all collectives in the order of their starts; those without a master are omitted.
+    """Return all collectives, sorted by start; collectives without a master plane are omitted.
 
     Args:
         report: An msprof database.
-        details: From the raw recording.
+        details: Additional values from the raw recording.
     """
     tasks = map(Task._make, report.rows(_TASKS))
     collectives = [
@@ -253,10 +253,10 @@ def _collective(tasks: list[Task], details: RecordingDetails) -> Collective | No
 
 
 def _parts(tasks: list[Task], closing: int) -> Iterator[Transfer | Task]:
-    """Yield the transfers on one plane, and the tasks that wait.
+    """Yield the transfers and the waiting tasks of one plane.
 
-    A run of RDMA payloads is closed by the next `closing` tasks of any kind; if fewer follow, it
-    has no end and is skipped.
+    The next `closing` tasks of any kind end a sequence of RDMA payloads. A sequence that is
+    followed by fewer tasks is incomplete and skipped.
     """
     at = 0
     while at < len(tasks):
@@ -312,7 +312,7 @@ class _Link(NamedTuple):
 def matrix_rows(
     placed: Iterable[tuple[Collective, str, str]],
 ) -> Iterator[tuple[object, ...]]:
-    """Yield rows of CommAnalyzerMatrix in torch_npu's form, given collectives, steps and types."""
+    """Yield rows of CommAnalyzerMatrix as torch_npu writes them."""
     links: dict[tuple[str, str, str, str, tuple[str, str]], list[_Link]] = {}
     for collective, step, kind in placed:
         match = _KINDS.search(collective.name.lower())

@@ -1,11 +1,11 @@
 """Collectives and steps of GPU recordings for `analysis.db`.
 
-A task belongs to the step that launched it: the device runs behind the host, and no task belongs to
-two steps. Everything else is counted as for Ascend devices. A collective is one kernel that both
-waits for other ranks and moves data: how they share its time is NULL, and bandwidths refer to the
-whole time. The link is not recorded either. The transfer has no link name (torch_npu counts those
-as SDMA) and goes from sender to receiver if two ranks take part, else from the rank to itself, so
-that readers find the ranks of the group.
+A task belongs to the step that launched it, even if the device runs it later, so no task belongs to
+two steps. Everything else is computed as for Ascend devices. A collective is one kernel that both
+waits for other ranks and transfers data. Its wait and transfer times are therefore NULL, and
+bandwidths refer to the whole duration. Links are not recorded, so transfers have no link name
+(torch_npu counts those as SDMA). A transfer goes from sender to receiver if two ranks take part,
+otherwise from the rank to itself, so that readers find the ranks of the group.
 """
 
 from __future__ import annotations
@@ -58,7 +58,7 @@ Ranks = tuple[int, ...]
 
 
 def read_ranges(report: Report) -> list[Range]:
-    """Return the host's times of each step; what it launched then belongs to the step."""
+    """Return the host time range of each step; tasks launched in the range belong to the step."""
     steps = [
         Range(str(number), int(start), int(start), int(end))
         for number, start, end in report.rows("SELECT id, startNs, endNs FROM STEP_TIME ORDER BY 2")
@@ -67,7 +67,7 @@ def read_ranges(report: Report) -> list[Range]:
 
 
 def read_work(report: Report) -> tuple[Work, Work]:
-    """Return compute kernels and kernels of collectives, placed at their launch."""
+    """Return compute and collective kernels with their launch times."""
     compute, communication = report.columns(_COMPUTE), report.columns(_COMMUNICATION)
     return _work(compute), _work(communication, receives=communication["receives"] != 0)
 
@@ -112,7 +112,7 @@ def _recorded_rank(report: Report) -> int | None:
 
 
 def _parse_ranks(text: str) -> Ranks:
-    """Return the ranks of a group from `[0, 1]`; () for a list that the trace shortened."""
+    """Parse a list of ranks such as `[0, 1]`; return () if the list is truncated in the trace."""
     try:
         ranks = json.loads(text)
     except ValueError:
@@ -126,7 +126,7 @@ def _endpoints(
 ) -> tuple[int, int] | None:
     """Return the indexes of sender and receiver in the group, None if they are unknown.
 
-    If the ranks of a group are known, source and target are such indexes already.
+    If the ranks of the group are known, `source` and `target` already are such indexes.
     """
     if rank not in members:
         return None

@@ -1,7 +1,7 @@
 """Runs a function for many items: in this process, in local processes, or on workers of Dask.
 
 `open_executor` yields a `concurrent.futures.Executor`; `map_unordered` runs a function for many
-items on it and yields the results as they come.
+items on it and yields the results in order of completion.
 """
 
 from __future__ import annotations
@@ -50,14 +50,14 @@ _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://[^\s/]+:\d{1,5}/?\Z")
 
 
 def cpus() -> int:
-    """Return how many processors this process may use."""
+    """Return the number of processors that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 def check_scheduler(scheduler: str | None) -> None:
-    """Raise UsageError if `open_executor` does not accept the scheduler; connects to nothing."""
+    """Raise UsageError if `scheduler` is not valid for `open_executor`; do not connect."""
     if scheduler is None or _LOCAL.match(scheduler) or _ADDRESS.match(scheduler):
         return
     if not scheduler.endswith(".json"):
@@ -83,17 +83,17 @@ def open_executor(
     note: Callable[[str], None] = lambda _: None,
     verbose: bool = False,
 ) -> Iterator[WorkerPool]:
-    """Yield an executor; all of its processes have ended after the block.
+    """Context manager that yields an executor and ends its processes on exit.
 
     Args:
         scheduler: None for this machine; `local:N` for Dask with N processes on this machine;
             `tcp://HOST:PORT` or `FILE.json` for a running scheduler of Dask.
-        jobs: Number of local processes; 1 is this process itself, None one per processor.
-        note: Receives a sentence about unusual conditions.
+        jobs: Number of local processes; 1: run in this process; None: one per processor.
+        note: Called with a note about unusual conditions.
         verbose: If True, Dask may log.
 
     Raises:
-        UsageError: the scheduler is not understood.
+        UsageError: `scheduler` is invalid.
         EngineError: Dask is not installed, the scheduler does not respond, or versions differ.
     """
     check_scheduler(scheduler)
@@ -119,22 +119,23 @@ def map_unordered(
     *,
     retry: Callable[[Item], Item] = lambda item: item,
 ) -> Generator[tuple[Item, Result | Failure], None, None]:
-    """Yield (item, result) in the order in which results come.
+    """Call `function` for each item, and yield (item, result) in order of completion.
 
-    An item whose process died is tried once more, alone, after all others; if that process ends as
-    well, its result is a `Failure`. Items are consumed as they can be run: there may be more than
-    fit into memory.
+    An item whose process died is tried once more, alone, after all others; if that process dies as
+    well, its result is a `Failure`. Items are consumed lazily, so `items` may be larger than
+    memory.
 
     Args:
         pool: Runs the function.
-        function: Defined at the top of its module; it and the items are pickled.
+        function: A module-level function; it and the items are pickled.
         items: Arguments of the function.
-        retry: Returns the item to run instead of one whose process died: the process may have
-            finished the work before it died.
+        retry: Returns the item for the second attempt. The process may have finished the first
+            attempt before it died.
 
     Raises:
-        EngineError: no worker is left; results that were yielded are complete.
-        RuntimeError: the function raised, with its traceback; all other items were run first.
+        EngineError: no worker is left; results that were already yielded are valid.
+        RuntimeError: the function raised an exception; raised after all other items, with the
+            traceback.
     """
     faults: list[str] = []
     rounds = _Rounds(pool, function, faults)
@@ -150,27 +151,27 @@ def map_unordered(
 
 @dataclass(frozen=True, slots=True)
 class _Raised:
-    """An exception of the function in a worker."""
+    """An exception raised by the function in a worker."""
 
     traceback: str
 
 
 @dataclass(slots=True)
 class _Rounds(Generic[Item, Result]):
-    """Runs items, and keeps those whose process died for another round."""
+    """Runs items, and collects items whose process died for another round."""
 
     pool: WorkerPool
     function: Callable[[Item], Result]
     faults: list[str]
     lost_batched: list[Item] = field(default_factory=list)
-    """Items of lost tasks with several items, any of which may have ended the process."""
+    """Items of lost tasks with several items, any of which may have killed the process."""
     lost_single: list[Item] = field(default_factory=list)
     """Items of lost tasks with one item."""
 
     def finished(
         self, pairs: Iterable[tuple[Item, Item]], task_s: float = 0.0, *, last: bool = False
     ) -> Iterator[tuple[Item, Result | Failure]]:
-        """Yield (item, result) for pairs (item, item to run for it)."""
+        """Run pairs of (original item, item to run), and yield (original item, result)."""
         for batch, answer in _in_batches(self.pool, self.function, pairs, task_s):
             if not isinstance(answer, WorkerDied):
                 for item, result in zip(batch, answer, strict=True):
@@ -190,9 +191,10 @@ def _in_batches(
     pairs: Iterable[tuple[Item, Item]],
     task_s: float,
 ) -> Iterator[tuple[list[Item], list[Result | _Raised] | WorkerDied]]:
-    """Keep `pool.max_pending()` tasks pending, and yield the batch and result of each.
+    """Submit pairs in batches, and yield each batch with its result.
 
-    A task is one item until the time of an item is known, then as many as take `task_s`.
+    `pool.max_pending()` tasks are kept pending. A task is one item until the time per item is
+    known; then as many items as take `task_s`.
     """
     remaining = iter(pairs)
     pending: dict[Future[Any], list[Item]] = {}
@@ -225,11 +227,13 @@ def _result(pool: WorkerPool, future: Future[Any]) -> tuple[Any, float]:
     """Return the result of a task and its CPU time in seconds.
 
     Raises:
-        EngineError: it was cancelled, as all others will be.
+        EngineError: the task was cancelled, which means that all tasks are cancelled.
     """
     if future.cancelled():
         pool.check()
-        raise EngineError("a task was cancelled from outside", slug="cancelled")
+        raise EngineError(
+            "a task was cancelled by the scheduler or another client", slug="cancelled"
+        )
     err = future.exception()
     if isinstance(err, WorkerDied):
         return err, 0.0
@@ -244,7 +248,8 @@ def _run_batch(
 ) -> tuple[list[Result | _Raised], float]:
     """Run the items of a task in a worker, and return their results and the CPU time in seconds.
 
-    CPU time, because elapsed time on a busy machine would make later tasks too small.
+    The CPU time determines the size of later tasks; elapsed time on a busy machine would make them
+    too small.
     """
     results: list[Result | _Raised] = []
     begin = time.process_time()

@@ -1,4 +1,4 @@
-"""Executors over Dask's distributed scheduler: a running one, or one on this machine.
+"""Executors for Dask: a running scheduler, or processes on this machine.
 
 Workers import uprof themselves, so they need the same version and the same files. If a worker is
 lost, Dask gives its tasks to others; a task that lost as many workers as the scheduler allows
@@ -41,7 +41,7 @@ _CONTINUE_HINT = "finished ranks are kept: run the command again to continue"
 def local_pool(
     count: int, *, verbose: bool = False, patience_s: float = PATIENCE_S
 ) -> Iterator[WorkerPool]:
-    """Yield `count` Dask processes on this machine, which end with the block."""
+    """Context manager that starts `count` Dask processes on this machine and ends them on exit."""
     distributed = _import(verbose=verbose)
     import dask
 
@@ -93,7 +93,7 @@ def remote_pool(
     patience_s: float = PATIENCE_S,
     connect_s: float = CONNECT_S,
 ) -> Iterator[WorkerPool]:
-    """Yield the workers of a running scheduler, given by its address or its scheduler file."""
+    """Context manager that connects to a running scheduler, given by address or scheduler file."""
     distributed = _import(verbose=verbose)
     name = f"the scheduler at {scheduler}"
     where = {"scheduler_file": scheduler} if scheduler.endswith(".json") else {"address": scheduler}
@@ -107,7 +107,7 @@ def remote_pool(
 
 
 class DaskPool(WorkerPool):
-    """The workers of a scheduler."""
+    """Executor on the workers of a Dask scheduler."""
 
     task_s = 0.25  # a task costs its scheduler and its client some 5 ms
 
@@ -122,7 +122,7 @@ class DaskPool(WorkerPool):
         return max(8, 3 * self._threads)
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` on a worker; if the worker is lost, the exception is `WorkerDied`."""
+        """Call `fn` on a worker; the future raises `WorkerDied` if the worker is lost."""
         future: Future[Any] = Future()
         try:
             request = self._executor.submit(_call, VERSION, fn, args, kwargs)
@@ -133,7 +133,7 @@ class DaskPool(WorkerPool):
         return future
 
     def check(self) -> None:
-        """Raise EngineError if the scheduler is lost, or has had no workers for too long."""
+        """Raise EngineError if the scheduler does not respond or has no workers for too long."""
         if self._client.status != "running":
             raise self._lost()
         threads = sum(self._query(self._client.nthreads).values())
@@ -150,7 +150,7 @@ class DaskPool(WorkerPool):
             )
 
     def wait_for_workers(self, note: Callable[[str], None]) -> None:
-        """Wait until there is a worker."""
+        """Wait until the scheduler has a worker."""
         for tries in range(int(self._patience_s * 2) + 1):
             self.check()
             if self._threads:
@@ -185,7 +185,7 @@ class DaskPool(WorkerPool):
 
 
 def check_versions(client: Any, name: str) -> list[str]:
-    """Compare package versions with all workers, and return a sentence per harmless difference.
+    """Compare package versions with all workers, and return one note per harmless difference.
 
     Raises:
         EngineError: a worker has no uprof, another version of it, or another Python.
@@ -284,7 +284,7 @@ def _import(*, verbose: bool) -> Any:
 
 
 def _call(version: str, fn: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-    """Call `fn` on a worker; one that joined later may have another version of uprof."""
+    """Call `fn` on a worker after checking its version of uprof, as workers may join later."""
     if version != VERSION:
         raise EngineError(
             f"a worker has uprof {VERSION}, expected {version} as on this machine",
@@ -317,10 +317,10 @@ def _cancel(request: Future[Any], future: Future[Any]) -> None:
 
 
 def _within(seconds: float, call: Callable[[], T]) -> T:
-    """Return what `call` returns.
+    """Return the result of `call()`.
 
     Raises:
-        TimeoutError: it does not return in time; its thread is abandoned.
+        TimeoutError: the call takes longer than `seconds`; its thread is abandoned.
     """
     results: list[T] = []
     errors: list[BaseException] = []
@@ -342,6 +342,6 @@ def _within(seconds: float, call: Callable[[], T]) -> T:
 
 
 def _cleanup(end: Callable[[], object]) -> None:
-    """Run a cleanup and ignore its failure, as when the scheduler is gone."""
+    """Call `end` and ignore its errors, which occur if the scheduler is gone."""
     with suppress(Exception):
         _within(15, end)

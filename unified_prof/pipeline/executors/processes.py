@@ -1,9 +1,9 @@
-"""Worker pools: the interface, this process, and local processes that may die.
+"""Worker pools: the interface, a pool in this process, and a pool of local processes.
 
-`concurrent.futures.ProcessPoolExecutor` fails all tasks if the system kills one of its processes,
-as it does if memory runs out. Here each process has a pipe and one task at a time, so that only the
-task of a dead process fails, and a new process takes its place. Processes end with their parent,
-however it ends.
+`concurrent.futures.ProcessPoolExecutor` fails all tasks if one of its processes is killed, for
+example when memory runs out. Here each process has its own pipe and one task at a time, so that
+only the task of the killed process fails, and a new process replaces it. Processes end when their
+parent ends for any reason.
 """
 
 from __future__ import annotations
@@ -35,12 +35,12 @@ T = TypeVar("T")
 
 
 class WorkerDied(Exception):  # noqa: N818 (the task itself did not fail)
-    """The process of a task ended without a result; `str` completes "the process ..."."""
+    """Raised if the process of a task died; the text completes "the process ..."."""
 
 
 @dataclass(frozen=True, slots=True)
 class Failure:
-    """The result of an item whose process ended twice, the second time with this item alone."""
+    """Result of an item whose process died in both attempts; the second ran this item alone."""
 
     why: str
     """Completes "the process ...", for example "was terminated by SIGKILL"."""
@@ -50,20 +50,20 @@ class Failure:
 
 
 class WorkerPool(Executor):
-    """An executor that limits pending tasks and checks whether workers are left."""
+    """Executor with a limit of pending tasks and a check that workers are left."""
 
     task_s: float = 0.0
-    """Minimum duration of a task, because of the cost of a task; shorter items share one."""
+    """Minimum duration of a task in seconds; shorter items are batched to reduce overhead."""
 
     @abstractmethod
     def max_pending(self) -> int:
-        """Return the maximum number of tasks that are submitted and not finished."""
+        """Return the maximum number of unfinished tasks."""
 
     def release_idle(self) -> None:
         """Free the memory of idle workers; called before tasks that run alone."""
 
     def check(self) -> None:
-        """Check the workers; called if no task finished for a while, or one was cancelled.
+        """Check the workers; called if no task finished for a while or a task was cancelled.
 
         Raises:
             EngineError: no worker is left for the pending tasks.
@@ -71,14 +71,14 @@ class WorkerPool(Executor):
 
 
 class InlinePool(WorkerPool):
-    """Runs each task at once in this process, which a task may end."""
+    """Runs each task immediately in this process; a crashing task ends the process."""
 
     def max_pending(self) -> int:
-        """Return 1: results come one by one."""
+        """Return 1: tasks run one after the other."""
         return 1
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` and return a future with its result."""
+        """Call `fn` and return a finished future."""
         future: Future[Any] = Future()
         try:
             result = fn(*args, **kwargs)
@@ -94,7 +94,7 @@ _GRACE_S = 10.0
 
 
 class _Traceback(Exception):  # noqa: N818 (shown as the cause of another exception)
-    """The traceback of an exception in another process."""
+    """Traceback of an exception in another process, used as its cause."""
 
     def __str__(self) -> str:
         return f"\n{self.args[0]}"
@@ -114,11 +114,11 @@ class _Process:
 
 
 class ProcessPool(WorkerPool):
-    """An executor over local processes, which start when they are needed.
+    """Executor on local processes, which are started on demand.
 
-    Functions are defined at the top of their module; they and their arguments are pickled. A task
-    whose process ends has the exception `WorkerDied`. `shutdown` with `cancel_futures`, or an
-    exception in a `with` block, terminates running tasks.
+    Functions must be module-level, because they and their arguments are pickled. The future of a
+    task whose process died raises `WorkerDied`. `shutdown` with `cancel_futures`, or an exception
+    in the `with` block, terminates running tasks.
     """
 
     def __init__(self, count: int) -> None:
@@ -133,11 +133,11 @@ class ProcessPool(WorkerPool):
         self._thread: threading.Thread | None = None
 
     def max_pending(self) -> int:
-        """Return twice the number of processes, so that none waits for its next task."""
+        """Return twice the number of processes, so that no process waits for its next task."""
         return 2 * self._count
 
     def submit(self, fn: Any, /, *args: Any, **kwargs: Any) -> Future[Any]:
-        """Call `fn` in a process; raises at once if the arguments cannot be pickled."""
+        """Call `fn` in a process; raises immediately if the arguments cannot be pickled."""
         job = _Job(Future(), bytes(ForkingPickler.dumps((fn, args, kwargs))))
         with self._lock:
             if self._broken is not None:
@@ -158,7 +158,7 @@ class ProcessPool(WorkerPool):
             self._wake()
 
     def shutdown(self, wait: bool = True, *, cancel_futures: bool = False) -> None:
-        """End the processes: after the last task or, if `cancel_futures`, now."""
+        """End the processes: after the last task, or immediately if `cancel_futures` is true."""
         with self._lock:
             self._closed = True
             self._cancelled = self._cancelled or cancel_futures
@@ -208,9 +208,9 @@ class ProcessPool(WorkerPool):
                 if self._broken is not None:
                     job.future.set_exception(self._broken)
                 elif job.future.cancel():
-                    job.future.set_running_or_notify_cancel()  # wakes those who wait for it
+                    job.future.set_running_or_notify_cancel()  # wakes waiting threads
                 else:
-                    job.future.set_exception(WorkerDied("was terminated with all others"))
+                    job.future.set_exception(WorkerDied("was terminated with the pool"))
             with self._lock:
                 self._closed = True
                 self._wake_receiver.close()
@@ -249,7 +249,7 @@ class ProcessPool(WorkerPool):
 
 
 def _receive(process: _Process, pool: list[_Process]) -> None:
-    """Set the result of a task from its process, or `WorkerDied` if the process ended."""
+    """Receive the result of a task and set its future; set `WorkerDied` if the process died."""
     job, process.job = process.job, None
     try:
         message = process.connection.recv_bytes()
@@ -295,7 +295,7 @@ def _start_process() -> _Process:
 
 
 def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
-    """End processes; those that are terminated remove their partial files."""
+    """End the processes; terminated processes remove their partial files."""
     for process in pool:
         if terminate or process.job is not None:
             process.process.terminate()
@@ -311,7 +311,7 @@ def _end(pool: Sequence[_Process], *, terminate: bool) -> None:
 
 
 def _serve(connection: Connection) -> None:
-    """Run tasks until the pipe closes; the main function of a process."""
+    """Main function of a process: run tasks until the pipe closes."""
     signal.signal(
         signal.SIGINT, signal.SIG_IGN
     )  # Ctrl-C reaches the parent, which ends the processes
@@ -343,7 +343,7 @@ def _run_message(message: bytes) -> bytes:
 
 
 def _end_with_parent() -> None:
-    """Wait until the parent has ended, then send SIGTERM to this process."""
+    """Wait until the parent process has ended, then send SIGTERM to this process."""
     parent = multiprocessing.parent_process()
     assert parent is not None
     parent.join()

@@ -1,9 +1,8 @@
-"""The registry of recordings that `uprof convert` accepts.
+"""Registry of the recordings that `uprof convert` accepts.
 
 To add a source, write a `Source` in a module here and add an instance to `SOURCES`. Discovery,
-names of reports, help, `uprof run` and hints use the registry only. `UNSUPPORTED_FORMATS` lists
-formats that are recognized but cannot be converted. CONTRIBUTING.md, "A source", has a worked
-example.
+report names, help, `uprof run` and hints use only the registry. `UNSUPPORTED_FORMATS` lists formats
+that are recognized but cannot be converted. CONTRIBUTING.md, "A source", has a worked example.
 
 Also change: the rows of `uprof convert` in the first table of README.md, and
 `MAKERS` of `tests/pipeline/test_sources.py`, whose tests go through every source.
@@ -53,12 +52,12 @@ def by_kind(kind: str) -> Source:
 
 
 def certain_source(path: Path) -> Source | None:
-    """Return the source that certainly matches `path`, as required in a directory search."""
+    """Return the source that matches `path` with certainty; used in directory searches."""
     return next((source for source in SOURCES if source.sniff(path) is Match.CERTAIN), None)
 
 
 def find_source(path: Path) -> Source | None:
-    """Return the source of a recording that the user named, None if there is none."""
+    """Return the source for a path that the user named, None if there is none."""
     if (source := certain_source(path)) is not None:
         return source
     if unsupported_format(path) is not None:
@@ -68,16 +67,16 @@ def find_source(path: Path) -> Source | None:
 
 @dataclass(frozen=True, slots=True)
 class UnsupportedFormat:
-    """A format that is recognized by the ending of a name or by the first bytes."""
+    """A format that is recognized by the file name or the first bytes, but not supported."""
 
     description: str
     """Name of the format with its article, for messages."""
     hint: str | Callable[[Path], str]
     """How to get a supported recording."""
     endings: tuple[str, ...] = ()
-    """Endings of file names, in lower case."""
+    """File name suffixes, in lower case."""
     head: re.Pattern[bytes] | None = None
-    """Matches the first bytes of the content, decompressed."""
+    """Matches the first bytes of the decompressed content."""
 
     def hint_for(self, path: Path) -> str:
         """Return the hint for `path`."""
@@ -106,7 +105,7 @@ UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
     ),
     UnsupportedFormat(
         "an Nsight Compute report",
-        "it holds counters of single kernels; record a timeline: nsys profile",
+        "it contains counters of single kernels; record a timeline: nsys profile",
         endings=(".ncu-rep",),
         head=re.compile(rb'(?:==PROF==[^\n]*\n)*"ID","Process ID","Process Name"'),
     ),
@@ -133,7 +132,7 @@ UNSUPPORTED_FORMATS: tuple[UnsupportedFormat, ...] = (
     ),
     UnsupportedFormat(
         "a memory timeline (export_memory_timeline)",
-        "it has totals only; record torch.cuda.memory._dump_snapshot(FILE), or a trace with"
+        "it contains only totals; record torch.cuda.memory._dump_snapshot(FILE), or a trace with"
         " profile_memory=True",
         head=re.compile(rb"\s*\[\s*\[\s*-?\d"),
     ),

@@ -35,8 +35,8 @@ _DEVICE_INFO = re.compile(r"info\.json\.\d{1,4}")
 class Prof(Source):
     """Raw data of Ascend devices and their host.
 
-    Viewers look for one `PROF_*/msprof_<14 digits>.db`, so the report is written into the
-    recording, or into a directory of the recording's name if another place is chosen.
+    Viewers expect one `PROF_*/msprof_<14 digits>.db`, so the report is written into the recording,
+    or into a directory with the recording's name in the output directory.
     """
 
     kind = "prof"
@@ -45,7 +45,7 @@ class Prof(Source):
     report_is_inside = True
 
     def sniff(self, path: Path) -> Match:
-        """Check for host/ and device_<N>/ with their info.json, else the name."""
+        """Check for host/ and device_<N>/ with their info.json; otherwise check the name."""
         try:
             if not path.is_dir():
                 return Match.NO
@@ -61,7 +61,7 @@ class Prof(Source):
         return Match.POSSIBLE if any(part.is_dir() for part in parts) else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Write every table that the recording has data for; see `decoders.prof`."""
+        """Write all tables that the recording has data for; see `decoders.prof`."""
         from unified_prof.decoders.prof.coverage import report_coverage
         from unified_prof.decoders.prof.directory import ProfDirectory
         from unified_prof.decoders.prof.recording import decode_recording
@@ -72,11 +72,11 @@ class Prof(Source):
         return DecodeResult()
 
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name, which msprof makes unique from the time and random characters."""
+        """Return the name, which is unique because msprof adds the time and random characters."""
         return {"recording": path.resolve().name}
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change to a raw file, ns since 1970."""
+        """Return the Unix time in ns of the last change to a raw file."""
         times = [0]
         for part in path.iterdir():
             if _PART.fullmatch(part.name):
@@ -87,8 +87,8 @@ class Prof(Source):
     def write_companions(self, path: Path, report: Path, *, force: bool) -> None:
         """Write the analyses of collectives that msprof and viewers expect.
 
-        Existing files of others are kept unless `force` is true. A directory apart from the
-        recording also gets the files that tell devices and ranks apart for readers of PROF_*.
+        Existing files of other tools are kept unless `force` is true. If the report is not written
+        into the recording, the files in which readers look up devices and ranks are copied, too.
         """
         from unified_prof.sqlite.reader import open_report
 
@@ -113,7 +113,7 @@ class Prof(Source):
                     write(opened, directory, overwrite=force, details=details)
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
-        """Return the chips and kinds of files whose tables would stay empty."""
+        """Return the chips and kinds of files that cannot be decoded."""
         from unified_prof.decoders.prof.coverage import undecoded
         from unified_prof.decoders.prof.directory import ProfDirectory
 
@@ -125,7 +125,7 @@ class Prof(Source):
         return parent / f"msprof_{time.strftime('%Y%m%d%H%M%S')}.db"
 
     def existing_reports(self, target: Path) -> list[Path]:
-        """Return the databases that viewers would take for this one."""
+        """Return the databases that viewers could open instead of this one."""
         if not target.parent.is_dir():
             return []
         return sorted(path for path in target.parent.iterdir() if _DATABASE.fullmatch(path.name))
@@ -140,7 +140,7 @@ def _has_info(part: Path) -> bool:
 
 
 def _holds_info_only(part: Path) -> bool:
-    """Return True if a part was made by `_copy_device_info`: recorded ones hold more."""
+    """Return True if a part contains only the files of `_copy_device_info`."""
     try:
         with os.scandir(part) as entries:
             return all(_DEVICE_INFO.fullmatch(entry.name) for entry in entries)
@@ -151,7 +151,8 @@ def _holds_info_only(part: Path) -> bool:
 def _copy_device_info(recording: Path, directory: Path) -> None:
     """Copy device_<N>/info.json.<N>, which lists the devices, into the directory of a report.
 
-    msprof-analyze takes recordings without rank for one rank; with -1 (unknown) it numbers them.
+    msprof-analyze treats all recordings without a rank as the same rank; if the rank is -1
+    (unknown), it numbers them.
 
     Raises:
         OutputError: it cannot be written.
@@ -182,7 +183,7 @@ _PROF_IN_ASCEND_PT = re.compile(r"PROF_\d+_\d+_[0-9a-zA-Z]+")
 
 
 class AscendPt(Source):
-    """Raw data of PyTorch and of Ascend devices; the report has torch_npu's names and layout."""
+    """Raw data of PyTorch and Ascend devices; the report has torch_npu's file names and layout."""
 
     kind = "ascend_pt"
     description = "a torch_npu *_ascend_pt directory"
@@ -191,7 +192,7 @@ class AscendPt(Source):
     report_names_rank = True
 
     def sniff(self, path: Path) -> Match:
-        """Check for FRAMEWORK/ with its files, or profiler_info*.json beside PROF_*."""
+        """Check for FRAMEWORK/ with its files, or for profiler_info*.json with PROF_*."""
         try:
             if not path.is_dir():
                 return Match.NO
@@ -206,7 +207,7 @@ class AscendPt(Source):
         return Match.CERTAIN if has_info and any(map(_PROF_IN_ASCEND_PT.match, names)) else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Write the tables of PyTorch and those of msprof; see `decoders.ascend_pt`."""
+        """Write the tables of torch_npu and msprof; see `decoders.ascend_pt`."""
         from unified_prof.decoders.ascend_pt import recording
 
         decoded = recording.decode(path, sink, context.stage)
@@ -222,16 +223,16 @@ class AscendPt(Source):
         )
 
     def has_enums(self, path: Path) -> bool:
-        """Return False without PROF_*: torch_npu's database then has PyTorch's tables only."""
+        """Return False without PROF_*: the database then contains only PyTorch tables."""
         return _prof_in(path) is not None
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
-        """Return the data of PROF_* whose tables would stay empty."""
+        """Return the data of PROF_* that cannot be decoded."""
         prof = _prof_in(path)
         return () if prof is None else Prof().undecodable(prof)
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change to a raw file, ns since 1970."""
+        """Return the Unix time in ns of the last change to a raw file."""
         prof = _prof_in(path)
         files = [child for child in path.iterdir() if analysis_db.DESCRIPTION.fullmatch(child.name)]
         if (path / "FRAMEWORK").is_dir():
@@ -240,7 +241,7 @@ class AscendPt(Source):
         return max(times + ([Prof().modified_ns(prof)] if prof is not None else []), default=0)
 
     def stem(self, path: Path) -> str:
-        """Return its name without `_ascend_pt`."""
+        """Return the name without `_ascend_pt`."""
         return path.resolve().name.removesuffix(analysis_db.DIRECTORY_SUFFIX)
 
     def rank(self, path: Path) -> int | None:
@@ -256,9 +257,9 @@ class AscendPt(Source):
         return outer / analysis_db.OUTPUT_DIRECTORY / database
 
     def existing_reports(self, target: Path) -> list[Path]:
-        """Return the databases that viewers would take for this one.
+        """Return the databases that viewers could open instead of this one.
 
-        An analysis.db alone does not count: it is written first, so a killed process may leave it.
+        A lone analysis.db is ignored: it is written first, so a killed process may leave it behind.
         """
         return analysis_db.databases_in(target.parents[1])
 
@@ -269,7 +270,7 @@ class AscendPt(Source):
     def write_companions(self, path: Path, report: Path, *, force: bool) -> None:
         """Write analysis.db and copy torch_npu's description of the recording.
 
-        As torch_npu does, without PROF_* or at the lowest level no analysis is written.
+        As in torch_npu, no analysis is written without PROF_* or at the lowest profiling level.
         """
         from unified_prof.decoders.ascend_pt.folder import AscendFolder
         from unified_prof.sqlite.reader import open_report
@@ -284,7 +285,7 @@ class AscendPt(Source):
         analysis_db.copy_description(path, report.parents[1])
 
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name, which torch_npu makes from host, process and time."""
+        """Return the name, which torch_npu builds from host, process and time."""
         return {"recording": path.resolve().name}
 
 
@@ -301,14 +302,14 @@ _EXPORTED_TABLE = re.compile(
 
 
 class AscendText(Source):
-    """Text export of torch_npu, used if its raw data, which hold more, are gone."""
+    """Text export of torch_npu, used if the more complete raw data is no longer available."""
 
     kind = "ascend_text"
     description = "an exported torch_npu trace_view.json, or its directory"
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
-        """Check the first bytes of a file; in a directory the trace and the files around it."""
+        """Check the first bytes of a file, or the trace and other files in a directory."""
         from unified_prof.decoders.ascend_text.events import OUTPUT_FOLDER, find_export
 
         try:
@@ -332,7 +333,7 @@ class AscendText(Source):
         return Match.CERTAIN if is_certain else Match.POSSIBLE
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Write the tables that the export has data for; see `decoders.ascend_text`."""
+        """Write all tables that the export has data for; see `decoders.ascend_text`."""
         from unified_prof.decoders.ascend_text import recording
 
         decoded = recording.decode(path, sink, context.enums, context.stage)
@@ -366,7 +367,7 @@ class AscendText(Source):
         return {"trace": name, "trace_bytes": str(export.trace.stat().st_size)}
 
     def modified_ns(self, path: Path) -> int:
-        """Return the time of the last change to a file of the export, ns since 1970."""
+        """Return the Unix time in ns of the last change to a file of the export."""
         return max(child.lstat().st_mtime_ns for child in _export(path).folder.iterdir())
 
     def rank(self, path: Path) -> int | None:
@@ -380,7 +381,7 @@ class AscendText(Source):
         return ranks.pop() if len(ranks) == 1 else None
 
     def stem(self, path: Path) -> str:
-        """Return the name of torch_npu's directory, or of a single trace."""
+        """Return the name of torch_npu's directory, or of the trace if it is a single file."""
         export = _export(path)
         if path.is_file() and export.folder.name != analysis_db.OUTPUT_DIRECTORY:
             return path.name.partition(".")[0] or path.name

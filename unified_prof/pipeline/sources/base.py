@@ -1,4 +1,4 @@
-"""The interface of a source: a kind of recording, and everything that converting one requires."""
+"""Defines the interface of sources (kinds of recordings that can be converted)."""
 
 from __future__ import annotations
 
@@ -19,41 +19,41 @@ if TYPE_CHECKING:
 
 
 class Match(Enum):
-    """How certain a source is that a file or directory is one of its recordings."""
+    """Certainty of a source that a file or directory is one of its recordings."""
 
     NO = "no"
     POSSIBLE = "possible"
-    """Accepted if the user names it, skipped in a directory search."""
+    """Accepted if named by the user, skipped in a directory search."""
     CERTAIN = "certain"
-    """A recording, complete or damaged: accepted anywhere."""
+    """Certainly a recording, complete or damaged; always accepted."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeContext:
-    """The report that a decoder fills, and where it reports progress."""
+    """Information about the report, and callbacks for a decoder."""
 
     has_column: Callable[[str, str], bool]
     """Returns True if the revision being written has (table, column)."""
     data_types: Mapping[str, int]
-    """Name -> id in ENUM_HCCL_DATA_TYPE of that revision."""
+    """Name -> id in ENUM_HCCL_DATA_TYPE of the schema revision."""
     enums: Callable[[str], Mapping[str, int]]
-    """Returns name -> id of an ENUM_* table of that revision."""
+    """Returns name -> id for an ENUM_* table of the schema revision."""
     stage: Callable[[str], AbstractContextManager[Any]]
-    """Context manager that counts CPU time as that of a stage; stages can be nested."""
+    """Context manager that measures the CPU time of a stage; stages can be nested."""
     next_stage: Callable[[str], None]
     """Ends the innermost stage and begins another."""
     is_own_frame: Callable[[str], bool] = lambda _: False
-    """Returns True for a Python frame of uprof, which ran the program."""
+    """Returns True for a Python frame of uprof itself."""
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """The return value of a decoder, besides the rows it wrote."""
+    """Return value of a decoder."""
 
     facts: Mapping[str, Any] = field(default_factory=dict)
     """Rows of UPROF_RUN."""
     figures: Mapping[str, Any] = field(default_factory=dict)
-    """Keys that `--json` has for this kind of recording only."""
+    """Additional keys in `--json` for this kind of recording."""
     summary: str | None = None
     """One line that describes the recording; None: the rows of every table are listed."""
     rank: int | None = None
@@ -64,11 +64,12 @@ class Source(ABC):
     """A kind of recording that is converted to an msprof database."""
 
     kind: ClassVar[str]
-    """Name of the source; `backends.registry.Recording.kind` of what a backend records."""
+    """Name of the source; equals `backends.registry.Recording.kind` of recordings from a
+    backend."""
     description: ClassVar[str]
     """Name of the format with its article, for messages and help."""
     command: ClassVar[str] = "import"
-    """Row `command` of UPROF_RUN, and the command that hints name."""
+    """Value of the row `command` in UPROF_RUN; also used in hints."""
     json_keys: ClassVar[tuple[str, str]] = ("recording", "database")
     """Keys of the recording and its report in `--json`; scripts rely on these."""
     layouts: ClassVar[frozenset[str]] = frozenset({"plain"})
@@ -76,29 +77,29 @@ class Source(ABC):
     report_is_inside: ClassVar[bool] = False
     """True if the default place of the report is inside the recording, a directory."""
     name_fact: ClassVar[str] = "recording"
-    """Fact of UPROF_RUN that holds the name of a recording."""
+    """Row of UPROF_RUN with the name of the recording."""
     report_names_rank: ClassVar[bool] = False
     """True if default names of its reports contain the rank."""
 
     @property
     def title(self) -> str:
-        """The description without file endings: `a torch.profiler trace`."""
+        """Description without file suffixes, such as `a torch.profiler trace`."""
         return self.description.partition(" (")[0]
 
     @abstractmethod
     def sniff(self, path: Path) -> Match:
-        """Look at a file or directory; never raises, and reads the beginning only."""
+        """Check whether a path is a recording; never raises, and reads only the beginning."""
 
     @abstractmethod
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
         """Write the rows of the recording at `path` into `sink`.
 
         Raises:
-            RawFormatError: it is damaged beyond use.
+            RawFormatError: the recording is too damaged to decode.
         """
 
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return the facts of UPROF_RUN that identify the recording: by default name and length."""
+        """Return the rows of UPROF_RUN that identify the recording; by default name and length."""
         fact = self.name_fact
         return {fact: path.name, f"{fact}_bytes": str(path.stat().st_size)}
 
@@ -107,12 +108,12 @@ class Source(ABC):
         return path.stat().st_mtime_ns
 
     def undecodable(self, path: Path) -> tuple[str, ...]:
-        """Return the data that the report would lack although its schema has tables for it.
+        """Return the data that cannot be decoded although the schema has tables for it.
 
-        `uprof run` then keeps the database of the vendor's exporter instead.
+        If there is such data, `uprof run` keeps the database of the vendor's exporter instead.
 
         Raises:
-            RawFormatError: it is not a recording.
+            RawFormatError: `path` is not a recording.
         """
         return ()
 
@@ -129,19 +130,19 @@ class Source(ABC):
         return None
 
     def report_path(self, path: Path, directory: Path | None, name: str) -> Path:
-        """Return where the report is written.
+        """Return the path of the report.
 
         Args:
             path: The recording.
             directory: The directory that the user chose; None: the default place.
-            name: `stem` of the recording, made unique among those converted together.
+            name: `stem` of the recording, made unique among the recordings of the command.
         """
         return (directory or Path()) / f"{name}.db"
 
     def has_enums(self, path: Path) -> bool:
         """Return True if the report contains the ENUM_* tables of the schema.
 
-        torch_npu's databases of PyTorch alone do not.
+        torch_npu's databases without PROF_* do not contain them.
         """
         return True
 
@@ -157,8 +158,8 @@ class Source(ABC):
     ) -> None:
         """Write the files that readers of the layout expect beside the report.
 
-        Called if the source or the layout chose the report's place, before the report gets its
-        final name, so that a finished report always has its companions.
+        Called if the source or the layout chose the path of the report. The report gets its final
+        name afterwards, so that a finished report always has its companion files.
 
         Args:
             path: The recording.
@@ -167,7 +168,7 @@ class Source(ABC):
         """
 
     def existing_reports(self, target: Path) -> list[Path]:
-        """Return the reports that conflict with one at `target`.
+        """Return the existing reports that conflict with a report at `target`.
 
         Raises:
             OSError: the directory cannot be listed.
@@ -177,7 +178,7 @@ class Source(ABC):
 
 @dataclass(slots=True)
 class Stages:
-    """CPU time in seconds by stage, in order; a nested stage counts for itself only."""
+    """CPU time in seconds by stage; the time of a nested stage counts only for the nested stage."""
 
     progress: Callable[[str], None] = lambda _: None
     seconds: dict[str, float] = field(default_factory=dict)
@@ -186,7 +187,7 @@ class Stages:
 
     @contextmanager
     def stage(self, name: str) -> Iterator[None]:
-        """Count the time of the block as that of stage `name`."""
+        """Context manager that measures the time of the block as stage `name`."""
         self._count()
         self._running.append(name)
         self.progress(name)

@@ -29,19 +29,19 @@ _CREATE_TABLE = re.compile(rb'CREATE TABLE ["\'`\[]?(\w+)')
 
 
 def _content_head(path: Path) -> bytes:
-    """Return the first bytes of a file's content, decompressed and without byte order mark."""
+    """Return the first bytes of a file, decompressed and without byte order mark."""
     return (head_of(path) or b"").removeprefix(_BOM).lstrip()
 
 
 def _plain_name(path: Path) -> str:
-    """Return the name of a recording without the ending of its compression."""
+    """Return the name of a recording without the suffix of its compression."""
     return _COMPRESSED_ENDING.sub("", path.resolve().name) or path.name
 
 
 def _database_tables(path: Path) -> frozenset[str]:
-    """Return the table names of a SQLite database, compressed or not; none if it is another file.
+    """Return the table names of a SQLite database, compressed or not; empty for other files.
 
-    Of a compressed database only the beginning is searched.
+    If the database is compressed, only its beginning is searched.
     """
     from unified_prof.sqlite.fingerprint import table_names
 
@@ -170,7 +170,7 @@ class Kineto(Source):
         return Match.POSSIBLE if head[:1] in (b"{", b"[") else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Decode in memory that is independent of the trace's length; see `decoders.kineto`."""
+        """Decode the trace in bounded memory; see `decoders.kineto`."""
         from unified_prof.decoders import kineto
 
         options = {**_options(context), "is_outside": context.is_own_frame}
@@ -185,7 +185,7 @@ class Kineto(Source):
         return _distributed_number(path, _WORLD_SIZE)
 
     def stem(self, path: Path) -> str:
-        """Return its name without the endings that all traces have."""
+        """Return the name without the suffixes that all traces have."""
         return _TRACE_ENDINGS.sub("", path.name) or path.name
 
 
@@ -211,19 +211,19 @@ class Nsys(Source):
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
-        """Check the names of the tables."""
+        """Check the table names."""
         tables = _parquet_names(path) if path.is_dir() else _database_tables(path)
         return Match.CERTAIN if any(n.startswith(_NSYS_TABLES) for n in tables) else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Decode in memory that is independent of the number of events; see `decoders.nsys`."""
+        """Decode the export in bounded memory; see `decoders.nsys`."""
         from unified_prof.decoders import nsys
 
         with _nsys_tables(path) as tables:
             return _decode_result(nsys.decode(path, tables, sink, **_options(context)))
 
     def identity(self, path: Path) -> Mapping[str, str]:
-        """Return its name and length."""
+        """Return the name and length of the export."""
         files = [path] if path.is_file() else sorted(path.glob(f"*{_PARQUET}"))
         size = sum(file.stat().st_size for file in files)
         return {"export": path.resolve().name, "export_bytes": str(size)}
@@ -234,7 +234,7 @@ class Nsys(Source):
         return max(file.stat().st_mtime_ns for file in files)
 
     def stem(self, path: Path) -> str:
-        """Return its name without the endings of exports."""
+        """Return the name without the suffixes of exports."""
         name = _plain_name(path)
         if name.endswith(".db"):  # the ending of the report
             return f"{name.removesuffix('.db')}_uprof"
@@ -269,7 +269,7 @@ class Rocm(Source):
     layouts = frozenset({"plain", "ascend-pt"})
 
     def sniff(self, path: Path) -> Match:
-        """Check the first key of JSON, or the table that every rocpd database has."""
+        """Check the first JSON key, or the table that every rocpd database contains."""
         found = _ROCPROF_JSON.match(_content_head(path)) or any(
             name.startswith(_ROCPD_TABLE) for name in _database_tables(path)
         )
@@ -283,7 +283,7 @@ class Rocm(Source):
             return _decode_result(rocm.decode(path, tables, sink, **_options(context)))
 
     def stem(self, path: Path) -> str:
-        """Return its name without ending; `_uprof` keeps the name of a database apart."""
+        """Return the name without suffix, with `_uprof` if the recording is a database."""
         plain = Path(_plain_name(path))
         return f"{plain.stem}_uprof" if plain.suffix == ".db" else plain.stem or path.name
 
@@ -309,13 +309,13 @@ class MemorySnapshot(Source):
     name_fact = "snapshot"
 
     def sniff(self, path: Path) -> Match:
-        """Check the first key, which is within the first bytes."""
+        """Check the first key in the first bytes."""
         head = _content_head(path)
         is_snapshot = _SNAPSHOT_PICKLE.match(head) or _SNAPSHOT_JSON.match(head)
         return Match.CERTAIN if is_snapshot else Match.NO
 
     def decode(self, path: Path, sink: Sink, context: DecodeContext) -> DecodeResult:
-        """Replay every allocation; see `decoders.memory_snapshot`."""
+        """Decode the snapshot by replaying its allocations; see `decoders.memory_snapshot`."""
         from unified_prof.decoders import memory_snapshot
 
         snapshot = memory_snapshot.decode(path, sink, progress=context.next_stage)
@@ -326,5 +326,5 @@ class MemorySnapshot(Source):
         )
 
     def stem(self, path: Path) -> str:
-        """Return its name without ending."""
+        """Return the name without suffix."""
         return Path(_plain_name(path)).stem or path.name
