@@ -10,7 +10,7 @@ import pytest
 
 from tests.cluster.made import Made, Plan, make, partial_of, partials_of
 from unified_prof.cluster.clocks import align_clocks
-from unified_prof.cluster.matching import MatchedCollectives, match_collectives
+from unified_prof.cluster.matching import MatchedCollectives, match_collectives, sequence_shift
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankGroup
 from unified_prof.cluster.summary import summarize_run
 from unified_prof.cluster.summary_rows import P2P, measure_links
@@ -88,6 +88,11 @@ def later(one: Partial, first: int) -> Partial:
     shown["op"] = np.where(shown["what"] == 2, shown["op"], shown["op"] - first)
     assert count > first
     return replace(one, communication=kept, marks=shown)
+
+
+def test_sequences_without_steps_are_shifted_to_where_their_sizes_agree() -> None:
+    step, size = np.full(50, NO_VALUE), np.random.default_rng(1).integers(1, 100, 50)
+    assert sequence_shift([step, step[7:]], [size, size[7:]]) == [0, 7]
 
 
 @pytest.mark.parametrize("rank", [0, 5, 13])

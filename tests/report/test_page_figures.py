@@ -115,6 +115,7 @@ def test_the_page_is_given_what_json_has(report: Path) -> None:
             for row, same in zip(rows, breakdown["rows"], strict=False):
                 known = {key: value for key, value in same.items() if value is not None}
                 assert {key: value for key, value in row.items() if key != "short"} == known
+                assert row.get("short") != row["name"]
 
 
 def test_other_formats_have_the_figures_of_json(report: Path) -> None:

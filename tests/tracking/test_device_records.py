@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from unified_prof.tracking.timeline import check_device_records
+from unified_prof.tracking.timeline import TimelineInstrument, check_device_records
 
 torch_autograd = pytest.importorskip("torch.autograd")
 
@@ -70,3 +72,15 @@ def test_ranges_drawn_around_work_are_no_records_of_it() -> None:
     assert facts["timeline_launches_without_record"] == "1"
     assert note is not None
     assert "no device work" in note
+
+
+def test_a_report_repeats_what_the_records_of_its_timeline_lack(tmp_path: Path) -> None:
+    launch = Event("cudaLaunchKernel", call=True, correlation=1)
+    profiler = SimpleNamespace(
+        profiler=SimpleNamespace(kineto_results=SimpleNamespace(events=lambda: [launch])),
+        export_chrome_trace=lambda path: Path(path).write_text("{}"),
+    )
+    timeline = TimelineInstrument(tmp_path / "timeline.json", "cuda")
+    timeline._export(profiler)
+    assert timeline.written
+    assert "no device work" in (timeline.remarks or "")

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from tests.analysis.advice.plants import US, Plant, advice, cost_ns, found
+from unified_prof.explain.advice.device_context import analyzed_steps
 
 
 def launches(path: Path, *, every: int, kernel: int, count: int = 100, takes: int = 2 * US) -> Path:
@@ -202,6 +203,11 @@ def test_a_step_that_warms_up_is_not_judged(tmp_path: Path) -> None:
     said = advice(tmp_path / "run.db")
     assert said.findings == ()
     assert said.steps == 3
+
+
+def test_the_first_step_and_those_longer_than_three_medians_are_not_judged() -> None:
+    lengths = (100, 90, 100, 100, 300, 301)
+    assert analyzed_steps([("step", 0, length) for length in lengths]) == [1, 2, 3, 4]
 
 
 def test_kernels_shorter_than_their_launches_are_named(tmp_path: Path) -> None:

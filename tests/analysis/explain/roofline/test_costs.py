@@ -12,13 +12,8 @@ from hypothesis import strategies as st
 from torch.utils.flop_counter import sdpa_backward_flop_count, sdpa_flop_count
 
 from tests.analysis.explain.roofline.counted import both, costs
-from unified_prof.explain.roofline import costs as attention
-from unified_prof.explain.roofline import costs as collectives
-from unified_prof.explain.roofline import costs as convolutions
-from unified_prof.explain.roofline import costs as memory
-from unified_prof.explain.roofline import costs as products
-from unified_prof.explain.roofline import costs as vector
-from unified_prof.explain.roofline.arguments import Tensor, UntoldError
+from unified_prof.explain.roofline import costs as formulas
+from unified_prof.explain.roofline.arguments import Tensor, UntoldError, parsed
 from unified_prof.explain.roofline.costs import LOWER_RIGHT, UPPER_LEFT, Attention, Cost
 
 SIZE = st.integers(1, 6)
@@ -60,41 +55,41 @@ def test_a_product_with_vectors_and_broadcast_batches(
 ) -> None:
     a, b = torch.empty(left), torch.empty(right)
     result = torch.matmul(a, b)
-    found = products.matmul(Tensor(left, "fp32"), Tensor(right, "fp32"))
+    found = formulas.matmul(Tensor(left, "fp32"), Tensor(right, "fp32"))
     assert found.flops == 2 * result.numel() * left[-1]
     assert found.moved_bytes == 4 * (a.numel() + b.numel() + result.numel())
 
 
 def test_bias_and_type_of_the_result_stand_apart() -> None:
-    found = products.matmul(bf16(141, 512), bf16(512, 2048), bias=bf16(2048))
+    found = formulas.matmul(bf16(141, 512), bf16(512, 2048), bias=bf16(2048))
     assert (found.unit, found.dtype, found.flops) == ("matrix", "bf16", 2 * 141 * 512 * 2048)
     assert found.beside == 141 * 2048
     assert found.moved_bytes == 2 * (141 * 512 + 512 * 2048 + 141 * 2048 + 2048)
-    wide = products.matmul(Tensor((8, 8), "fp8"), Tensor((8, 8), "fp8"), out="bf16")
+    wide = formulas.matmul(Tensor((8, 8), "fp8"), Tensor((8, 8), "fp8"), out="bf16")
     assert wide.moved_bytes == 64 + 64 + 128
 
 
 def test_an_expanded_factor_is_read_once() -> None:
     a = Tensor((16, 4, 5), "fp32", (0, 5, 1))
-    found = products.matmul(a, Tensor((16, 5, 6), "fp32", (30, 6, 1)))
+    found = formulas.matmul(a, Tensor((16, 5, 6), "fp32", (30, 6, 1)))
     assert found.moved_bytes == 4 * (4 * 5 + 16 * 5 * 6 + 16 * 4 * 6)
     assert found.flops == 2 * 16 * 4 * 5 * 6
 
 
 def test_complex_products_are_four_real_ones() -> None:
     a = Tensor((3, 4), "complex64")
-    assert products.matmul(a, Tensor((4, 5), "complex64")).flops == 4 * 2 * 3 * 4 * 5
+    assert formulas.matmul(a, Tensor((4, 5), "complex64")).flops == 4 * 2 * 3 * 4 * 5
 
 
 def test_factors_that_do_not_go_together_are_refused() -> None:
     with pytest.raises(UntoldError, match="inner sizes"):
-        products.matmul(bf16(3, 4), bf16(5, 6))
+        formulas.matmul(bf16(3, 4), bf16(5, 6))
     with pytest.raises(UntoldError, match="do not go together"):
-        products.matmul(bf16(2, 3, 4), bf16(3, 4, 5))
+        formulas.matmul(bf16(2, 3, 4), bf16(3, 4, 5))
 
 
 def test_experts_of_different_sizes() -> None:
-    found = products.grouped_matmul([3, 0, 5], n=7, k=11, dtype="bf16")
+    found = formulas.grouped_matmul([3, 0, 5], n=7, k=11, dtype="bf16")
     assert found.flops == 2 * 8 * 7 * 11
     assert found.moved_bytes == 2 * (8 * 11 + 3 * 11 * 7 + 8 * 7)
 
@@ -144,7 +139,7 @@ def test_convolutions_are_counted_as_torch_counts_them(
 
 def test_a_backward_of_groups_is_twice_its_forward() -> None:
     x, w, dy = bf16(2, 6, 9, 9), bf16(4, 3, 3, 3), bf16(2, 4, 5, 5)
-    forward = convolutions.convolution(x, w, (5, 5))
+    forward = formulas.convolution(x, w, (5, 5))
     assert forward.flops == 2 * 2 * 4 * 25 * 3 * 9
     assert forward.moved_bytes == 2 * (2 * 6 * 81 + 4 * 27 + 2 * 4 * 25)
     for mask, times in (
@@ -153,7 +148,7 @@ def test_a_backward_of_groups_is_twice_its_forward() -> None:
         ((False, True, True), 1),
         ((False, False, True), 0),
     ):
-        found = convolutions.convolution_backward(dy, x, w, mask=mask)
+        found = formulas.convolution_backward(dy, x, w, mask=mask)
         assert found.flops == times * forward.flops
         assert found.beside == (200 if mask[2] else 0)
 
@@ -166,12 +161,12 @@ def test_sizes_of_results_are_those_of_torch(size: int, window: int, step: int, 
     x = torch.empty(1, 1, size, size, device="meta")
     w = torch.empty(1, 1, window, window, device="meta")
     y = F.conv2d(x, w, stride=step, padding=pad)
-    assert convolutions.convolved((size,) * 2, (window,) * 2, (step,), (pad,), (1,)) == y.shape[2:]
+    assert formulas.convolved((size,) * 2, (window,) * 2, (step,), (pad,), (1,)) == y.shape[2:]
     z = F.conv_transpose2d(x, w, stride=step, padding=pad)
-    found = convolutions.transposed_sizes((size,) * 2, (window,) * 2, (step,), (pad,), (1,), (0,))
+    found = formulas.transposed_sizes((size,) * 2, (window,) * 2, (step,), (pad,), (1,), (0,))
     assert found == z.shape[2:]
     same = F.conv2d(x, w, padding="same") if window % 2 else x
-    assert convolutions.convolved((size,) * 2, (window,) * 2, (1,), "same", (1,)) == same.shape[2:]
+    assert formulas.convolved((size,) * 2, (window,) * 2, (1,), "same", (1,)) == same.shape[2:]
 
 
 # Attention
@@ -216,7 +211,7 @@ def test_fused_attention_of_torch_is_priced_by_its_recorded_arguments(causal: bo
 def test_pairs_that_a_causal_mask_lets_through(queries: int, keys: int) -> None:
     for causal, offset in ((UPPER_LEFT, 0), (LOWER_RIGHT, keys - queries)):
         expected = sum(min(max(i + 1 + offset, 0), keys) for i in range(queries))
-        assert attention.seen_pairs(queries, keys, causal) == expected
+        assert formulas.seen_pairs(queries, keys, causal) == expected
 
 
 def test_grouped_queries_read_the_keys_of_their_group() -> None:
@@ -237,15 +232,16 @@ def test_unknown_causality_is_said_not_chosen() -> None:
 
 
 def test_element_wise_operations_broadcast_and_read_expanded_tensors_once() -> None:
-    found = vector.elementwise([bf16(4, 1, 8), bf16(3, 8)])
+    found = formulas.elementwise([bf16(4, 1, 8), bf16(3, 8)])
     assert (found.flops, found.moved_bytes) == (96, 2 * (32 + 24 + 96))
-    compared = vector.elementwise([bf16(4, 8), bf16(4, 8)], out="bool")
+    compared = formulas.elementwise([bf16(4, 8), bf16(4, 8)], out="bool")
     assert compared.moved_bytes == 2 * 64 + 32
     with pytest.raises(UntoldError):
-        vector.elementwise([bf16(4), bf16(3)])
+        formulas.elementwise([bf16(4), bf16(3)])
 
 
 def test_types_are_promoted_as_torch_does() -> None:
+    assert parsed("", "Scalar", None, '["15"]').scalar_type(0) == "bf16"
     pairs = [
         (torch.bfloat16, torch.float32),
         (torch.int64, torch.float16),
@@ -255,10 +251,10 @@ def test_types_are_promoted_as_torch_does() -> None:
     names = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.int64: "int64"}
     names |= {torch.float16: "fp16", torch.bool: "bool", torch.int32: "int32"}
     for one, other in pairs:
-        found = vector.result_type([Tensor((2,), names[one]), Tensor((2,), names[other])])
+        found = formulas.result_type([Tensor((2,), names[one]), Tensor((2,), names[other])])
         assert found == names[torch.promote_types(one, other)]
         # A tensor without dimensions does not widen one that has some.
-        scalar = vector.result_type([Tensor((2,), "bf16"), Tensor((), "fp64")])
+        scalar = formulas.result_type([Tensor((2,), "bf16"), Tensor((), "fp64")])
         assert scalar == "bf16"
 
 
@@ -313,18 +309,18 @@ def test_one_training_step_has_only_formulas_that_agree_with_its_tensors() -> No
 
 def test_a_fused_adam_step_of_fp32_moves_28_bytes_a_parameter() -> None:
     params = [Tensor((10, 10), "fp32"), Tensor((28,), "fp32")]
-    found = vector.optimizer("adam", params)
+    found = formulas.optimizer("adam", params)
     assert (found.flops, found.moved_bytes) == (12 * 128, 28 * 128)
-    assert vector.optimizer("sgd", params).moved_bytes == 12 * 128
-    assert vector.optimizer("momentum", params).moved_bytes == 20 * 128
+    assert formulas.optimizer("sgd", params).moved_bytes == 12 * 128
+    assert formulas.optimizer("momentum", params).moved_bytes == 20 * 128
     with pytest.raises(UntoldError, match="more than 30"):
-        vector.optimizer("adam", [])
+        formulas.optimizer("adam", [])
 
 
 def test_copies_do_not_calculate() -> None:
-    found = memory.copied(Tensor((3, 5), "fp32"), bf16(3, 5))
+    found = formulas.copied(Tensor((3, 5), "fp32"), bf16(3, 5))
     assert (found.unit, found.flops, found.moved_bytes) == ("copy", 0, 15 * 6)
-    assert memory.concatenated([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
+    assert formulas.concatenated([bf16(2, 3), bf16(4, 3)]).moved_bytes == 2 * 2 * 18
 
 
 @pytest.mark.parametrize(
@@ -339,11 +335,11 @@ def test_copies_do_not_calculate() -> None:
     ],
 )
 def test_what_each_rank_sends_at_least(kind: str, sent: int) -> None:
-    assert collectives.on_the_wire(kind, 1000, 8) == sent
-    assert collectives.on_the_wire(kind, 1000, 1) == 0
-    assert collectives.collective("all_reduce", 1024, 4, "fp32").flops == 192
+    assert formulas.on_the_wire(kind, 1000, 8) == sent
+    assert formulas.on_the_wire(kind, 1000, 1) == 0
+    assert formulas.collective("all_reduce", 1024, 4, "fp32").flops == 192
 
 
 def test_what_is_sent_by_an_unknown_collective_is_not_guessed() -> None:
     with pytest.raises(UntoldError):
-        collectives.on_the_wire("barrier", 1000, 8)
+        formulas.on_the_wire("barrier", 1000, 8)
