@@ -12,14 +12,12 @@ from hypothesis import strategies as st
 
 from tests.analysis.builders import Device
 from unified_prof.arrays import nesting, packed
-from unified_prof.arrays import nesting as nest
 from unified_prof.compare import runs
 from unified_prof.compare.device_diff import of_devices
 from unified_prof.explain.advice import device_context
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.skyline import trees
 from unified_prof.recording import calls, framework, host_calls, idle_time
-from unified_prof.recording import host_calls as host_ranges
 from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
 from unified_prof.report.formats import ReportRequest
@@ -47,9 +45,9 @@ def _small_windows(patch: pytest.MonkeyPatch, shift: int, window: int) -> None:
     patch.setattr(packed, "_SHIFT", shift)
     for module in (packed, host_calls):
         patch.setattr(module, "BLOCK", 1 << shift)
-    for module in (read_tasks, nest, framework, idle_time, calls, device_context):
+    for module in (read_tasks, nesting, framework, idle_time, calls, device_context):
         patch.setattr(module, "WINDOW", window)
-    patch.setattr(host_ranges, "_WINDOW", window)
+    patch.setattr(host_calls, "_WINDOW", window)
     patch.setattr(read_tasks, "_KEPT_ROWS", 10)
 
 
@@ -219,13 +217,13 @@ def test_a_tree_in_windows_is_the_tree(
     marked = np.array(marks[: len(order)])
     parent = nesting.around(thread, start, end)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(nest, "WINDOW", window)
+        patch.setattr(nesting, "WINDOW", window)
         columns = (packed.pack(column) for column in (thread, start, end - start))
-        tree = nest.Nest(*columns)
+        tree = nesting.Nest(*columns)
         assert tree.parent.to_array().tolist() == parent.tolist()
         nearest = tree.nearest(lambda some: marked[some.rows])
         assert nearest.to_array().tolist() == nesting.nearest_marked(parent, marked).tolist()
-        below, top = nest.Below(), []
+        below, top = nesting.Below(), []
         for some in tree.windows():
             top += below.next_window(some, marked[some.rows]).tolist()
         assert top == nesting.climb(parent, marked).tolist()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from contextlib import closing
 from dataclasses import replace
 from pathlib import Path
 from xml.etree import ElementTree
@@ -458,7 +459,6 @@ IMPOSSIBLE = (-1.0, float("inf"), 1e300, -5.0, "text", 0.0)
 def spoil(folder: Path) -> None:
     """Put values into every time of a run that no clock gives."""
     import sqlite3
-    from contextlib import closing
 
     with closing(sqlite3.connect(folder / "run_time.sqlite")) as db, db:
         for number in range(ITERATIONS):
@@ -485,7 +485,6 @@ def test_impossible_times_are_no_samples(base: Path, slower: Path, form: str) ->
 def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> None:
     zero = write_run(tmp_path / "zero", slow_line=0)
     import sqlite3
-    from contextlib import closing
 
     with closing(sqlite3.connect(zero / "run_time.sqlite")) as db, db:
         db.execute("UPDATE UPROF_ITERATIONS SET total_ms = 0")
@@ -497,7 +496,6 @@ def test_a_base_without_any_time_is_told_in_json(base: Path, tmp_path: Path) -> 
 
 def test_runs_without_a_common_operation_are_warned_of(base: Path, tmp_path: Path) -> None:
     import sqlite3
-    from contextlib import closing
 
     other = write_run(tmp_path / "other")
     with closing(sqlite3.connect(other / "run_time.sqlite")) as db, db:

@@ -14,7 +14,6 @@ from tests.prof_generator.encode import records
 from unified_prof.decoders.prof import recording as decoding
 from unified_prof.errors import OutputError, RawFormatError, UsageError
 from unified_prof.pipeline import convert, sources
-from unified_prof.pipeline import convert as conversions
 from unified_prof.pipeline.sources.base import Stages
 from unified_prof.sqlite.reader import Report
 
@@ -89,37 +88,37 @@ def test_one_bad_recording_does_not_stop_the_others(original: Path, tmp_path: Pa
         shutil.copytree(original, tmp_path / name)
     shutil.rmtree(tmp_path / "PROF_2" / "host")
     shutil.rmtree(tmp_path / "PROF_2" / "device_0")
-    outcomes = list(conversions.convert_all([tmp_path, tmp_path / "nowhere"], tmp_path / "out"))
+    outcomes = list(convert.convert_all([tmp_path, tmp_path / "nowhere"], tmp_path / "out"))
     converted = {outcome.recording.name: outcome.conversion for outcome in outcomes}
     assert converted["PROF_2"] is None
     assert converted["nowhere"] is None
     assert sorted(path.name for path in (tmp_path / "out").iterdir()) == ["PROF_1", "PROF_3"]
-    assert conversions.worst_exit_code(outcomes) == RawFormatError.exit_code
+    assert convert.worst_exit_code(outcomes) == RawFormatError.exit_code
 
 
 def test_the_exit_code_is_that_of_the_first_failure_as_asked_for() -> None:
-    late = conversions.Outcome(7, Path("b"), error=OutputError(""))
-    early = conversions.Outcome(2, Path("a"), error=RawFormatError(""))
-    assert conversions.worst_exit_code([late, early]) == RawFormatError.exit_code
+    late = convert.Outcome(7, Path("b"), error=OutputError(""))
+    early = convert.Outcome(2, Path("a"), error=RawFormatError(""))
+    assert convert.worst_exit_code([late, early]) == RawFormatError.exit_code
 
 
 def test_output_is_a_file_only_for_one_recording(original: Path, tmp_path: Path) -> None:
-    (one,) = conversions.convert_all([original], tmp_path / "one.db")
+    (one,) = convert.convert_all([original], tmp_path / "one.db")
     assert one.conversion is not None
     assert one.conversion.database == tmp_path / "one.db"
-    (in_folder,) = conversions.convert_all([original], tmp_path / "folder")
+    (in_folder,) = convert.convert_all([original], tmp_path / "folder")
     assert in_folder.conversion is not None
     assert in_folder.conversion.database.parent == tmp_path / "folder" / original.name
     twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
     with pytest.raises(UsageError, match="several recordings"):
-        list(conversions.convert_all(twins, tmp_path / "several.db"))
+        list(convert.convert_all(twins, tmp_path / "several.db"))
     assert not (tmp_path / "several.db").exists()
 
 
 @pytest.mark.parametrize("output", ["new.db", "new", "new/deep"])
 def test_a_failure_leaves_no_folder_either(tmp_path: Path, output: str) -> None:
     (tmp_path / "PROF_1").mkdir()
-    (outcome,) = conversions.convert_all([tmp_path / "PROF_1"], tmp_path / output)
+    (outcome,) = convert.convert_all([tmp_path / "PROF_1"], tmp_path / output)
     assert outcome.error is not None
     assert [path.name for path in tmp_path.iterdir()] == ["PROF_1"]
 
@@ -127,12 +126,12 @@ def test_a_failure_leaves_no_folder_either(tmp_path: Path, output: str) -> None:
 def test_converted_recordings_are_skipped(original: Path, tmp_path: Path) -> None:
     for rank in ("rank0", "rank1"):
         shutil.copytree(original, tmp_path / "in" / rank / original.name)
-    first = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out"))
+    first = list(convert.convert_all([tmp_path / "in"], tmp_path / "out"))
     places = {outcome.conversion.database for outcome in first if outcome.conversion}
     lost, kept = sorted(places)
     written = kept.read_bytes(), kept.stat().st_mtime_ns
     lost.unlink()
-    again = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out"))
+    again = list(convert.convert_all([tmp_path / "in"], tmp_path / "out"))
     assert {outcome.existing for outcome in again} == {None, kept}
     assert (kept.read_bytes(), kept.stat().st_mtime_ns) == written
     names = sorted(
@@ -151,7 +150,7 @@ def test_an_outdated_report_is_an_error_without_force(
     original: Path, tmp_path: Path, why: str
 ) -> None:
     twins = [shutil.copytree(original, tmp_path / "in" / name) for name in ("PROF_1", "PROF_2")]
-    list(conversions.convert_all(twins, tmp_path / "out"))
+    list(convert.convert_all(twins, tmp_path / "out"))
     (made,) = (tmp_path / "out" / "PROF_1").glob("msprof_*.db")
     schema = "documented"
     if why == "schema":
@@ -165,12 +164,12 @@ def test_an_outdated_report_is_an_error_without_force(
     else:
         os.truncate(made, made.stat().st_size // 2)
     before = made.read_bytes()
-    outcomes = conversions.convert_all(twins, tmp_path / "out", schema=schema)
+    outcomes = convert.convert_all(twins, tmp_path / "out", schema=schema)
     (refused, *_) = sorted(outcomes, key=lambda outcome: outcome.number)
     assert isinstance(refused.error, OutputError)
     assert "--force" in str(refused.error.hint)
     assert made.read_bytes() == before
-    forced = list(conversions.convert_all(twins, tmp_path / "out", schema=schema, force=True))
+    forced = list(convert.convert_all(twins, tmp_path / "out", schema=schema, force=True))
     assert all(outcome.conversion for outcome in forced)
     assert len(list((tmp_path / "out").rglob("msprof_*.db"))) == 2, "replaced, not added"
 
@@ -180,7 +179,7 @@ def test_recordings_of_several_kinds_at_once(original: Path, tmp_path: Path) -> 
     shutil.copytree(original, tmp_path / "in" / "node0" / original.name)
     (tmp_path / "in" / "node1").mkdir()
     write(tmp_path / "in" / "node1" / "run.pt.trace.json", [operation("aten::mm", 1, 2)])
-    outcomes = list(conversions.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
+    outcomes = list(convert.convert_all([tmp_path / "in"], tmp_path / "out", jobs=2))
     assert {o.conversion.kind for o in outcomes if o.conversion} == {"prof", "kineto"}
     assert (tmp_path / "out" / "run.db").is_file()
 
@@ -197,9 +196,7 @@ def test_columns_that_an_older_schema_lacks_are_counted(recording: Path, tmp_pat
 def test_recordings_can_be_converted_at_a_time(original: Path, tmp_path: Path) -> None:
     twins = [shutil.copytree(original, tmp_path / name) for name in ("PROF_1", "PROF_2")]
     (tmp_path / "PROF_3" / "host").mkdir(parents=True)
-    outcomes = sorted(
-        conversions.convert_all([tmp_path], jobs=2), key=lambda outcome: outcome.number
-    )
+    outcomes = sorted(convert.convert_all([tmp_path], jobs=2), key=lambda outcome: outcome.number)
     assert [outcome.conversion is not None for outcome in outcomes] == [True, True, False]
     assert outcomes[2].error is not None
     assert outcomes[2].error.hint, "errors come whole from other processes"

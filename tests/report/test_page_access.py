@@ -23,7 +23,6 @@ from unified_prof.explain.api import open_reports
 from unified_prof.report import cluster_page
 from unified_prof.report import device_documents as device_page
 from unified_prof.report import html_page as html
-from unified_prof.report import html_page as opener
 from unified_prof.report.formats import ClusterRequest, DeviceRequest, ReportRequest
 
 in_a_browser = [pytest.mark.slow, browser.needed]
@@ -95,7 +94,7 @@ def perfetto(folder: Path) -> Path:
     """The page that hands a trace to Perfetto; there is none beside it."""
     page = folder / "page.html"
     page.write_text(
-        opener.perfetto_opener_page("run.db", "run.perfetto-trace", 12_345), encoding="utf-8"
+        html.perfetto_opener_page("run.db", "run.perfetto-trace", 12_345), encoding="utf-8"
     )
     return page
 
