@@ -222,7 +222,6 @@ def test_undecodable_data_is_listed(recording: Path) -> None:
 
 
 def test_cpu_time_counts_for_the_innermost_stage(monkeypatch: pytest.MonkeyPatch) -> None:
-    # A moment for the start and for each change of stage.
     moments = iter([10.0, 11.0, 13.0, 16.0, 20.0, 25.0, 31.0])
     monkeypatch.setattr(time, "process_time", lambda: next(moments))
     begun: list[str] = []

@@ -114,6 +114,13 @@ def test_the_devices_are_named_and_no_verdict_is_given(both: DeviceDifference) -
     assert not both.same_devices
 
 
+def test_matrix_products_are_limited_by_the_peak_of_their_type(tmp_path: Path) -> None:
+    base = recording(tmp_path / "a.db", model="NVIDIA H200")
+    new = recording(tmp_path / "b.db", model="NVIDIA A100-SXM4-80GB")
+    peaks = compared(base, new).allowed["matmul"]
+    assert (peaks.base.name, peaks.base.rate, peaks.new.rate) == ("bf16", 989e12, 312e12)
+
+
 def test_other_numbers_of_steps_are_compared_by_step(tmp_path: Path) -> None:
     found = compared(recording(tmp_path / "a.db", steps=2), recording(tmp_path / "b.db", steps=7))
     assert (found.base.steps, found.new.steps) == (2, 7)

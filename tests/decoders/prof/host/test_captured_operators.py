@@ -31,9 +31,10 @@ def variable_record(task: int, tensors: list[list[int]], *, longer_by: int = 0) 
     return head + body + struct.pack(f"<{len(words)}I", *words) + bytes(longer_by)
 
 
-@pytest.fixture
-def host(tmp_path: Path) -> Path:
-    return generate(tmp_path, Recipe(operators=0, host_only=True)).path / "host"
+@pytest.fixture(params=(4, 5, 15))
+def host(tmp_path: Path, request: pytest.FixtureRequest) -> Path:
+    recipe = Recipe(platform=request.param, operators=0, host_only=True)
+    return generate(tmp_path, recipe).path / "host"
 
 
 def read(host: Path, sink: MemorySink | None = None) -> tuple[CapturedOperators, TensorTexts]:

@@ -34,8 +34,6 @@ def test_a_port_has_one_row_per_sample(tmp_path: Path) -> None:
 
 
 MB = 1 << 20
-# Function code of such samples in the logs of the task scheduler.
-ACC_PMU = 26
 
 
 @pytest.mark.parametrize(
@@ -73,7 +71,7 @@ def test_reads_and_writes_of_an_accelerator_are_exchanged_except_on_platform_5(
 ) -> None:
     fields = {"read_bandwidth": 11, "write_bandwidth": 22, "read_ost": 33, "write_ost": 44}
     part = records(
-        "stars_acc_pmu", 1, w0=ACC_PMU, magic=STARS_MAGIC, acc_id=3, timestamp=1 << 50, **fields
+        "stars_acc_pmu", 1, w0=26, magic=STARS_MAGIC, acc_id=3, timestamp=1 << 50, **fields
     )
     device = device_with(tmp_path, "stars_soc_profile", part.tobytes(), platform)
     sink = MemorySink()
