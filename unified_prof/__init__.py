@@ -1,8 +1,8 @@
 """uprof: one profiler for PyTorch on NVIDIA CUDA, Huawei Ascend NPUs and the CPU.
 
 Public names are imported on first use, so that `import unified_prof` loads neither torch nor NumPy
-nor SQLAlchemy. The package has a pytest plugin; without PYTEST_DONT_REWRITE, pytest would warn if
-the package is imported before pytest rewrites its assertions.
+nor SQLAlchemy. PYTEST_DONT_REWRITE keeps pytest, which loads the plugin of this package, from
+warning that the package is already imported.
 """
 
 from __future__ import annotations

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 
 def main() -> None:
-    """Run the command line."""
+    """Run the command line and exit; the entry point of `uprof`."""
     try:
         from unified_prof.cli.app import main as run
         from unified_prof.cli.command import skip_exit_collection

@@ -1,28 +1,25 @@
-"""Every error uprof raises on purpose, and the exit code the shell sees.
+"""Errors that uprof raises deliberately, and the exit codes of the command line.
 
-UprofError                  1   the answer is no, or an error of no finer kind
-+- UsageError               2   wrong use: an option, a path or a value that cannot be meant
-+- DeviceUnavailableError   4   no such device, driver or toolkit here
-+- CaptureError             5   the profiler ran and failed, or the workload broke its rules
-|  +- MeasuringError        5   the workload ended well, only measuring it failed
-+- RawFormatError           6   a raw file is not what its version says
-+- StoreError               7   a report cannot be read or written as a database
-|  +- SchemaVersionError    8   readable, but at a version that is not accepted
+UprofError                  1   negative result (regression, failed check), or another error
++- UsageError               2   invalid option, path or argument
++- DeviceUnavailableError   4   device, driver or toolkit missing
++- CaptureError             5   the profiler failed, or the workload cannot be measured
+|  +- MeasuringError        5   the workload succeeded, but measuring it failed
++- RawFormatError           6   a recording does not match its format
++- StoreError               7   a report is missing or not a valid database
+|  +- SchemaVersionError    8   the schema revision is not supported
 +- OutputError              9   the output cannot be written (exists, read-only, disk full)
-+- EngineError             10   who was to do the work cannot be had, or was lost before the end
++- EngineError             10   Dask scheduler or workers unavailable or lost
 
-A gate that cannot tell      3   not an error: too few samples, or they scatter too much
-Any other exception           70   a bug: one line on stderr, its traceback in a file
+Inconclusive gate            3   not an error: too few samples, or too much variance
+Any other exception         70   a bug: one line on stderr, traceback in a file
 
-70 is EX_SOFTWARE of sysexits.h; CI can tell it from a gate that says no. As shells have it, 130 is
-Ctrl-C, 141 a reader of stdout that left, 143 SIGTERM and 129 SIGHUP.
+70 is EX_SOFTWARE of sysexits.h. Signals follow shell conventions: 130 Ctrl-C, 141 closed stdout,
+143 SIGTERM, 129 SIGHUP. `uprof run` returns the workload's exit code if it is not 0.
 
-`uprof run` returns the workload's own exit code whenever that is not 0.
-
-Beside its class every error has a *slug*, the name of its cause: `[uprof:no-report]` at the end of
-the message, `slug` in JSON. The slug is given where the error is raised and stays what it is from
-version to version, whatever becomes of the words; `docs/troubleshooting.md` has an entry for each,
-with the cause and what to do. An error of somebody else's that gives none has its class's.
+Every error has a slug that names its cause. It appears as `[uprof:no-report]` at the end of the
+message and as `slug` in JSON, and does not change between versions. `docs/troubleshooting.md` has
+an entry per slug with cause and fix. Errors raised without a slug have the slug of their class.
 """
 
 from __future__ import annotations
@@ -35,12 +32,12 @@ BUG_EXIT_CODE = 70
 
 
 class UprofError(Exception):
-    """Base class: `str(err)` is the one-line message, `hint` says what to do next.
+    """Base class of uprof's errors; `str(err)` is a one-line message.
 
     Attributes:
-        exit_code: What the shell sees.
-        slug: The name of the cause, for people to look up and for programs to tell errors apart.
-        hint: What to do next, where there is more to say than the message does.
+        exit_code: Exit code of the command line.
+        slug: Stable name of the cause; see `docs/troubleshooting.md`.
+        hint: What to do next, or None.
     """
 
     exit_code = 1
@@ -54,73 +51,73 @@ class UprofError(Exception):
         self.__notes__ = [tag(self.slug)]  # shown below a traceback (Python 3.11 and newer)
 
     @property
-    def told(self) -> str:
-        """The message as people are shown it: with the slug that they can look up."""
+    def tagged_message(self) -> str:
+        """The message followed by the slug, as the command line prints it."""
         return f"{self} {tag(self.slug)}"
 
 
 def tag(slug: str) -> str:
-    """Return how a message shows a slug."""
+    """Return a slug as messages show it: `[uprof:SLUG]`."""
     return f"[uprof:{slug}]"
 
 
 class UsageError(UprofError):
-    """The command or call cannot be meant as it was written."""
+    """Invalid option, path or argument."""
 
     exit_code = 2
     slug = "usage"
 
 
 class DeviceUnavailableError(UprofError):
-    """A device, driver or toolkit that the request needs is not here."""
+    """A required device, driver or toolkit is missing."""
 
     exit_code = 4
     slug = "device-unavailable"
 
 
 class CaptureError(UprofError):
-    """A profiler ran and failed, or the workload did not do what it must."""
+    """The profiler failed, or the workload cannot be measured."""
 
     exit_code = 5
     slug = "capture"
 
 
 class MeasuringError(CaptureError):
-    """The workload ended well; only measuring it failed."""
+    """The workload succeeded, but measuring it failed."""
 
     slug = "measuring"
 
 
 class RawFormatError(UprofError):
-    """A raw recording is not what its kind and version promise."""
+    """A recording does not match its format or version."""
 
     exit_code = 6
     slug = "raw-format"
 
 
 class StoreError(UprofError):
-    """A report cannot be used as the database it should be."""
+    """A report is missing, damaged or not a valid database."""
 
     exit_code = 7
     slug = "store"
 
 
 class SchemaVersionError(StoreError):
-    """A report is readable, but at a schema version that is not accepted."""
+    """A report is readable, but its schema revision is not supported."""
 
     exit_code = 8
     slug = "schema-version"
 
 
 class OutputError(UprofError):
-    """An output cannot be written: it exists, its place is read-only, the disk is full."""
+    """An output cannot be written: it exists, is read-only, or the disk is full."""
 
     exit_code = 9
     slug = "output"
 
 
 class EngineError(UprofError):
-    """A scheduler, its workers or the package for them cannot be had, or were lost midway."""
+    """The Dask scheduler or its workers are unavailable or were lost, or Dask is not installed."""
 
     exit_code = 10
     slug = "engine"

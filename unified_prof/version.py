@@ -1,3 +1,3 @@
-"""The version of uprof, in a module that imports nothing."""
+"""Version of uprof; imports nothing."""
 
 VERSION = "0.1.0"

@@ -67,11 +67,11 @@ def spec() -> RunSpec:
 )
 def test_what_are_no_sizes(sizes: str | None, memory: str | None) -> None:
     with pytest.raises(UsageError):
-        batch_sizes.BatchSizes.of(sizes, memory, spec())
+        batch_sizes.BatchSizes.parse(sizes, memory, spec())
 
 
 def test_sizes_are_run_in_rising_order_once_each() -> None:
-    wanted = batch_sizes.BatchSizes.of("32, 8,8", "2GiB", spec())
+    wanted = batch_sizes.BatchSizes.parse("32, 8,8", "2GiB", spec())
     assert [one.batch_size for one in wanted.specs] == [8, 32]
     assert wanted.memory_bytes == 2 << 30
 

@@ -91,7 +91,7 @@ def test_the_site_lists_the_messages_of_each() -> None:
 
 def test_a_message_ends_with_the_name_and_a_traceback_has_it() -> None:
     error = errors.StoreError("no", hint="do", slug="no-report")
-    assert (str(error), error.told) == ("no", "no [uprof:no-report]")
+    assert (str(error), error.tagged_message) == ("no", "no [uprof:no-report]")
     assert "[uprof:no-report]" in "".join(traceback.format_exception(error))
     copy = pickle.loads(pickle.dumps(error))
     assert (str(copy), copy.hint, copy.slug) == ("no", "do", "no-report")
@@ -101,5 +101,5 @@ def test_an_error_without_a_name_has_its_class_s() -> None:
     class Own(errors.OutputError):
         pass
 
-    assert Own("no").told == "no [uprof:output]"
+    assert Own("no").tagged_message == "no [uprof:output]"
     assert len({one.slug for one in CLASSES}) == len(CLASSES)

@@ -275,7 +275,7 @@ def test_a_call_beats_a_marker_and_a_marker_beats_options(
         (["--uprof-max-regress", "5"], "*--uprof-max-regress 5 without a percent sign*"),
         (["--uprof-runs", "0"], "*--uprof-runs is 0, expected a number of at least 1*"),
         (["--uprof-metric", "speed"], "*speed*"),
-        (["--uprof-save", "a:b"], "*'a:b': names of baselines must not contain ':'*"),
+        (["--uprof-save", "a:b"], "*'a:b': the name of a test baseline must not contain ':'*"),
         (["--uprof-save="], "*--uprof-save takes the name of a baseline*"),
         (["--uprof-compare", "."], "*--uprof-compare '.' looks like a path*"),
         (["--uprof-compare", "feature/x"], "*'feature/x' looks like a path*--uprof-compare=NAME*"),

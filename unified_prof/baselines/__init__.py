@@ -1,1 +1,1 @@
-"""Runs kept under a name, to compare later ones with: rows, documents, schema, the whole job."""
+"""Baselines: named, versioned runs to compare later runs with."""

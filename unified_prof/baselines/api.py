@@ -1,8 +1,8 @@
-"""Saves runs as baselines and loads them.
+"""Save runs as baselines and load them.
 
-A run is stored as zlib-compressed MessagePack with a version and the fields of `Run` by name. Input
-is bounded (bytes here, entries by the types of `compare.comparable`), because a store may be
-shared and damaged or hostile data must not exhaust memory.
+A run is stored as zlib-compressed MessagePack with a version and the fields of `Run` by name. The
+size of input is limited, because a store may be shared and damaged or hostile data must not exhaust
+memory.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ class _Document(msgspec.Struct, forbid_unknown_fields=True):
 
 
 def dump(run: Run) -> bytes:
-    """Return `run` as bytes that `load` takes.
+    """Encode a run as bytes for `load`.
 
     Raises:
         UsageError: The run is larger than `load` accepts.
@@ -57,7 +57,7 @@ def load(data: bytes, *, where: str) -> Run:
 
     Args:
         data: The bytes.
-        where: Name of their origin for messages.
+        where: Origin of the data, for messages.
 
     Raises:
         StoreError: The data are damaged, too large, or of an unknown version.
@@ -94,7 +94,7 @@ def _unpacked(data: bytes) -> bytes:
 def _plain(value: object) -> Any:
     if isinstance(value, np.ndarray):
         return value.shape, np.ascontiguousarray(value, "<f8").tobytes()
-    raise NotImplementedError(f"a run holds {type(value).__name__}")
+    raise NotImplementedError(f"cannot encode a value of type {type(value).__name__}")
 
 
 def _array(_: type, value: Any) -> Any:
@@ -136,8 +136,8 @@ class _Document1(msgspec.Struct, forbid_unknown_fields=True):
 def _of_version_1(old: _Document1) -> Run:
     """Return the run of a document of version 1.
 
-    Its totals of host runs exclude waiting. Forward and backward times include it, so they are
-    dropped.
+    Totals of host runs exclude time waiting for a processor, but forward and backward times
+    include it, so they are dropped.
     """
     totals = {metric: np.frombuffer(data, "<f8") for metric, data in old.totals.items()}
     waited = {}
@@ -279,7 +279,7 @@ def versions(name: str, store: str | None, last: int) -> list[tuple[Entry, Run]]
 
 @contextmanager
 def opened(store: str | None, *, create: bool = False) -> Iterator[BaselineStore]:
-    """Yield the store; by default that of the current directory."""
+    """Yield the open store; by default the one in the current directory."""
     baselines = open_store(store or DEFAULT_STORE, create=create)
     try:
         yield baselines

@@ -1,4 +1,4 @@
-"""Run-to-run variation of unchanged workloads on this machine, measured once and used by gates.
+"""Run-to-run variation of unchanged workloads, measured by `gate --self-test`, used by gates.
 
 Stored in `$XDG_STATE_HOME/uprof/noise.json` (`~/.local/state`), one entry per host, device and
 workload. The file may be deleted at any time.
@@ -25,7 +25,7 @@ _MAX_BYTES = 1 << 20
 
 
 class Entry(msgspec.Struct, frozen=True):
-    """Variation of one workload on one device."""
+    """Run-to-run variation of one workload on one device."""
 
     host: str
     device: str
@@ -61,7 +61,7 @@ def path() -> Path:
 
 
 def learn(run: Run) -> Noise:
-    """Return the run-to-run variation of a workload; the noisiest of its times counts.
+    """Return the run-to-run variation of a workload, that of its noisiest time.
 
     Args:
         run: Several runs, pooled.

@@ -56,15 +56,13 @@ class Baseline(BaselineBase):
     id: Mapped[int] = mapped_column(
         primary_key=True,
         autoincrement=True,
-        doc="rises with every save, in the order of their start",
+        doc="increases with every save, in the order in which saves started",
     )
     name: Mapped[str] = mapped_column(String(200), doc="name given by the user")
     version: Mapped[int] = mapped_column(doc="counted from 1 per name; never reused")
-    saved_at: Mapped[datetime] = mapped_column(
-        DateTime(timezone=True), doc="when it was saved, UTC"
-    )
+    saved_at: Mapped[datetime] = mapped_column(DateTime(timezone=True), doc="time of saving, UTC")
     label: Mapped[str] = mapped_column(Text, doc="report files of the run")
-    uprof_version: Mapped[str] = mapped_column(String(50), doc="version that saved it")
+    uprof_version: Mapped[str] = mapped_column(String(50), doc="version of uprof that saved it")
     device: Mapped[str | None] = mapped_column(Text, doc="device of the run, if known")
     commit: Mapped[str | None] = mapped_column(
         "git_commit", String(64), doc="commit of the profiled project, if known"
@@ -82,7 +80,7 @@ MAX_NAME = 200
 WRITE = "uprof_write"
 
 _BUSY_SECONDS = 30
-# Attempts to save if other writers take the version number first.
+# Maximum attempts to save if other writers take the version number first.
 _ATTEMPTS = 20
 # First of the two numbers of a PostgreSQL advisory lock; arbitrary, to avoid collisions.
 _LOCK_SPACE = 0x7570726F
@@ -405,11 +403,11 @@ def _current(connection: Connection) -> str | None:
 def _refuse(
     connection: Connection, place: str, current: str | None, config: Config, *, create: bool
 ) -> None:
-    """Raise an error for another database, a missing store, or a store of a newer uprof."""
+    """Raise an error if this is another database, not a store, or written by a newer uprof."""
     if current is None:
         if inspect(connection).get_table_names() and connection.dialect.name == "sqlite":
             raise StoreError(
-                f"{place} is not a baseline store but another database", slug="not-a-store"
+                f"{place} is another database, not a baseline store", slug="not-a-store"
             )
         if not create:
             raise StoreError(

@@ -99,7 +99,7 @@ class ChangeOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReadingOptions:
-    """What is read, and where the result goes."""
+    """Options of input and output."""
 
     output: OutputFile = None
     rank: OneRank = None

@@ -98,7 +98,7 @@ def _click_error_code(error: click.ClickException) -> int:
         return error.exit_code
     context = getattr(error, "ctx", None)
     hint = None if context is None else f"see `{context.command_path} --help`"
-    # In our form: lower case at the start, no full stop.
+    # uprof's style: lower case at the start, no full stop.
     message = message[:1].lower() + message[1:].strip().removesuffix(".")
     put_error(UprofError(message, hint=hint, slug="wrong-command-line"))
     return error.exit_code
@@ -106,7 +106,7 @@ def _click_error_code(error: click.ClickException) -> int:
 
 def _folder_exists() -> bool:
     try:
-        os.getcwd()  # noqa: PTH109 (the question is whether it can be asked)
+        os.getcwd()  # noqa: PTH109 (checks that the directory still exists)
     except OSError:
         return False
     return True
@@ -180,7 +180,7 @@ _FORMER = {
 # Commands that run the user's program in this process.
 _RUN_PROGRAMS = frozenset({"run", "time", "memory"})
 
-# Commands of other tools -> ours.
+# Commands of other tools -> commands of uprof.
 _SIMILAR = {"profile": "run", "record": "run", "stat": "report", "show": "report", "open": "view"}
 
 

@@ -28,7 +28,7 @@ class BatchSizes:
     memory_bytes: int | None
 
     @classmethod
-    def of(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> BatchSizes:
+    def parse(cls, sizes: str | None, memory: str | None, spec: RunSpec) -> BatchSizes:
         """Parse `8,16,32` and `24GiB`.
 
         Raises:
@@ -107,7 +107,7 @@ def _series(wanted: BatchSizes, run_one: Callable[[RunSpec], int]) -> tuple[list
             measured.append(Measured(spec.batch_size, None, None, why))
             return measured, exit_code
         measured.append(_measure_size(spec))
-        gc.collect()  # the model of one size is not to stand in the memory of the next
+        gc.collect()  # free the model of one size before the next size runs
     return measured, 0
 
 

@@ -70,11 +70,11 @@ class RoleOption(str, Enum):
 
 @contextmanager
 def open_run(location: str, *, with_partials: bool = False) -> Iterator[Overview]:
-    """Open a cluster run; of a URL, its summary is copied for as long as the run is open.
+    """Open a cluster run; the summary of a URL is copied to a temporary file while it is open.
 
     Args:
         location: Its directory, its summary file, or the URL of either.
-        with_partials: Whether the partials of a URL are needed, too.
+        with_partials: If True, the partials of a URL are copied too.
 
     Raises:
         StoreError: The run is missing or damaged.

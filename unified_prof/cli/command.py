@@ -1,4 +1,4 @@
-"""Foundations of every command: declared options, help screens, process tuning.
+"""Basis of all commands: declaration of options, help screens, process tuning.
 
 A command is a function whose parameters are annotated with `option(...)` or `argument(...)`. A
 parameter whose type is a dataclass stands for the fields of that dataclass. Types determine how
@@ -7,9 +7,9 @@ values are read: `bool` is a flag, `list` is repeatable, an Enum is a choice.
 Every option can also be set by a variable named after it (`UPROF_GATE_FORMAT` for `uprof gate
 --format`). Help has sections, and examples come before exit codes.
 
-Process tuning: imports create some 100,000 objects that all live on, and Python's garbage collector
-visits them 120 times: a tenth of a small command's CPU time. NumPy's BLAS starts a thread per
-processor that nothing here uses. Both are restored before a user's program runs.
+Process tuning: imports create about 100,000 objects that are never freed, and Python's garbage
+collector visits them 120 times, which is a tenth of a small command's CPU time. NumPy's BLAS starts
+a thread per processor that uprof does not use. Both are restored before a user's program runs.
 """
 
 from __future__ import annotations
@@ -224,9 +224,9 @@ def make_command(
         name: Name of the command.
         cls: Class of the command.
         replaced_by: New spelling, if `name` is a former one: the command is hidden and prints it.
-        tables: Options that are passed as one dict, by the name of its parameter. The dict has the
-            options that were given.
-        settings: As of `click.Command`.
+        tables: Parameter -> options that are passed to it as one dict; it has the options that were
+            given.
+        settings: Other arguments of `click.Command`.
     """
     params: list[click.Parameter] = []
     groups: dict[str, Any] = {}
@@ -452,7 +452,7 @@ class Command(_HelpFormatting, click.Command):
             ctx: Context of this command.
             name: The unknown option.
             args: Arguments of this command.
-            cutoff: Minimum similarity of names, as of `difflib.get_close_matches`.
+            cutoff: Minimum similarity of names; see `difflib.get_close_matches`.
         """
         known = [one for param in self.params for one in param.opts if one.startswith("--")]
         near = [f"-{one}" for one in args if f"-{one}" in known]  # -by for --by
@@ -475,7 +475,7 @@ class Command(_HelpFormatting, click.Command):
 
 
 class Group(_HelpFormatting, click.Group):
-    """A group of commands, in the order in which they were added."""
+    """Group of commands; help lists them in the order of registration."""
 
     def __init__(self, name: str | None = None, **settings: Any) -> None:
         super().__init__(name, **{"no_args_is_help": True, **settings})
@@ -560,7 +560,7 @@ _is_only_uprof = False
 def reduced_garbage_collection() -> Iterator[None]:
     """Collect garbage rarely within the block, or until `restore_garbage_collection` is called."""
     global _default_thresholds, _is_only_uprof
-    if _default_thresholds is None and gc.get_threshold()[0]:  # 0: collection is disabled
+    if _default_thresholds is None and gc.get_threshold()[0]:  # 0: collection is off
         _default_thresholds, _is_only_uprof = gc.get_threshold(), True
         gc.set_threshold(_GC_THRESHOLD, *_default_thresholds[1:])
     try:
@@ -592,14 +592,14 @@ def skip_exit_collection() -> None:
 def keep_memory() -> None:
     """Let the GNU C library keep freed memory until the process ends.
 
-    By default it returns freed megabytes to the kernel, which clears every page when they are
-    allocated again: a twentieth of a conversion's time. Peak memory does not change.
+    By default it returns freed memory to the kernel, which clears every page on the next
+    allocation: 5 % of a conversion's time. Peak memory does not change.
     """
     import ctypes
 
     try:
         mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):  # another C library, or none of that name
+    except (OSError, AttributeError, TypeError):  # another C library
         return
     mallopt(_MMAP_THRESHOLD, _LARGEST_KEPT)
     mallopt(_TRIM_THRESHOLD, _MOST_KEPT)

@@ -21,8 +21,8 @@ _REPOSITORY = (".git", ".hg", ".svn", ".jj")
 
 
 # Options that a project's pyproject.toml may set. The file may come with a cloned repository, so it
-# cannot choose what is written, run, attached to or connected to: such options, and new ones until
-# they are listed here, are taken from the command line and UPROF_* variables only.
+# must not decide what uprof writes, runs, attaches to or connects to. Options that are not listed
+# are accepted on the command line and in UPROF_* variables only.
 PROJECT_SETTINGS = frozenset(
     """
     ai-core aic-freq aic-metrics aic-mode aicpu all ascendcl backend base baseline base-with

@@ -1,4 +1,4 @@
-"""Command `uprof convert`: databases from recordings; file contents decide what an argument is."""
+"""Command `uprof convert`: write databases from recordings, identified by file contents."""
 
 from __future__ import annotations
 
@@ -123,7 +123,7 @@ def _print_written(outcome: Outcome, *, quiet: bool) -> None:
 
 
 def _combined_record(outcomes: Sequence[Outcome]) -> str:
-    """Return the outcomes of several recordings in one line."""
+    """Return the outcomes of several recordings as one document."""
     counts = {
         "converted": sum(one.conversion is not None for one in outcomes),
         "already converted": sum(one.existing is not None for one in outcomes),

@@ -255,7 +255,7 @@ def _for_each_file(
     quiet: bool = False,
     code: Callable[[Result], int] = lambda _: 0,
 ) -> None:
-    """Process every file, continue after failures, and exit with the first failure's code."""
+    """Process every file, continue after failures, and exit with the code of the first failure."""
     results: list[dict[str, Any]] = []
     codes: list[int] = []
     for path in files:
@@ -277,7 +277,7 @@ def _for_each_file(
 
 
 def _status_line(text: str) -> None:
-    """Print one line with control characters made harmless."""
+    """Print one line with control characters escaped."""
     put(printable(text) + "\n")
 
 

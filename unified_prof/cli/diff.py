@@ -1,4 +1,4 @@
-"""Command `uprof diff`: what changed between two runs."""
+"""Command `uprof diff`: compare two runs operation by operation."""
 
 from __future__ import annotations
 
@@ -136,9 +136,9 @@ def diff(
 
     Operations of tracked workloads are matched by module path, source line, name and order, so
     inserted and removed operations do not shift the others. Device recordings (msprof databases of
-    any vendor) are compared from the step downwards: its parts, classes of kernels, operations by
-    name and shape, kernels. For several recordings per side, such as a directory of ranks, figures
-    are the mean over devices.
+    any vendor) are compared at several levels: step, parts of the step, classes of kernels,
+    operations by name and shape, kernels. For several recordings per side, such as a directory of
+    ranks, figures are the mean over devices.
     """
     from unified_prof.report.formats import DEVICE_FORMATS, DEVICE_SUFFIXES
 
@@ -253,12 +253,12 @@ class _SideReader:
 
 @dataclass(frozen=True, slots=True)
 class _Comparison:
-    """A comparison and its presentation: data for JSON, a document, or other text."""
+    """A comparison and its output: data for JSON, a document, or text in another format."""
 
     fields: Callable[[], dict[str, Any]]
     document: Document
     warnings: Sequence[str]
-    # Text in a format that a document has not, such as CSV; None otherwise.
+    # Text in a format that documents do not support, such as CSV; None otherwise.
     produce: Callable[[], str] | None = None
 
     def text(self, how: _Shown) -> str:

@@ -29,14 +29,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     "advise": (
         ("uprof advise RUN", "list findings by cost"),
         ("uprof advise --convert trace.json.gz --json", "read another profiler's trace"),
-        ("uprof advise RUN --what-if", "find what is worth optimizing"),
+        ("uprof advise RUN --what-if", "find what to optimize first"),
         ("uprof advise RUN --faster aten::mm=2", "make matmuls twice as fast"),
-        ("uprof advise RUN --without communication", "nothing to wait for"),
+        ("uprof advise RUN --without communication", "without communication"),
     ),
     "view": (
-        ("uprof view RUN", "the page, in the browser"),
-        ("uprof view RUN --perfetto", "the timeline, in ui.perfetto.dev"),
-        ("uprof view RUN --no-open --port 8123", "on a machine that you reach by SSH"),
+        ("uprof view RUN", "page in the browser"),
+        ("uprof view RUN --perfetto", "timeline in ui.perfetto.dev"),
+        ("uprof view RUN --no-open --port 8123", "on a remote machine (SSH)"),
     ),
     "export": (
         ("uprof export RUN -o run.perfetto-trace", "timeline; .json for Chrome"),
@@ -44,14 +44,14 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof export RUN -o tables/ --layout parquet", "a file per table"),
         ("uprof export PROF_000001_2026 -o files/", "op_summary and others"),
     ),
-    "cluster": (("uprof cluster report run.cluster", "stragglers and what they cost"),),
+    "cluster": (("uprof cluster report run.cluster", "stragglers and their cost"),),
     "cluster build": (
         ("uprof cluster build ranks/ -o run.cluster", "a directory of all ranks"),
         ("uprof cluster build ranks/ --dask local:8", "Dask on this machine"),
         ("uprof cluster build s3://job --scheduler dask.json", "elsewhere"),
     ),
     "cluster report": (
-        ("uprof cluster report run.cluster", "stragglers and what they cost"),
+        ("uprof cluster report run.cluster", "stragglers and their cost"),
         ("uprof cluster report run.cluster --rank 137", "one rank"),
         ("uprof cluster report run.cluster -o run.html", "write a self-contained HTML page"),
     ),
@@ -65,7 +65,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof gate base new --max-regress 5%", "fail when 5 % slower"),
         ("uprof gate --baseline main new", "against a saved run"),
         ("uprof gate base/ new/ --until-sure train.py", "run both in turn"),
-        ("uprof gate --self-test train.py", "smallest change that is detected"),
+        ("uprof gate --self-test train.py", "smallest detectable change"),
         ("uprof gate base new --metric peak-memory", "by peak memory"),
     ),
     "baseline": (("uprof baseline save main RUN", "then: uprof gate --baseline main NEW"),),
@@ -74,7 +74,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
         ("uprof baseline show", "newest version of each"),
         ("uprof baseline show main", "all versions of main"),
         ("uprof baseline show main --history", "chart with changes marked"),
-        ("uprof baseline show main -o h.html", "the chart as a page"),
+        ("uprof baseline show main -o h.html", "chart as an HTML page"),
     ),
     "db": (("uprof db info run.db", "identify a file"),),
     "db info": (
@@ -83,7 +83,7 @@ EXAMPLES: dict[str, tuple[tuple[str, str], ...]] = {
     ),
     "db check": (("uprof db check run.db", "exits with 1 if a check fails"),),
     "db upgrade": (
-        ("uprof db upgrade run.db", "to the newest revision"),
+        ("uprof db upgrade run.db", "newest revision"),
         ("uprof db upgrade run.db --schema documented -o new.db", "keep run.db"),
     ),
     "db create": (("uprof db create empty.db --schema latest", "tables without rows"),),

@@ -40,7 +40,7 @@ class StackOptions:
         MeasureOption | None,
         option(
             metavar="NAME",
-            help=f"Stacks: measure that weighs them: {', '.join(MEASURES)}.",
+            help=f"Stacks: weight of the frames: {', '.join(MEASURES)}.",
             show_default="all; collapsed: the first available",
         ),
     ] = None
@@ -121,7 +121,7 @@ def export(
     """Export a report: timelines, flame graphs, pprof, Parquet, or the text files of msprof."""
     if layout is None:
         _refuse_report_formats(path, output)
-    chosen = layouts.chosen(output, layout and layout.value)
+    chosen = layouts.select_layout(output, layout and layout.value)
     if chosen.makes == "timeline":
         trace.write_timeline(
             path,
@@ -161,7 +161,7 @@ def export(
 
     quiet = usual.quiet
     enabled = sys.stderr.isatty() and not quiet
-    # The conversion on the way produces more rows than a report shows.
+    # The conversion must keep rows that a report does not show.
     convert = usual.convert and not job.is_converted_first(path)
     ready = report_input.reports_of(path, convert=convert, quiet=quiet, several=False)
     with printing.with_convert_hint(path), printing.progress_line(enabled=enabled) as progress:

@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class Rounds:
-    """Options of the runs that the gate makes itself."""
+    """Options of --until-sure and --self-test."""
 
     until_sure: Annotated[
         str | None,
@@ -85,7 +85,7 @@ class Rounds:
     ] = None
 
     def check(self, *, reports: int, baseline: bool) -> None:
-        """Refuse options that contradict one another.
+        """Check that options do not contradict one another.
 
         Args:
             reports: Number of files or directories given.
@@ -137,7 +137,7 @@ class Rounds:
         noise: Noise | None,
         quiet: bool,
     ) -> tuple[Verdicts, Pairs]:
-        """Measure several workloads like `judged`; see `rounds.until_all_sure`."""
+        """Measure several workloads as `judged` does; see `rounds.until_all_sure`."""
         from unified_prof.pipeline import rounds
 
         with output.progress_line(enabled=streams.is_terminal() and not quiet) as progress:
@@ -211,7 +211,7 @@ class Rounds:
                 slug="wrong-command",
             )
         here = sys.executable
-        # Not resolved: an interpreter finds its environment by the path that it is started by.
+        # Not resolved: an interpreter finds its environment by the path it is started with.
         pythons = [
             str(one.absolute()) if one else here for one in (self.base_python, self.new_python)
         ]
@@ -257,7 +257,7 @@ def gate(
     analysis.check_metrics(allowed.metrics)
     source = context.get_parameter_source("store")
     if sides.baseline is None and source is not None and source.name == "COMMANDLINE":
-        # As a setting of the project or machine, it applies only when it is needed.
+        # If it is set for a project or machine, it applies only where it is needed.
         raise UsageError("--store requires --baseline", slug="option-without-effect")
     sides.check()
     rounds.check(reports=len(sides.files or []), baseline=sides.baseline is not None)
@@ -292,7 +292,7 @@ def gate(
                 printing.print_message(f"uprof: warning: {f'{name}: ' if name else ''}{doubt}")
     if file is not None:
         printing.write(file, text(shape, to_file=True), force=force)
-    elif not (quiet and shape is FormatOption.TEXT):  # then the exit code says it
+    elif not (quiet and shape is FormatOption.TEXT):  # the exit code reports it
         printing.put(text(shape), for_people=shape is FormatOption.TEXT)
     append_summary(lambda: text(FormatOption.MARKDOWN))
     raise click.exceptions.Exit(exit_code)
@@ -313,7 +313,12 @@ def _gate_one(
     if rounds.until_sure is not None:
         base_folder, new_folder = sides.files or []
         return rounds.judged(
-            base_folder, new_folder, allowed.metrics, limits, noise=allowed.told(), quiet=quiet
+            base_folder,
+            new_folder,
+            allowed.metrics,
+            limits,
+            noise=allowed.given_noise(),
+            quiet=quiet,
         )
     base, new = sides.load(quiet=quiet, output=output)
     noise = workloads.noise(allowed.noise, new)
@@ -339,7 +344,9 @@ def _gate_several(
     if rounds.until_sure is None or len(rounds.commands()) < 2:
         return None
     base, new = sides.files or []
-    return rounds.judged_each(base, new, allowed.metrics, limits, noise=allowed.told(), quiet=quiet)
+    return rounds.judged_each(
+        base, new, allowed.metrics, limits, noise=allowed.given_noise(), quiet=quiet
+    )
 
 
 def _print_learned_noise(

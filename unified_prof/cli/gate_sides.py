@@ -1,4 +1,4 @@
-"""What the gate compares and accepts: reports, baselines, limits; and output of verdicts."""
+"""Inputs and limits of `uprof gate`, and output of verdicts."""
 
 from __future__ import annotations
 
@@ -43,10 +43,10 @@ class Sides:
     convert: Convert = False
 
     def check(self) -> None:
-        """Refuse reports that are given in two ways.
+        """Check that reports are given in one way only.
 
         Raises:
-            UsageError: They are.
+            UsageError: --workload is combined with BASE, NEW, --base, --new or --baseline.
         """
         others = self.files or self.more_base or self.more_new or self.baseline
         if self.workload and others:
@@ -69,7 +69,7 @@ class Sides:
             output: File that will be written.
 
         Raises:
-            UsageError: The arguments are not two sides.
+            UsageError: The arguments do not select a baseline and a candidate.
             RawFormatError: A recording cannot be converted.
             StoreError: A report or a baseline cannot be read.
         """
@@ -136,8 +136,8 @@ class Allowed:
         """Return the metrics to judge."""
         return self.metric or ["total"]
 
-    def told(self) -> NoiseOfRuns | None:
-        """Return the run-to-run variation given by --noise."""
+    def given_noise(self) -> NoiseOfRuns | None:
+        """Return the run-to-run variation given by --noise, or None."""
         return None if self.noise is None else parse_noise(self.noise)
 
     def limits(self) -> Limits:

@@ -1,4 +1,4 @@
-"""Output of commands: text for terminals, data for programs, choice of the format, hints."""
+"""Output of commands: text, JSON, files, choice of the format, hints."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ WIPE = "\r\x1b[K"
 
 
 def terminal(stream: TextIO | None = None) -> tuple[int | None, bool]:
-    """Return the width of the terminal, or None if there is none, and whether to use color.
+    """Return the width of the terminal (None if there is none), and True if it shows colors.
 
     Args:
         stream: Stream to inspect; stdout by default.
@@ -61,7 +61,7 @@ def print_message(text: str) -> None:
 
 def put_error(error: UprofError) -> None:
     """Print an error and its hint to stderr."""
-    print_message(f"uprof: error: {error.told}")
+    print_message(f"uprof: error: {error.tagged_message}")
     if error.hint:
         print_message(f"uprof: hint: {error.hint}")
 
@@ -84,7 +84,7 @@ class _Progress:
 
 @contextmanager
 def progress_line(*, enabled: bool) -> Iterator[Callable[[str], None]]:
-    """Yield a function that shows a message in one terminal line, erased at the end."""
+    """Yield a function that shows progress in one terminal line, which is erased at the end."""
     if not enabled:
         yield lambda _: None
         return
@@ -164,7 +164,7 @@ class Context(Protocol):
 
 
 def output_file(output: Path | None) -> Path | None:
-    """Return the file of -o, or None if the result goes to stdout (no -o, or `-o -`)."""
+    """Return the file given by -o, or None for stdout (no -o, or `-o -`)."""
     return None if output == STDOUT else output
 
 

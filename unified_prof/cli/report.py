@@ -173,8 +173,8 @@ def report(
         if not quiet:
             printing.print_message(f"{file}: {shape.name}, {file.stat().st_size:,} bytes")
     if rank is None and not quiet:
-        report_input.say_hints(path, made)
+        report_input.print_hints(path, made)
     if made.missing:
-        if not (to_terminal and shape.for_people):  # the terminal has it above the figures
+        if not (to_terminal and shape.for_people):  # on a terminal it is printed above the figures
             printing.put_error(StoreError(made.missing, slug="ranks-missing"))
         raise click.exceptions.Exit(StoreError.exit_code)

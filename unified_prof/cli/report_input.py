@@ -50,7 +50,7 @@ class Side:
         """Load the run.
 
         Raises:
-            UprofError: As `compare.runs.load`.
+            UprofError: Same as `compare.runs.load`.
         """
         from unified_prof.compare import runs
 
@@ -90,7 +90,7 @@ def reports_of(
 
     Raises:
         OutputError: The output is one of the recordings.
-        UprofError: As `pipeline.cache.reports_of`.
+        UprofError: Same as `pipeline.cache.reports_of`.
     """
     if not convert:
         return ReportInput(path)
@@ -123,10 +123,10 @@ def _refuse_recording(output: Path | None, recordings: Iterable[Path]) -> None:
 def side_of(
     paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | None = None
 ) -> Side:
-    """Return one side of a comparison under the names that the user gave.
+    """Return one side of a comparison, labelled with the paths that the user gave.
 
     Raises:
-        UprofError: As `reports_of`; also if a path is a cluster summary.
+        UprofError: Same as `reports_of`; also if a path is a cluster summary.
     """
     from unified_prof.cluster.rank_partial import is_run_directory
 
@@ -150,7 +150,7 @@ def run_of(paths: Sequence[Path], *, convert: bool, quiet: bool, output: Path | 
     """Load a run from reports or recordings.
 
     Raises:
-        UprofError: As `compare.runs.load` and `side_of`.
+        UprofError: Same as `compare.runs.load` and `side_of`.
     """
     return side_of(paths, convert=convert, quiet=quiet, output=output).run()
 
@@ -162,7 +162,7 @@ class RenderedReport:
     content: str | bytes
     # Description of what could not be read; empty if everything was read.
     missing: str
-    # True if it shows the multi-rank run only, without reports of single ranks.
+    # True if it shows only the multi-rank run, without reports of single ranks.
     has_ranks_alone: bool
 
 
@@ -190,7 +190,7 @@ def render_reports(
         output: File that will be written.
 
     Raises:
-        UprofError: As the command `report`.
+        UprofError: Same as the command `report`.
     """
     with ExitStack() as stack:
         overview = None
@@ -217,7 +217,7 @@ def render_reports(
         )
 
 
-def say_hints(path: Path, made: RenderedReport) -> None:
+def print_hints(path: Path, made: RenderedReport) -> None:
     """Print hints: other views of the run, and results of killed runs."""
     if made.has_ranks_alone:
         printing.print_message("uprof: hint: use --rank N to show the report of one rank")

@@ -65,7 +65,7 @@ def open_ranks(path: Path, *, quiet: bool, needed: bool = False) -> Iterator[Ove
         except UprofError as err:
             why = err
             summary = None
-    if summary is None:  # two recordings of one rank, or of none: reports beside each other
+    if summary is None:  # two recordings of one rank, or none with a rank: not a run
         if isinstance(why, UsageError):
             text = f"{path} is not a multi-rank run: {why}"
             if needed:
@@ -97,7 +97,7 @@ def rank_report(overview: Overview | None, path: Path, rank: int) -> Path:
 
 
 def recording_of(overview: Overview, rank: RankRecord) -> Path:
-    """Return the path of a rank's recording: as given, or beside the run.
+    """Return the path of a rank's recording: as recorded, or next to the run.
 
     Raises:
         StoreError: The recording is missing.
@@ -183,7 +183,7 @@ def _databases(path: Path) -> list[str]:
 
 
 def _is_of_one_process(path: Path) -> bool:
-    """Return True if file names show that one process wrote the directory: the common case."""
+    """Return True if the file names show that one process wrote the directory (the usual case)."""
     others = 0
     with os.scandir(path) as entries:
         for entry in entries:

@@ -51,7 +51,7 @@ class RunEnd:
         quiet: Print errors only.
         json: Print the result to stdout as one JSON line instead of text.
         top: Rows of the table of operations.
-        renamed: Text -> replacement in messages, for files that are moved afterwards.
+        renamed: Text -> replacement in messages, for files that are moved later.
     """
 
     def __init__(
@@ -63,10 +63,10 @@ class RunEnd:
         self._top = top
 
     def written(self, files: Mapping[str, tuple[Path, ...]]) -> None:
-        """Announce that the reports are written while the workload continues."""
+        """Print that the reports are written; the workload continues."""
         if folders := sorted({str(path.parent) for paths in files.values() for path in paths}):
             where = printable(", ".join(folders))
-            start = WIPE if streams.is_terminal() else ""  # of the line that shows progress
+            start = WIPE if streams.is_terminal() else ""  # erase the progress line
             line = f"uprof: measurement complete, reports in {where} (the script is still running)"
             self._say(start + line)
 
@@ -109,7 +109,7 @@ class RunEnd:
 
 
 def _next_command(files: Mapping[str, tuple[Path, ...]]) -> str:
-    """Return the command that shows most about a run with these reports."""
+    """Return the most useful command for a run with these reports."""
     if TIMELINE in files:
         return "uprof advise"
     return "uprof report --by line" if RUN_TIME in files else "uprof report"
@@ -142,7 +142,7 @@ def _line_of_rank(result: RunResult) -> str:
 
 
 def register(app: Group) -> None:
-    """Register the command, and Skyline's spelling of it."""
+    """Register the command, and the former commands `time` and `memory`."""
     for name, function in (("time", time), ("memory", memory)):
         app.command(
             name,
@@ -245,7 +245,7 @@ def run(
     if batch_sizes is not None or memory is not None:
         from unified_prof.cli import batch_sizes as several
 
-        wanted = several.BatchSizes.of(batch_sizes, memory, spec)
+        wanted = several.BatchSizes.parse(batch_sizes, memory, spec)
         raise click.exceptions.Exit(
             several.run(
                 wanted,
@@ -272,7 +272,7 @@ def measured_into(
     """Run a script for one report in `folder`, shown as `target`; return the exit code.
 
     Raises:
-        UprofError: As `uprof run`.
+        UprofError: Same as `uprof run`.
     """
     say = _suppress_messages if quiet else streams.tell
     chosen = _backend(backend, say, dry_run=False)
@@ -319,7 +319,7 @@ def _run(
                 ranks=ranks,
                 on_written=shown.written,
             )
-    finally:  # also where a signal that came while the reports were written ends us now
+    finally:  # also if a signal that arrived while the reports were written ends the process now
         if result is not None:
             shown.ended(result)
     return result.exit_code

@@ -1,4 +1,4 @@
-"""Options of `uprof run`, and the `RunSpec` made from them.
+"""Options of `uprof run`, and the `RunSpec` that they describe.
 
 An option about measuring is a field here and in `base.run_spec.RunSpec`; `WhatToMeasure.spec`
 connects them. Options of the NPU backend are rows of `backends.msprof_options`. Ranks that are not
@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 
 SECTION = "Ascend NPU (--backend npu)"
-_FIRST_GROUP = "What to record and how to store it"
+_FIRST_GROUP = "Recording and storage"
 
 
 def npu_options() -> list[Option]:
@@ -86,12 +86,12 @@ _GENERAL: dict[str, dict[str, Any]] = {
     "npu_chip": {
         "metavar": "NAME",
         "help": f"Chip: {', '.join(chip.name for chip in CHIPS)}; {UNKNOWN}: do not detect the "
-        "chip, leave out what msprof rejects.",
+        "chip, and leave out options that msprof rejects.",
         "show_default": "detected by msprof and npu-smi",
     },
     "exporter": {
         "metavar": "uprof|native",
-        "help": "Who builds the database; msprof exports what uprof cannot decode.",
+        "help": "Exporter that builds the database; msprof handles what uprof cannot decode.",
         "show_default": "uprof",
     },
     "schema": {
@@ -166,7 +166,7 @@ def is_measured(rank: Rank, chosen: RankSelection) -> bool:
     if not chosen.selected_from(world_size):
         there = "one rank, 0" if world_size == 1 else f"{world_size} ranks, 0 to {world_size - 1}"
         raise UsageError(
-            f"--ranks selects no rank of this run: it has {there}", slug="no-such-rank"
+            f"--ranks selects no rank of this run, which has {there}", slug="no-such-rank"
         )
     return (rank.number or 0) in chosen
 
@@ -206,7 +206,7 @@ def _python() -> list[str]:
 
 
 class Scope(str, Enum):
-    """Which operations a report keeps."""
+    """Which operations are kept in a report."""
 
     MODULE = asked.MODULE
     PROJECT = asked.PROJECT
@@ -229,10 +229,10 @@ class WorkloadOptions:
     ] = None
 
     def workload(self, *, attach: bool) -> Workload:
-        """Return the workload to run, or nothing if a running process is recorded.
+        """Return the workload to run, or an empty one if --pid records a running process.
 
         Raises:
-            UsageError: No workload is given, or one besides --pid.
+            UsageError: No workload is given, or both a workload and --pid.
         """
         command = self.command or []
         if attach:
@@ -432,7 +432,7 @@ class WorkloadCommand(Command):
     def option_hint(
         self, ctx: click.Context, name: str, args: Sequence[str], *, cutoff: float = 0.8
     ) -> str:
-        """Return a hint about an unknown option, which is probably one of the script."""
+        """Return a hint about an unknown option, which is probably an option of the script."""
         hint = super().option_hint(ctx, name, args, cutoff=cutoff)
         return hint or "options of the script go after its name: uprof run SCRIPT --OPTION"
 

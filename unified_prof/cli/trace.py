@@ -87,7 +87,7 @@ def write_timeline(
     """Write a timeline and print what was written.
 
     Raises:
-        UprofError: As `write_ranks` and `write_reports`.
+        UprofError: Same as `write_ranks` and `write_reports`.
     """
     from unified_prof.report.figures import coverage_fields
     from unified_prof.sqlite.atomic import refuse_existing
@@ -101,7 +101,12 @@ def write_timeline(
                 slug="contradicting-options",
             )
         traced = write_ranks(
-            path, output, RankSelection.of(ranks, step), convert=convert, force=force, quiet=quiet
+            path,
+            output,
+            RankSelection.parse(ranks, step),
+            convert=convert,
+            force=force,
+            quiet=quiet,
         )
         if as_json:
             printing.put_json(
@@ -139,7 +144,7 @@ class RankSelection:
     step: int | None
 
     @classmethod
-    def of(cls, ranks: str | None, step: int | None) -> RankSelection:
+    def parse(cls, ranks: str | None, step: int | None) -> RankSelection:
         """Parse `0,8-11`.
 
         Raises:
@@ -241,7 +246,7 @@ def write_ranks(
     """Write the timelines of ranks of a run.
 
     Raises:
-        UprofError: As `timelines`, or the file cannot be written.
+        UprofError: Same as `timelines`, or the file cannot be written.
     """
     with timelines(path, wanted, convert=convert, quiet=quiet, output=output) as found:
         written = _write(output, found.named, None, force=force)

@@ -111,7 +111,7 @@ def _page(
         quiet=quiet,
     )
     if rank is None and not quiet:
-        report_input.say_hints(path, made)
+        report_input.print_hints(path, made)
     assert isinstance(made.content, str)
     return [Item("", _HTML, made.content.encode())], made.missing
 
@@ -119,7 +119,7 @@ def _page(
 def _timeline(
     path: Path, folder: Path, rank: int | None, *, convert: bool, quiet: bool
 ) -> tuple[list[Item], str]:
-    """Return the page that opens a timeline in Perfetto, the timeline, and what it lacks."""
+    """Return the page that opens Perfetto, the timeline, and a note about missing data."""
     from unified_prof.base.loopback import Item
     from unified_prof.cli import trace
     from unified_prof.cluster.rank_partial import is_run_directory

@@ -67,7 +67,7 @@ def parse_workloads(texts: Sequence[str]) -> WorkloadPairs:
 
 
 def _two_paths(text: str, whole: str) -> tuple[Path, Path]:
-    """Split at the colon that gives two existing paths; file names may contain colons."""
+    """Split at the colon that yields two existing paths; file names may contain colons."""
     ways = [
         (Path(text[:at]), Path(text[at + 1 :]))
         for at, letter in enumerate(text)
@@ -87,7 +87,7 @@ def load(given: WorkloadPairs, *, convert: bool, quiet: bool, output: Path | Non
     """Return the runs of each workload.
 
     Raises:
-        UprofError: As `convert.run_of`.
+        UprofError: Same as `convert.run_of`.
     """
     pairs = {}
     for name, (base, new) in given.items():

@@ -1,1 +1,1 @@
-"""Reports written again as the files that other tools' readers expect."""
+"""Export of reports as files for other tools."""

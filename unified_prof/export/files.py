@@ -1,4 +1,4 @@
-"""Layouts of `uprof export`, and the files of one export.
+"""Layouts of `uprof export`, and atomic writing of the exported files.
 
 Files are written under temporary names and renamed together at the end; existing files are replaced
 only with `force`. A layout of stacks has a writer in `export.stacks` and a row in LAYOUTS.
@@ -29,7 +29,7 @@ class Written:
     """A file of an export."""
 
     name: str
-    # Rows of a table without its header, events of a timeline.
+    # Number of rows of a table without its header, or of events of a timeline.
     entries: int
 
 
@@ -105,13 +105,13 @@ class OutputFiles(Block):
     def tables(
         self, names: Sequence[str], header: str, blocks: Iterable[Sequence[str]], *, rows_each: int
     ) -> None:
-        """Write the lines of a table, ready-made but for their ends, into files one after another.
+        """Write the rows of a table to one or more files.
 
         Args:
             names: Names of the files; the last one gets the remaining rows.
-            header: First line of each.
-            blocks: The lines, some thousand at a time.
-            rows_each: How many rows the others take.
+            header: First line of each file.
+            blocks: Rows without line ends, in blocks of any size.
+            rows_each: Number of rows of each file except the last one.
         """
         rest = _Lines(blocks)
         for name in names:
@@ -143,14 +143,14 @@ class Text:
 
 
 class _Lines:
-    """Lines that come in blocks of any length, to be taken in portions of another."""
+    """Reads a stream of blocks of lines in portions of another size."""
 
     def __init__(self, blocks: Iterable[Sequence[str]]) -> None:
         self._blocks = iter(blocks)
         self._left: Sequence[str] = ()
 
     def take(self, count: int | None) -> Iterator[Sequence[str]]:
-        """Yield the next `count` lines, None: all that are left."""
+        """Yield the next `count` lines in blocks; all remaining lines if `count` is None."""
         while count is None or count > 0:
             block = self._left or next((one for one in self._blocks if len(one)), ())
             if not block:
@@ -213,12 +213,12 @@ DEFAULT = LAYOUTS[0]
 NAMES = tuple(one.name for one in LAYOUTS)
 
 
-def named(name: str) -> Layout:
+def layout_named(name: str) -> Layout:
     """Return the layout called `name`."""
     return next(one for one in LAYOUTS if one.name == name)
 
 
-def chosen(output: Path, asked: str | None) -> Layout:
+def select_layout(output: Path, asked: str | None) -> Layout:
     """Return the requested layout, or the one that the extension of the output selects.
 
     Raises:
@@ -229,7 +229,7 @@ def chosen(output: Path, asked: str | None) -> Layout:
     of_ending = max(matches, key=lambda match: match[0])[1] if matches else None
     if asked is None:
         return of_ending or DEFAULT
-    layout = named(asked)
+    layout = layout_named(asked)
     if of_ending not in (None, layout) and layout not in [one for _, one in matches]:
         assert of_ending is not None
         raise UsageError(

@@ -36,7 +36,7 @@ def write_collapsed(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
 
 
 def _name(frame: Frame) -> str:
-    """Return a frame's name without what ends a frame or a line."""
+    """Return a frame's name without semicolons and line ends, which are separators."""
     text = frame.name
     if frame.what == "function":
         text = f"{text} ({posixpath.basename(frame.file or '')}:{frame.line})"
@@ -48,7 +48,7 @@ Written = tuple[str, str | None, int | None]
 
 
 def as_written(frame: Frame) -> Written:
-    """Return what a file keeps of a frame."""
+    """Return the part of a frame that is written: name, file and line."""
     return frame.name, frame.file, frame.line
 
 
@@ -56,7 +56,7 @@ _SCHEMA = "https://www.speedscope.app/file-format-schema.json"
 
 
 def write_speedscope(path: Path, parts: Sequence[tuple[str, Stacks]]) -> None:
-    """Write each part as a profile that its title names."""
+    """Write each part as a profile with its title as name."""
     numbers: dict[Written, int] = {}
     profiles = []
     for title, stacks in parts:

@@ -1,7 +1,7 @@
-"""Tables of a report as Parquet or Arrow files: typed columns, some thousand rows at a time.
+"""Export of a report's tables to Parquet or Arrow files.
 
-Columns of string or enum ids are written as texts. With `ids` they keep the numbers of the
-database, and the dictionary tables are written too.
+Ids of strings and enums are replaced by their texts. With `ids` they stay numbers, and the
+dictionary tables are written too. Tables are read and written in batches.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _STRINGS = "STRING_IDS"
 
 @dataclass(frozen=True, slots=True)
 class LeftOut:
-    """Values that the type of their column cannot hold, or ids without a text: they are null."""
+    """Values that were written as null: of another type than their column, or ids without text."""
 
     table: str
     column: str
@@ -43,7 +43,7 @@ class LeftOut:
 
 @dataclass(slots=True)
 class Exported:
-    """Files of an export of tables, and values that were written as null."""
+    """Result of an export of tables: files, and values that were written as null."""
 
     files: list[Written] = field(default_factory=list)
     left_out: list[LeftOut] = field(default_factory=list)
@@ -98,7 +98,7 @@ def write(
                 for part in chain([] if first is None else [first], parts):
                     writer.write(part)
                     file.entries += part.num_rows
-            source.count_what_is_lost()
+            source.count_nulls()
         exported.files = list(files.written)
     if not exported.files:
         raise UsageError(f"{report.path} has no table with rows", slug="nothing-to-export")
@@ -110,7 +110,7 @@ def _is_dictionary(table: str) -> bool:
 
 
 class _Table:
-    """One table: its columns, their types, and its rows in parts."""
+    """Reader of one table as typed record batches."""
 
     def __init__(
         self, report: Report, table: str, texts: _Texts, exported: Exported, *, ids: bool
@@ -119,14 +119,14 @@ class _Table:
         refers = {} if ids else _references(report).get(table, {})
         self._refers = {name: to for name, to in refers.items() if to in report.tables}
         self._types = {name: _type(declared) for name, declared in _declared(report, table)}
-        # Times that are declared as text.
+        # Columns of times that are declared as text.
         self._in_digits = {one for one in _times(table) if self._types.get(one) == "text"}
         for name in self._in_digits:
             self._types[name] = "integer"
         self._missing: set[str] = set()
 
     def schema(self, pyarrow: Any) -> Any:
-        """Return names and types of the file's columns."""
+        """Return the Arrow schema of the table."""
         types = {
             "integer": pyarrow.int64(),
             "real": pyarrow.float64(),
@@ -141,7 +141,7 @@ class _Table:
         )
 
     def parts(self, pyarrow: Any) -> Iterator[Any]:
-        """Yield the rows as record batches, none of no rows."""
+        """Yield the rows as record batches; nothing if the table is empty."""
         schema = self.schema(pyarrow)
         for columns in self._columns():
             arrays = [
@@ -150,8 +150,8 @@ class _Table:
             ]
             yield pyarrow.record_batch(arrays, schema=schema)
 
-    def count_what_is_lost(self) -> None:
-        """Record the values that their column type cannot hold."""
+    def count_nulls(self) -> None:
+        """Count the values that their column type cannot hold."""
         allowed = {"integer": ("integer",), "real": ("integer", "real")}
         for name in sorted(self._missing):
             kinds = ", ".join(f"'{one}'" for one in allowed[self._types[name]])
@@ -161,10 +161,10 @@ class _Table:
                 f" WHERE {quoted(name)} IS NOT NULL AND typeof({value}) NOT IN ({kinds})"
             )
             if count:
-                self._lose(name, count, "no number in a column of numbers")
+                self._lose(name, count, "not a number, in a column of numbers")
 
     def _lose(self, column: str, count: int, why: str) -> None:
-        """Record values that are written as null, merged by cause."""
+        """Count values that are written as null, by column and reason."""
         lost = self._exported.left_out
         for number, one in enumerate(lost):
             if (one.table, one.column, one.why) == (self.table, column, why):
@@ -173,7 +173,7 @@ class _Table:
         lost.append(LeftOut(self.table, column, count, why))
 
     def _columns(self) -> Iterator[dict[str, NDArray[Any]]]:
-        """Yield columns of so many rows as a row group has, or a little more."""
+        """Yield the columns in batches of about ROWS rows."""
         if set(self._types.values()) == {"integer"}:
             wanted = {name: self._expression(name) for name in self._types}
             yield from _rebatch(self._report.pieces(self.table, wanted))
@@ -189,7 +189,7 @@ class _Table:
 
     def _array(self, pyarrow: Any, name: str, values: NDArray[Any], kind: Any) -> Any:
         if name in self._refers:
-            texts, number, unknown = self._texts.of(self._refers[name], values)
+            texts, number, unknown = self._texts.lookup(self._refers[name], values)
             if unknown:
                 self._lose(name, unknown, f"ids without a row in {self._refers[name]}")
             return pyarrow.array(texts, kind).take(pyarrow.array(number))
@@ -227,7 +227,7 @@ def _fits(value: float) -> bool:
 
 
 def _as(declared: str, value: Any) -> Any:
-    """Return a value of a column of texts or bytes as one."""
+    """Convert a value to text or bytes, as the column declares."""
     if value is None:
         return None
     if declared == "blob":
@@ -276,8 +276,10 @@ class _Texts:
         self._report = report
         self._known: dict[tuple[str, int], str | None] = {}
 
-    def of(self, table: str, ids: NDArray[Any]) -> tuple[list[str | None], NDArray[np.intp], int]:
-        """Return the distinct texts, the number of each id's, and how many ids have none."""
+    def lookup(
+        self, table: str, ids: NDArray[Any]
+    ) -> tuple[list[str | None], NDArray[np.intp], int]:
+        """Return the distinct texts, the index of each id's text, and the number of unknown ids."""
         absent = _absent(ids)
         data: NDArray[Any] = np.ma.getdata(ids)
         if data.dtype != np.int64:
@@ -308,7 +310,7 @@ class _Texts:
 
 
 def _declared(report: Report, table: str) -> list[tuple[str, str]]:
-    """Return name and declared type of a table's columns in its newest shape."""
+    """Return name and declared type of a table's columns in the newest revision."""
     declared = {
         str(name): str(kind or "")
         for _, name, kind, *_ in report.rows(f"PRAGMA main.table_info({quoted(table)})")
@@ -324,7 +326,7 @@ def _declared(report: Report, table: str) -> list[tuple[str, str]]:
 
 
 def _type(declared: str) -> str:
-    """Return what a declared type says of the values, as SQLite's rules of affinity go."""
+    """Return the type of values that a declared column type means, by SQLite's affinity rules."""
     text = declared.upper()
     if "INT" in text:
         return "integer"
@@ -336,7 +338,7 @@ def _type(declared: str) -> str:
 
 
 def _references(report: Report) -> dict[str, dict[str, str]]:
-    """Return the columns that hold ids of texts: table -> column -> table of the texts."""
+    """Return the columns that hold ids of texts: table -> column -> dictionary table."""
     if report.family != catalogue.MSPROF:
         return {}
     revision = report.revision or catalogue.resolve(catalogue.MSPROF, "latest")
@@ -349,5 +351,5 @@ def _references(report: Report) -> dict[str, dict[str, str]]:
 
 @cache
 def _times(table: str) -> frozenset[str]:
-    """Return the columns that hold points in time, whatever type is declared for them."""
+    """Return the columns that hold timestamps, regardless of their declared type."""
     return msprof.times(table)

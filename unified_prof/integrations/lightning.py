@@ -69,7 +69,7 @@ class UprofCallback(_Callback):  # type: ignore[misc]
         self.measurement = Measurement(output, **options)
 
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
-        """Start to measure, after the sanity check of the validation."""
+        """Start measuring, after Lightning's validation sanity check."""
         self.measurement.begin()
 
     def on_train_end(self, trainer: Any, pl_module: Any) -> None:
@@ -79,7 +79,7 @@ class UprofCallback(_Callback):  # type: ignore[misc]
             print(self.measurement.summary())
 
     def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-        """Write the iterations measured before the failure."""
+        """Write reports of the iterations that were measured before the exception."""
         self.measurement.end(exception)
 
 
@@ -96,7 +96,7 @@ class UprofProfiler(_Profiler):  # type: ignore[misc]
         self.measurement = Measurement(output, **options)
 
     def start(self, action_name: str) -> None:
-        """Start to measure with the first training epoch."""
+        """Start measuring with the first training epoch."""
         if action_name == _EPOCH:
             self.measurement.begin()
 

@@ -1,4 +1,4 @@
-"""Profiles that one callback starts and another ends, and a handler for `on_trace_ready`."""
+"""Measurements for trainer callbacks, and a handler for `on_trace_ready`."""
 
 from __future__ import annotations
 
@@ -20,8 +20,8 @@ from unified_prof.pipeline.live import Profile, profile
 class Measurement:
     """`unified_prof.profile` for callbacks of a trainer.
 
-    Errors of the measurement never stop the training: they become warnings and `failure`. The
-    measurement ends with the program at the latest.
+    Errors of the measurement do not stop the training: they become warnings and `failure`. The
+    measurement ends when the program exits at the latest.
 
     Attributes:
         profile: The profile; None before the start.
@@ -44,11 +44,11 @@ class Measurement:
         return self._open is not None
 
     def begin(self, loop: object = None) -> None:
-        """Start to measure, unless the measurement was started before.
+        """Start measuring; does nothing if the measurement has started.
 
         Args:
-            loop: Identity of the training loop, for trainers that do not report failures: a
-                measurement that another loop left running is ended first.
+            loop: The training loop, for trainers that do not report failures: a measurement
+                that another loop left running is ended first.
         """
         if self._open is not None or self.profile is not None:
             return
@@ -105,7 +105,8 @@ class Measurement:
     def _fail(self, err: UprofError) -> None:
         self.failure = str(err)
         hint = f" ({err.hint})".replace("--force", "force=True") if err.hint else ""
-        warnings.warn(f"uprof measured nothing: {err.told}{hint}", RuntimeWarning, stacklevel=3)
+        text = f"uprof measured nothing: {err.tagged_message}{hint}"
+        warnings.warn(text, RuntimeWarning, stacklevel=3)
 
 
 def is_imported(package: str) -> bool:
@@ -146,7 +147,7 @@ def trace_handler(
         trace = _free(folder, f"rank{rank_here().number or 0}_step{profiler.step_num}")
         try:
             profiler.export_chrome_trace(str(trace))
-        except OSError as err:  # a full disk, say
+        except OSError as err:  # for example a full disk
             trace.unlink(missing_ok=True)
             _warn(f"uprof: cannot write {trace}: {err.strerror or err}")
             return
@@ -169,7 +170,7 @@ def _npu_handler(folder: Path) -> Callable[[Any], None] | None:
 
 
 def _free(folder: Path, stem: str) -> Path:
-    """Return a path for a trace such that neither trace nor database exist."""
+    """Return an unused path for a trace: neither it nor its database exists."""
     number = 1
     while True:
         name = stem if number == 1 else f"{stem}_{number}"

@@ -1,8 +1,8 @@
 """Magics `%%uprof` and `%uprof`: profile a cell or a statement and show the result.
 
 The first line of a `%%uprof` cell is replaced by a string constant, and the syntax tree of the rest
-is moved into a `with` block. Line numbers in tracebacks and reports are therefore those of the
-cell, and other magics and `await` work as usual.
+is moved into a `with` block. Therefore tracebacks and reports show the line numbers of the cell,
+and other magics and `await` work as usual.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class CellTransformer(ast.NodeTransformer):
     """Moves the statements after the marker into a `with` block that profiles them."""
 
     def visit_Module(self, node: ast.Module) -> ast.Module:
-        """Return a marked cell with its block; the cell keeps the value of its last expression."""
+        """Wrap a marked cell in the block; the cell keeps the value of its last expression."""
         options = _options_of(node)
         if options is None:
             return node
@@ -71,7 +71,7 @@ class CellTransformer(ast.NodeTransformer):
             one for one in body if isinstance(one, ast.ImportFrom) and one.module == "__future__"
         ]
         body = [one for one in body if one not in top]
-        after = _parsed(f"{_BLOCK}.take()")
+        after = _parsed(f"{_BLOCK}.pop_value()")
         if body and isinstance(last := body[-1], ast.Expr):
             target = _parsed(f"{_BLOCK}.value = None")
             assert isinstance(target, ast.Assign)
@@ -118,7 +118,7 @@ class _Parser(argparse.ArgumentParser):
 def parser() -> argparse.ArgumentParser:
     """Return the parser of the options."""
     made = _Parser(prog="%%uprof", add_help=False, allow_abbrev=False)
-    made.add_argument("-o", "--output", metavar="DIR", help="directory of the reports")
+    made.add_argument("-o", "--output", metavar="DIR", help="output directory of the reports")
     made.add_argument(
         "--into", default=VARIABLE, metavar="NAME", help="variable of the profile (default: prof)"
     )
@@ -178,7 +178,7 @@ class Block:
         self._running, self._profile = running, profile
 
     def _command(self) -> list[str]:
-        """Return notebook, cell and magic as the command, instead of the command of the kernel."""
+        """Return notebook, cell and magic, to be recorded instead of the kernel's command."""
         magic = "%%uprof" if self._statement is None else "%uprof"
         places = filter(None, (notebook_name(), running_cell()))
         return [*places, magic, *shlex.split(self._text), *filter(None, (self._statement,))]
@@ -209,8 +209,8 @@ class Block:
         if error is None and not self._options.quiet:
             _show(profile)
 
-    def take(self) -> object:
-        """Return the value of the last line of the body and forget it."""
+    def pop_value(self) -> object:
+        """Return the value of the last line of the body, and clear it."""
         _forget()
         value, self.value = self.value, None
         return value
@@ -243,7 +243,7 @@ def _magic_of(shell: Any) -> Any:
                 exec(compile(statement, "<uprof>", "exec"), shell.user_global_ns)
             else:
                 block.value = eval(code, shell.user_global_ns)
-        return block.take()
+        return block.pop_value()
 
     uprof.__doc__ = (
         "Measure a statement (%uprof) or a cell (%%uprof) of PyTorch, operation by operation.\n\n"
@@ -279,19 +279,19 @@ def _split(line: str) -> tuple[str, str]:
 
 
 class _Folder:
-    """Temporary directory that is deleted with the last profile that has reports in it."""
+    """Temporary directory that is deleted with the last profile that refers to it."""
 
     def __init__(self) -> None:
         self.path = Path(tempfile.mkdtemp(prefix="uprof-notebook-"))
         weakref.finalize(self, shutil.rmtree, self.path, ignore_errors=True)
 
 
-# Directory -> reports that earlier cells of this program wrote there.
+# Directory -> reports that earlier cells wrote there.
 _written: dict[Path, set[Path]] = {}
 
 
 def _place(output: str | None) -> tuple[Path, _Folder | None]:
-    """Return the directory of the reports after deleting those of an earlier cell."""
+    """Return the output directory, after deleting the reports of earlier cells in it."""
     if output is None:
         holder = _Folder()
         return holder.path, holder

@@ -37,7 +37,7 @@ class UprofCallback(TrainerCallback):  # type: ignore[misc]  # untyped where it 
         self.measurement = Measurement(output, **options)
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-        """Start to measure."""
+        """Start measuring."""
         self.measurement.begin(state)
 
     def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:

@@ -1,5 +1,5 @@
-"""The CSV and JSON deliverables of `msprof --type=text`, from an msprof database.
+"""The CSV and JSON files of `msprof --type=text`, written from an msprof database.
 
-One module a deliverable; `registry` says what that is. `recording` has the tables they share,
-`numbers` how the vendor writes times and rounds, `timeline/` the layers of the JSON files.
+`writer` lists the files, `registry` writes them and formats numbers like msprof, `recording` reads
+the tables that several files need. The `timeline*` modules write the layers of the JSON files.
 """

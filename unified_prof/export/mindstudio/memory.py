@@ -1,12 +1,8 @@
-"""npu_mem: how much memory of devices was in use, by process and in all.
+"""Memory tables of the text export.
 
-What the operators of a graph allocated and released, for memory_record and operator_memory.
-
-memory_record: how much the operators of a graph held after each allocation and release.
-
-npu_module_mem: what components of the software reserved on a device.
-
-operator_memory: one row for each allocation of an operator, and its release.
+* memory_record: memory that operators hold after each allocation and release
+* npu_module_mem: memory that software components reserve on a device
+* operator_memory: one row per allocation of an operator, with its release
 """
 
 from __future__ import annotations
@@ -44,7 +40,7 @@ class Allocations:
 
 
 def allocations(recording: Recording) -> Allocations:
-    """Return the allocations of a recording; those at impossible times are counted."""
+    """Return the allocations of a recording; rows with invalid times are dropped and counted."""
     found = whole_tables.integers(
         recording.source,
         TABLE,
@@ -60,7 +56,7 @@ def allocations(recording: Recording) -> Allocations:
 
 
 def npu(devices: Ints) -> list[str]:
-    """Return what devices are called: `NPU:0`."""
+    """Return the names of devices, for example `NPU:0`."""
     return [f"NPU:{device}" for device in devices.tolist()]
 
 
@@ -71,7 +67,7 @@ _HEADER = (
 
 
 def write_memory_record(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, in order of time."""
+    """Write memory_record, in order of time."""
     found = allocations(recording)
     delivery.table(
         "memory_record",
@@ -97,7 +93,7 @@ _UNKNOWN = "Unknown"
 
 
 def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, component by component in order of time; whole KB, cut."""
+    """Write npu_module_mem by component and time; sizes are truncated to whole KB."""
     found = whole_tables.integers(
         recording.source, _TABLE, ["moduleId", "timestampNs", "totalReserved", "deviceId"]
     )
@@ -105,7 +101,7 @@ def write_npu_module_mem(recording: Recording, delivery: Delivery) -> None:
     order = order[recording.times(_TABLE, *[found["timestampNs"][order]] * 2)]
     names = whole_tables.names(recording.source, "ENUM_MODULE")
     size = found["totalReserved"]
-    # Towards zero, and -1, which says that only releases were seen, stays.
+    # Round towards zero, but keep -1: the profiler has seen releases only.
     kilobytes = np.where(
         size == MISSING_WHOLE_TABLES, MISSING_WHOLE_TABLES, np.sign(size) * (np.abs(size) // 1024)
     )
@@ -136,7 +132,7 @@ _NEVER = -1
 
 
 def write_operator_memory(recording: Recording, delivery: Delivery) -> None:
-    """Write the table: in order of release, then what was never released, with zeros for it."""
+    """Write operator_memory in order of release; allocations that were never released come last."""
     found = allocations(recording)
     taken, released = _pairs(recording, found)
     delivery.table(
@@ -148,10 +144,10 @@ def write_operator_memory(recording: Recording, delivery: Delivery) -> None:
 
 
 def _pairs(recording: Recording, found: Allocations) -> tuple[Ints, Ints]:
-    """Return the rows of allocations, and of their releases or -1.
+    """Return the row of each allocation, and the row of its release or -1.
 
-    An allocation ends with the next release of its operator, address and device. Another one of
-    the same in between takes its place: the vendor knows nothing of the first then.
+    An allocation ends with the next release of the same operator, address and device. If another
+    allocation with this key comes first, the earlier one is dropped, as by msprof.
     """
     is_release = np.isin(found.type, recording.ids([_RELEASE]))
     held: dict[tuple[int, int, int], int] = {}
@@ -172,7 +168,7 @@ def _pairs(recording: Recording, found: Allocations) -> tuple[Ints, Ints]:
     if overwritten:
         recording.findings.add(
             "allocated_twice",
-            f"{overwritten} allocations were not released before the next of their kind",
+            f"{overwritten} allocations have no release before the next one of the same operator",
             overwritten,
         )
     pairs += [(taken, _NEVER) for taken in held.values()]
@@ -185,7 +181,7 @@ def _block(recording: Recording, found: Allocations, taken: Ints, released: Ints
     duration = np.where(was_released, found.time_ns[released] - found.time_ns[taken], 0)
     return lines(
         registry.integers(found.device[taken]),
-        [_known(name) for name in recording.cells(found.operator[taken])],
+        [_name_or_empty(name) for name in recording.cells(found.operator[taken])],
         registry.kilobytes(found.size_bytes[taken]),
         registry.tabbed(registry.microseconds(found.time_ns[taken])),
         [str(round(ns / 1000, 3)) for ns in duration.tolist()],
@@ -197,6 +193,6 @@ def _block(recording: Recording, found: Allocations, taken: Ints, released: Ints
     )
 
 
-def _known(name: str) -> str:
-    """Return a name, nothing for one that only its hash is known of."""
+def _name_or_empty(name: str) -> str:
+    """Return a name, or an empty text if only its hash was recorded."""
     return "" if name.isdecimal() else name

@@ -1,6 +1,6 @@
-"""The columns that op_summary has of the counters of AI cores.
+"""Table op_summary: one row per kernel and per collective operator, in order of time.
 
-op_summary: one row for each kernel and each collective operator, in order of time.
+`CoreMetrics` has its columns of AI core counters.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from unified_prof.recording import recording as whole_tables
 from unified_prof.sqlite.atomic import temporary_folder
 
 _TABLE = "TASK_PMU_INFO"
-# Larger matrices lie in a temporary file.
+# Larger matrices are mapped from a temporary file.
 _IN_MEMORY_BYTES = 64 << 20
 
 _CUBE = "cube_utilization(%)"
@@ -38,7 +38,7 @@ def _both(*stems: str) -> set[str]:
     return {f"{stem}_{end}" for stem in stems for end in ("ratio", "time")}
 
 
-# Counters that a kind of core lacks; the vendor computes them and leaves them out.
+# Counters that a kind of core does not have; msprof computes them but does not show them.
 _NOT_OF_CUBE_CORES = {
     *_both("vec"),
     *("ub_read_bw", "ub_write_bw", "ub_read_bw_mte", "ub_write_bw_mte"),
@@ -57,7 +57,7 @@ _HIDDEN = {f"aic_{name}" for name in _NOT_OF_CUBE_CORES} | {
     f"aiv_{name}" for name in _NOT_OF_VECTOR_CORES
 }
 
-# Metrics whose columns have an order of their own; all others stand in the order of the table.
+# Metrics with a fixed order of columns; all others follow the order of the table.
 _ORDER = (
     *("ub_read_bw", "ub_write_bw", "l1_read_bw", "l1_write_bw"),
     *("main_mem_read_bw", "main_mem_write_bw", "l2_read_bw", "l2_write_bw"),
@@ -79,11 +79,11 @@ def _core(name: str) -> str:
     return name[:4] if name.startswith(("aic_", "aiv_")) else ""
 
 
-def shown(names: Sequence[str]) -> list[str]:
+def visible_metrics(names: Sequence[str]) -> list[str]:
     """Return the metrics that have a column, in the order of the columns.
 
-    The cores' blocks follow each other as in the table. In a block, metrics of `_ORDER` take the
-    places that metrics of it have, in its order.
+    Metrics are grouped by kind of core. Within a group, the metrics of `_ORDER` are sorted by
+    `_ORDER`; the others keep their positions.
     """
     result: list[str] = []
     for core in dict.fromkeys(map(_core, names)):
@@ -98,7 +98,7 @@ def shown(names: Sequence[str]) -> list[str]:
 
 
 def title(name: str) -> str:
-    """Return what a metric's column is called: its name, and the unit where it has one."""
+    """Return the column title of a metric: its name, with the unit if it has one."""
     if name in _TITLES:
         return _TITLES[name]
     for part, unit in (("time", "(us)"), ("bw", "(GB/s)"), ("datas", "(KB)")):
@@ -108,13 +108,13 @@ def title(name: str) -> str:
 
 
 class CoreMetrics:
-    """The metrics of every task that the counters have a record of.
+    """AI core metrics of tasks.
 
-    A task that ran several times, as those of a captured graph do, has as many records.
+    A task that ran several times, for example in a captured graph, has one record per run.
 
     Args:
-        recording: Where they are.
-        scratch: A folder for what is too big for memory.
+        recording: Recording with the counters.
+        scratch: Directory for a matrix that does not fit into memory.
     """
 
     def __init__(self, recording: Recording, scratch: Path) -> None:
@@ -155,7 +155,7 @@ class CoreMetrics:
             matrix[self._first[task[fits]] + turn[fits], name[fits]] = value[fits]
         if lost:
             self._recording.findings.add(
-                "metric_without_record", f"{lost} rows of {_TABLE} belong to no record", lost
+                "metric_without_record", f"{lost} rows of {_TABLE} have no matching record", lost
             )
         return matrix
 
@@ -182,7 +182,7 @@ class CoreMetrics:
     def _columns(self) -> list[tuple[str, int]]:
         """(metric, column of the matrix), in the order in which they are shown."""
         by_name = {self._recording.text(number): at for number, at in self._metric_ids.items()}
-        return [(name, by_name[name]) for name in shown(list(by_name))]
+        return [(name, by_name[name]) for name in visible_metrics(list(by_name))]
 
     @property
     def header(self) -> list[str]:
@@ -196,7 +196,7 @@ class CoreMetrics:
 
     @cached_property
     def _derived(self) -> list[tuple[str, tuple[str, ...]]]:
-        """Columns that are computed from others: (name, what they are computed from)."""
+        """Columns that are computed from others: (name, names of the inputs)."""
         names = {name for name, _ in self._columns}
         derived = []
         bounds = [
@@ -212,7 +212,7 @@ class CoreMetrics:
         return derived
 
     def records(self, task_ids: Ints) -> Ints:
-        """Return the record of each row of a task: its k-th row has its k-th record, -1: none."""
+        """Return the record of each task, or -1; the k-th row of a task has its k-th record."""
         if self.is_empty:
             return np.full(len(task_ids), -1, np.int64)
         task = self._tasks.rows(task_ids).astype(np.int64)
@@ -223,7 +223,7 @@ class CoreMetrics:
         return np.where(has, self._first[task] + turn, -1)
 
     def cells(self, records: Ints, device: Ints, duration_ns: Ints) -> list[list[str]]:
-        """Return the cells of some rows, column by column."""
+        """Return the cells of rows, column by column."""
         if self.is_empty:
             return []
         values = self._matrix[np.maximum(records, 0)]
@@ -249,7 +249,7 @@ class CoreMetrics:
         return registry.rounded(values / _NS_PER_US if name.endswith("_time") else values)
 
     def _cube(self, inputs: list[tuple[str, ...]], device: Ints, duration_ns: Ints) -> list[str]:
-        """Return which share of all cube cores' cycles in its time a task used, in percent."""
+        """Return the cube utilization of tasks: cycles used over cycles of all cube cores, in %."""
         result = []
         durations = registry.as_doubles(duration_ns).tolist()
         for (mac, cycles), number, us in zip(inputs, device.tolist(), durations, strict=True):
@@ -259,21 +259,21 @@ class CoreMetrics:
             elif us == 0:
                 result.append("0")
             else:
-                # What is divided has been through a text of six decimals.
+                # msprof rounds the dividend to six decimals first.
                 share = float(f"{float(cycles) / per_us * 100:.6f}")
                 result.append(f"{share / us:.3f}")
         return result
 
 
 def _memory_bound(mac: str, vector: str, transfer: str) -> str:
-    """Return how much longer the transfers took than the units that computed."""
+    """Return the transfer ratio over the larger of the two compute ratios."""
     if NOT_AVAILABLE in (mac, vector, transfer) or 0.0 in (float(mac), float(vector)):
         return NOT_AVAILABLE
     return f"{float(transfer) / max(float(mac), float(vector)):.6f}"
 
 
 def turns(values: Ints) -> Ints:
-    """Return how many equal values stand before each."""
+    """Return how many equal values precede each value."""
     order = np.argsort(values, kind="stable")
     ranked = values[order]
     new = np.ones(len(ranked), np.bool_)
@@ -285,7 +285,7 @@ def turns(values: Ints) -> Ints:
 
 
 def _turns(seen: NDArray[np.int32] | None, task: Ints, name: Ints) -> Ints:
-    """Return which record of its task each value belongs to, and note that it was seen."""
+    """Return the record of its task that each value belongs to, and count it in `seen`."""
     if seen is None:
         return np.zeros(len(task), np.int64)
     key = task * seen.shape[1] + name
@@ -309,14 +309,14 @@ _TENSOR_COLUMNS = (
 _CONTEXT = "Context ID"
 
 _COLLECTIVE = "COMMUNICATION"
-# Types of tasks that are no kernels of their own: what they do belongs to other rows.
+# Types of tasks that are parts of other rows.
 _NO_KERNELS = ("WRITE_BACK", "INVALID", "HCCL_AI_CPU")
-# End of the name of a kernel that is a collective operator as a whole.
+# Suffix of kernels that run a whole collective operator.
 _COLLECTIVE_KERNEL = "AivKernel"
 
 
 def write_op_summary(recording: Recording, delivery: Delivery) -> None:
-    """Write the table; a collective has N/A where a kernel has tensors and counters."""
+    """Write op_summary; columns of tensors and counters are N/A for collectives."""
     with temporary_folder() as scratch:
         _Summary(recording, scratch).write(delivery)
 
@@ -327,7 +327,7 @@ class _Summary:
         self._collectives = recording.collectives
         tasks, kernels = recording.tasks, recording.kernels
         self._has_kernels = len(kernels) > 0 and len(tasks) > 0
-        info = kernels.of(tasks.id)
+        info = kernels.rows_of(tasks.id)
         self._task = np.flatnonzero(info >= 0)
         self._task = self._task[_is_shown(recording, info[self._task])]
         self._info = info[self._task]
@@ -339,7 +339,7 @@ class _Summary:
         device = np.concatenate([tasks.device[self._task], others.device]).astype(np.int64)
         start = np.concatenate([tasks.start_ns[self._task], others.start_ns])
         duration = np.concatenate([tasks.duration_ns[self._task], others.duration_ns])
-        # The vendor's sort leaves rows of one moment in no order; here collectives come first.
+        # msprof leaves the order of rows with equal times open; here collectives come first.
         is_kernel = np.arange(len(start)) < len(self._task)
         order = np.lexsort((is_kernel, in_order_of_text(start), ranks_of_texts(device)))
         waits = _waits(start[order], duration[order])
@@ -348,13 +348,13 @@ class _Summary:
             self._recording.leave_out(
                 "op_summary",
                 "cube_utilization(%)",
-                "how many cores a device has, and their rated frequency, is not in the database",
+                "the database does not have the number of cores and their rated frequency",
             )
         if len(order) and not self._metrics.is_empty:
             return
         if len(self._task) and not self._recording.has_contexts:
             self._recording.leave_out(
-                "op_summary", "counters of AI cores", "databases of this chip have none"
+                "op_summary", "AI core counters", "databases of this chip do not have them"
             )
 
     def _header(self) -> list[str]:
@@ -436,13 +436,13 @@ class _Summary:
         ]
         width = len(self._header())
         if len(cells) < width:
-            # The block number; without kernels it stands in the only column that is left.
+            # The block number; without kernels it is in the last column.
             cells.append(["0"] * len(rows))
         return lines(*cells, *[nothing] * (width - len(cells)))
 
 
 def _is_shown(recording: Recording, info: Ints) -> NDArray[np.bool_]:
-    """Return which kernels have a row: tasks that only carry a collective out have none."""
+    """Return which kernels have a row: all but the tasks that are parts of a collective."""
     columns = recording.kernels.columns
     types = columns["taskType"][info]
     shown = ~np.isin(types, recording.ids(_NO_KERNELS))
@@ -455,10 +455,10 @@ def _is_shown(recording: Recording, info: Ints) -> NDArray[np.bool_]:
 
 
 def _waits(start: Ints, duration: Ints) -> NDArray[np.float64]:
-    """Return for how many microseconds nothing of the row before ran when each began.
+    """Return the time between the end of the previous row and the start of each, in microseconds.
 
-    In float64 and in this order, as the vendor computes it: at today's times a microsecond has
-    two binary places left, so waits are off by up to half a microsecond, and these are compared.
+    Computed in float64 and in this order, as msprof does, so that the results are equal: at today's
+    timestamps the error is up to half a microsecond.
     """
     start_us, duration_us = registry.as_doubles(start), registry.as_doubles(duration)
     waits = np.zeros(len(start))

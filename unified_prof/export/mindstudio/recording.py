@@ -1,4 +1,4 @@
-"""Tables that several files need, each read once into columns."""
+"""Tables that several files of the text export need, each read once into columns."""
 
 from __future__ import annotations
 
@@ -26,11 +26,11 @@ from unified_prof.recording.source import Findings, Source
 # Rows that are converted to text at a time.
 BLOCK_ROWS = 32_768
 
-# Type of the device tasks of marks, which no file counts as tasks.
+# Type of the device tasks of marks, which are not listed as tasks.
 MARK = "MsTx"
 COPY = "MEMCPY_ASYNC"
 
-# Chips without contexts and MIX kernels.
+# Chips that have no contexts and no MIX kernels.
 _WITHOUT_CONTEXTS = ("Ascend910A", "Ascend310P")
 
 
@@ -50,8 +50,8 @@ class Recording:
         self.source = source
         self.findings = Findings()
         self._left_out: dict[tuple[str, str], LeftOut] = {}
-        # Tables whose impossible times were counted.
-        self._told: set[str] = set()
+        # Tables whose rows with invalid times were counted.
+        self._counted_tables: set[str] = set()
 
     @property
     def left_out(self) -> list[LeftOut]:
@@ -69,12 +69,12 @@ class Recording:
 
     @cached_property
     def tasks(self) -> Tasks:
-        """The rows of TASK, without the device's halves of marks."""
+        """The rows of TASK, without the device tasks of marks."""
         return Tasks(self, is_mark=False)
 
     @cached_property
     def mark_tasks(self) -> Tasks:
-        """The device's halves of marks among the rows of TASK."""
+        """The rows of TASK that are device tasks of marks."""
         return Tasks(self, is_mark=True)
 
     @cached_property
@@ -95,42 +95,42 @@ class Recording:
 
     @property
     def knows_cores(self) -> bool:
-        """Whether the database says how many cores of which frequency the devices have."""
+        """True if the database has the number of cores and their frequency."""
         return False
 
     def cube_cycles_per_us(self, device: int) -> float | None:
-        """Return how many cycles all cube cores of a device have in a microsecond."""
+        """Return the cycles per microsecond of all cube cores of a device, or None if unknown."""
         return None
 
     @cached_property
     def is_copy(self) -> NDArray[np.bool_]:
-        """Which rows of `tasks` are asynchronous copies, by what the host asked for."""
+        """Mask of the rows of `tasks` that are asynchronous copies."""
         return np.isin(self.tasks.type, self.ids([COPY]))
 
     @property
     def program(self) -> str | None:
-        """What the profiled program is called, None where nothing says it."""
+        """Name of the profiled program, or None if it was not recorded."""
         return None
 
     def batches(self, tasks: Ints) -> list[str]:
-        """Return the batch of tasks as a member of JSON, nothing where it is not known."""
+        """Return the batch number of tasks as JSON members; empty if unknown."""
         return [""] * len(tasks)
 
     def device_types(self, tasks: Ints) -> list[str]:
-        """Return what devices call the work of tasks as JSON, nothing where it is not known."""
+        """Return the device's names of task types as JSON; empty if unknown."""
         return [""] * len(tasks)
 
     @property
     def knows_estimates(self) -> bool:
-        """Whether the database says how long the tasks of collectives were to take."""
+        """True if the database has estimated durations of collective tasks."""
         return False
 
     def estimates(self, tasks: Ints) -> list[str]:
-        """Return that as a member of JSON, nothing where it is not known."""
+        """Return the estimated durations of tasks as JSON members; empty if unknown."""
         return [""] * len(tasks)
 
     def older_marks(self, connections: Ints, categories: Ints, kinds: list[str]) -> list[str]:
-        """Return the arguments of marks that were set through the older interface."""
+        """Return the arguments of marks of the older interface, as JSON."""
         return [
             f'{{"Category":"{category}","event_type":{kind}}}'
             for category, kind in zip(categories.tolist(), kinds, strict=True)
@@ -138,15 +138,15 @@ class Recording:
 
     @property
     def knows_launches(self) -> bool:
-        """Whether the database says what the launched kernels are called."""
+        """True if the database has the names of launched kernels."""
         return False
 
     def kernel_name(self, tasks: Ints, info: Ints) -> Ints:
-        """Return the text id of what each task runs, MISSING where nothing is known.
+        """Return the text id of each task's kernel name, or MISSING.
 
         Args:
-            tasks: rows of `tasks`.
-            info: their rows of `kernels`, -1: none.
+            tasks: Rows of `tasks`.
+            info: Their rows of `kernels`; -1 if a task has none.
         """
         if not len(self.kernels):
             return np.full(len(tasks), MISSING_WHOLE_TABLES, np.int64)
@@ -158,28 +158,29 @@ class Recording:
         return self.texts.ids(wanted)
 
     def text(self, number: int) -> str:
-        """Return a text by its id, N/A where there is none."""
+        """Return a text by its id, or N/A."""
         found = self.texts.get(number)
         return NOT_AVAILABLE if found is None else found
 
     def cells(self, numbers: Ints) -> list[str]:
-        """Return texts by their ids, as cells of a table."""
+        """Return the table cells of texts, by their ids."""
         distinct, places = np.unique(numbers, return_inverse=True)
         cells = [cell(self.text(number)) for number in distinct.tolist()]
         return [cells[place] for place in places.reshape(-1).tolist()]
 
     def times(self, table: str, start: Ints, end: Ints) -> NDArray[np.bool_]:
-        """Return which rows have possible times; the others are counted."""
+        """Return a mask of the rows with valid times; the others are counted."""
         possible = (start >= 0) & (end >= start)
-        if not possible.all() and table not in self._told:
-            self._told.add(table)
+        if not possible.all() and table not in self._counted_tables:
+            self._counted_tables.add(table)
             bad = len(possible) - int(possible.sum())
-            self.findings.add("impossible_time", f"{bad} rows of {table} are left out", bad)
+            reason = f"{bad} rows of {table} have invalid times and are left out"
+            self.findings.add("impossible_time", reason, bad)
         return possible
 
 
 class Tasks:
-    """Rows of TASK as columns, in the file's order, without those whose times are impossible."""
+    """Rows of TASK with valid times as columns, in the order of the file."""
 
     _COLUMNS = (
         *("startNs", "endNs", "deviceId", "connectionId", "globalTaskId", "globalPid"),
@@ -211,16 +212,16 @@ class Tasks:
 
     @property
     def duration_ns(self) -> Ints:
-        """How long each task took."""
+        """Durations of the tasks."""
         return self.end_ns - self.start_ns
 
     @cached_property
     def launch(self) -> Ints:
         """Number of the launch that each row belongs to.
 
-        A launch of a MIX or FFTS+ kernel has a row of its own and one for each context. They have
-        device, stream and task number in common; launches of other numbers that reuse these come
-        from another host call. A context that no call is known of belongs to the row before it.
+        A launch of a MIX or FFTS+ kernel has one row for itself and one per context, all with the
+        same device, stream and task number. Rows of another host call with the same numbers are
+        another launch. A context without a known host call belongs to the preceding row.
         """
         order = np.lexsort((self.start_ns, self.number, self.stream, self.device))
         place = np.stack([self.device, self.stream, self.number])[:, order]
@@ -237,7 +238,7 @@ class Tasks:
 
     @cached_property
     def has_context(self) -> NDArray[np.bool_]:
-        """Whether each row is one context of a task."""
+        """Mask of the rows that are contexts of a task."""
         return np.asarray(self.context != NO_CONTEXT)
 
 
@@ -260,8 +261,8 @@ class Kernels:
     def __len__(self) -> int:
         return len(self.columns["globalTaskId"])
 
-    def of(self, task_ids: Ints) -> Ints:
-        """Return the row of each task, -1 where it has none."""
+    def rows_of(self, task_ids: Ints) -> Ints:
+        """Return the row of each task, or -1."""
         return self._lookup.rows(task_ids).astype(np.int64)
 
 
@@ -287,12 +288,12 @@ class Collectives:
 
     @property
     def duration_ns(self) -> Ints:
-        """How long each operator took."""
+        """Durations of the operators."""
         return self.end_ns - self.start_ns
 
     @cached_property
     def model(self) -> Ints:
-        """Model of each operator, that of the tasks it consists of."""
+        """Model of each operator, taken from its tasks."""
         members = whole_tables.integers(
             self._recording.source, "COMMUNICATION_TASK_INFO", ["globalTaskId", "opId"]
         )
@@ -307,20 +308,20 @@ class Collectives:
 
 
 def blocks(count: int) -> Iterator[slice]:
-    """Yield the slices of `count` rows that are written one at a time."""
+    """Yield slices that divide `count` rows into blocks of BLOCK_ROWS."""
     for start in range(0, count, BLOCK_ROWS):
         yield slice(start, min(start + BLOCK_ROWS, count))
 
 
 def in_order_of_text(ns: Ints) -> Ints:
-    """Return numbers that sort as the texts of times do: of fewer digits is not always less."""
+    """Return keys that sort times as decimal texts: `10` before `9`."""
     if not len(ns) or len(str(int(ns.min()))) == len(str(int(ns.max()))):
         return ns
     return ranks_of_texts(ns)
 
 
 def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
-    """Return numbers that sort as the decimal texts of `values` do."""
+    """Return keys that sort `values` as decimal texts: `10` before `9`."""
     distinct, places = np.unique(values, return_inverse=True)
     order = sorted(range(len(distinct)), key=[str(one) for one in distinct.tolist()].__getitem__)
     rank = np.empty(len(distinct), np.int64)
@@ -329,7 +330,7 @@ def ranks_of_texts(values: NDArray[np.integer]) -> Ints:
 
 
 def first_known(*columns: Iterable[int]) -> int | None:
-    """Return the first value that is there."""
+    """Return the first known value of the columns, or None."""
     return next(
         (int(v) for column in columns for v in column if v != MISSING_WHOLE_TABLES and v >= 0), None
     )

@@ -1,8 +1,8 @@
-"""Writer of the vendor's tables and timelines, and the vendor's number formats.
+"""Writer of msprof's tables and timelines, and msprof's number formats.
 
 Files are named `<kind>_<time>.csv|json`. Times are whole nanoseconds, written exactly as
-microseconds with three decimals. Ratios and averages are rounded; the vendor uses three rules for
-halves, each implemented by one function here.
+microseconds with three decimals. Ratios and averages are rounded; msprof uses three rounding rules,
+each implemented by one function here.
 """
 
 from __future__ import annotations
@@ -22,17 +22,17 @@ from unified_prof.base.vocabulary import NOT_AVAILABLE
 from unified_prof.export.files import OutputFiles
 from unified_prof.recording.recording import MISSING_WHOLE_TABLES
 
-# A table of more rows is cut into `<kind>_slice_<n>_<time>.csv`.
+# Larger tables are split into `<kind>_slice_<n>_<time>.csv`.
 ROWS_A_FILE = 1_000_000
 
 _NEEDS_QUOTES = re.compile(r'[",]')
 
 
 def cell(text: str) -> str:
-    """Return a text as a cell, quoted if needed, that no spreadsheet executes as a formula.
+    """Return a text as a cell, quoted if needed and safe from execution as a formula.
 
-    Differs from the vendor's files for names that start with =, +, - or @ and for control
-    characters other than tabs only.
+    Differs from msprof's files only for names that start with =, +, - or @ and for control
+    characters other than tabs.
     """
     text = guard_formula("\t".join(map(printable, text.split("\t"))))
     if _NEEDS_QUOTES.search(text):
@@ -47,11 +47,11 @@ def lines(*columns: Sequence[str]) -> list[str]:
 
 
 class Delivery:
-    """Where deliverables put their files.
+    """Writes the files of a text export.
 
     Args:
-        files: Takes them.
-        moment: Local time of the export, in every name.
+        files: Output files.
+        moment: Local time of the export, part of every file name.
     """
 
     def __init__(self, files: OutputFiles, moment: datetime) -> None:
@@ -61,13 +61,13 @@ class Delivery:
     def table(
         self, kind: str, header: Sequence[str], rows: int, blocks: Iterable[Sequence[str]]
     ) -> None:
-        """Write a table; none where it has no rows.
+        """Write a table; no file if it has no rows.
 
         Args:
-            kind: Its name.
+            kind: Name of the table.
             header: Names of the columns.
-            rows: How many lines `blocks` has.
-            blocks: The lines without their ends, some thousand at a time.
+            rows: Number of lines in `blocks`.
+            blocks: Lines without line ends, in blocks of any size.
         """
         if rows <= ROWS_A_FILE:
             names = [f"{kind}_{self._time}.csv"] if rows else []
@@ -77,11 +77,11 @@ class Delivery:
         self._files.tables(names, ",".join(header), blocks, rows_each=ROWS_A_FILE)
 
     def timeline(self, kind: str, blocks: Iterable[Sequence[str]]) -> None:
-        """Write a list of trace events; none where there is no event.
+        """Write a list of trace events; no file if there are no events.
 
         Args:
-            kind: Its name.
-            blocks: The events as JSON, some thousand at a time.
+            kind: Name of the timeline.
+            blocks: Events as JSON texts, in blocks of any size.
         """
         filled = (events for events in blocks if events)
         first = next(filled, None)
@@ -97,12 +97,12 @@ class Delivery:
 
 
 def as_json(value: object) -> str:
-    """Return a value as the vendor writes JSON: without spaces, its texts as they are."""
+    """Return a value as JSON in msprof's style: no spaces, no escapes of non-ASCII characters."""
     return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 _MILLI = 1000
-# Beyond this the thousandths of a float64 are no longer whole numbers of int64, or never exact.
+# Beyond this value a float64 has no exact thousandths.
 _EXACT_THOUSANDTHS = float(1 << 52)
 _EXACT_INTEGERS = 1 << 53
 _SQLITE_EXPONENT_FROM = 1e15
@@ -111,7 +111,7 @@ _SQLITE_EXPONENT_FROM = 1e15
 def microseconds(ns: NDArray[np.int64]) -> list[str]:
     """Return times or durations as microseconds with exactly three decimals.
 
-    What is missing or negative, as no time is, becomes N/A.
+    Missing and negative values become N/A.
     """
     whole, rest = np.divmod(ns, _MILLI)
     return [
@@ -121,34 +121,34 @@ def microseconds(ns: NDArray[np.int64]) -> list[str]:
 
 
 def tabbed(cells: Sequence[str]) -> list[str]:
-    """Return absolute times with the tab that keeps spreadsheets from rounding them."""
+    """Return times with a trailing tab, which keeps spreadsheets from rounding them."""
     return [f"{cell}\t" for cell in cells]
 
 
 def as_doubles(ns: NDArray[np.int64]) -> NDArray[np.float64]:
-    """Return microseconds as the float64 next to them, as reading their text would."""
+    """Return times in microseconds as the nearest float64, as if parsed from their text."""
     whole, rest = np.divmod(ns, _MILLI)
-    # Numbers beyond 2**53 would be rounded before the division; of those, the microseconds are
-    # exact, and no sum of theirs and a thousandth lies halfway between two float64 by error.
+    # Numbers beyond 2**53 would be rounded before the division. Their whole microseconds are exact,
+    # and adding the thousandths rounds once.
     large = whole.astype(np.float64) + rest.astype(np.float64) / _MILLI
     return np.where(ns < _EXACT_INTEGERS, ns.astype(np.float64) / _MILLI, large)
 
 
 def integers(values: NDArray[np.int64]) -> list[str]:
-    """Return integers, N/A where there is none."""
+    """Return integers as texts; missing values become N/A."""
     return [
         NOT_AVAILABLE if value == MISSING_WHOLE_TABLES else str(value) for value in values.tolist()
     ]
 
 
 def trimmed(value: float) -> str:
-    """Return a number with at most three decimals and no zero at the end: `6`, `11.33`."""
+    """Return a number with at most three decimals and no trailing zeros: `6`, `11.33`."""
     text = f"{value:.3f}"
     return text.rstrip("0").rstrip(".")
 
 
 def half_away(value: float, places: int = 3) -> float:
-    """Round as C does after scaling: multiply, half away from zero, divide."""
+    """Round like C after scaling: multiply, round halves away from zero, divide."""
     scale = float(10**places)
     scaled = abs(value) * scale
     below = math.floor(scaled)
@@ -159,8 +159,8 @@ def half_away(value: float, places: int = 3) -> float:
 def thousandths(values: NDArray[np.float64]) -> NDArray[np.int64]:
     """Round to whole thousandths as SQLite's `round(x, 3)`: exact halves go away from zero.
 
-    The values lie within 2**52 thousandths. Scaling a float64 errs by less than one unit of its
-    last place, so only values that close to a half are looked at one by one.
+    Values must be below 2**52 thousandths. Scaling a float64 has an error below one unit in the
+    last place, so only values that close to a half are checked individually.
     """
     scaled = np.abs(values) * _MILLI
     below = np.floor(scaled)
@@ -189,7 +189,7 @@ def rounded(values: NDArray[np.float64]) -> list[str]:
 
 
 def as_sqlite(value: float) -> str:
-    """Return a float64 as SQLite turns it into a text: 15 digits, always with a point."""
+    """Return a float64 as SQLite's text: 15 digits, always with a decimal point."""
     if abs(value) < _SQLITE_EXPONENT_FROM:
         text = f"{value:.15g}"
         if "e" not in text:
@@ -200,7 +200,7 @@ def as_sqlite(value: float) -> str:
 
 
 def cycles(values: NDArray[np.float64]) -> list[str]:
-    """Return counts without decimals where they are whole; NaN as N/A."""
+    """Return counts, without decimals if they are whole; NaN as N/A."""
     return [
         NOT_AVAILABLE
         if math.isnan(value)
@@ -212,7 +212,7 @@ def cycles(values: NDArray[np.float64]) -> list[str]:
 
 
 def kilobytes(size_bytes: NDArray[np.int64]) -> list[str]:
-    """Return bytes as KB, rounded to three decimals as Python does: exact halves to even."""
+    """Return bytes as KB, rounded to three decimals; exact halves to even, as in Python."""
     distinct, places = np.unique(size_bytes, return_inverse=True)
     texts = [
         NOT_AVAILABLE if one == MISSING_WHOLE_TABLES else str(round(one / 1024, 3))

@@ -1,10 +1,8 @@
-"""api_statistic: the durations of the host's calls by level and name.
+"""Tables of duration statistics: count, total, min, average, max.
 
-Groups of durations: how many, how long in all, at least, on average, at most, which share.
-
-communication_statistic: the durations of collective operators by type.
-
-op_statistic: the durations of kernels by type of operator and of core.
+* api_statistic: host calls by level and name
+* communication_statistic: collective operators by type
+* op_statistic: kernels by type of operator and core
 """
 
 from __future__ import annotations
@@ -35,7 +33,7 @@ _HEADER = (
 
 
 def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, in the order of the names' bytes, then of the levels' numbers."""
+    """Write api_statistic, sorted by the bytes of the name, then by level."""
     found = whole_tables.integers(
         recording.source, "CANN_API", ["startNs", "endNs", "type", "name"], narrow=["type", "name"]
     )
@@ -43,7 +41,7 @@ def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
     found = {name: values[keep] for name, values in found.items()}
     levels = whole_tables.names(recording.source, "ENUM_API_TYPE")
     duration = found["endNs"] - found["startNs"]
-    order = np.lexsort((found["type"], found["name"]))  # stable: calls stay in order in a group
+    order = np.lexsort((found["type"], found["name"]))  # stable: groups keep their order
     name, level, duration = found["name"][order], found["type"][order], duration[order]
     new = np.ones(len(order), np.bool_)
     new[1:] = (name[1:] != name[:-1]) | (level[1:] != level[:-1])
@@ -58,10 +56,10 @@ def write_api_statistic(recording: Recording, delivery: Delivery) -> None:
 
 
 def _figures(duration_ns: Ints) -> tuple[str, ...]:
-    """Return total, count, average, least, most and variance, in microseconds.
+    """Return total, count, average, minimum, maximum and variance, in microseconds.
 
-    Summed one after the other in float64, and the variance round the rounded average, as the
-    vendor does: where a third decimal is a close call, that decides it.
+    Sums sequentially in float64 and takes the variance around the rounded average, as msprof does,
+    because this can change the third decimal.
     """
     us = registry.as_doubles(duration_ns)
     count = len(us)
@@ -81,7 +79,7 @@ PERCENT = 100
 
 @dataclass(frozen=True, slots=True)
 class Group:
-    """The durations of rows that have a key in common, in ns."""
+    """Statistics of the durations of rows with the same key."""
 
     key: tuple[int, ...]
     count: int
@@ -91,7 +89,7 @@ class Group:
 
 
 def groups(keys: Sequence[NDArray[np.integer]], duration_ns: Ints) -> list[Group]:
-    """Return the groups of rows by their keys, in ascending order of these."""
+    """Return the duration statistics of rows by key, in ascending order of the keys."""
     if not len(duration_ns):
         return []
     distinct, number = np.unique(np.stack(keys), axis=1, return_inverse=True)
@@ -116,10 +114,10 @@ def groups(keys: Sequence[NDArray[np.integer]], duration_ns: Ints) -> list[Group
     ]
 
 
-def totals_statistics(of: Sequence[Group]) -> dict[int, int]:
-    """Return the total of each value of the keys' first part."""
+def totals_by_device(groups: Sequence[Group]) -> dict[int, int]:
+    """Return the total time per device, which is the first part of the keys."""
     result: dict[int, int] = {}
-    for group in of:
+    for group in groups:
         result[group.key[0]] = result.get(group.key[0], 0) + group.total_ns
     return result
 
@@ -131,17 +129,17 @@ _HEADER_COMMUNICATION_STATISTIC = (
 
 
 def write_communication_statistic(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, longest total first; none where no operator's type is known."""
+    """Write communication_statistic, longest total first, without devices of unknown types."""
     operators = recording.collectives
     found = groups((operators.device, operators.columns["opType"]), operators.duration_ns)
-    totals = totals_statistics(found)
+    totals = totals_by_device(found)
     named = [(group.key[0], recording.text(group.key[1]), group) for group in found]
     known = {device for device, op_type, _ in named if op_type != NOT_AVAILABLE}
     named = [one for one in named if one[0] in known]
     named.sort(key=lambda one: (-one[2].total_ns, *one[:2]))
     rows = []
     for device, op_type, group in named:
-        # SQLite has rounded the average, C the share.
+        # msprof rounds the average in SQLite and the share in C.
         mean = int(thousandths(np.array([group.total_ns / group.count / 1000]))[0]) / 1000
         share = group.total_ns * PERCENT / totals[device] if totals[device] else 0.0
         rows.append(
@@ -168,13 +166,13 @@ _NOT_SHOWN = ("WRITE_BACK", "INVALID")
 
 
 def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, longest total first.
+    """Write op_statistic, longest total first.
 
-    The average is that of whole nanoseconds and cut, the share is that of all kernels of the
-    device, also of those without a row.
+    The average is truncated to whole nanoseconds. The share is relative to all kernels of the
+    device, including those without a row.
     """
     tasks, columns = recording.tasks, recording.kernels.columns
-    info = recording.kernels.of(tasks.id)
+    info = recording.kernels.rows_of(tasks.id)
     task = np.flatnonzero(info >= 0)
     core = columns["taskType"][info[task]]
     task = task[~np.isin(core, recording.ids(_COUNTED_ELSEWHERE))]
@@ -183,7 +181,7 @@ def write_op_statistic(recording: Recording, delivery: Delivery) -> None:
         (tasks.device[task], columns["opType"][row], columns["taskType"][row]),
         tasks.duration_ns[task],
     )
-    totals = totals_statistics(found)
+    totals = totals_by_device(found)
     named = []
     for group in found:
         device, op_type, core_type = group.key

@@ -1,10 +1,7 @@
-"""The marks that a program set, for the table and the timeline of them.
+"""Tables msprof_tx and task_time of the text export.
 
-msprof_tx: the marks that a program set, and the moments at which a device reached them.
-
-step_trace: one row for each iteration of a model or of a program's steps.
-
-task_time: one row for each task of a device, in order of time.
+* msprof_tx: mstx marks of the program, with the times at which a device reached them
+* task_time: one row per device task, in order of time
 """
 
 from __future__ import annotations
@@ -29,7 +26,7 @@ from unified_prof.export.mindstudio.registry import Delivery, lines
 from unified_prof.recording import recording as whole_tables
 
 TABLE = "MSTX_EVENTS"
-# Connections of marks that were set through the older interface, which has no numbers.
+# Connection ids of marks of the older interface, which does not number marks.
 _UNNUMBERED = (HOST_ONLY_CONNECTION, OLD_NO_CONNECTION)
 
 
@@ -51,12 +48,12 @@ class Marks:
 
     @property
     def is_numbered(self) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
-        """Whether each was set through the interface whose marks have numbers."""
+        """Mask of the marks that have numbers: those of the newer interface."""
         return ~np.isin(self.connection, _UNNUMBERED)
 
 
 def marks(recording: Recording) -> Marks:
-    """Return the marks of a recording; those at impossible times are counted."""
+    """Return the marks of a recording; rows with invalid times are dropped and counted."""
     found = whole_tables.integers(
         recording.source,
         TABLE,
@@ -71,7 +68,7 @@ def marks(recording: Recording) -> Marks:
 
 
 def event_names(recording: Recording, events: Ints) -> list[str]:
-    """Return what kinds of marks are called."""
+    """Return the names of mark types."""
     names = whole_tables.names(recording.source, "ENUM_MSTX_EVENT_TYPE")
     return [names.get(event, "") for event in events.tolist()]
 
@@ -85,7 +82,7 @@ _NO_DOMAIN = ""
 
 
 def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, in order of time; of older marks the category is known only."""
+    """Write msprof_tx, in order of time."""
     found = marks(recording)
     delivery.table(
         "msprof_tx", _HEADER, len(found), (_block(recording, found, p) for p in blocks(len(found)))
@@ -93,7 +90,7 @@ def write_msprof_tx(recording: Recording, delivery: Delivery) -> None:
     if len(found) and not found.is_numbered.all():
         recording.leave_out(
             "msprof_tx",
-            "payload and message type of marks set through the older interface",
+            "payload and message type of marks of the older interface",
             "not in the database",
         )
 
@@ -144,7 +141,7 @@ _HEADER_TASK_TIME = (
 
 
 def write_task_time(recording: Recording, delivery: Delivery) -> None:
-    """Write the table, over all devices in order of start."""
+    """Write task_time, with all devices in order of start."""
     tasks = recording.tasks
     row = np.flatnonzero(_is_shown(tasks))
     keys = (tasks.number, tasks.stream, tasks.device, in_order_of_text(tasks.start_ns))
@@ -154,7 +151,7 @@ def write_task_time(recording: Recording, delivery: Delivery) -> None:
         recording.leave_out(
             "task_time",
             "kernel_name of the launch",
-            "the database has operators' names only, which stand in its place",
+            "the database has operator names only, which are written instead",
         )
 
 
@@ -163,7 +160,7 @@ def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
     unknown = recording.ids([NOT_AVAILABLE])
     for part in blocks(len(rows)):
         task = rows[part]
-        info = recording.kernels.of(tasks.id[task])
+        info = recording.kernels.rows_of(tasks.id[task])
         has_info = info >= 0
         kind = tasks.type[task].astype(np.int64)
         if len(recording.kernels):
@@ -183,14 +180,14 @@ def _blocks(recording: Recording, rows: Ints) -> Iterator[Sequence[str]]:
 
 
 def _is_shown(tasks: Tasks) -> NDArray[np.bool_]:
-    """Return which rows are shown: of a kernel on two kinds of cores context 0, else all."""
+    """Return which rows are shown: all, but only context 0 of a kernel on two kinds of cores."""
     _, launch, size = np.unique(tasks.launch, return_inverse=True, return_counts=True)
     launch = launch.reshape(-1)
     is_first = tasks.context == 0
     is_later = (tasks.context != NO_CONTEXT) & ~is_first
     has_first = np.bincount(launch, weights=is_first, minlength=len(size)) > 0
-    # The vendor stops looking at a launch's rows at the first later context: what it has seen
-    # until then decides. Rows of a launch stand in the order of the file.
+    # msprof reads the rows of a launch in the order of the file and decides at the first context
+    # other than 0.
     later = np.full(len(size), len(tasks), np.int64)
     rows = np.arange(len(tasks))
     np.minimum.at(later, launch[is_later], rows[is_later])

@@ -1,8 +1,7 @@
-"""Overlap Analysis: when a device computed, communicated, did both, or nothing.
+"""The timelines msprof_*.json (all layers) and msprof_tx_*.json (marks only).
 
-The profiled program: its marks, by thread, and those that a device has reached.
-
-msprof_*.json: the timeline with all its layers; msprof_tx_*.json: that of the marks alone.
+Defines the layers Overlap Analysis (computing, communication, free time) and marks of the program
+and of devices.
 """
 
 from __future__ import annotations
@@ -22,7 +21,7 @@ _NAMES = ("Computing", "Communication", "Communication(Not Overlapped)", "Free")
 
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
-    """Yield the ranges; a thread for each kind, also those without one."""
+    """Yield the ranges of Overlap Analysis; every kind has a thread, even without ranges."""
     found = whole_tables.integers(
         recording.source, _TABLE, ["deviceId", "startNs", "endNs", "type"]
     )
@@ -60,7 +59,7 @@ def layer(recording: Recording, processes: Processes) -> Blocks:
 
 
 def layer_program(recording: Recording, processes: Processes) -> Blocks:
-    """Yield the marks of the host."""
+    """Yield the marks of the program on the host."""
     found = marks(recording)
     if not len(found):
         return
@@ -68,7 +67,7 @@ def layer_program(recording: Recording, processes: Processes) -> Blocks:
     name = recording.program
     if name is None:
         recording.leave_out("msprof", "name of the profiled program", "not in the database")
-    named = processes.named((timeline_events.PROGRAM, name or ""))
+    named = processes.name_events((timeline_events.PROGRAM, name or ""))
     thread = found.global_tid & 0xFFFFFFFF
     yield [
         *(named if name is not None else named[1:]),
@@ -111,7 +110,7 @@ def layer_program(recording: Recording, processes: Processes) -> Blocks:
 
 
 def device_layer(recording: Recording, processes: Processes) -> Blocks:
-    """Yield the moments at which devices reached marks, on the streams that they were set on."""
+    """Yield the times at which devices reached marks, on the streams of the marks."""
     tasks = recording.mark_tasks
     if not len(tasks):
         return
@@ -126,7 +125,7 @@ def device_layer(recording: Recording, processes: Processes) -> Blocks:
         )
         if new
     }
-    yield from timeline_device.named(processes, tasks.device, tasks.stream)
+    yield from timeline_device.name_events(processes, tasks.device, tasks.stream)
     unknown = as_json(NOT_AVAILABLE)
     for part in blocks(len(tasks)):
         process = processes.of_devices(timeline_events.HARDWARE[0], tasks.device[part])
@@ -171,7 +170,7 @@ def write_timeline(recording: Recording, delivery: Delivery) -> None:
 
 
 def write_marks(recording: Recording, delivery: Delivery) -> None:
-    """Write the marks once more, for viewers of these alone."""
+    """Write the marks to a separate timeline."""
     delivery.timeline("msprof_tx", _events(recording, _MARKS))
 
 

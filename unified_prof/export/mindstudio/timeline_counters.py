@@ -1,4 +1,4 @@
-"""The layers of what was sampled: one counter of a viewer for each quantity."""
+"""Timeline layers of sampled counters, accelerator levels and system calls."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from unified_prof.export.mindstudio.timeline_events import HOST, Blocks, Layer, 
 from unified_prof.recording import recording as whole_tables
 
 _MB = 1024.0 * 1024.0
-_PCIE_MB = 1e6  # the database has what was counted in these; the vendor divides by 1024 * 1024
+_PCIE_MB = 1e6  # unit of the counters; msprof divides by 1024 * 1024
 _NS_PER_US = 1e3
 
 
 @dataclass(frozen=True, slots=True)
 class _Counter:
-    """A counter: what it is called, and the columns whose values it has at a time."""
+    """A counter of a timeline: its name and the columns of its values."""
 
-    # May have `{column}` for the value of a column: the text of a text id, else the number.
+    # May contain `{column}`, replaced by the value of that key column.
     name: str
-    # What a value is called -> its column.
+    # Name of a value -> its column.
     series: Mapping[str, str]
     divisor: float = 1.0
-    # Whether values are integers.
+    # True if values are integers.
     whole: bool = False
 
 
@@ -40,14 +40,14 @@ class _Sampled:
     table: str
     layer: tuple[int, str]
     counters: tuple[_Counter, ...]
-    # Columns that names of counters hold.
+    # Columns that appear in the names of counters.
     keys: tuple[str, ...] = ()
-    # Column of text ids among the keys -> how its texts are written; others as they are.
+    # Key column of text ids -> replacements of its texts.
     texts: Mapping[str, Mapping[str, str]] = field(default_factory=dict)
-    # Column of numbers among the keys -> how some are written.
+    # Key column of numbers -> texts of some numbers.
     written: Mapping[str, Mapping[int, str]] = field(default_factory=dict)
     on_host: bool = False
-    # Whether the rows of one moment give one event a counter.
+    # True if rows with the same time are merged into one event per counter.
     is_joint: bool = False
 
 
@@ -123,7 +123,7 @@ def _layer_of(sampled: _Sampled) -> Layer:
 
 
 def layers() -> Iterator[Layer]:
-    """Yield the layers of all tables of samples."""
+    """Yield all layers of this module."""
     yield system_calls
     yield accelerators
     yield from map(_layer_of, _TABLES)
@@ -147,7 +147,7 @@ def _events(sampled: _Sampled, recording: Recording, processes: Processes) -> Bl
         return
     place = sampled.layer[0]
     if sampled.on_host:
-        yield processes.named(sampled.layer)
+        yield processes.name_events(sampled.layer)
         process = [processes.number(place, HOST)] * len(rows)
     else:
         yield processes.of_all_devices(sampled.layer, found["deviceId"][rows])
@@ -171,7 +171,7 @@ def _events(sampled: _Sampled, recording: Recording, processes: Processes) -> Bl
                 pending = {}
             for one, series in zip(sampled.counters, given, strict=True):
                 title = one.name.format(**keys)
-                # Rows that are not joint have an event of their own, also two of one moment.
+                # Without merging, every row has its own event, even at the same time.
                 own = title if sampled.is_joint else f"{title}\0{at}"
                 pending.setdefault((number, moment, own), []).extend(
                     f"{as_json(name.format(**keys))}:{of[at]}" for name, of in series
@@ -205,7 +205,7 @@ def _key_texts(
 
 
 def accelerators(recording: Recording, processes: Processes) -> Blocks:
-    """Yield how busy the busiest accelerator of each device was: of several, the highest level."""
+    """Yield the highest accelerator level of each device at each time."""
     found = whole_tables.integers(
         recording.source, "ACC_PMU", ["timestampNs", "deviceId", *_LEVELS.values()]
     )
@@ -242,7 +242,7 @@ def system_calls(recording: Recording, processes: Processes) -> Blocks:
     process = processes.number(timeline_events.SYSTEM_CALLS[0])
     thread = found["globalTid"] & 0xFFFFFFFF
     yield [
-        *processes.named(timeline_events.SYSTEM_CALLS),
+        *processes.name_events(timeline_events.SYSTEM_CALLS),
         *(
             timeline_events.metadata(process, number, "thread_name", name=f"Thread {number}")
             for number in np.unique(thread).tolist()
@@ -267,7 +267,7 @@ def _json(values: NDArray[np.float64], *, whole: bool) -> list[str]:
 
 
 def _is_new(device: Ints, time: Ints, value: NDArray[np.float64]) -> NDArray[np.bool_]:
-    """Return which samples are none that stands there already: exporters double them by chance."""
+    """Return a mask without repeated samples, which exporters sometimes write."""
     seen: set[tuple[int, int, float]] = set()
     new = np.ones(len(time), np.bool_)
     for row, key in enumerate(zip(device.tolist(), time.tolist(), value.tolist(), strict=True)):

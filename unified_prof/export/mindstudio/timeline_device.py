@@ -30,15 +30,15 @@ _PREFIXES = {
     _RUNTIME: "Runtime",
 }
 _OTHER_PREFIX = "Api"
-# What of a call its name is: of the three texts that a call can have, a database keeps one.
+# Argument that the name of a call goes to: the database keeps one of its three texts.
 _NAME_IS = {_ACL: "id", _COMMUNICATION: "item_id"}
 _NAME_IS_ELSE = "Mode"
-# Calls that launch no kernel, and whose tasks have an arrow nevertheless.
+# Calls that launch no kernel but whose tasks have an arrow.
 WAITS_AND_RECORDS = ("aclrtRecordEvent", "aclrtStreamWaitEvent")
 
 
 def layer(recording: Recording, processes: Processes) -> Blocks:
-    """Yield the calls."""
+    """Yield the host calls of the CANN layer."""
     found = whole_tables.integers(
         recording.source,
         "CANN_API",
@@ -52,7 +52,7 @@ def layer(recording: Recording, processes: Processes) -> Blocks:
     process = processes.number(timeline_events.CALLS[0])
     thread = found["globalTid"] & 0xFFFFFFFF
     yield [
-        *processes.named(timeline_events.CALLS),
+        *processes.name_events(timeline_events.CALLS),
         *(
             event
             for number in np.unique(thread).tolist()
@@ -99,13 +99,13 @@ def layer(recording: Recording, processes: Processes) -> Blocks:
         )
     recording.leave_out(
         "msprof",
-        "Mode, id and item_id of host calls, but for the one that is their name",
+        "Mode, id and item_id of host calls, except the one that is the name",
         "not in the database",
     )
 
 
 def _head(recording: Recording, levels: dict[int, str], level: int, name: int) -> tuple[str, str]:
-    """Return what all calls of a name have in common: the name, and the middle of its arguments."""
+    """Return the name of calls and the JSON members of their arguments, without braces."""
     text = recording.text(name)
     title = as_json(f"{_PREFIXES.get(level, _OTHER_PREFIX)}@{text}")
     known = {_NAME_IS.get(level, _NAME_IS_ELSE): text}
@@ -123,19 +123,19 @@ _COLUMNS = (
 
 
 def layer_communication(recording: Recording, processes: Processes) -> Blocks:
-    """Yield groups, then tasks, then operators."""
+    """Yield the Communication layer: groups, then tasks, then operators."""
     members = _Members(recording)
     operators = recording.collectives
     if not len(members) and not len(operators):
         return
     threads = _Threads(recording, processes, members)
-    yield threads.named
+    yield threads.name_events
     yield from members.events(processes, threads)
     yield from _operators(recording, processes, threads)
 
 
 class _Members:
-    """Tasks of collective operators, with what TASK says of them."""
+    """Tasks of collective operators, joined with TASK."""
 
     def __init__(self, recording: Recording) -> None:
         found = whole_tables.integers(recording.source, _TABLE, _COLUMNS)
@@ -145,7 +145,7 @@ class _Members:
         if not keep.all():
             lost = len(keep) - int(keep.sum())
             recording.findings.add(
-                "collective_without_task", f"{lost} rows of {_TABLE} belong to no task", lost
+                "collective_without_task", f"{lost} rows of {_TABLE} have no matching task", lost
             )
         self.columns = {name: values[keep] for name, values in found.items()}
         self.bandwidth = bandwidth[keep]
@@ -158,13 +158,13 @@ class _Members:
         return len(self.task)
 
     def events(self, processes: Processes, threads: _Threads) -> Blocks:
-        """Yield the tasks that run on a plane."""
+        """Yield the tasks that belong to a plane."""
         tasks = self._recording.tasks
         on_plane = np.flatnonzero((self.plane != NO_RANK) & (self.plane >= 0))
         for part in blocks(len(on_plane)):
             rows = on_plane[part]
             task = self.task[rows]
-            first = threads.of(self.device[rows], self.columns["groupName"][rows])
+            first = threads.operator_threads(self.device[rows], self.columns["groupName"][rows])
             yield timeline_events.complete(
                 timeline_events.quoted(self._recording, self.columns["taskType"][rows]),
                 processes.of_devices(timeline_events.COMMUNICATION[0], self.device[rows]),
@@ -182,7 +182,7 @@ class _Members:
         recording, columns, tasks = self._recording, self.columns, self._recording.tasks
         task = self.task[rows]
 
-        def named(column: str, table: str) -> list[str]:
+        def enum_names(column: str, table: str) -> list[str]:
             return _enum(whole_tables.names(recording.source, table), columns[column][rows])
 
         rate = _gigabytes_per_second(
@@ -205,10 +205,10 @@ class _Members:
                 timeline_events.quoted(recording, columns["taskType"][rows]),
                 registry.integers(columns["srcRank"][rows]),
                 registry.integers(columns["dstRank"][rows]),
-                named("transportType", "ENUM_HCCL_TRANSPORT_TYPE"),
+                enum_names("transportType", "ENUM_HCCL_TRANSPORT_TYPE"),
                 registry.integers(columns["size"][rows]),
-                named("dataType", "ENUM_HCCL_DATA_TYPE"),
-                named("linkType", "ENUM_HCCL_LINK_TYPE"),
+                enum_names("dataType", "ENUM_HCCL_DATA_TYPE"),
+                enum_names("linkType", "ENUM_HCCL_LINK_TYPE"),
                 [repr(one) if one == one else "null" for one in rate.tolist()],
                 registry.integers(tasks.model[task]),
                 strict=True,
@@ -219,20 +219,21 @@ class _Members:
 def _gigabytes_per_second(
     bandwidth: NDArray[np.float64], size: Ints, duration_ns: Ints
 ) -> NDArray[np.float64]:
-    """Return what the database's bytes a second were made of, to the last bit.
+    """Return the bandwidth in GB/s, exactly as msprof computed it.
 
-    It was size over duration, times 10^9; dividing by these again can end one bit beside it.
+    The database has `size / duration * 1e9`. Dividing that by 1e9 can differ in the last bit, so
+    the quotient is computed again where it gives the stored value.
     """
     with np.errstate(divide="ignore", invalid="ignore"):
         quotient = size / duration_ns
-    made_so = quotient * _BYTES_PER_GB == bandwidth
-    return np.where(made_so, quotient, bandwidth / _BYTES_PER_GB)
+    is_exact = quotient * _BYTES_PER_GB == bandwidth
+    return np.where(is_exact, quotient, bandwidth / _BYTES_PER_GB)
 
 
 class _Threads:
-    """The threads of groups: one for operators, and behind it one for every plane.
+    """Threads of communication groups: one for operators, followed by one per plane.
 
-    They are numbered through all devices. Groups that have operators only have theirs as well.
+    Threads are numbered across devices. A group without tasks has the thread of operators only.
     """
 
     def __init__(self, recording: Recording, processes: Processes, members: _Members) -> None:
@@ -246,25 +247,27 @@ class _Threads:
         pairs = np.stack([operators.device, operators.columns["groupName"]])
         for device, group in np.unique(pairs, axis=1).T.tolist():
             planes.setdefault((device, group), set())
-        self.named: list[str] = []
+        self.name_events: list[str] = []
         self._first: dict[tuple[int, int], int] = {}
         number = 0
         last_device = None
         for (device, group), of_group in sorted(planes.items()):
             if device != last_device:
-                self.named += processes.named(timeline_events.COMMUNICATION, device)
+                self.name_events += processes.name_events(timeline_events.COMMUNICATION, device)
                 last_device = device
             process = processes.number(timeline_events.COMMUNICATION[0], device)
             name = recording.text(group)
             title = "Communication" if name == NOT_AVAILABLE else f"Group {name} Communication"
             self._first[device, group] = number
-            self.named += timeline_events.thread(process, number, title)
+            self.name_events += timeline_events.thread(process, number, title)
             for plane in sorted(of_group):
-                self.named += timeline_events.thread(process, number + plane + 1, f"Plane {plane}")
+                self.name_events += timeline_events.thread(
+                    process, number + plane + 1, f"Plane {plane}"
+                )
             number += max(of_group, default=-1) + 2
 
-    def of(self, devices: Ints, groups: Ints) -> Ints:
-        """Return the thread of each group's operators."""
+    def operator_threads(self, devices: Ints, groups: Ints) -> Ints:
+        """Return the thread of operators of each group."""
         pairs = zip(devices.tolist(), groups.tolist(), strict=True)
         return np.array([self._first[pair] for pair in pairs], np.int64)
 
@@ -275,7 +278,9 @@ def _operators(recording: Recording, processes: Processes, threads: _Threads) ->
     for part in blocks(len(operators)):
         start = operators.start_ns[part]
         process = processes.of_devices(timeline_events.COMMUNICATION[0], operators.device[part])
-        thread = threads.of(operators.device[part], columns["groupName"][part]).tolist()
+        thread = threads.operator_threads(
+            operators.device[part], columns["groupName"][part]
+        ).tolist()
         arguments = [
             f'{{"rank_size":{ranks},"connection_id":{connection},"model id":{model},'
             f'"data_type":{data},"alg_type":{algorithm},"count":{count},'
@@ -315,23 +320,23 @@ def _or_null(values: Ints) -> list[str]:
 
 
 def _enum(names: Mapping[int, str], values: Ints) -> list[str]:
-    """Return names of numbers as JSON; a number without one stands for itself."""
+    """Return the names of enum values as JSON; unknown numbers are written as text."""
     return [as_json(names.get(one, str(one))) for one in values.tolist()]
 
 
 _GRID_KERNEL = "KERNEL_SIMT"
 _OTHER_COPY = "other"
-# Numbers below this name a kind of copy.
+# Values of memcpyOperation from here on are written as "other".
 _COPIES = 8
 
 
 def layer_hardware(recording: Recording, processes: Processes) -> Blocks:
-    """Yield the tasks; of a launch with contexts these alone."""
+    """Yield the tasks of devices; a launch with contexts is shown by its contexts only."""
     tasks = recording.tasks
     if not len(tasks):
         return
     shown = np.flatnonzero(recording.is_copy | ~_has_contexts(tasks))
-    yield from named(processes, tasks.device[shown], tasks.stream[shown])
+    yield from name_events(processes, tasks.device[shown], tasks.stream[shown])
     has_arrow = _has_arrow(recording)
     copies = _Copies(recording)
     for part in blocks(len(shown)):
@@ -357,8 +362,8 @@ def layer_hardware(recording: Recording, processes: Processes) -> Blocks:
         )
 
 
-def named(processes: Processes, devices: Ints, streams: Ints) -> Blocks:
-    """Yield what the processes of devices and the threads of their streams are called."""
+def name_events(processes: Processes, devices: Ints, streams: Ints) -> Blocks:
+    """Yield the events that name the processes of devices and the threads of streams."""
     yield processes.of_all_devices(timeline_events.HARDWARE, devices)
     if not len(devices):
         return
@@ -373,7 +378,7 @@ def named(processes: Processes, devices: Ints, streams: Ints) -> Blocks:
 
 
 def _has_contexts(tasks: Tasks) -> NDArray[np.bool_]:
-    """Return which rows stand for a launch whose contexts have rows of their own."""
+    """Return a mask of the launches that have contexts, which are not shown themselves."""
     distinct, launch = np.unique(tasks.launch, return_inverse=True)
     launch = launch.reshape(-1)
     with_contexts = np.zeros(len(distinct), np.bool_)
@@ -382,21 +387,21 @@ def _has_contexts(tasks: Tasks) -> NDArray[np.bool_]:
 
 
 def _has_arrow(recording: Recording) -> NDArray[np.bool_]:
-    """Return at which tasks an arrow ends: kernels, copies, waiting for events, setting them."""
+    """Return which tasks are ends of arrows: kernels, copies, event waits and records."""
     tasks = recording.tasks
     calls = whole_tables.integers(recording.source, "CANN_API", ["name", "connectionId"])
     ids = recording.ids(WAITS_AND_RECORDS)
     connections = calls["connectionId"][np.isin(calls["name"], ids)]
     return np.asarray(
         recording.is_copy
-        | (recording.kernels.of(tasks.id) >= 0)
+        | (recording.kernels.rows_of(tasks.id) >= 0)
         | np.isin(tasks.connection, connections)
     )
 
 
 def _names(recording: Recording, rows: Ints) -> list[str]:
     tasks = recording.tasks
-    info = recording.kernels.of(tasks.id[rows])
+    info = recording.kernels.rows_of(tasks.id[rows])
     name = tasks.type[rows].astype(np.int64)
     if len(recording.kernels):
         own = recording.kernels.columns["name"][info]
@@ -406,7 +411,7 @@ def _names(recording: Recording, rows: Ints) -> list[str]:
 
 def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
     tasks, columns = recording.tasks, recording.kernels.columns
-    info = recording.kernels.of(tasks.id[rows])
+    info = recording.kernels.rows_of(tasks.id[rows])
     kind = tasks.type[rows].astype(np.int64)
     if len(recording.kernels):
         own = columns["taskType"][info]
@@ -415,7 +420,7 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
     is_copy = recording.is_copy[rows]
     more = [""] * len(rows)
     for at in np.flatnonzero(is_copy).tolist():
-        more[at] = copies.of(int(rows[at]))
+        more[at] = copies.arguments(int(rows[at]))
     grid = np.isin(tasks.type[rows], recording.ids([_GRID_KERNEL]))
     for at in np.flatnonzero(grid).tolist():
         dims = (
@@ -448,7 +453,7 @@ def _arguments(recording: Recording, copies: _Copies, rows: Ints) -> list[str]:
 
 
 class _Copies:
-    """What is known of copies: size, kind and throughput."""
+    """Size, kind and throughput of copies."""
 
     def __init__(self, recording: Recording) -> None:
         found = whole_tables.integers(
@@ -461,8 +466,8 @@ class _Copies:
         self._names = {kind: name for kind, name in names.items() if kind < _COPIES}
         self._known = len(self._size) > 0
 
-    def of(self, row: int) -> str:
-        """Return the arguments of a copy; nothing where the recording knows of no copy's size."""
+    def arguments(self, row: int) -> str:
+        """Return the JSON members of a copy's arguments; empty without recorded sizes."""
         if not self._known:
             return ""
         at = int(self._lookup.rows(self._tasks.id[row : row + 1])[0])

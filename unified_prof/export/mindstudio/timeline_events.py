@@ -1,4 +1,4 @@
-"""Events and processes of a trace as the vendor writes them: times are text, durations numbers."""
+"""Events and processes of a trace in msprof's format: times as text, durations as numbers."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from unified_prof.recording import recording as whole_tables
 Blocks = Iterator[Sequence[str]]
 Layer = Callable[[Recording, "Processes"], Blocks]
 
+# (sort index of the process, name) of each layer.
 CALLS = (7, "CANN")
 PROGRAM = 6
 CPU_USAGE = (9, "CPU Usage")
@@ -35,10 +36,9 @@ SOC = (25, "Stars Soc Info")
 LLC = (27, "LLC")
 SIO = (28, "SIO")
 QOS = (29, "QoS")
-# (place among the processes, name) of each layer.
 OVERLAP = (31, "Overlap Analysis")
 
-# Stands for the host where a device's number stands.
+# Device number that means the host.
 HOST = 31
 
 HOST_TO_DEVICE = "HostToDevice"
@@ -48,22 +48,22 @@ _UINT64 = (1 << 64) - 1
 
 
 class Processes:
-    """Numbers of a viewer's processes, made of the profiled process, a layer and a device."""
+    """Process ids of a timeline: one per layer and device of the profiled process."""
 
     def __init__(self, recording: Recording) -> None:
         self._process = _process(recording)
 
     def number(self, place: int, device: int = HOST) -> int:
-        """Return the number of a layer's process; it has 32 bits, whatever the process had."""
+        """Return the process id of a layer on a device, as msprof computes it (32 bits)."""
         return ((self._process << 10) | (place << 5) | (device & 31)) & _UINT32
 
     def of_devices(self, place: int, devices: Ints) -> list[int]:
-        """Return the numbers of a layer's processes, one a row."""
+        """Return the process id of a layer for each row's device."""
         known = {device: self.number(place, device) for device in np.unique(devices).tolist()}
         return [known[device] for device in devices.tolist()]
 
-    def named(self, layer: tuple[int, str], device: int = HOST) -> list[str]:
-        """Return the events that name and place the process of a layer."""
+    def name_events(self, layer: tuple[int, str], device: int = HOST) -> list[str]:
+        """Return the events that name and sort the process of a layer."""
         place, name = layer
         number = self.number(place, device)
         label = "CPU" if device == HOST else f"NPU {device}"
@@ -75,18 +75,18 @@ class Processes:
 
     def of_all_devices(self, layer: tuple[int, str], devices: Ints) -> list[str]:
         """Return the events that name the processes of a layer on all its devices."""
-        found = [self.named(layer, device) for device in np.unique(devices).tolist()]
+        found = [self.name_events(layer, device) for device in np.unique(devices).tolist()]
         return [event for events in found for event in events]
 
 
 def metadata(process: int, thread: int, name: str, /, **what: str | int) -> str:
-    """Return an event that says what a process or a thread is called, or where it stands."""
+    """Return a metadata event: name, label or sort index of a process or thread."""
     arguments = as_json(what)
     return f'{{"name":"{name}","pid":{process},"tid":{thread},"ph":"M","args":{arguments}}}'
 
 
 def thread(process: int, number: int, name: str) -> list[str]:
-    """Return the events that name a thread and place it by its number."""
+    """Return the events that name a thread and sort it by its number."""
     return [
         metadata(process, number, "thread_name", name=name),
         metadata(process, number, "thread_sort_index", sort_index=number),
@@ -102,7 +102,7 @@ def complete(
     arguments: Iterable[str],
     category: str | None = None,
 ) -> list[str]:
-    """Return events that last; names and arguments are JSON already."""
+    """Return complete events (`ph: X`); names and arguments are JSON texts."""
     kind = "" if category is None else f',"cat":"{category}"'
     return [
         f'{{"name":{name},"pid":{process},"tid":{number},"ts":"{start}","dur":{duration},'
@@ -128,7 +128,7 @@ def flows(
     *,
     ends: bool,
 ) -> list[str]:
-    """Return the beginnings or ends of arrows."""
+    """Return the start or end events of arrows."""
     joint = "_" if category == MARK_TO_DEVICE else ""
     phase, point = ("f", ',"bp":"e"') if ends else ("s", "")
     return [
@@ -141,17 +141,17 @@ def flows(
 
 
 def counter(process: int, time_us: str, name: str, values: str) -> str:
-    """Return the values of a counter at a moment; `values` is JSON already."""
+    """Return a counter event; `values` is JSON."""
     return f'{{"name":{name},"pid":{process},"tid":0,"ts":"{time_us}","ph":"C","args":{values}}}'
 
 
 def launch_ids(connections: Ints) -> list[str]:
-    """Return what the arrows of host calls are called."""
+    """Return the ids of arrows of host calls."""
     return [str((one << 32) & _UINT64) for one in connections.tolist()]
 
 
 def unsigned(values: Ints) -> list[str]:
-    """Return connections as JSON; that of a task without a known launch is the largest number."""
+    """Return connection ids as unsigned 64-bit numbers; unknown ones become the maximum."""
     return [str(one & _UINT64) for one in values.tolist()]
 
 
@@ -163,14 +163,14 @@ def decimals(ns: Ints) -> list[str]:
 
 
 def quoted(recording: Recording, text_ids: Ints) -> list[str]:
-    """Return texts by their ids, as JSON."""
+    """Return the JSON strings of texts, by their ids."""
     distinct, places = np.unique(text_ids, return_inverse=True)
     texts = [as_json(recording.text(one)) for one in distinct.tolist()]
     return [texts[place] for place in places.reshape(-1).tolist()]
 
 
 def _process(recording: Recording) -> int:
-    """Return the number of the profiled process, 0 where nothing says it."""
+    """Return the id of the profiled process, or 0 if it was not recorded."""
     if len(recording.tasks) and (known := first_known(recording.tasks.process)) is not None:
         return known
     for table in ("CANN_API", "MSTX_EVENTS", "OSRT_API"):

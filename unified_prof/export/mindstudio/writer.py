@@ -20,13 +20,13 @@ _FAMILY = "msprof"
 
 @dataclass(frozen=True, slots=True)
 class Deliverable:
-    """One kind of file of the vendor's text export."""
+    """One kind of file of msprof's text export."""
 
     # Name of its files before the time.
     name: str
     # At least one of these tables must exist; empty: always written.
     tables: tuple[str, ...]
-    # None if the database does not have what the file needs.
+    # None if the database lacks the data of this file.
     write: Callable[[Recording, Delivery], None] | None
     # Reason shown if `write` is None.
     why_missing: str = ""
@@ -42,15 +42,15 @@ DELIVERABLES = (
     Deliverable(
         "communication_statistic", ("COMMUNICATION_OP",), statistics.write_communication_statistic
     ),
-    # Steps of PyTorch (STEP_TIME) are others, timed on the host.
-    Deliverable("step_trace", ("TASK",), None, "no table has the bounds of iterations"),
+    # PyTorch steps (STEP_TIME) are timed on the host and do not count.
+    Deliverable("step_trace", ("TASK",), None, "iteration boundaries are not in the database"),
     Deliverable("memory_record", (memory.TABLE,), memory.write_memory_record),
     Deliverable("operator_memory", (memory.TABLE,), memory.write_operator_memory),
     Deliverable(
         "npu_mem",
         ("NPU_MEM",),
         None,
-        "the database has DDR and HBM of NPU_MEM, not their sum; see msprof",
+        "NPU_MEM has DDR and HBM, not their sum; see the timeline msprof",
     ),
     Deliverable("npu_module_mem", ("NPU_MODULE_MEM",), memory.write_npu_module_mem),
     Deliverable("msprof_tx", (task_time.TABLE,), task_time.write_msprof_tx),
@@ -139,8 +139,8 @@ def write(
                 )
         if not files.written:
             raise UsageError(
-                f"{source.path} has neither tasks nor calls nor marks nor operators' memory: "
-                "there is nothing to write",
+                f"{source.path} has no tasks, host calls, marks or operator memory, "
+                "so there is nothing to write",
                 slug="empty-recording",
             )
     return Exported(

@@ -1,4 +1,4 @@
-"""Hooks of the pytest plugin, and the fixture; heavy imports happen on first use."""
+"""Hooks and fixture of the pytest plugin; heavy imports happen on first use."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     add(
         "--uprof-save",
         metavar="NAME",
-        help="save results of tests as the newest version of the baselines NAME",
+        help="save results of tests as new versions of baseline NAME",
     )
     add(
         "--uprof-compare",
         metavar="NAME",
         nargs="?",
         const="",
-        help="fail tests that are certainly slower than the baseline NAME, or the newest one",
+        help="fail tests that are certainly slower than baseline NAME, or the newest one",
     )
     add("--uprof-max-regress", metavar="PCT", help="largest accepted regression (default: 5%%)")
     add(
@@ -64,7 +64,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--uprof-runs",
         metavar="N",
         type=int,
-        help="runs of a test that is saved or compared, each but the first in a separate process "
+        help="runs of a saved or compared test; all but the first in separate processes "
         "(default: 3)",
     )
     add(
@@ -79,8 +79,7 @@ def pytest_configure(config: pytest.Config) -> None:
     """Declare the marker and check the options."""
     config.addinivalue_line(
         "markers",
-        "uprof(warmup, iterations, runs, max_regress): how the fixture `uprof` measures and judges "
-        "this test",
+        "uprof(warmup, iterations, runs, max_regress): settings of fixture `uprof` for a test",
     )
     if folder := os.environ.pop(_RUN_OF, None):
         from unified_prof.integrations.pytest_uprof import verdicts

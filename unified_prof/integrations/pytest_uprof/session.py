@@ -1,4 +1,4 @@
-"""Session of the plugin: judges results when tests end and saves them when all have ended."""
+"""Session of the plugin: judges each test when it ends, and saves results at the end."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unified_prof.integrations.pytest_uprof.settings import SEPARATOR, Settings
 from unified_prof.integrations.pytest_uprof.verdicts import Judged
 
 _SUFFIX = ".measured"
-# Hash characters in the names of baselines that are too long for the store.
+# Length of the hash in baseline names that would be too long for the store.
 _HASH_CHARACTERS = 12
 
 
@@ -69,13 +69,13 @@ class Session:
         self._failed: str | None = None
 
     def test_id(self, item: pytest.Item, name: str) -> str:
-        """Return the name of a step, equal in all sessions."""
+        """Return the name of a step, which is the same in all sessions."""
         test = verdicts.plain_id(item)
         return f"{test} ({name})" if name else test
 
     @contextmanager
     def turn(self) -> Iterator[None]:
-        """Let one worker of this machine measure at a time (not on Windows)."""
+        """Wait until no other worker on this machine measures (not on Windows)."""
         try:
             import fcntl
         except ImportError:  # Windows
@@ -138,7 +138,8 @@ class Session:
             try:
                 entries = api.save_all(new, self._store)
             except UprofError as err:
-                self._failed = f"not saved: {err.told}" + (f" ({err.hint})" if err.hint else "")
+                hint = f" ({err.hint})" if err.hint else ""
+                self._failed = f"not saved: {err.tagged_message}{hint}"
                 if session.exitstatus == pytest.ExitCode.OK:
                     session.exitstatus = pytest.ExitCode.TESTS_FAILED
                 return
@@ -199,7 +200,7 @@ class Session:
         partial.replace(self._folder / f"{name}{_SUFFIX}")
 
     def _records(self) -> list[Record]:
-        """Return the records of all workers by test; the last one if a test ran again."""
+        """Return the records of all workers by test; the last one if a test was repeated."""
         found = [
             msgspec.msgpack.decode(path.read_bytes(), type=Record)
             for path in self._folder.glob(f"*{_SUFFIX}")

@@ -1,4 +1,4 @@
-"""Settings of measured tests, and the object of the fixture `uprof`.
+"""Settings of measured tests, and the fixture object `uprof`.
 
 Arguments of a call take precedence over the marker, and the marker over options.
 """
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 RUNS = 3
 MARKER = "uprof"
-# Separates the name of a baseline and the test, in the store.
+# Separates baseline name and test in the names of the store.
 SEPARATOR = ":"
 _KNOWN = ("warmup", "iterations", "runs", "max_regress")
 
@@ -135,7 +135,7 @@ def _check_name(option: str, name: str | None, given: Sequence[str]) -> None:
         )
     if SEPARATOR in name or "@" in name or not name.isprintable():
         raise UsageError(
-            f"{option} {name!r}: names of baselines must not contain {SEPARATOR!r} or '@' here",
+            f"{option} {name!r}: the name of a test baseline must not contain {SEPARATOR!r} or '@'",
             slug="wrong-baseline-name",
         )
 
@@ -148,7 +148,7 @@ def _count(what: str, value: object, least: int) -> int:
     return value
 
 
-# Extra iterations: the first one, and those that measure activations and peak memory.
+# Extra iterations: one at the start, and those that measure activations and peak memory.
 _SPARE = 16
 
 
@@ -165,12 +165,12 @@ class Measured:
     wall_ms: float | None
     peak_bytes: int | None
     iterations: int
-    # The run, as the gate and `unified_prof.diff` take it.
+    # Input for the gate and `unified_prof.diff`.
     run: Run
 
 
 class Uprof:
-    """Object of the fixture `uprof`."""
+    """Fixture object: measures steps of one test."""
 
     def __init__(self, item: pytest.Item, session: Session) -> None:
         self._item, self._session = item, session
@@ -187,15 +187,15 @@ class Uprof:
         max_regress: str | float | None = None,
         device: str | None = None,
     ) -> Measured:
-        """Measure a step as `uprof run` measures an iteration.
+        """Measure a step like `uprof run` measures an iteration.
 
         Args:
             step: Function to measure; called several times without arguments.
             name: Name of the step, required if a test measures several.
             warmup: Calls before measuring.
             iterations: Calls to measure.
-            runs: Runs of a test that is saved or compared, each but the first in a separate
-                process.
+            runs: Runs of a saved or compared test; the first one in this process, the others in
+                new processes.
             max_regress: Largest accepted regression: "5%" or 0.05.
             device: Torch device type; by default the accelerator, or the CPU.
 

@@ -1,10 +1,10 @@
-"""Verdicts on measured steps as text, table rows and JUnit properties, and repeated runs of a test.
+"""Verdicts on measured steps, their output, and repeated runs of a test.
 
 Iterations of one process share its memory layout and the state of the machine, so they are not
-separate runs (see `compare.confidence`). A test is therefore repeated in a separate process, which
-is started with the options and paths of this session, because those load the conftest files that
-declare options; its configuration then selects the one test. It writes its results to a directory,
-and other plugins write nothing.
+separate runs (see `compare.confidence`). A test is therefore repeated in a separate process. The
+process is started with the options and paths of this session, which load the same conftest files,
+and its configuration selects the one test. It writes its results to a directory; output files of
+other plugins are switched off.
 """
 
 from __future__ import annotations
@@ -198,7 +198,7 @@ class Command:
             self._extra += ["--no-cov"]
 
     def measure(self, item: pytest.Item, number: int, of: int) -> dict[str, Run]:
-        """Run the test in a separate process and return its runs by name of the step.
+        """Run the test in a separate process and return the results by step name.
 
         Raises:
             CaptureError: The test failed there, or measured nothing.
@@ -273,7 +273,7 @@ def step_run(measured: Mapping[str, Run], name: str) -> Run:
     """
     if name not in measured:
         raise CaptureError(
-            f"a run in a separate process did not measure the step {name!r}",
+            f"the run in a separate process did not measure step {name!r}",
             hint="a test must measure the same steps every time",
             slug="run-of-test-failed",
         )
