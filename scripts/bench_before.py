@@ -1,15 +1,15 @@
-"""CPU time of the commands of this checkout beside that of another revision.
+"""Compare the CPU time of commands between this checkout and another revision.
 
     python scripts/bench_before.py --before REV [--rounds 9] [--minutes 10] [--scale 0.1]
         [--only PART ...]
 
-The inputs are those of the other benchmarks, smaller, and for start-up a recording of an NPU with
-1,000 operators and a trace of as many events. Each command runs in a process of its own, once with
-each checkout in turn, so that what else the machine does disturbs both alike. No pair is begun
-after `--minutes`; a command that takes longer than `--limit` seconds, or that a checkout does not
-know, is named below the table. Shown are medians of the processor time (user and system, children
-included), the median ratio of the pairs, the quarter and three quarter points of these ratios, the
-ratio of the least times, which a busy machine disturbs least, and the load of the machine.
+The inputs are smaller versions of those of the other benchmarks; for start-up, an NPU recording
+with 1,000 operators and a trace of similar size. Each command runs in a separate process,
+alternating between the checkouts, so that other load on the machine affects both equally. No pair
+starts after `--minutes`. Commands that take longer than `--limit` seconds, or that a checkout does
+not have, are listed below the table. The table has median CPU times (user and system, children
+included), median and quartiles of the ratios of the pairs, the ratio of the minimum times, which
+depends least on the load, and the load of the machine.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ import bench_report
 import bench_upgrade
 from checkouts import ROOT, checkout, command, environment
 
-# A training of small steps: what tracking costs shows, and it is not over at once.
+# A training of small steps, where the overhead of tracking is visible.
 TRAINING = """
 import torch
 torch.manual_seed(0)
@@ -54,15 +54,15 @@ for _ in range(300):
     model(torch.randn(32, 64)).sum().backward()
     optimizer.step()
 """
-# Operators of the recording, and kilobytes of the trace, that start-up is measured with.
+# Number of operators of the recording that start-up is measured with.
 SMALL = 1_000
 
-# What is the time of one command less that of another, in the same round.
+# Rows that are the time of one command minus that of another, in the same round.
 DIFFERENCES = {"tracking of 150 iterations": ("run, measuring 200", "run, measuring 50")}
 
 
 def inputs(folder: Path, scale: float) -> None:
-    """Write what the commands read."""
+    """Write the inputs of the commands."""
     bench_report.make(folder / "tasks.db", int(1_000_000 * scale))
     bench_upgrade.make(folder / "old.db", "1.0.0_20241112", int(580_000 * scale))
     bench_import.write_trace(folder / "trace.json", int(50 * bench_import.MB * scale))
@@ -85,12 +85,12 @@ def inputs(folder: Path, scale: float) -> None:
 
 
 def recording(folder: Path) -> Path:
-    """Return the recording that `make_prof.py` has written into a folder."""
+    """Return the recording that `make_prof.py` wrote to a directory."""
     return next(folder.glob("PROF_*"))
 
 
 def commands(folder: Path) -> dict[str, tuple[str, ...]]:
-    """Return the commands, by what they are called in the table."""
+    """Return the commands by their name in the table."""
     page = ("-o", "page.html", "--force")
     run = ("run", "--backend", "cpu", "-q", "-o", "out", "--force")
     return {
@@ -124,14 +124,14 @@ BUILT = ("-o", "built.db", "--force", "-q")
 
 
 class LeftOutError(Exception):
-    """A command that cannot be compared, and why."""
+    """A command cannot be compared."""
 
 
 def cpu_s(words: tuple[str, ...], code: Path, folder: Path, limit_s: float) -> float:
-    """Run `uprof` of a checkout; return its seconds of processor time.
+    """Run `uprof` of a checkout and return its CPU seconds.
 
     Raises:
-        LeftOutError: it failed, or took longer than allowed.
+        LeftOutError: The command failed or took too long.
     """
     process = subprocess.Popen(
         command(*words),
@@ -140,7 +140,7 @@ def cpu_s(words: tuple[str, ...], code: Path, folder: Path, limit_s: float) -> f
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
-        start_new_session=True,  # it ends with all that it has started
+        start_new_session=True,  # end it with all its child processes
     )
     impatience = threading.Timer(limit_s, _end, (process.pid,))
     impatience.start()
@@ -166,16 +166,16 @@ def _end(group: int) -> None:
 
 
 class Comparison:
-    """The times of pairs, and what could not be compared."""
+    """CPU times of both checkouts, and commands that could not be compared."""
 
     def __init__(self, before: Path, folder: Path, limit_s: float) -> None:
         self._before, self._folder, self._limit_s = before, folder, limit_s
-        # Of each round, the times of both sides by the command's name.
+        # Per round: command -> (CPU seconds before, after).
         self.rounds: list[dict[str, tuple[float, float]]] = []
         self.left_out: dict[str, str] = {}
 
     def measure(self, chosen: dict[str, tuple[str, ...]], rounds: int, until: float) -> None:
-        """Run the commands in turn, once for caches and then so many times, or until a time."""
+        """Run the commands once to fill caches, then `rounds` times or until `until`."""
         for number in range(rounds + 1):
             times: dict[str, tuple[float, float]] = {}
             if number:
@@ -195,7 +195,7 @@ class Comparison:
         return found[self._before], found[ROOT]
 
     def pairs(self, name: str) -> list[tuple[float, float]]:
-        """Return the times of a command, or of the difference of two, before and after."""
+        """Return (before, after) times of a command, or of the difference of two commands."""
         if name not in DIFFERENCES:
             return [one[name] for one in self.rounds if name in one]
         more, less = DIFFERENCES[name]
@@ -220,11 +220,11 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--before", required=True, metavar="REV")
-    parser.add_argument("--rounds", type=int, default=9, help="at most; one more fills caches")
-    parser.add_argument("--minutes", type=float, default=10, help="after which no pair is begun")
-    parser.add_argument("--limit", type=float, default=60, help="seconds a command may take")
-    parser.add_argument("--scale", type=float, default=0.1, help="of the inputs' sizes")
-    parser.add_argument("--only", action="append", help="commands that begin like this")
+    parser.add_argument("--rounds", type=int, default=9, help="maximum number of rounds")
+    parser.add_argument("--minutes", type=float, default=10, help="start no pair after this time")
+    parser.add_argument("--limit", type=float, default=60, help="maximum seconds per command")
+    parser.add_argument("--scale", type=float, default=0.1, help="factor for the size of inputs")
+    parser.add_argument("--only", action="append", help="only commands with this prefix")
     options = parser.parse_args()
     with (
         checkout(options.before) as before,
@@ -247,7 +247,8 @@ def main() -> None:
             capture_output=True,
             text=True,
         ).stdout.strip()
-    print(f"| `uprof` | {options.before} | {revision} | ratio (quarters) | of the least | pairs |")
+    heads = ("`uprof`", options.before, revision, "ratio (quartiles)", "ratio of minimum", "pairs")
+    print(f"| {' | '.join(heads)} |")
     print("|---|---|---|---|---|---|")
     for name in (*chosen, *DIFFERENCES):
         if pairs := comparison.pairs(name):

@@ -1,13 +1,13 @@
-"""Measures `uprof convert`: CPU, wall time and peak memory, the median of several runs.
+"""Measure CPU time, wall time and peak memory of `uprof convert`: medians of several runs.
 
     python scripts/bench_build.py PROF_DIR... [--runs 5]
     python scripts/bench_build.py --generator make_prof.py [--runs 5] [--before REV]
 
-The second form makes the inputs first: 1,000 and 100,000 operators with PMU counters, 500,000
-without. A generator is called as `GENERATOR OUT --seed N --ops N ...`, and prints the PROF_* path.
+The second form generates the inputs: 1,000 and 100,000 operators with PMU counters, 500,000
+without. The generator is called as `GENERATOR OUT --seed N --ops N ...` and prints the PROF_* path.
 
-With a revision to compare with, both build each input in turn; the last columns are the median
-and the least CPU time of each, and the median of the pairs' ratios.
+With --before, both revisions build each input in turn; the last columns are the median and minimum
+CPU time of each revision, and the median ratio of the pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ INPUTS = {
 }
 
 
-# CPU s, wall s, peak MB and rows of one build.
+# CPU seconds, wall seconds, peak MB and rows of one build.
 _Run = tuple[float, float, float, int]
 
 
@@ -45,7 +45,7 @@ def main() -> None:
     parser.add_argument("recordings", nargs="*", type=Path)
     parser.add_argument("--generator", type=Path)
     parser.add_argument("--runs", type=int, default=5)
-    parser.add_argument("--before", metavar="REV", help="build with this revision in turn")
+    parser.add_argument("--before", metavar="REV", help="revision to compare with")
     options = parser.parse_args()
     with ExitStack() as stack:
         folder = stack.enter_context(tempfile.TemporaryDirectory())
@@ -58,7 +58,7 @@ def main() -> None:
             }
         heads = ["input", "raw MB", "rows", "CPU s", "wall s", "peak MB"]
         if before:
-            heads += [f"CPU s (least), {options.before}", "now", "now / before"]
+            heads += [f"CPU s (minimum), {options.before}", "now", "now / before"]
         print(f"| {' | '.join(heads)} |\n|{'---|' * len(heads)}")
         for name, recording in inputs.items():
             output = Path(folder) / "out.db"
@@ -95,8 +95,8 @@ def row(name: str, recording: Path, output: Path, runs: int, before: Path | None
 
 
 def run(recording: Path, output: Path, code: Path) -> _Run:
-    """Build once in a process of its own; return CPU s, wall s, peak MB and rows."""
-    # Not in this folder, whose package would be taken before that of the environment.
+    """Build once in a new process; return CPU s, wall s, peak MB and rows."""
+    # Not in this directory, whose package would be imported first.
     words = ["build", str(recording.resolve()), "-o", str(output)]
     command = [sys.executable, "-m", "unified_prof", *words]
     command += ["--schema", "latest", "--force", "-q", "--json"]

@@ -1,14 +1,15 @@
-"""Measures `uprof cluster build`, and shows what runs of up to ten thousand ranks cost.
+"""Measure `uprof cluster build`, and estimate the cost of runs of up to 10,000 ranks.
 
     python scripts/bench_cluster.py [RECORDINGS] [--ranks 64,256,1024] [--operations 200] [--json]
 
-With RECORDINGS, a folder of all ranks of a run, `uprof cluster build` reads it in this process,
-with two processes, with Dask on two, and once more when nothing is new; each in a process of its
-own, CPU of its children included. Memory is the highest resident size of any one process.
+With RECORDINGS, a directory of all ranks of a run, measures `uprof cluster build` with one process,
+two processes, two Dask workers, and a second time without new recordings. CPU time includes child
+processes; memory is the largest resident size of a single process.
 
-The rest is a simulation: partials of so many ranks with so many collectives each are made, and put
-together as the command does. What grows with the ranks is shown as an exponent (1: in proportion),
-and from it what 10,000 ranks cost: bytes of partials that travel, CPU and memory of the reduce.
+The rest is a simulation: generates partials of --ranks ranks with --operations collectives each and
+reduces them like the command does. Growth with the number of ranks is printed as an exponent (1:
+proportional) and extrapolated to 10,000 ranks: bytes of partials, CPU time and memory of the
+reduction.
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ BEGIN_NS = 1_763_600_000_000_000_000
 
 
 def simulated(rank: int, ranks: int, operations: int) -> Partial:
-    """Return the partial of a rank: all-reduces over its tensor group, each eighth over data."""
+    """Return the partial of a rank: all-reduces in its tensor group, 1 of 8 in its data group."""
     rng = np.random.default_rng(rank)
     first = rank // TENSOR * TENSOR
     groups = (
@@ -146,7 +147,7 @@ def _marks(table: dict[str, Any], steps: Any) -> dict[str, Any]:
 
 
 def reduce(folder: str, ranks: int) -> None:
-    """Put simulated partials together, and print what it cost; runs in a process of its own."""
+    """Reduce simulated partials and print the cost; runs in a separate process."""
     import resource
 
     found = [
@@ -176,7 +177,7 @@ def simulate(ranks: int, operations: int) -> dict[str, Any]:
 
 
 def measured(words: list[str]) -> dict[str, float]:
-    """Run the command and return what it and its children cost."""
+    """Run the command and return its cost, children included."""
     begun = time.monotonic()
     process = subprocess.Popen([sys.executable, "-m", "unified_prof", *words], cwd=ROOT)
     _, status, usage = os.wait4(process.pid, 0)
@@ -203,7 +204,7 @@ def builds(recordings: Path) -> dict[str, dict[str, float]]:
 
 
 def growth(rows: list[dict[str, Any]], figure: str) -> float:
-    """Return the exponent by which a figure grows between the last two numbers of ranks."""
+    """Return the growth exponent of a figure between the last two numbers of ranks."""
     before, after = rows[-2:]
     return math.log(after[figure] / before[figure]) / math.log(after["ranks"] / before["ranks"])
 
@@ -212,10 +213,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("recordings", nargs="?", type=Path, help="a folder of all ranks of a run")
-    parser.add_argument("--ranks", default="64,256,1024", help="how many to simulate (%(default)s)")
-    parser.add_argument("--operations", type=int, default=200, help="collectives of a rank (200)")
-    parser.add_argument("--json", action="store_true", help="print figures for programs")
+    parser.add_argument("recordings", nargs="?", type=Path, help="directory of all ranks of a run")
+    parser.add_argument("--ranks", default="64,256,1024", help="ranks to simulate (%(default)s)")
+    parser.add_argument("--operations", type=int, default=200, help="collectives per rank (200)")
+    parser.add_argument("--json", action="store_true", help="print JSON")
     parser.add_argument("--reduce", help=argparse.SUPPRESS)
     given = parser.parse_args()
     if given.reduce:
@@ -238,13 +239,13 @@ def main() -> None:
         return
     for name, cost in built.items():
         print(f"{name:20}  {cost['cpu_s']:7.2f} CPU s  {cost['memory_mb']:6.0f} MB")
-    print(f"\nsimulated, {given.operations} collectives a rank\n"
+    print(f"\nsimulated, {given.operations} collectives per rank\n"
           "   ranks  partials MB  reduce CPU s  memory MB")  # fmt: skip
     for row in rows:
         print(_line(row))
     if exponents:
         words = ", ".join(f"{name} ^{value:.2f}" for name, value in exponents.items())
-        print(f"growth: {words}; by that, of 10,000 ranks:")
+        print(f"growth: {words}; extrapolated to 10,000 ranks:")
         print(_line({"ranks": 10_000, **at_10000}))
 
 

@@ -1,8 +1,8 @@
-"""How long `uprof diff` takes on two run time reports with many operations and iterations.
+"""Measure `uprof diff` on two run time reports with many operations and iterations.
 
     python scripts/bench_diff.py [--operations 10000] [--iterations 20] [--rounds 5]
 
-Times are processor time of the whole process, start of Python included; medians.
+Prints medians of the CPU time of the whole process, including the start of Python.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ import numpy as np
 from unified_prof.base.run_spec import Frame, IterationRecord, OperationRecord, TrackedRun
 from unified_prof.sqlite.skyline_writer import write_run_time
 
-# Operations in a module; each stands on its own line.
+# Operations per module, each on a separate line.
 LAYER = 20
 
 
@@ -66,7 +66,7 @@ def make_report(
 
 
 def measure(*arguments: str) -> tuple[float, float]:
-    """Return processor time and wall time, in seconds, of one `uprof` command."""
+    """Return CPU and wall seconds of one `uprof` command."""
     before, began = os.times(), time.perf_counter()
     command = [sys.executable, "-m", "unified_prof", *arguments]
     subprocess.run(command, check=True, capture_output=True)
@@ -98,7 +98,7 @@ def main() -> None:
         print(f"{shape[0]:,} operations, {shape[1]} iterations")
         for name, found in times.items():
             cpu_s, wall_s = (statistics.median(column) for column in zip(*found, strict=True))
-            print(f"{name:30} {cpu_s:.2f} s of processor time ({wall_s:.2f} s on the clock)")
+            print(f"{name:30} {cpu_s:.2f} s CPU ({wall_s:.2f} s wall)")
 
 
 if __name__ == "__main__":

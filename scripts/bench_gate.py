@@ -1,10 +1,11 @@
-"""How often the gate is wrong: on synthetic runs of machines of several noises, and on real runs.
+"""Measure the error rate of the gate on synthetic runs with several noise levels and on real runs.
 
     python scripts/bench_gate.py --synthetic 200 --real 40 --runs 3
 
-Each pair is judged by the default limits. Of unchanged pairs none may be a regression, of those a
-fifth slower none may pass; `inconclusive` asks for more runs. Of a real pair each run is a process
-of its own, the sides take turns, and what is inconclusive gets more rounds, as by `--until-sure`.
+Pairs are judged with the default limits. No unchanged pair may be a regression, and no pair that is
+20 % slower may pass; `inconclusive` means that more runs are needed. Each run of a real pair is a
+separate process, the sides alternate, and inconclusive pairs get more rounds, as with
+`--until-sure`.
 """
 
 from __future__ import annotations
@@ -36,14 +37,14 @@ SLOWER = 1.2
 MEDIAN_NS = 3e6
 ITERATIONS = 10
 # Standard deviation of the logarithm of a run's speed.
-NOISES = {"a device of one's own": 0.01, "a quiet host": 0.03, "a busy host": 0.12}
+NOISES = {"dedicated machine": 0.01, "quiet host": 0.03, "busy host": 0.12}
 
 
 PROCESSES = multiprocessing.get_context("forkserver")
 
 
 def run_of(processes: Sequence[Floats]) -> Run:
-    """Return what several processes measured as one side."""
+    """Return the measurements of several processes as one side of a comparison."""
     return Run(
         "",
         frozenset({"skyline-run-time"}),
@@ -57,7 +58,7 @@ def run_of(processes: Sequence[Floats]) -> Run:
 
 
 def outcome(base: Sequence[Floats], new: Sequence[Floats], noise: Noise | None = None) -> str:
-    """Judge two sides' iterations in nanoseconds; `diff` may not say otherwise than the gate."""
+    """Judge iterations in ns of two sides; asserts that `diff` agrees with the gate."""
     sides = run_of(base), run_of(new)
     found = gate(*sides, [TOTAL], Limits(), noise).outcome
     verdict = diff(*sides, noise=noise).totals[TOTAL].verdict()
@@ -82,16 +83,16 @@ def synthetic(pairs: int) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
 
             unchanged = Counter(outcome(side(1), side(1)) for _ in range(pairs))
             slower = Counter(outcome(side(1), side(SLOWER)) for _ in range(pairs))
-            yield f"{name} ({relative:.0%}), {count} a side", unchanged, slower
+            yield f"{name} ({relative:.0%}), {count} runs per side", unchanged, slower
             if count == 1:
                 learned = Noise(relative, 9)
                 unchanged = Counter(outcome(side(1), side(1), learned) for _ in range(pairs))
                 slower = Counter(outcome(side(1), side(SLOWER), learned) for _ in range(pairs))
-                yield f"{name} ({relative:.0%}), 1 a side, noise learned", unchanged, slower
+                yield f"{name} ({relative:.0%}), 1 run per side, noise known", unchanged, slower
 
 
 def train(layers: int, width: int) -> bytes:
-    """Track a small model in this process; return what was measured, as a baseline keeps it."""
+    """Track a small model in this process and return the run as an encoded baseline."""
     import torch
     from torch import nn
 
@@ -127,13 +128,13 @@ def train(layers: int, width: int) -> bytes:
 
 
 def in_a_process(layers: int, width: int) -> Run:
-    """Return what one run of the model takes, in a process that a server with torch has forked."""
+    """Measure one run of the model in a process forked from a server that has loaded torch."""
     with PROCESSES.Pool(1) as pool:
         return api.load(pool.apply(train, (layers, width)), where="a run")
 
 
 def judged(base: Sequence[Run], new: Sequence[Run], metric: str) -> str:
-    """Judge two sides' runs; `diff` may not say otherwise than the gate."""
+    """Judge the runs of two sides; asserts that `diff` agrees with the gate."""
     sides = (pool_of(base), pool_of(new))
     found = gate(*sides, [metric], Limits()).outcome
     said = diff(*sides).totals[metric].verdict()
@@ -143,7 +144,7 @@ def judged(base: Sequence[Run], new: Sequence[Run], metric: str) -> str:
 
 
 def ratio(base: Run, new: Run, metric: str) -> float:
-    """Return by how much a metric changed, as the gate judges it."""
+    """Return the ratio of a metric, candidate over baseline, as judged by the gate."""
     shift = gate(base, new, [metric], Limits()).checks[0].shift
     return 1.0 if shift is None else shift.ratio
 
@@ -151,7 +152,7 @@ def ratio(base: Run, new: Run, metric: str) -> float:
 def real(
     pairs: int, least: int, most: int, widths: Sequence[int], minutes: float
 ) -> Iterator[tuple[str, Counter[str], Counter[str]]]:
-    """The same for tracked runs of a model, of itself and of one with a fifth more layers."""
+    """Like `synthetic`, for tracked runs of a model, unchanged and with 20 % more layers."""
     for width in widths if pairs else ():
         first = {metric: (Counter[str](), Counter[str]()) for metric in (TOTAL, FORWARD)}
         last = (Counter[str](), Counter[str]())
@@ -180,24 +181,25 @@ def real(
             times = [float(np.median(run.totals[TOTAL])) for run in sides[0]]
             scatter.append(float(np.std(np.log(times), ddof=1)))
             ratios.append(ratio(pool_of(sides[0]), pool_of(sides[2]), TOTAL))
-        what = f"width {width}, x{np.median(ratios):.2f}, runs differ by {np.median(scatter):.0%}"
+        what = f"width {width}, x{np.median(ratios):.2f}, variation {np.median(scatter):.0%}"
         for metric, (same, slower) in first.items():
-            yield f"{what}: {metric}, {least} runs a side", same, slower
-        yield f"{what}: until sure, {np.mean(rounds):.1f} rounds of at most {most}", *last
+            yield f"{what}: {metric}, {least} runs per side", same, slower
+        yield f"{what}: --until-sure, {np.mean(rounds):.1f} of at most {most} rounds", *last
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--synthetic", type=int, default=200, help="pairs of each kind")
     parser.add_argument("--real", type=int, default=20, help="pairs of each kind")
-    parser.add_argument("--runs", type=int, default=3, help="runs a side of a real pair at first")
-    parser.add_argument("--rounds", type=int, default=10, help="runs a side at most")
+    parser.add_argument("--runs", type=int, default=3, help="initial runs per side of a real pair")
+    parser.add_argument("--rounds", type=int, default=10, help="maximum runs per side")
     parser.add_argument("--width", type=int, nargs="+", default=[192], help="of the model")
-    parser.add_argument("--minutes", type=float, default=60, help="for real pairs of a width")
+    parser.add_argument("--minutes", type=float, default=60, help="limit per width of real pairs")
     arguments = parser.parse_args()
     print(f"{os.cpu_count()} processors, load {os.getloadavg()[0]:.1f}")
     PROCESSES.set_forkserver_preload(["torch", "unified_prof.pipeline.live", __name__])
-    print("| samples | unchanged: pass / inconclusive / regression | a fifth slower: the same |")
+    outcomes = "pass / inconclusive / regression"
+    print(f"| samples | unchanged: {outcomes} | 20 % slower: {outcomes} |")
     print("|---|---|---|")
     measured = real(
         arguments.real, arguments.runs, arguments.rounds, arguments.width, arguments.minutes

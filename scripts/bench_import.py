@@ -1,12 +1,12 @@
-"""Measures `uprof convert`: events a second, memory over length, and against its peers.
+"""Measure `uprof convert`: events per second and memory, also of other tools.
 
-    python scripts/bench_import.py                       # a 500 MB trace of its own making
-    python scripts/bench_import.py --peer PYTHON         # beside HolisticTraceAnalysis
+    python scripts/bench_import.py                       # a synthetic 500 MB trace
+    python scripts/bench_import.py --peer PYTHON         # also with HolisticTraceAnalysis
     python scripts/bench_import.py --peer PYTHON TRACE...
     python scripts/bench_import.py --kernels 1000000     # an export of Nsight Systems
 
 PYTHON is the interpreter of an environment with HolisticTraceAnalysis. Every measurement is a
-process of its own; competitors take turns; figures are medians of CPU time and peak memory.
+separate process and tools alternate; prints medians of CPU time and peak memory.
 """
 
 from __future__ import annotations
@@ -45,22 +45,22 @@ parse_trace_dataframe(sys.argv[1], ParserConfig.get_default_cfg())
 
 
 class Clock:
-    """Host and device time of the synthetic run, in ns, and its running ids."""
+    """Host and device time of the synthetic run in ns, and counters for ids."""
 
     def __init__(self) -> None:
         self.host = 4_458_676_416_431_397
         self.device = self.host
         self.external = self.correlation = self.sequence = 0
 
-    def pass_(self, ns: int) -> int:
-        """Let the host work for `ns`; return the time before."""
+    def advance(self, ns: int) -> int:
+        """Advance host time by `ns` and return the previous time."""
         before = self.host
         self.host += ns
         return before
 
 
 def us(ns: int) -> str:
-    """Write ns as Kineto writes microseconds."""
+    """Format ns as microseconds, like Kineto."""
     return f"{ns // 1000}.{ns % 1000:03d}"
 
 
@@ -74,9 +74,9 @@ def operation(name: str, tid: int, start: int, end: int, external: int, extra: s
 
 
 def launch(clock: Clock, tid: int, kernel: str, ns: int, stream: int) -> Iterator[str]:
-    """One runtime call, its kernel, and the flow between them."""
+    """Return the events of a runtime call, its kernel, and the flow between them."""
     clock.correlation += 1
-    start = clock.pass_(4_000)
+    start = clock.advance(4_000)
     begin = max(clock.device, start + 5_000)
     clock.device = begin + ns
     c = clock.correlation
@@ -100,7 +100,7 @@ def launch(clock: Clock, tid: int, kernel: str, ns: int, stream: int) -> Iterato
 
 
 def step(clock: Clock, number: int) -> Iterator[str]:
-    """One training step: a forward pass, a backward pass, an optimizer."""
+    """Return the events of a training step: forward pass, backward pass, optimizer."""
     begin = clock.host
     kernels = [
         f"void at::native::vectorized_elementwise_kernel<{i}, at::native::CUDAFunctor_add<float>, "
@@ -111,32 +111,32 @@ def step(clock: Clock, number: int) -> Iterator[str]:
     for layer in range(_LAYERS):
         clock.external += 1
         clock.sequence += 1
-        outer, started = clock.external, clock.pass_(2_000)
+        outer, started = clock.external, clock.advance(2_000)
         shapes = (
             f'"Sequence number": {clock.sequence}, "Fwd thread id": 0, '
             f'"Input type": ["float", "float"], "Input Dims": [[32, {layer + 64}], [{layer}, 64]], '
         )
         clock.external += 1
-        inner, inner_start = clock.external, clock.pass_(1_000)
+        inner, inner_start = clock.external, clock.advance(1_000)
         yield from launch(clock, PID, kernels[layer % 8], 9_000, 7)
         inner_end = clock.host
         yield operation("aten::addmm", PID, inner_start, inner_end, inner, shapes)
-        clock.pass_(500)
+        clock.advance(500)
         yield operation("aten::linear", PID, started, clock.host, outer, shapes)
         forward.append(clock.sequence)
     for sequence in reversed(forward):
         clock.external += 1
-        outer, started = clock.external, clock.pass_(1_500)
+        outer, started = clock.external, clock.advance(1_500)
         extra = f'"Sequence number": {sequence}, "Fwd thread id": 1, '
         clock.external += 1
-        inner, inner_start = clock.external, clock.pass_(700)
+        inner, inner_start = clock.external, clock.advance(700)
         yield from launch(clock, BACKWARD_TID, kernels[sequence % 8], 14_000, 7)
         yield operation("AddmmBackward0", BACKWARD_TID, inner_start, clock.host, inner, extra)
         name = "autograd::engine::evaluate_function: AddmmBackward0"
-        clock.pass_(300)
+        clock.advance(300)
         yield operation(name, BACKWARD_TID, started, clock.host, outer, extra)
     yield from launch(clock, PID, "ncclDevKernel_AllReduce_Sum_f32_RING_LL(args)", 30_000, 20)
-    clock.pass_(10_000)
+    clock.advance(10_000)
     yield (
         f'  {{\n    "ph": "X", "cat": "user_annotation", "name": "ProfilerStep#{number}", '
         f'"pid": {PID}, "tid": {PID},\n    "ts": {us(begin)}, "dur": {us(clock.host - begin)},\n'
@@ -182,7 +182,7 @@ def measure(command: list[str]) -> tuple[float, float]:
 
 
 def compare(trace: Path, events: int | None, peer: str | None, runs: int) -> None:
-    """Print a line for each competitor on `trace`."""
+    """Print a line for each tool on `trace`."""
     competitors = {"uprof convert": [sys.executable, "-c", _UPROF]}
     if peer:
         competitors["HTA parse"] = [peer, "-c", _HTA]
@@ -217,7 +217,7 @@ _CALL = ("start", "end", "eventClass", "globalTid", "correlationId", "nameId", "
 
 
 def write_export(path: Path, kernels: int) -> None:
-    """Write an export of Nsight Systems: as many kernels, each with the call that launched it."""
+    """Write a synthetic export of Nsight Systems with kernels and their launches."""
     process = 1 << 48 | PID << 24
     with closing(sqlite3.connect(path)) as db, db:
         db.execute("CREATE TABLE META_DATA_EXPORT (name TEXT, value TEXT)")
@@ -247,7 +247,7 @@ def write_export(path: Path, kernels: int) -> None:
 
 
 def compare_export(export: Path, runs: int) -> None:
-    """Import an export in turn with Python's SQLite driver, which reads it and drops it."""
+    """Compare the import of an export with Python's SQLite driver reading all rows."""
     report = export.with_suffix(".db")
     figures: dict[str, list[tuple[float, float]]] = {"uprof convert": [], "the driver alone": []}
     for _ in range(runs):
@@ -263,14 +263,14 @@ def compare_export(export: Path, runs: int) -> None:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("traces", nargs="*", type=Path, help="instead of synthetic ones")
+    parser.add_argument("traces", nargs="*", type=Path, help="instead of a synthetic trace")
     parser.add_argument("--mb", type=int, default=500, help="size of the synthetic trace")
     parser.add_argument("--runs", type=int, default=3)
     parser.add_argument("--peer", help="Python interpreter with HolisticTraceAnalysis")
     parser.add_argument(
-        "--length", action="store_true", help="also a tenth of the size, for memory"
+        "--length", action="store_true", help="also measure a tenth of the size, to compare memory"
     )
-    parser.add_argument("--kernels", type=int, help="of an export of Nsight Systems instead")
+    parser.add_argument("--kernels", type=int, help="size of an export of Nsight Systems, instead")
     options = parser.parse_args()
     if options.kernels:
         with tempfile.TemporaryDirectory() as folder:

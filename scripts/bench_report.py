@@ -1,15 +1,15 @@
-"""Measures `uprof report`, `diff` and `gate` of millions of tasks, and SQL written by hand.
+"""Measure `uprof report`, `diff` and `gate` on millions of tasks, next to hand-written SQL.
 
     python scripts/bench_report.py [--tasks 5000000] [--rounds 5] [--keep FILE] [--json]
         [--host] [--names N] [--only PART]
 
-The database has TASK (eight streams, one in five tasks no kernel) and COMPUTE_TASK_INFO; with
-`--host` it is that of a training with twice as many ranges of the framework and as many launching
-calls (`made_training`), its kernels with N names. The peer
-asks the sqlite3 shell for the twenty operator types that took most time: as one would write it
-down (`by name`), and grouped by id first, names last (`by id`). `diff` and `gate` compare the
-database with itself, so they read it twice. Contenders run in turn, a process a measurement; times
-are seconds, memory the highest resident size of the process. A database takes 107 bytes a task.
+The database has TASK (eight streams, 20 % of the tasks are not kernels) and COMPUTE_TASK_INFO. With
+`--host` it is a training with twice as many framework ranges and as many launches as kernels
+(`made_training`), with N kernel names. The SQL queries the twenty operator types with the most time
+in the sqlite3 shell: grouped by name (`by name`), and grouped by id with names joined last (`by
+id`). `diff` and `gate` compare the database with itself, so they read it twice. Contenders
+alternate, and each measurement is a separate process. Times are in seconds, memory is the maximum
+resident size. A database takes 107 bytes per task.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ BY_ID = """
     ) g JOIN STRING_IDS s ON s.id = g.op ORDER BY g.total DESC
 """
 BATCH = 500_000
-# Exit code of a gate that has one sample a side.
+# Exit code of a gate with one sample per side.
 INCONCLUSIVE = 3
 
 
 def make(path: Path, tasks: int) -> None:
-    """Write the database; the same for the same number of tasks."""
+    """Write the database; its content depends on the number of tasks only."""
     rng = np.random.default_rng(0)
     with ReportWriter(path, overwrite=True) as report:
         types = report.strings.intern_all(f"OperatorType{n}" for n in range(400))
@@ -123,11 +123,11 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--tasks", type=int, default=5_000_000)
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--keep", type=Path, help="use this database, make it if it is not there")
+    parser.add_argument("--keep", type=Path, help="reuse this database, or create it")
     parser.add_argument("--json", action="store_true")
-    parser.add_argument("--host", action="store_true", help="with host ranges and launching calls")
-    parser.add_argument("--names", type=int, default=400, help="of kernels, with --host")
-    parser.add_argument("--only", default="", help="the contenders with this in their name")
+    parser.add_argument("--host", action="store_true", help="with host ranges and launches")
+    parser.add_argument("--names", type=int, default=400, help="kernel names, with --host")
+    parser.add_argument("--only", default="", help="only contenders whose name contains this")
     options = parser.parse_args()
     shell = shutil.which("sqlite3")
     with tempfile.TemporaryDirectory(prefix="uprof-bench-") as folder:

@@ -1,12 +1,12 @@
-"""Measures `store.writer` against its peers, interleaved, one process a measurement.
+"""Compare `store.writer` with other ways to write a database.
 
     python scripts/bench_store.py [--rows 2000000] [--rounds 5] [--varied] [--trials] [--json]
 
-Every contender writes the same TASK, COMPUTE_TASK_INFO and STRING_IDS to a new file, the index of
-TASK included: `writer` from columns, `executemany` from tuples made beforehand, `c` with a C
-program that binds and steps row by row (compiled here; left out without a compiler). `writer`
-also verifies and syncs its file, which the others do not. Times are CPU seconds of the process
-without making the input; memory is the highest resident size above that with the input made.
+Every contender writes the same TASK (with its index), COMPUTE_TASK_INFO and STRING_IDS to a new
+file: `writer` from columns, `executemany` from prepared tuples, `c` with a C program that binds and
+steps row by row (compiled here; skipped without a compiler). Only `writer` also verifies and syncs
+its file. Contenders alternate, and each measurement is a separate process. Times are CPU seconds
+without creating the input; memory is the maximum resident size above that of the input.
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ def make_input(rows: int, *, varied: bool) -> tuple[list[str], dict[str, Columns
 
     Args:
         rows: Number of rows of each table.
-        varied: Whether columns that are the same in every row of a real recording vary as well.
+        varied: If True, columns that are constant in real recordings vary as well.
     """
     rng = np.random.default_rng(2026)
 
@@ -135,7 +135,7 @@ def make_input(rows: int, *, varied: bool) -> tuple[list[str], dict[str, Columns
 def write_by_writer(
     path: Path, strings: list[str], tables: dict[str, Columns]
 ) -> Callable[[], None]:
-    """Return what writes the input through `store.writer`."""
+    """Return a function that writes the input with `store.writer`."""
     from unified_prof.sqlite.writer import ReportWriter
 
     def work() -> None:
@@ -150,7 +150,7 @@ def write_by_writer(
 def write_by_executemany(
     path: Path, strings: list[str], tables: dict[str, Columns]
 ) -> Callable[[], None]:
-    """Return what writes the input by `sqlite3.executemany` of tuples that are ready."""
+    """Return a function that writes the input with `sqlite3.executemany`."""
     ready = {
         table: list(zip(*(column.tolist() for column in columns.values()), strict=True))
         for table, columns in tables.items()
@@ -173,7 +173,7 @@ def write_by_executemany(
 
 
 class CProgram:
-    """The compiled C functions, and the database they work on."""
+    """The compiled C functions and their database."""
 
     def __init__(self, path: Path) -> None:
         self._library = ctypes.CDLL(os.environ["BENCH_STORE_LIBRARY"])
@@ -181,7 +181,7 @@ class CProgram:
         self.database = ctypes.c_void_p()
 
     def open(self) -> None:
-        """Make the database and begin."""
+        """Create the database and begin a transaction."""
         must(self._library.open_db(bytes(self._path), ctypes.byref(self.database)))
         self.run("PRAGMA journal_mode = OFF; PRAGMA synchronous = OFF; BEGIN")
 
@@ -223,7 +223,7 @@ def pointers(columns: Columns) -> Any:
 
 
 def write_by_c(path: Path, strings: list[str], tables: dict[str, Columns]) -> Callable[[], None]:
-    """Return what writes the input by a C program that binds and steps row by row."""
+    """Return a function that writes the input with the C program."""
     program = CProgram(path)
     columns_of = {table: pointers(columns) for table, columns in tables.items()}
 
@@ -244,7 +244,7 @@ CONTENDERS = {"writer": write_by_writer, "executemany": write_by_executemany, "c
 
 
 def contenders() -> dict[str, Any]:
-    """Return everything that can be measured here, trials last."""
+    """Return the contenders that can run here, trials last."""
     import bench_store_trials
 
     return CONTENDERS | bench_store_trials.contenders()
@@ -264,7 +264,7 @@ def measure(name: str, folder: Path, rows: int, *, varied: bool) -> dict[str, fl
     """Let one contender write the input once, in this process."""
     path = folder / f"{name}.db"
     work = contenders()[name](path, *make_input(rows, varied=varied))
-    Path("/proc/self/clear_refs").write_text("5")  # the high-water mark starts again
+    Path("/proc/self/clear_refs").write_text("5")  # reset the high-water mark
     before = _resident_kb("VmRSS")
     wall, cpu = time.perf_counter(), time.process_time()
     work()
@@ -289,7 +289,7 @@ def _build_library(folder: Path, name: str, source: str) -> Path | None:
     compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
     if compiler is None:
         return None
-    # The SQLite that Python itself uses, so that only the way of calling it differs.
+    # Python's SQLite library, so that only the calls differ.
     import _sqlite3
 
     linked = subprocess.run(["ldd", _sqlite3.__file__], capture_output=True, text=True).stdout
@@ -306,10 +306,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--rows", type=int, default=2_000_000, help="rows of each table")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--varied", action="store_true", help="no column is constant")
+    parser.add_argument("--varied", action="store_true", help="let all columns vary")
     parser.add_argument("--folder", type=Path, default=Path(tempfile.gettempdir()))
-    parser.add_argument("--json", action="store_true", help="figures as JSON on stdout")
-    parser.add_argument("--trials", action="store_true", help="also what was tried and not taken")
+    parser.add_argument("--json", action="store_true", help="print JSON")
+    parser.add_argument("--trials", action="store_true", help="also rejected implementations")
     parser.add_argument("--only", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.only:
@@ -341,7 +341,7 @@ def compare(folder: Path, options: argparse.Namespace) -> dict[str, Any]:
         if table and options.trials:
             os.environ["BENCH_STORE_TABLE_LIBRARY"] = str(table)
     else:
-        print("no C compiler, or no SQLite to link with: left out", file=sys.stderr)
+        print("skipped: no C compiler or SQLite library", file=sys.stderr)
         names.remove("c")
     if options.trials:
         names += bench_store_trials.contenders()

@@ -1,7 +1,7 @@
-"""Ways to write a report that were tried and not taken, for `bench_store.py --trials`.
+"""Rejected ways to write a report, for `bench_store.py --trials`.
 
-`apsw` is our statement on another driver; `table` lets SQLite read the columns itself, through a
-virtual table in C, which is the most that any way of inserting can reach.
+`apsw` runs the writer's statement on another driver. In `table`, SQLite reads the columns itself
+through a virtual table in C, which is the upper limit for any way of inserting.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ int add_module(sqlite3 *db) { return sqlite3_create_module(db, "columns_of", &mo
 
 
 def write_by_apsw(path: Path, strings: list[str], tables: Any) -> Callable[[], None]:
-    """Return what writes the input with the driver apsw, many rows a statement."""
+    """Return a function that writes the input with apsw, many rows per statement."""
     import apsw
     import bench_store
 
@@ -102,7 +102,7 @@ def write_by_apsw(path: Path, strings: list[str], tables: Any) -> Callable[[], N
 
 
 def write_by_table(path: Path, strings: list[str], tables: Any) -> Callable[[], None]:
-    """Return what writes the input by INSERT ... SELECT from a virtual table over the columns."""
+    """Return a function that writes the input by INSERT ... SELECT from a virtual table."""
     import bench_store
 
     library = ctypes.CDLL(os.environ["BENCH_STORE_TABLE_LIBRARY"])

@@ -1,16 +1,15 @@
-"""What tracking costs and how much it sees: training steps with and without it.
+"""Measure overhead and coverage of tracking on training steps.
 
-Two sizes of a small GPT, and a recurrent network written by hand: 8,994 small operations a step.
-Plain and tracked steps alternate in one process on one thread, so that whatever else the
-machine does falls on both, and all times are the thread's own, which others' work does not
-lengthen. The ratio is the median over pairs of steps. The coverage compares the sum of all
-operations' times with the plain forward and backward; for those steps the tracker's clock is
-replaced by the thread's. That one takes ten times as long to read, so the reading is taken off
-every interval and the steps do not count for the ratio.
+The models are two sizes of a small GPT, and a hand-written recurrent network with 8,994 small
+operations per step. Plain and tracked steps alternate in one thread, and times are CPU times of the
+thread, so that other load does not affect them. The overhead is the median ratio of pairs of steps.
+The coverage is the sum of the times of all operations over the plain forward and backward time; for
+these steps the tracker uses the thread's clock. Reading that clock is ten times slower, so the
+reading time is subtracted from every interval, and the steps do not count for the overhead.
 
-On a device (`--device`) the figures are others: how near the sum of the operations' times comes
-to the time of the kernels they launched, and what timing them costs; see `device_truth`. `bench`
-is the test device of `tests/device`, whose kernels take exactly 3 us, then 3 ms.
+With `--device`, prints how close the sum of the operation times is to the time of their kernels,
+and the cost of timing them; see `device_truth`. `bench` is the test device of `tests/device`, whose
+kernels take exactly 3 us or 3 ms.
 
     python scripts/bench_tracking.py [--rounds N] [--json] [--device bench|cuda|npu]
 """
@@ -43,7 +42,7 @@ from unified_prof.tracking.training_loop import StepWatcher
 
 SIZES = {"small": (64, 32, 4), "medium": (256, 128, 4)}
 LARGE = "large"
-# Width, tokens in a sequence, sequences in a batch; a GPU has kernels of 0.1 ms for the large.
+# Width, tokens per sequence, sequences per batch; a GPU has kernels of 0.1 ms for the large size.
 _SHAPES = {**SIZES, LARGE: (1024, 512, 16)}
 MANY = "many operations"
 TOKENS_BY_HAND = 899
@@ -61,7 +60,7 @@ class Block(nn.Module):
         self.up, self.down = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return `x` with what the block adds."""
+        """Return the output of the block, with residual connections."""
         batch, tokens, width = x.shape
         q, k, v = (
             part.view(batch, tokens, self.heads, -1).transpose(1, 2)
@@ -91,7 +90,7 @@ class Gpt(nn.Module):
 
 
 class RecurrentByHand(nn.Module):
-    """A gated recurrent network of which every step is a dozen operations in Python."""
+    """A gated recurrent network whose steps are a dozen operations in Python."""
 
     def __init__(self, width: int) -> None:
         super().__init__()
@@ -108,7 +107,7 @@ class RecurrentByHand(nn.Module):
 
 
 class ThreadClock(HostClock):
-    """The time that this thread has had a processor, less the time to ask for it."""
+    """CPU clock of this thread, minus the time to read it."""
 
     mark = staticmethod(time.thread_time_ns)
 
@@ -206,7 +205,7 @@ def bench(size: str, rounds: int) -> dict[str, float]:
 
 
 def bench_device(device: str, rounds: int) -> dict[str, device_truth.Truth]:
-    """Return the figures of the cases on a device; the bench has one, with two kinds of kernels."""
+    """Return the figures of all cases on a device."""
     if device != "bench":
         sizes = (*SIZES, LARGE)
         return {size: device_truth.truth(device, *workload(size), rounds) for size in sizes}
@@ -234,8 +233,8 @@ def main() -> None:
         if arguments.json:
             print(json.dumps({name: asdict(one) for name, one in found.items()}, indent=2))
         else:
-            print("\n".join(device_truth.told(name, one) for name, one in found.items()))
-        # Kernels of a few microseconds and of milliseconds alike.
+            print("\n".join(device_truth.summary_line(name, one) for name, one in found.items()))
+        # Kernels of a few microseconds and of milliseconds.
         raise SystemExit(any(abs(one.error) > 0.02 for one in found.values()))
     figures = {size: bench(size, arguments.rounds) for size in (*SIZES, MANY)}
     if arguments.json:

@@ -1,11 +1,11 @@
-"""Times `uprof db upgrade` on a big file against copying that file.
+"""Compare the time of `uprof db upgrade` on a large file with that of copying the file.
 
     python scripts/bench_upgrade.py [--gigabytes 1] [--revision 1.0.0_20241112] [--rounds 5]
 
-Copies (made durable by fsync, as the upgrade's output is) and upgrades alternate, each in a
-process of its own; printed are medians, and the least of wall seconds, which others on the
-machine disturbed least. The file has the proportions of a recording of a training step on a
-910A: tables, rows a task, and the share of rows with old marks that the upgrade converts.
+Copies (with fsync, as in the upgrade) and upgrades alternate, each in a separate process. Prints
+medians, and minimum wall times, which depend least on other load. The file has the proportions of a
+recording of a training step on a 910A: tables, rows per task, and the share of rows with old marks
+that the upgrade converts.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ TASKS_A_GIGABYTE = 2_900_000
 START_NS = 1_700_000_000_000_000_000
 UNKNOWN = 4294967295
 TIMES = {"startNs": f"{START_NS} + i * 1000", "endNs": f"{START_NS} + i * 1000 + 900"}
-# Table -> (rows a task, value of each column by the row's number i; columns not named are 1)
+# Table -> (rows per task, column -> value for row number i; other columns are 1)
 TABLES: dict[str, tuple[float, dict[str, str]]] = {
     "TASK": (
         1,
@@ -93,14 +93,14 @@ def make(path: Path, revision: str, tasks: int) -> None:
 
 
 def durable_copy(source: Path, copy: Path) -> None:
-    """Copy a file and wait until it is on the disk."""
+    """Copy a file and sync it to disk."""
     shutil.copyfile(source, copy)
     with copy.open("rb+") as file:
         os.fsync(file.fileno())
 
 
 def measure(work: Callable[[], object]) -> tuple[float, float, float]:
-    """Run `work` in a process of its own: (wall seconds, CPU seconds, peak megabytes)."""
+    """Run `work` in a new process; return wall seconds, CPU seconds and peak MB."""
     begin = time.perf_counter()
     pid = os.fork()
     if not pid:
@@ -120,7 +120,7 @@ def main() -> None:
     parser.add_argument("--gigabytes", type=float, default=1.0)
     parser.add_argument("--revision", default="1.0.0_20241112")
     parser.add_argument("--rounds", type=int, default=5)
-    parser.add_argument("--folder", type=Path, help="where to put the files")
+    parser.add_argument("--folder", type=Path, help="directory for the files")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(dir=options.folder) as folder:
         old, copy, new = (Path(folder) / name for name in ("old.db", "copy.db", "new.db"))
@@ -134,12 +134,12 @@ def main() -> None:
         wall, cpu, memory = (statistics.median(values) for values in zip(*rounds, strict=True))
         least = min(wall for wall, _, _ in rounds)
         print(
-            f"{name:8} wall {wall:6.2f} s (least {least:.2f})   CPU {cpu:6.2f} s"
+            f"{name:8} wall {wall:6.2f} s (minimum {least:.2f})   CPU {cpu:6.2f} s"
             f"   peak {memory:6.0f} MB"
         )
     ratio = statistics.median(u[0] / c[0] for c, u in zip(copies, upgrades, strict=True))
     least_ratio = min(u[0] for u in upgrades) / min(c[0] for c in copies)
-    print(f"upgrade / copy: wall {ratio:.2f} (least {least_ratio:.2f})")
+    print(f"upgrade / copy: wall {ratio:.2f} (minimum {least_ratio:.2f})")
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""Another revision of this repository in a folder of its own, to be run beside this one."""
+"""Temporary checkout of another revision of this repository, to compare with this one."""
 
 from __future__ import annotations
 
@@ -19,10 +19,9 @@ from unified_prof.base.signals import ended_by_signals  # noqa: E402 (of this ch
 
 @contextmanager
 def checkout(revision: str) -> Iterator[Path]:
-    """Yield a folder that holds the files of `revision`; it is gone afterwards, SIGTERM or not.
+    """Yield a directory with the files of `revision`; it is deleted at the end, also after SIGTERM.
 
-    The files are taken out of the repository, which hears nothing of the folder: a worktree would
-    have to be taken back from it, and stays where this process is killed.
+    Uses `git archive`, not a worktree, which would stay registered if this process is killed.
     """
     with ended_by_signals(), tempfile.TemporaryDirectory(prefix="uprof-before-") as folder:
         path = Path(folder) / "checkout"
@@ -33,25 +32,25 @@ def checkout(revision: str) -> Iterator[Path]:
                 with tarfile.open(fileobj=packing.stdout, mode="r|") as packed:
                     packed.extractall(path, filter="data")
             except tarfile.ReadError:
-                raise SystemExit(f"{revision} is no revision of {ROOT}") from None
+                raise SystemExit(f"{revision} is not a revision of {ROOT}") from None
         yield path
 
 
 def command(*arguments: str) -> list[str]:
-    """Return what runs `uprof` with these arguments; the environment says of which checkout."""
+    """Return the command line of `uprof`; see `environment` for the checkout."""
     return [sys.executable, "-m", "unified_prof", *arguments]
 
 
 def environment(checkout: Path) -> dict[str, str]:
-    """Return variables with which this interpreter imports the package of a checkout."""
+    """Return environment variables that make this interpreter import a checkout's package."""
     return {**plain_environment(), "PYTHONPATH": str(checkout), "TERM": "dumb"}
 
 
 def plain_environment() -> dict[str, str]:
-    """Return this process's variables without those that change what a command does or costs.
+    """Return this process's environment without variables that change results or costs.
 
-    Where Python may not keep bytecode, each run compiles all it imports: a third of a second that
-    nobody pays who has installed uprof.
+    Includes PYTHONDONTWRITEBYTECODE: without cached bytecode, each run compiles its imports, which
+    takes a third of a second that an installed uprof does not need.
     """
     kept = {name: value for name, value in os.environ.items() if not name.startswith("UPROF_")}
     for name in ("GITHUB_STEP_SUMMARY", "PYTHONDONTWRITEBYTECODE"):

@@ -1,21 +1,21 @@
-"""Compares uprof's clusters with the recipes of msprof-analyze on the same simulated runs.
+"""Compare uprof's cluster findings with msprof-analyze's recipes on simulated runs.
 
     python scripts/compare_cluster.py --tool PATH/make_cluster.py --msprof-analyze PATH
     python scripts/compare_cluster.py ... --shape 2,2,2 --per-host 4      smaller
 
-Both read the same NPU databases, whole processes in turns, nothing kept between two rounds. The
-recipes want more than the tool writes: analysis.db, which is made as torch_npu makes it but with
-the links between hosts, and copies, of which every step gets one of 1 us. CPU seconds are those of
-a process and its children, the median of all calls.
+Both read the same NPU databases in alternating processes, without caches. The recipes need data
+that the tool does not write: analysis.db, which is generated like torch_npu does, but with links
+between hosts, and copies; every step gets one copy of 1 us. CPU seconds are medians and include
+child processes.
 
-Recipes give tables, not verdicts; what they are taken to say is the row a reader looks at first:
+Recipes write tables, not verdicts; the row that a reader would check first is taken as the answer:
 
     slow_rank                   the rank with the most votes
-    slow_link                   the kinds of collectives with outliers, and the slowest one's rank
-    cluster_time_summary        the ranks that compute and are free longest, over the median
-    communication_matrix_sum    the link with the least bandwidth of those with as large calls
+    slow_link                   kinds of collectives with outliers, and the slowest rank of each
+    cluster_time_summary        ranks with the longest compute and free time, over the median
+    communication_matrix_sum    link with the lowest bandwidth among calls of equal size
 
-Prints two tables in Markdown; names that are right are bold.
+Prints two Markdown tables; correct names are bold.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ _NO_CONNECTION = 2**32 - 1
 
 @dataclass(frozen=True)
 class Fault:
-    """What is planted, and which names are right."""
+    """Fault of a simulated run, and its correct names."""
 
     name: str
     options: tuple[str, ...] = ()
@@ -57,12 +57,12 @@ class Fault:
 
 
 @dataclass
-class Told:
-    """What one run was said to be."""
+class Answers:
+    """Answers of all tools about one run."""
 
     fault: Fault
     answers: dict[str, Answer] = field(default_factory=dict)
-    # Milliseconds by rank, by who says so.
+    # Tool -> rank -> waiting time in ms.
     waits: dict[str, Mapping[int, float]] = field(default_factory=dict)
 
 
@@ -89,23 +89,23 @@ def faults(shape: tuple[int, int, int], per_host: int) -> Iterator[Fault]:
 
 
 def make(tool: Path, folder: Path, options: Sequence[str]) -> dict[str, Any]:
-    """Simulate a run, with all the recipes want, and return its truth."""
+    """Simulate a run with all data that the recipes need, and return its truth."""
     subprocess.run(
         [sys.executable, str(tool), str(folder), *options], check=True, capture_output=True
     )
     for database in sorted(folder.rglob("ascend_pytorch_profiler_*.db")):
         complete(database)
-    # msprof-analyze refuses what a group may write to.
+    # msprof-analyze refuses group-writable files.
     subprocess.run(["chmod", "-R", "go-w", str(folder)], check=True)
     truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
     return truth
 
 
 def complete(database: Path) -> None:
-    """Give every step a copy, and write the analysis beside.
+    """Add a copy to every step, and write analysis.db.
 
-    Analyses leave out copies over RoCE, which on devices are other tasks than the simulated ones;
-    the matrix would be without every link between hosts. While it is made they are HCCS's.
+    The analysis leaves out copies over RoCE, which are other tasks on real devices, so the matrix
+    would have no links between hosts. They are marked as HCCS while it is generated.
     """
     with closing(sqlite3.connect(database)) as db:
         (text,) = db.execute("SELECT max(id) + 1 FROM STRING_IDS").fetchone()
@@ -139,7 +139,7 @@ def complete(database: Path) -> None:
 
 
 def timed(command: Sequence[object], log: Path) -> float:
-    """Run a command and return the CPU seconds it took, with its children's."""
+    """Run a command and return its CPU seconds, children included."""
     with log.open("wb") as output:
         process = subprocess.Popen(
             list(map(str, command)),
@@ -158,43 +158,43 @@ def bold(name: str, right: bool) -> str:
     return f"**{name}**" if right else name
 
 
-def slow_rank(rows: Callable[[str], list[Row]], told: Told) -> Answer:
+def slow_rank(rows: Callable[[str], list[Row]], result: Answers) -> Answer:
     votes = sorted(rows("SlowRank"), key=lambda row: -row["slowAffectCount"])
     if not votes:
-        return "nobody"
+        return "no rank"
     most = votes[0]["slowAffectCount"]
     first = [int(row["rankId"]) for row in votes if row["slowAffectCount"] == most]
     all_votes = sum(row["slowAffectCount"] for row in votes)
-    who = ", ".join(bold(str(rank), rank in told.fault.ranks) for rank in sorted(first))
+    who = ", ".join(bold(str(rank), rank in result.fault.ranks) for rank in sorted(first))
     return f"{who}: {most} of {all_votes} votes" + (" each" if len(first) > 1 else "")
 
 
-def slow_link(rows: Callable[[str], list[Row]], told: Told) -> Answer:
-    right = told.fault.ranks if told.fault.links else frozenset()
+def slow_link(rows: Callable[[str], list[Row]], result: Answers) -> Answer:
+    right = result.fault.ranks if result.fault.links else frozenset()
     found = [
         f"{bold(str(row['maxRank']), row['maxRank'] in right)}"
         f" in {row['opTypeRelatedRanksDataSize'].removeprefix('hcom_')}"
         for row in rows("SlowLinkSum")
     ]
-    return "; ".join(found) or "nobody"
+    return "; ".join(found) or "no rank"
 
 
-def time_summary(rows: Callable[[str], list[Row]], told: Told) -> Answer:
+def time_summary(rows: Callable[[str], list[Row]], result: Answers) -> Answer:
     columns = ("computation", "free", "communicationWaitStageTime")
     sums: dict[str, dict[int, float]] = {name: defaultdict(float) for name in columns}
     for row in rows("ClusterTimeSummary"):
         for name, by_rank in sums.items():
             by_rank[row["rank"]] += row[name] / 1e3
-    told.waits["recipe"] = sums["communicationWaitStageTime"]
+    result.waits["recipe"] = sums["communicationWaitStageTime"]
     answers = []
     for name, word in (("computation", "computes"), ("free", "is free")):
         most = max(sums[name], key=sums[name].__getitem__)
         ratio = sums[name][most] / statistics.median(sums[name].values())
-        answers.append(f"{bold(str(most), most in told.fault.ranks)} {word} {ratio:.3f}")
+        answers.append(f"{bold(str(most), most in result.fault.ranks)} {word} {ratio:.3f}")
     return ", ".join(answers)
 
 
-def matrix(rows: Callable[[str], list[Row]], told: Told) -> Answer:
+def matrix(rows: Callable[[str], list[Row]], result: Answers) -> Answer:
     moved: defaultdict[tuple[str, int, int], list[float]] = defaultdict(lambda: [0.0, 0.0])
     sizes: dict[tuple[str, int, int], float] = {}
     for row in rows("ClusterCommunicationMatrix"):
@@ -214,10 +214,10 @@ def matrix(rows: Callable[[str], list[Row]], told: Told) -> Answer:
         for ends, speed in group.items()
     )
     ratio, ends = least
-    return f"{bold('-'.join(map(str, ends)), ends in told.fault.links)}: {ratio:.2f}"
+    return f"{bold('-'.join(map(str, ends)), ends in result.fault.links)}: {ratio:.2f}"
 
 
-RECIPES: dict[str, Callable[[Callable[[str], list[Row]], Told], Answer]] = {
+RECIPES: dict[str, Callable[[Callable[[str], list[Row]], Answers], Answer]] = {
     "slow_rank": slow_rank,
     "slow_link": slow_link,
     "cluster_time_summary": time_summary,
@@ -226,38 +226,38 @@ RECIPES: dict[str, Callable[[Callable[[str], list[Row]], Told], Answer]] = {
 OURS = "uprof"
 
 
-def recipe(program: Path, name: str, run: Path, work: Path, told: Told) -> float:
+def recipe(program: Path, name: str, run: Path, work: Path, result: Answers) -> float:
     output = work / name
     output.mkdir(mode=0o750)
     command = [program, "cluster", "-m", name, "-d", run, "-o", output]
     seconds = timed(command, work / f"{name}.log")
-    result = output / "cluster_analysis_output" / "cluster_analysis.db"
-    if not result.exists():
-        told.answers[name] = "nobody"
+    database = output / "cluster_analysis_output" / "cluster_analysis.db"
+    if not database.exists():
+        result.answers[name] = "no rank"
         return seconds
-    with closing(sqlite3.connect(result)) as db:
+    with closing(sqlite3.connect(database)) as db:
         db.row_factory = sqlite3.Row
         tables = {row[0] for row in db.execute("SELECT name FROM sqlite_master")}
 
         def rows(table: str) -> list[Row]:
             return db.execute(f"SELECT * FROM {table}").fetchall() if table in tables else []
 
-        told.answers[name] = RECIPES[name](rows, told)
+        result.answers[name] = RECIPES[name](rows, result)
     return seconds
 
 
-def ours(run: Path, work: Path, told: Told) -> float:
+def ours(run: Path, work: Path, result: Answers) -> float:
     uprof = Path(sys.executable).with_name("uprof")
     made, report = work / "run.cluster", work / "report.json"
     seconds = timed([uprof, "cluster", "build", run, "-o", made], work / "build.log")
     command = [uprof, "cluster", "report", made, "--format", "json", "-o", report]
     seconds += timed(command, work / "report.log")
     said = json.loads(report.read_text())
-    told.waits[OURS] = {one["rank"]: one["wait_ns"] * one["steps"] / 1e6 for one in said["ranks"]}
+    result.waits[OURS] = {one["rank"]: one["wait_ns"] * one["steps"] / 1e6 for one in said["ranks"]}
     findings = said["findings"]
-    told.answers[OURS] = _finding(findings[0], told.fault) if findings else "nothing"
+    result.answers[OURS] = _finding(findings[0], result.fault) if findings else "nothing"
     if len(findings) > 1:
-        told.answers[OURS] += f", and {len(findings) - 1} more"
+        result.answers[OURS] += f", and {len(findings) - 1} more"
     return seconds
 
 
@@ -275,9 +275,9 @@ def _finding(first: Mapping[str, Any], fault: Fault) -> str:
 
 def compared(
     given: argparse.Namespace, fault: Fault, base: Sequence[str], seconds: dict[str, list[float]]
-) -> tuple[Told, dict[int, float]]:
-    """Make the run of a fault and ask everybody, in turns."""
-    told = Told(fault)
+) -> tuple[Answers, dict[int, float]]:
+    """Simulate the run of a fault, and run all tools on it in turn."""
+    result = Answers(fault)
     with tempfile.TemporaryDirectory() as folder:
         Path(folder).chmod(0o750)
         run = Path(folder) / "run"
@@ -286,16 +286,16 @@ def compared(
             work = Path(folder) / f"work{turn}"
             work.mkdir(mode=0o750)
             for name in RECIPES:
-                seconds[name].append(recipe(given.msprof_analyze, name, run, work, told))
-            seconds[OURS].append(ours(run, work, told))
-    return told, {int(rank): about["wait_ns"] / 1e6 for rank, about in truth["ranks"].items()}
+                seconds[name].append(recipe(given.msprof_analyze, name, run, work, result))
+            seconds[OURS].append(ours(run, work, result))
+    return result, {int(rank): about["wait_ns"] / 1e6 for rank, about in truth["ranks"].items()}
 
 
-def waiting(told: Told, truth: Mapping[int, float], rank: int) -> str:
-    """Return the row of the second table: a rank's waiting, and how far off the worst rank's is."""
-    cells = [told.fault.name, f"{truth[rank]:.3f}"]
+def waiting(result: Answers, truth: Mapping[int, float], rank: int) -> str:
+    """Return a row of the second table: waiting time of a rank, and the largest relative error."""
+    cells = [result.fault.name, f"{truth[rank]:.3f}"]
     for who in ("recipe", OURS):
-        said = told.waits.get(who, {})
+        said = result.waits.get(who, {})
         off = max(abs(said.get(one, 0.0) / true - 1) for one, true in truth.items())
         cells.append(f"{said.get(rank, math.nan):.3f} | {off:.2%}")
     return f"| {' | '.join(cells)} |"
@@ -309,7 +309,7 @@ def main() -> int:
     parser.add_argument("--msprof-analyze", type=Path, required=True, help="the program")
     parser.add_argument("--shape", default="4,4,4", help="TP,DP,PP (4,4,4)")
     parser.add_argument("--per-host", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=1, help="calls of each on each run (1)")
+    parser.add_argument("--rounds", type=int, default=1, help="rounds per run (1)")
     given = parser.parse_args()
     tp, dp, pp = (int(size) for size in given.shape.split(","))
     base = [
@@ -322,14 +322,16 @@ def main() -> int:
     print(f"| planted | {' | '.join(names)} |\n" + "|---" * (len(names) + 1) + "|")
     waits = []
     for fault in faults((tp, dp, pp), given.per_host):
-        told, truth = compared(given, fault, base, seconds)
-        print(f"| {fault.name} | {' | '.join(told.answers[name] for name in names)} |", flush=True)
-        waits.append(waiting(told, truth, rank))
+        result, truth = compared(given, fault, base, seconds)
+        print(
+            f"| {fault.name} | {' | '.join(result.answers[name] for name in names)} |", flush=True
+        )
+        waits.append(waiting(result, truth, rank))
     medians = (f"{statistics.median(seconds[name]):.1f}" for name in names)
     print(f"| CPU s | {' | '.join(medians)} |")
     print(
-        f"\n| planted | rank {rank} waits, ms: true | cluster_time_summary | its worst rank off by"
-        " | uprof | its worst rank off by |\n" + "|---" * 6 + "|"
+        f"\n| planted | rank {rank} waits, ms: true | cluster_time_summary | largest error"
+        " | uprof | largest error |\n" + "|---" * 6 + "|"
     )
     print("\n".join(waits))
     return 0

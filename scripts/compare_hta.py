@@ -1,12 +1,13 @@
 #!/usr/bin/env python
-"""Compare uprof's figures of torch.profiler traces with HolisticTraceAnalysis 0.5.0, one by one.
+"""Compare uprof's figures of torch.profiler traces with HolisticTraceAnalysis 0.5.0.
 
     HTA_PYTHON=/envs/hta/bin/python python scripts/compare_hta.py TRACE.json.gz ...
 
-HTA runs in an environment of its own, named by HTA_PYTHON. Both read the same copy of a trace: its
-times count from its start (HTA keeps them as float64) and its steps are taken out (HTA drops what
-was launched after the last one). HTA's rounding to microseconds is switched off. Where a figure
-differs by a habit of HTA's, the habit is named; any other difference makes the exit code 1.
+HTA runs in a separate environment, given by HTA_PYTHON. Both read the same copy of a trace: times
+are relative to its start (HTA keeps them as float64), and steps are removed (HTA drops kernels that
+were launched after the last step). HTA's rounding to microseconds is switched off. Differences that
+are explained by a known property of HTA are listed with that reason; any other difference makes the
+exit code 1.
 """
 
 from __future__ import annotations
@@ -24,10 +25,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-# What HTA's launch statistics know.
+# Calls in HTA's launch statistics.
 _HTA_LAUNCHES = ("cudaLaunchKernel", "cudaLaunchKernelExC", "cudaMemcpyAsync", "cudaMemsetAsync")
 _HTA_QUEUED = (*_HTA_LAUNCHES, "cuLaunchKernel", "hipLaunchKernel", "hipMemcpyAsync")
-# So many operations are asked for their sequences.
+# Number of operations whose kernel sequences are compared.
 _OPERATIONS = 5
 
 _CLIENT = r"""
@@ -116,7 +117,7 @@ json.dump(told, open(output, "w"))
 
 @dataclass(frozen=True)
 class Cost:
-    """What a process took."""
+    """CPU time and memory of a process."""
 
     cpu_s: float
     peak_mb: float
@@ -124,13 +125,13 @@ class Cost:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What came of comparing one analysis."""
+    """Result of comparing one analysis."""
 
     analysis: str
-    # Figures that were compared.
+    # Number of compared figures.
     compared: int
     differing: tuple[str, ...] = ()
-    # Why they differ, or why nothing was compared: a habit of HTA's.
+    # Known property of HTA that explains differences, or a missing comparison.
     reason: str = ""
 
     def __str__(self) -> str:
@@ -138,16 +139,16 @@ class Verdict:
             return f"{self.analysis}: DIFFERS: " + "; ".join(self.differing[:4])
         if self.differing:
             count = f"{len(self.differing)} of {self.compared}"
-            return f"{self.analysis}: {count} differ, for {self.reason}"
+            return f"{self.analysis}: {count} differ: {self.reason}"
         if not self.compared:
-            return f"{self.analysis}: not compared: {self.reason or 'neither has any'}"
+            return f"{self.analysis}: not compared: {self.reason or 'no figures'}"
         return f"{self.analysis}: equal ({self.compared} figures)" + (
-            f", for the rest: {self.reason}" if self.reason else ""
+            f", remaining figures: {self.reason}" if self.reason else ""
         )
 
 
 def main() -> int:
-    """Compare the traces that are named."""
+    """Compare the given traces."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("traces", nargs="+", type=Path)
     parser.add_argument("--ours", type=Path, help=argparse.SUPPRESS)
@@ -157,7 +158,7 @@ def main() -> int:
         return 0
     client = os.environ.get("HTA_PYTHON")
     if client is None:
-        sys.exit("HTA_PYTHON names the python of an environment with HolisticTraceAnalysis==0.5.0")
+        sys.exit("set HTA_PYTHON to the Python of an environment with HolisticTraceAnalysis==0.5.0")
     bad = False
     for trace in arguments.traces:
         verdicts, costs = compare(trace, client)
@@ -165,15 +166,15 @@ def main() -> int:
         for verdict in verdicts:
             print(f"  {verdict}")
             bad |= bool(verdict.differing and not verdict.reason)
-        told = ", ".join(
+        line = ", ".join(
             f"{who} {cost.cpu_s:.2f} CPU s {cost.peak_mb:.0f} MB" for who, cost in costs
         )
-        print(f"  cost: {told}")
+        print(f"  cost: {line}")
     return int(bad)
 
 
 def compare(trace: Path, client: str) -> tuple[list[Verdict], list[tuple[str, Cost]]]:
-    """Return what came of comparing one trace, and what each side took."""
+    """Return the results for one trace, and the cost of each side."""
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         copy, facts = _copy(trace, folder / "trace.json")
@@ -190,7 +191,7 @@ def compare(trace: Path, client: str) -> tuple[list[Verdict], list[tuple[str, Co
 
 
 def _copy(trace: Path, target: Path) -> tuple[Path, dict[str, Any]]:
-    """Write the trace with times from its start and without steps; return what it holds."""
+    """Write the trace with relative times and without steps; return its path and properties."""
     packed = trace.read_bytes()
     document = json.loads(gzip.decompress(packed) if trace.suffix == ".gz" else packed)
     events = [
@@ -236,7 +237,7 @@ def _run(command: list[str], **environment: str) -> Cost:
 
 
 def _ours(trace: Path) -> dict[str, Any]:
-    """Return our figures of a trace."""
+    """Return uprof's figures of a trace."""
     from unified_prof.cli.app import app
     from unified_prof.explain.api import open_analyses
 
@@ -356,8 +357,8 @@ def _queues(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, Any])
 
 
 _ENGINE = "autograd::engine::evaluate_function: "
-_SHALLOW = "HTA looks at the shallowest calls alone"
-_STREAMED = "HTA takes operations of the host that name a stream, as Triton's do, for kernels"
+_SHALLOW = "HTA counts the outermost calls only"
+_STREAMED = "HTA takes host operations with a stream, such as Triton's, for kernels"
 _KINDS = {
     "memcpy host to device": "Memcpy HtoD",
     "memcpy device to host": "Memcpy DtoH",
@@ -379,9 +380,9 @@ def _copies(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, Any])
         (kind, key): value
         for kind, one in theirs["copies"].items()
         for key, value in one.items()
-        if one["bytes"]  # of which no rate was recorded
+        if one["bytes"]  # no bandwidth was recorded for the others
     }
-    reason = "HTA gives copies of no duration 1 us" if facts["instant"] else ""
+    reason = "HTA counts copies of zero duration as 1 us" if facts["instant"] else ""
     return Verdict(name, len(found), _differing(found, other, relative=1e-6), reason)
 
 
@@ -391,7 +392,7 @@ def _annotations(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
         return Verdict(name, 0, reason=failed)
     found = {key: value for key, value in ours["annotation"].items() if value is not None}
     differing = _differing(found, theirs["annotation"])
-    # Ranges of one name that overlap are counted twice by HTA: ours can only be below.
+    # HTA counts overlapping ranges of one name twice, so uprof's figures can only be lower.
     reason = ""
     if differing and all(
         value <= theirs["annotation"].get(key, -1) for key, value in found.items()
@@ -421,7 +422,7 @@ def _kernels(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, Any]
 
 
 def _sequences(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, Any]) -> Verdict:
-    """Compare the sequences that HTA finds; it looks at the shallowest calls of a name alone."""
+    """Compare the kernel sequences that HTA finds; it counts the outermost calls of a name only."""
     name = "frequent kernel sequences"
     mine: dict[Any, tuple[int, ...]] = {}
     for operation, sequence, *sums in ours["sequence"]:
@@ -443,22 +444,24 @@ def _sequences(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, An
                 continue
             key = called, _of_one_name(work)
             if by_engine and key not in mine:
-                reasons.append("HTA takes the engine's range, which holds more than the operation")
+                reasons.append(
+                    "HTA uses the range of the autograd engine, which has more than the operation"
+                )
                 continue
             found[key] = tuple(map(sum, zip(found.get(key, (0, 0, 0)), sums, strict=True)))
-            # HTA takes waiting of streams for kernels with times of their own.
+            # HTA takes stream waits for kernels.
             timed[key] = timed.get(key, True) and len(work) == len(kernels)
         for key, (count, time, _) in found.items():
             compared += 1
             if key not in mine or mine[key][0] < count:
-                differing.append(f"{operation}: {count} of {len(key[1])} kernels against none")
+                differing.append(f"{operation}: {count} of {len(key[1])} kernels, uprof has none")
             elif mine[key][0] > count:
                 reasons.append(_SHALLOW)
             elif timed[key] and abs(mine[key][1] - time) > 2 * count:
-                differing.append(f"{operation}: {mine[key][1]} ns against {time} ns")
+                differing.append(f"{operation}: {mine[key][1]} ns, HTA {time} ns")
         if not found:
             by_hip = any(one.startswith("hip") for one in facts["calls"])
-            reasons.append("HTA joins no launches of HIP" if by_hip else _SHALLOW)
+            reasons.append("HTA does not join HIP launches" if by_hip else _SHALLOW)
     return Verdict(
         name, compared, tuple(differing), "" if differing else "; ".join(sorted({*reasons}))
     )
@@ -473,7 +476,7 @@ def _expanded(sequence: str) -> list[str]:
 
 
 def _of_one_name(kernels: Iterable[str]) -> tuple[str, ...]:
-    """Return kernels by name; both call copies and collectives by names of their own."""
+    """Return the names of kernels, with common names for copies and collectives."""
     return tuple(
         "copy"
         if one.lower().startswith("mem")
@@ -489,10 +492,10 @@ def _times(ours: dict[str, Any], theirs: dict[str, Any], facts: dict[str, Any]) 
     if failed := _failed(theirs["time"]):
         return Verdict(name, 0, reason=failed)
     if len(ours["devices"]) != 1:
-        return Verdict(name, 0, reason="HTA does not tell devices apart")
+        return Verdict(name, 0, reason="HTA does not distinguish devices")
     found = {key: ours["devices"][0][key] for key in ("idle_time", "compute_time", "kernel_time")}
     differing = _differing(found, {key: theirs["time"][key] for key in found})
-    reason = "HTA counts synchronisations as busy" if facts["syncs"] else ""
+    reason = "HTA counts synchronizations as busy" if facts["syncs"] else ""
     reason = reason or (_STREAMED if facts["streamed"] else "")
     return Verdict(name, len(found), differing, reason)
 
@@ -506,18 +509,18 @@ def _overlap(ours: dict[str, Any], theirs: dict[str, Any]) -> Verdict:
         return Verdict(name, 0, reason="no communication")
     mine = 100 * devices[0]["overlap"] / devices[0]["communication"]
     near = abs(mine - theirs["overlap"]) <= 0.0051
-    return Verdict(name, 1, () if near else (f"{mine:.3f} against {theirs['overlap']}",))
+    return Verdict(name, 1, () if near else (f"{mine:.3f}, HTA {theirs['overlap']}",))
 
 
 def _differing(
     ours: dict[Any, Any], theirs: dict[Any, Any], *, relative: float = 0.0
 ) -> tuple[str, ...]:
-    """Return what is not the same in both; times may differ by a rounded nanosecond."""
+    """Return the figures that differ; times may differ by rounding to nanoseconds."""
     found = []
     for key in [*ours, *(key for key in theirs if key not in ours)]:
         one, other = ours.get(key), theirs.get(key)
         if one is None or other is None or abs(one - other) > max(2, relative * abs(other)):
-            found.append(f"{key}: {one} against {other}")
+            found.append(f"{key}: {one}, HTA {other}")
     return tuple(found)
 
 

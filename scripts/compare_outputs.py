@@ -1,15 +1,15 @@
-"""Shows where the outputs of this checkout differ from those of another revision.
+"""Compare the outputs of this checkout with those of another revision.
 
     python scripts/compare_outputs.py --before REV [--inputs DIR ...] [--details FILE]
 
-Both run the same commands over the same inputs: the small recordings and examples of this
-repository, and whatever recordings and databases lie below the folders of `--inputs` (archives
-`.tar.xz` and `.xz` are unpacked): import, report in every format and by every breakdown, trace, db
-current, check and upgrade, then diff and gate of neighbours. Reports of the examples are made once,
-by REV, and read by both; what both write when they run an example is compared without its
-times. Compared are exit codes, both streams and every file that is written, databases row by row.
-Left out is only what no two runs have in common: the time of day, seconds taken, the folder,
-uprof's version. The exit code is 1 where anything differs.
+Both run the same commands on the same inputs: the small recordings and examples of this repository,
+and all recordings and databases in the directories of `--inputs` (`.tar.xz` and `.xz` are
+unpacked). The commands are import, report in every format and breakdown, trace, db current, check
+and upgrade, then diff and gate of adjacent reports. REV creates the reports of the examples, and
+both read them; the outputs of running an example are compared without times. Compares exit codes,
+stdout, stderr and all written files, databases row by row. Ignores only what differs between any
+two runs: time of day, elapsed seconds, directory, and uprof's version. The exit code is 1 if
+anything differs.
 """
 
 from __future__ import annotations
@@ -65,12 +65,12 @@ _NONE = "(there is none)"
 _MOST_LINES = 50_000
 
 
-# Runs one command after the other, each in a process of its own that has everything imported.
+# Runs commands one after the other, each in a forked process that has everything imported.
 _WARM = """
 import importlib, json, os, pkgutil, sys
 import unified_prof
 for found in pkgutil.walk_packages(unified_prof.__path__, "unified_prof."):
-    # Callbacks for trainers need the trainers, and no command needs them.
+    # Callbacks for trainers import the trainers; commands do not use them.
     if not found.name.endswith("__main__") and ".integrations" not in found.name:
         importlib.import_module(found.name)
 import sqlalchemy.orm, alembic.command, rich.console
@@ -96,7 +96,7 @@ for line in sys.stdin:
 
 
 class Side:
-    """One of the two checkouts, and the folder in which it works."""
+    """One of the two checkouts, and its working directory."""
 
     def __init__(self, code: Path, work: Path, codes: Sequence[Path]) -> None:
         self.code, self.work = code, work
@@ -112,7 +112,7 @@ class Side:
         )
 
     def run(self, words: Sequence[str], folder: Path) -> str:
-        """Run one command in a folder; return its exit code and what it said."""
+        """Run one command in a directory; return its exit code, stdout and stderr as text."""
         streams = [self.work.parent / f"{self.work.name}.{name}" for name in ("out", "err")]
         assert self._warm.stdin is not None
         assert self._warm.stdout is not None
@@ -128,8 +128,8 @@ class Side:
         self._warm.communicate()
 
     def clean(self, text: str) -> str:
-        """Take out what two runs never have in common."""
-        # Those of both: what one wrote is read by both.
+        """Replace what differs between any two runs."""
+        # Directories of both sides, because both read files that one side wrote.
         text = re.sub(rf"{re.escape(str(self.work.parent))}/(before|after)\b", "<folder>", text)
         for code in self._codes:
             text = text.replace(str(code), "<code>")
@@ -142,7 +142,7 @@ BEGAN = time.time()
 
 
 def inputs_below(folder: Path, unpacked: Path) -> Iterator[Path]:
-    """Yield the recordings and databases below a folder, unpacking what is packed."""
+    """Yield the recordings and databases in a directory; archives are unpacked."""
     for number, archive in enumerate(sorted(folder.rglob("*.xz"))):
         place = unpacked / f"{folder.name}-{number}"
         place.mkdir()
@@ -165,7 +165,7 @@ def _found(folder: Path) -> Iterator[Path]:
 
 
 def outputs_of(side: Side, source: Path, number: int) -> dict[str, str]:
-    """Return all that comes of one input: command or file -> its text."""
+    """Return the outputs of all commands on one input: command or file -> text."""
     folder = side.work / f"{number:03}"
     folder.mkdir()
     given = folder / source.name
@@ -183,13 +183,13 @@ def outputs_of(side: Side, source: Path, number: int) -> dict[str, str]:
 
 
 def _report(folder: Path, source: Path) -> Path:
-    """Return the report that an input is, or became."""
+    """Return the report of an input: the input itself, or the one made from it."""
     made = folder / "made.db"
     return made if made.exists() else folder / source.name
 
 
 def outputs_of_pair(side: Side, base: Path, new: Path) -> dict[str, str]:
-    """Return what diff and gate say of two reports of this side."""
+    """Return the outputs of diff and gate for two reports of this side."""
     places = {"BASE": str(base), "NEW": str(new)}
     folder = side.work
     return _cleaned(
@@ -199,7 +199,7 @@ def outputs_of_pair(side: Side, base: Path, new: Path) -> dict[str, str]:
 
 
 def outputs_of_example(side: Side, name: str) -> dict[str, str]:
-    """Run an example twice and return what the first left, without what was measured."""
+    """Run an example twice and return the files of the first run, without measured values."""
     texts = {}
     for number in "21":
         folder = side.work / f"{name}-{number}"
@@ -216,7 +216,7 @@ def _cleaned(side: Side, found: dict[str, str]) -> dict[str, str]:
 
 
 def _files(folder: Path, given: Path | None, *, measured: bool = False) -> dict[str, str]:
-    """Return the text of every file of a folder but the given one."""
+    """Return the texts of all files in a directory except the given one."""
     found = {}
     for path in sorted(folder.rglob("*")):
         if path.is_dir() or (given is not None and (path == given or given in path.parents)):
@@ -231,7 +231,7 @@ def _files(folder: Path, given: Path | None, *, measured: bool = False) -> dict[
 
 
 def dumped(path: Path, *, measured: bool = False) -> str:
-    """Return a database as text, a row a line in the order of the file."""
+    """Return a database as text, one row per line in the order of the file."""
     lines = []
     with closing(sqlite3.connect(path)) as db:
         db.text_factory = lambda text: text.decode("utf-8", "backslashreplace")
@@ -243,18 +243,20 @@ def dumped(path: Path, *, measured: bool = False) -> str:
                 continue
             for row in db.execute(f'SELECT * FROM "{name}"'):
                 if measured and name == "UPROF_RUN":
-                    row = row[:1]  # the facts of a run, such as the load of the machine
+                    row = row[:1]  # without facts of the run, such as the load of the machine
                 lines.append(f"{name}{row}")
     return "\n".join(lines)
 
 
 def main() -> int:
-    """Compare, print what differs and how often, and return the exit code."""
+    """Compare, print the differences and their number, and return the exit code."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--before", required=True, metavar="REV")
     parser.add_argument("--inputs", type=Path, action="append", default=[ROOT / "tests" / "data"])
-    parser.add_argument("--details", type=Path, help="where to write every difference whole")
-    parser.add_argument("--show", type=int, default=6, metavar="N", help="lines of each output")
+    parser.add_argument("--details", type=Path, help="file for complete differences")
+    parser.add_argument(
+        "--show", type=int, default=6, metavar="N", help="lines to print per output"
+    )
     options = parser.parse_args()
     with (
         checkout(options.before) as code,
@@ -292,7 +294,7 @@ def main() -> int:
 
 
 class Tally:
-    """Tells the differences as they are found, and counts them."""
+    """Prints differences as they are found, and counts them."""
 
     def __init__(self, show: int, details: Path | None) -> None:
         self._show, self._details = show, details
@@ -323,7 +325,7 @@ class Tally:
 
 def _changes(before: str, after: str) -> Iterator[str]:
     old, new = before.splitlines(), after.splitlines()
-    if len(old) + len(new) > _MOST_LINES:  # in which order, takes too long to find out
+    if len(old) + len(new) > _MOST_LINES:  # a diff in order takes too long
         gone, come = Counter(old) - Counter(new), Counter(new) - Counter(old)
         yield from (f"-{line}" for line in gone)
         yield from (f"+{line}" for line in come)

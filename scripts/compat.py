@@ -1,14 +1,14 @@
-"""The tests that touch torch, on another torch, in an environment of its own.
+"""Run the tests that use torch with another version of torch, in a new environment.
 
     python scripts/compat.py 2.6.0                    # the tracking and backend tests
-    python scripts/compat.py 2.14.1 --wild            # other people's programs as well
+    python scripts/compat.py 2.14.1 --wild            # also third-party programs
     python scripts/compat.py 2.6.0 --python python3.12 --keep
 
-The environment is made below `.cache/compat` with the dependencies that pyproject.toml declares,
-at whatever versions pip chooses (not those of constraints.txt): what a user gets who installs
-the package today. It is several gigabytes where torch has no build for the CPU alone, and is
-deleted afterwards unless `--keep` is given. The last line printed is a row of the table in
-docs/validation.md; the exit code is pytest's.
+The environment is created in `.cache/compat` with the dependencies that pyproject.toml declares, in
+the versions that pip selects (not those of constraints.txt), as for a user who installs the package
+today. It takes several gigabytes if torch has no CPU-only build, and is deleted afterwards unless
+`--keep` is given. The last line printed is a row of the table in docs/validation.md; the exit code
+is pytest's.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _SUMMARY = re.compile(r"(\d+) (passed|failed|skipped|errors?)")
 
 
 def main() -> int:
-    """Make the environment, run the tests, print the row."""
+    """Create the environment, run the tests and print the row."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("torch", help="a release of torch, such as 2.6.0")
     parser.add_argument("--python", default=sys.executable, help="the interpreter to use")
@@ -59,7 +59,7 @@ def main() -> int:
 
 
 def environment(folder: Path, interpreter: str, torch: str, *, wild: bool) -> Path:
-    """Make the environment unless it is there already; return its interpreter."""
+    """Create the environment if it does not exist; return its interpreter."""
     python = folder / "bin" / "python"
     if not python.exists():
         subprocess.run([interpreter, "-m", "venv", folder], check=True)

@@ -1,12 +1,11 @@
-"""How true tracking is on a device, and what it costs: against what torch.profiler saw there.
+"""Measure accuracy and cost of tracking on a device, compared with torch.profiler.
 
-For each model the times of all operations, forward and backward, are summed up and compared with
-the time that a device with enough to do takes for the same forward and backward pass: two events
-around both, behind a kernel that lasts until the host has launched them. That is the kernels, as
-torch.profiler records them, and the gaps between them, which no small kernel goes without (0.85 us
-on an H100). On the bench, the test device of `tests/device`, kernels take exactly 3 us or 3 ms and
-there are no gaps, so all three are the same. The cost is the host's: what a step takes to launch
-with every operation timed, more than without, by operation.
+For each model, the sum of the forward and backward times of all operations is compared with the
+time of the same passes on a saturated device: two events around both passes, behind a kernel that
+runs until the host has launched everything. That time consists of the kernels, as recorded by
+torch.profiler, and the gaps between kernels (0.85 us on an H100). On the test device of
+`tests/device`, kernels take exactly 3 us or 3 ms without gaps, so all three are equal. The cost is
+the additional host time per operation for launching a step with all operations timed.
 """
 
 from __future__ import annotations
@@ -35,30 +34,30 @@ class Truth:
 
     # Sum of the times of all operations, forward and backward.
     operations_ms: float
-    # What the device takes for the same passes when it never waits for the host.
+    # Time of the same passes on a saturated device, which never waits for the host.
     queued_ms: float
-    # Time of the kernels that they launched.
+    # Time of the kernels of these passes.
     kernels_ms: float
     operations: int
-    # Within how many of all timed intervals the device had caught up with the host.
+    # Number of timed intervals in which the device caught up with the host, of all.
     reached: str
-    # What timing an operation and its backward costs the host.
+    # Host time for timing an operation and its backward.
     host_us_per_operation: float
-    # Total of an iteration as the report has it.
+    # Total time of an iteration in the report.
     step_ms: float
-    # The same, taken by two events around iterations without uprof.
+    # The same without uprof, measured by two events around iterations.
     plain_step_ms: float
 
     @property
     def error(self) -> float:
-        """How far the sum is from the truth."""
+        """Relative error of the sum of operations."""
         return self.operations_ms / self.queued_ms - 1
 
 
 def truth(
     device: str, model: nn.Module, inputs: tuple[torch.Tensor, ...], rounds: int = ROUNDS
 ) -> Truth:
-    """Track some training steps of `model`, and have torch.profiler record the same."""
+    """Measure training steps of `model` with uprof, with events and with torch.profiler."""
     model = model.to(device)
     inputs = tuple(one.to(device) for one in inputs)
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-3)
@@ -97,7 +96,7 @@ def truth(
         statistics.median(one.forward_ms) + statistics.median(one.backward_ms or (0.0,))
         for one in tracked.operations
     ]
-    # Every other one is timed; what others do on the machine makes none of them shorter.
+    # Every other step is timed. Other load can only make steps longer, so the minimum counts.
     timed_us = min(launches_us[1 : 1 + 2 * rounds : 2])
     return Truth(
         operations_ms=sum(total),
@@ -114,7 +113,7 @@ def truth(
 def _plain(
     device: str, passes: Callable[[], None], step: Callable[[], Any], rounds: int
 ) -> tuple[float, float]:
-    """Return what a step takes by the device's events, and what launching its passes takes."""
+    """Return the median step time by device events, and the minimum time to launch its passes."""
     steps_ms, launches_us = [], []
     for _ in range(rounds):
         synchronize(device)
@@ -131,7 +130,7 @@ def _plain(
 
 
 def _queued_ms(device: str, passes: Callable[[], None]) -> float:
-    """Return what the device takes for both passes where it is behind the host all the time."""
+    """Return the device time of both passes while the device never waits for the host."""
     lag, place = make_lag(device, getattr(torch, device)), (0, 0)
     for tries in range(8):
         synchronize(device)
@@ -147,11 +146,11 @@ def _queued_ms(device: str, passes: Callable[[], None]) -> float:
         synchronize(device)
         if was_behind:
             return float(begin.elapsed_time(end)) - lag.event_ns / MS
-    raise SystemExit(f"the host takes too long to launch what {device} is to do")
+    raise SystemExit(f"the host cannot launch the work fast enough to saturate {device}")
 
 
 def _kernels_ms(device: str, passes: Callable[[], None]) -> float:
-    """Return the time of all kernels that torch.profiler records of both passes."""
+    """Return the time of all kernels of both passes, as recorded by torch.profiler."""
     from torch.autograd import DeviceType
     from torch.profiler import ProfilerActivity, profile
 
@@ -169,12 +168,12 @@ def synchronize(device: str) -> None:
     getattr(torch, device).synchronize()
 
 
-def told(name: str, found: Truth) -> str:
-    """Return the figures in a line."""
+def summary_line(name: str, found: Truth) -> str:
+    """Return the figures as one line of text."""
     return (
-        f"{name}: {found.operations} operations sum up to {found.operations_ms:.4f} ms, a device "
-        f"with enough to do takes {found.queued_ms:.4f} ms ({100 * found.error:+.2f} %), the "
-        f"kernels alone {found.kernels_ms:.4f} ms; device caught up in "
-        f"{found.reached} intervals; {found.host_us_per_operation:.0f} us of the host's an "
+        f"{name}: {found.operations} operations, sum {found.operations_ms:.4f} ms, saturated "
+        f"device {found.queued_ms:.4f} ms ({100 * found.error:+.2f} %), "
+        f"kernels {found.kernels_ms:.4f} ms; device caught up in "
+        f"{found.reached} intervals; {found.host_us_per_operation:.0f} us of host time per "
         f"operation; step {found.step_ms:.2f} ms, plain {found.plain_step_ms:.2f} ms"
     )

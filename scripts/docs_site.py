@@ -1,8 +1,8 @@
-"""What the documentation's site has that no file of docs/ has: it is made of the program itself.
+"""Pages of the documentation site that are generated from the program.
 
-mkdocs loads this file as a hook (mkdocs.yml). `commands()` is the reference of every command, from
-the options that the program parses; `messages()` lists under every error of
-docs/troubleshooting.md the messages that it comes with, from where they are raised.
+mkdocs loads this file as a hook (mkdocs.yml). `commands()` generates the reference of all commands
+from their declared options. `messages()` collects the messages of each error from the source, for
+docs/troubleshooting.md.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ LOG = logging.getLogger("mkdocs.hooks.docs_site")
 ROOT = Path(__file__).resolve().parent.parent
 COMMANDS_PAGE = "commands.md"
 ERRORS_PAGE = "troubleshooting.md"
-# What a browser fetches unasked from somewhere else.
+# Elements that a browser loads from another host.
 LOADS = re.compile(
     r"<(?:script|img|iframe|source|video|audio)\b[^>]*\bsrc=[\"']?(?:https?:)?//[^\"' >]+"
     r"|<link\b(?![^>]*\brel=[\"']?(?:canonical|prev|next|me)\b)[^>]*"
@@ -30,15 +30,15 @@ LOADS = re.compile(
 _INTRODUCTION = """\
 # Commands
 
-Every command with every option, as `uprof COMMAND --help` has them. An option's variable and its
-key in pyproject.toml follow its name: `--format` of `uprof gate` is `UPROF_GATE_FORMAT`, and
-`format` in `[tool.uprof.gate]`. Options beat variables, variables beat the file.
+All commands and options, as in `uprof COMMAND --help`. The environment variable and the key in
+pyproject.toml follow the name of an option: `--format` of `uprof gate` is `UPROF_GATE_FORMAT`, and
+`format` in `[tool.uprof.gate]`. Options take precedence over variables, variables over the file.
 
 """
 
 
 def on_files(files: Any, config: Any) -> Any:
-    """Add the pages that are made."""
+    """Add the generated pages."""
     from mkdocs.structure.files import File
 
     files.append(File.generated(config, COMMANDS_PAGE, content=commands()))
@@ -46,14 +46,14 @@ def on_files(files: Any, config: Any) -> Any:
 
 
 def on_page_markdown(markdown: str, page: Any, **_: Any) -> str:
-    """Add to a page what the program knows."""
+    """Add the messages of errors to the troubleshooting page."""
     if page.file.src_uri == ERRORS_PAGE:
         return with_messages(markdown)
     return markdown
 
 
 def on_post_build(config: Any, **_: Any) -> None:
-    """Refuse a site that would load anything from the network: a warning fails a strict build."""
+    """Warn about pages that load anything from the network; fails a strict build."""
     for path in sorted(Path(config["site_dir"]).rglob("*.html")):
         for found in LOADS.findall(path.read_text(encoding="utf-8")):
             LOG.warning("%s loads from the network: %s", path.name, found)
@@ -115,7 +115,7 @@ def _table(head: str, rows: list[tuple[str, str]]) -> Iterator[str]:
 
 
 def _text(words: str | None) -> str:
-    """Return help as Markdown that shows it as it is: stars and brackets mean nothing."""
+    """Return a help text as Markdown, with special characters escaped."""
     words = " ".join((words or "").replace("\b", "").split())
     plain, code = [], words.split("`")
     for number, part in enumerate(code):
@@ -127,21 +127,21 @@ def _text(words: str | None) -> str:
 
 
 def with_messages(markdown: str) -> str:
-    """Return the page of errors with the messages of each below its fix."""
+    """Return the troubleshooting page with the messages of each error."""
     known = messages()
 
-    def told(match: re.Match[str]) -> str:
+    def add_messages(match: re.Match[str]) -> str:
         found = known.get(match[1], ())
         if not found:
             return match[0]
         shown = "; ".join(f"`{one}`" for one in found)
         return f"{match[0]}- **Messages:** {shown}\n"
 
-    return re.sub(r"^### (\S+)\n(?:- .*\n)+", told, markdown, flags=re.M)
+    return re.sub(r"^### (\S+)\n(?:- .*\n)+", add_messages, markdown, flags=re.M)
 
 
 def messages() -> dict[str, list[str]]:
-    """Return slug -> the messages of the package's errors, with … for what differs."""
+    """Return slug -> messages of the package's errors, with … for variable parts."""
     found: dict[str, set[str]] = defaultdict(set)
     for call, _ in raised():
         for slug in slugs_of(call):
@@ -150,10 +150,10 @@ def messages() -> dict[str, list[str]]:
 
 
 def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Call, Path]]:
-    """Yield every place of the package that makes an error, and every bare tag of a slug.
+    """Yield every call in the package that creates an error, with its file.
 
     Args:
-        trees: The package's modules, where they have been parsed already.
+        trees: Parsed modules of the package; by default they are read from disk.
     """
     if trees is None:
         modules = (ROOT / "unified_prof").rglob("*.py")
@@ -166,7 +166,7 @@ def raised(trees: dict[Path, ast.Module] | None = None) -> Iterator[tuple[ast.Ca
 
 
 def _classes(trees: dict[Path, ast.Module]) -> set[str]:
-    """Return the names of UprofError and of all that descend from it."""
+    """Return the names of UprofError and its subclasses."""
     known = {"UprofError"}
     defined = [
         node for tree in trees.values() for node in ast.walk(tree) if isinstance(node, ast.ClassDef)
@@ -179,7 +179,7 @@ def _classes(trees: dict[Path, ast.Module]) -> set[str]:
 
 
 def _is_ours(made: ast.expr) -> bool:
-    """Return whether a name stands alone or below `errors`: pytest has a UsageError as well."""
+    """Return True for a plain name or `errors.NAME`: pytest has a UsageError too."""
     return isinstance(made, ast.Name) or _name(getattr(made, "value", made)) == "errors"
 
 
@@ -188,9 +188,9 @@ def _name(node: ast.AST) -> str:
 
 
 def slugs_of(call: ast.Call) -> list[str]:
-    """Return the slugs that an error may get where it is made, `[]` where it names none.
+    """Return the slugs that a call passes to an error; empty if it passes none.
 
-    One that hands on another error's (`slug=err.slug`) has the name `*`.
+    A slug that is taken from another error (`slug=err.slug`) is returned as `*`.
     """
     given = next((one.value for one in call.keywords if one.arg == "slug"), None)
     if given is None:
@@ -200,7 +200,7 @@ def slugs_of(call: ast.Call) -> list[str]:
 
 
 def _templates(node: ast.expr) -> set[str]:
-    """Return the texts that an expression may have, with … for what is not known."""
+    """Return the possible texts of an expression, with … for variable parts."""
     if isinstance(node, ast.IfExp):
         return _templates(node.body) | _templates(node.orelse)
     if isinstance(node, ast.Constant):

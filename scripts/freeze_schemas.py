@@ -1,9 +1,9 @@
-"""Writes schemas/msprof/<revision>.sql: what the migrations make, in one canonical form.
+"""Write schemas/msprof/<revision>.sql: the schemas that the migrations create.
 
     python scripts/freeze_schemas.py            write the files that are missing
     python scripts/freeze_schemas.py --check    exit 1 if a file differs from the migrations
 
-A frozen file is never rewritten: a revision that was released does not change.
+Existing files are never rewritten, because released revisions do not change.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ HEADER = "-- msprof database, schema revision {}. Frozen: never edited after rel
 
 
 def frozen(revision: str) -> str:
-    """Return the text of one revision: tables, indexes, constant rows."""
+    """Return the SQL text of one revision: tables, indexes, constant rows."""
     with closing(sqlite3.connect(":memory:", isolation_level=None)) as db:
         runner.migrate(db, catalogue.MSPROF, None, revision, FileState(True, False))
         present = {name for (name,) in db.execute("SELECT name FROM sqlite_master")}

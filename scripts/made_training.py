@@ -1,8 +1,8 @@
-"""Writes the recording of a long training: what torch.profiler leaves of a GPU, by the million.
+"""Write a synthetic GPU recording of a long training, as converted from torch.profiler.
 
-Each step has a forward pass (an operation within another for each kernel), a backward pass on a
-thread of autograd's own (a node within the engine's range for each kernel), an optimizer, and a
-synchronising call at its end. All kernels are launched by a call of the runtime.
+Each step has a forward pass (two nested operations per kernel), a backward pass on the autograd
+thread (a node within a range of the engine per kernel), an optimizer, and a synchronizing call at
+the end. All kernels are launched by runtime calls.
 """
 
 from __future__ import annotations
@@ -19,24 +19,24 @@ Ints = NDArray[np.int64]
 Columns = dict[str, Ints]
 
 FORWARD, BACKWARD, OPTIMIZER = 500, 400, 100
-# Kernels of a step.
+# Number of kernels per step.
 STEP = FORWARD + BACKWARD + OPTIMIZER
 _OPERATIONS, _CHAINS, _SHAPES, _TYPES = 40, 60, 50, 60
 _STEPS_AT_A_TIME = 50
-# Threads.
+# Thread ids.
 _MAIN, _ENGINE = 11, 12
 _START_NS = 1_736_410_576_000_000_000
 _NO_NUMBER = 4294967295
 
 
 def make(path: Path, tasks: int, *, kernels: int = 400, seed: int = 0) -> None:
-    """Write `tasks` kernels, as many launches, and twice as many ranges; the same for one seed.
+    """Write `tasks` kernels, as many launches, and twice as many ranges.
 
     Args:
-        path: the database.
-        tasks: how many kernels, rounded up to whole steps.
-        kernels: how many names they have.
-        seed: of all that is random.
+        path: Database to write.
+        tasks: Number of kernels, rounded up to complete steps.
+        kernels: Number of distinct kernel names.
+        seed: Seed; the same seed gives the same database.
     """
     with ReportWriter(path, overwrite=True) as report:
         training = _Training(report, kernels, seed)
@@ -106,7 +106,7 @@ class _Training:
         self._report.write("NPU_INFO", {"id": np.zeros(1, int), "name": ["NVIDIA H100 80GB HBM3"]})
 
     def write(self, count: int) -> None:
-        """Write so many steps."""
+        """Write `count` steps."""
         written: dict[str, list[Columns]] = {}
         for _ in range(count):
             for table, rows in self._step():
@@ -120,7 +120,7 @@ class _Training:
         if table == "PYTORCH_API":
             order = np.lexsort((-columns["endNs"], columns["startNs"]))
             columns = {name: values[order] for name, values in columns.items()}
-            # -1 stands for what torch says nothing of.
+            # -1 means that torch recorded no value.
             holes = {
                 name: np.ma.masked_equal(columns[name], -1)
                 for name in ("connectionId", "callchainId", "inputShapes")
@@ -159,7 +159,7 @@ class _Training:
         connection = np.arange(self._connection, self._connection + STEP)
         identity = np.arange(self._task, self._task + STEP)
         forward, backward, last = np.split(at, [FORWARD, FORWARD + BACKWARD])
-        # The last operation's node runs first.
+        # Backward runs the nodes in reverse order.
         node, back = made[::-1][:BACKWARD], which[::-1][:BACKWARD]
         own, theirs, rest = np.split(connection, [FORWARD, FORWARD + BACKWARD])
         (name,) = self._report.strings.intern_all([f"ProfilerStep#{len(self.steps)}"])

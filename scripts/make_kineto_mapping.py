@@ -1,4 +1,4 @@
-"""Writes docs/schema/kineto-mapping.md: the source of every column of an imported trace.
+"""Write docs/schema/kineto-mapping.md: the source of every column of a converted trace.
 
 A test decodes a trace with all kinds of events and compares the written tables and columns with
 those declared here, and the document with this script.

@@ -1,4 +1,4 @@
-"""Write a PROF_* directory of any size, for benchmarks and for trying things out.
+"""Write a synthetic PROF_* directory of any size, for benchmarks and experiments.
 
     python scripts/make_prof.py OUT --seed 1 --operators 100000 --pmu PipeUtilization
     python scripts/make_prof.py OUT --samples 50 --counters hbm,llc --host-usage cpu,mem
@@ -34,7 +34,7 @@ def parser() -> argparse.ArgumentParser:
     result = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    result.add_argument("out", type=Path, help="folder that gets the PROF_* directory")
+    result.add_argument("out", type=Path, help="directory in which the PROF_* directory is created")
     for field in fields(Recipe):
         name, default = f"--{field.name.replace('_', '-')}", field.default
         options: dict[str, Any] = {"default": default}
@@ -55,12 +55,12 @@ def main() -> None:
     out = arguments.pop("out")
     for name, known in _CHOICES.items():
         if unknown := set(arguments[name]) - set(known):
-            sys.exit(f"no {name} called {', '.join(sorted(unknown))}; known: {', '.join(known)}")
+            sys.exit(f"unknown {name}: {', '.join(sorted(unknown))}; known: {', '.join(known)}")
     recipe = Recipe(**arguments)
     try:
         print(generate(out, recipe).path)
     except FileExistsError as err:
-        sys.exit(f"{err.filename} exists already: choose another folder or seed")
+        sys.exit(f"{err.filename} exists already: choose another directory or seed")
 
 
 if __name__ == "__main__":

@@ -56,7 +56,7 @@ ALL = (
             "uprof report out --by line --top 4",
             "sed -n 18p plain.py",
         ),
-        "Line 18, the softmax in the loop over heads, takes most time: it runs once per head."
+        "Line 18, the softmax in the loop over heads, takes the most time: it runs once per head."
         " `scaled_dot_product_attention` computes all heads at once, without storing the weights.",
     ),
     Session(
@@ -88,13 +88,10 @@ ALL = (
 _INTRODUCTION = """\
 # Recorded sessions
 
-Terminal sessions from `pip install` to a finding, recorded on two busy processor cores without a
-GPU. Comments show the seconds since the start. Only the first rows of each table are shown here;
-the asciicasts (`asciinema play`) have all output. The wheel comes from this repository; torch and
-the trainer were installed before.
-
-The scripts are in [examples/sessions](https://github.com/unified-prof/uprof/tree/main/examples/sessions);
-`python scripts/record_sessions.py --python PYTHON` records them again.
+Terminal sessions from `pip install` to a finding, recorded on two busy CPU cores without a GPU.
+Comments show the seconds since the start. Only the first rows of each table are shown; the
+asciicasts (`asciinema play`) have all output. The scripts are in
+[examples/sessions](https://github.com/unified-prof/uprof/tree/main/examples/sessions).
 """
 
 
@@ -224,7 +221,7 @@ def page() -> str:
             f"\n## {one.title}\n\n"
             f"{one.finding} The session took {seconds:.0f} seconds "
             f"([asciicast](sessions/{one.name}.cast)).\n\n"
-            "<!-- not run: is a recording; scripts/record_sessions.py makes it -->\n"
+            "<!-- not run: recorded by scripts/record_sessions.py -->\n"
             f"```console\n{_abbreviated(_text(events))}```\n"
         )
     return "".join(parts)

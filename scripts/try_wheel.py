@@ -1,12 +1,12 @@
-"""A wheel as its users have it: installed into an environment of its own, without torch.
+"""Install a wheel into a new environment without torch, and try it.
 
     python scripts/try_wheel.py dist/unified_prof-0.1.0-py3-none-any.whl
     python scripts/try_wheel.py dist/*.whl --python python3.12
 
-Everything that only reads files is used once, on small inputs: what is inside the wheel (schemas,
-migrations, examples), `build`, `import`, `report`, `diff`, `gate`, `advise`, `export` and `db`. The
-exit code is 0 if all went well. Runs on Linux, macOS and Windows; nothing of this checkout is
-imported but a recording of tests/data.
+Checks the content of the wheel (schemas, migrations, examples), and runs every command that only
+reads files once on small inputs: `build`, `import`, `report`, `diff`, `gate`, `advise`, `export`
+and `db`. The exit code is 0 if all checks passed. Runs on Linux, macOS and Windows; uses nothing of
+this checkout except a recording of tests/data.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ INSIDE = """
 import importlib.util, pathlib, sys, sysconfig
 import unified_prof
 from unified_prof.base.resources import folder
-assert importlib.util.find_spec("torch") is None, "torch is there, though nothing asked for it"
+assert importlib.util.find_spec("torch") is None, "torch is installed, although nothing requires it"
 package = pathlib.Path(unified_prof.__file__).resolve()
 assert package.is_relative_to(pathlib.Path(sys.prefix).resolve()), f"this is {package}"
 assert (package.parent / "py.typed").is_file()
@@ -41,10 +41,10 @@ for name, pattern in (("schemas", "*.sql"), ("migrations", "*.py"), ("examples",
 
 
 def main() -> int:
-    """Install the wheel, use it, say what failed."""
+    """Install the wheel, try it and print the results."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("wheel", type=Path, help="the wheel, or a source distribution")
-    parser.add_argument("--python", default=sys.executable, help="the interpreter to use")
+    parser.add_argument("wheel", type=Path, help="wheel or source distribution")
+    parser.add_argument("--python", default=sys.executable, help="Python interpreter to use")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="try-wheel-", ignore_cleanup_errors=True) as folder:
         place = Path(folder).resolve()
@@ -53,7 +53,7 @@ def main() -> int:
 
 
 def installed(wheel: Path, python: str, folder: Path) -> Path:
-    """Return the interpreter of a new environment that has the wheel and what it requires."""
+    """Return the interpreter of a new environment with the wheel and its dependencies."""
     subprocess.run([python, "-m", "venv", folder], check=True)
     inside = folder / ("Scripts/python.exe" if WINDOWS else "bin/python")
     pip = [inside, "-m", "pip", "install", "-q", "--disable-pip-version-check"]
@@ -62,14 +62,14 @@ def installed(wheel: Path, python: str, folder: Path) -> Path:
 
 
 def clean(home: Path) -> dict[str, str]:
-    """Return an environment in which nothing of a checkout or of earlier runs is found."""
+    """Return environment variables without a checkout and state of earlier runs."""
     ours = {key: value for key, value in os.environ.items() if not key.startswith("UPROF_")}
     ours.pop("PYTHONPATH", None)
     return {**ours, "XDG_CACHE_HOME": str(home / "cache"), "XDG_STATE_HOME": str(home / "state")}
 
 
 class Trial:
-    """The installed package, in a folder of its own."""
+    """The installed package, tried in a new directory."""
 
     def __init__(self, python: Path, place: Path) -> None:
         self.python, self.place = python, place / "work"
@@ -79,7 +79,7 @@ class Trial:
         self.place.mkdir()
 
     def all(self) -> bool:
-        """Use everything that needs no device; return whether all went well."""
+        """Try everything that needs no device; return True if all checks passed."""
         self.run([self.python, "-c", INSIDE], "files of migrations")
         self.command("--version", says="uprof ")
         self.command("doctor", says="PyTorch is not installed")
@@ -89,14 +89,14 @@ class Trial:
         return self.well
 
     def databases(self) -> None:
-        """Create, recognise, upgrade and check databases."""
+        """Create, upgrade and check databases."""
         self.command("db", "create", "old.db", "--schema", "1.0.0_20241112", says="created")
         self.command("db", "upgrade", "old.db", says="original kept as old.db.bak")
         self.command("db", "check", "old.db", says="sound")
         self.command("db", "history", says="1.0.0_20241112")
 
     def traces(self) -> None:
-        """Import two traces, read them and compare them."""
+        """Import two traces, report them and compare them."""
         for name, kernel_us in (("base", 400), ("new", 600)):
             text = json.dumps({"traceEvents": events(kernel_us)})
             (self.place / f"{name}.json").write_text(text, encoding="utf-8")
@@ -111,7 +111,7 @@ class Trial:
         self.command("advise", "base.db", says="base.db")
 
     def recording(self) -> None:
-        """Build a database of an Ascend recording, and files of it."""
+        """Build a database from an Ascend recording, and export it."""
         with tarfile.open(RECORDING) as archive:
             if sys.version_info >= (3, 12):
                 archive.extractall(self.place / "in", filter="data")
@@ -119,12 +119,12 @@ class Trial:
                 archive.extractall(self.place / "in")
         self.command("build", "in", "-o", "out", says="Ascend PROF_* directory")
         databases = [*(self.place / "out").rglob("msprof_*.db")]
-        self.expect("build leaves one database", len(databases) == 1)
+        self.expect("build writes one database", len(databases) == 1)
         for database in databases:
             self.command("db", "check", str(database), says="sound")
             self.command("report", str(database), says="device")
             self.command("export", str(database), "-o", "files")
-        self.expect("export leaves files", any((self.place / "files").rglob("*.csv")))
+        self.expect("export writes files", any((self.place / "files").rglob("*.csv")))
 
     def command(
         self, *arguments: str, says: str = "", makes: str = "", codes: tuple[int, ...] = (0,)
@@ -139,7 +139,7 @@ class Trial:
         makes: str = "",
         codes: tuple[int, ...] = (0,),
     ) -> None:
-        """Run a command; say so where it does not do what is expected."""
+        """Run a command and check its exit code, output and files."""
         done = subprocess.run(
             command,
             cwd=self.place,
@@ -151,7 +151,7 @@ class Trial:
             timeout=300,
         )
         ours = command[0] == self.uprof
-        name = " ".join(["uprof", *map(str, command[1:])]) if ours else "what is inside"
+        name = " ".join(["uprof", *map(str, command[1:])]) if ours else "content of the wheel"
         well = done.returncode in codes and says in done.stdout + done.stderr
         well = well and "Traceback" not in done.stderr
         self.expect(name, well and (not makes or (self.place / makes).is_file()))
@@ -160,9 +160,9 @@ class Trial:
             print(done.stdout[-4000:], done.stderr[-4000:], sep="\n")
 
     def expect(self, what: str, well: bool) -> None:
-        """Print how something went."""
+        """Print the result of a check."""
         self.well &= well
-        print("fine  " if well else "FAILED", what, flush=True)
+        print("passed" if well else "FAILED", what, flush=True)
 
 
 def events(kernel_us: int) -> list[dict[str, object]]:

@@ -1,13 +1,13 @@
-"""Compares what uprof says of simulated clusters with what was planted in them.
+"""Compare uprof's findings on simulated clusters with the planted faults.
 
     python scripts/validate_cluster.py --tool PATH/make_cluster.py            8 and 64 ranks
     python scripts/validate_cluster.py --tool PATH/make_cluster.py --ranks 8,64,256,1024
     python scripts/validate_cluster.py --tool PATH/make_cluster.py --shapes   other shapes and seeds
 
-The tool writes the recordings of every rank and a truth.json. The true cost of a fault is what a
-step of the run with it takes longer than one of the same run without. Prints a table in Markdown;
-exit code 1 if a planted fault is not the first finding, a healthy run has one, or a figure is
-further off than 10 % (waiting: 2 %, clocks: 2 us).
+The tool writes the recordings of all ranks and truth.json. The true cost of a fault is the
+difference in step time to the same run without it. Prints a Markdown table. The exit code is 1 if a
+planted fault is not the first finding, a healthy run has a finding, or a figure is off by more than
+10 % (waiting: 2 %, clocks: 2 us).
 """
 
 from __future__ import annotations
@@ -40,26 +40,26 @@ SIZES = {8: (2, 2, 2), 64: (4, 4, 4), 256: (4, 8, 8), 1024: (8, 16, 8)}
 _OFF = 0.10
 _WAIT_OFF = 0.02
 _CLOCK_OFF_US = 2.0
-# Faults that cost less, in ms per step, need no finding.
+# Faults below this cost in ms per step need no finding.
 _MIN_COST_MS = 0.005
+# Relative errors of waiting times use at least this share of the mean as the reference.
 _LEAST_WAIT = 0.5
-"""Waiting of less than so much of the mean is compared with that much."""
 
 
 @dataclass(frozen=True)
-class Case:
-    """One run and what is planted in it."""
+class Scenario:
+    """A simulated run and its planted fault."""
 
     shape: tuple[int, int, int]
     fault: str
     options: tuple[str, ...] = ()
     kineto: bool = False
+    # Options of both runs: with and without the fault.
     more: tuple[str, ...] = ()
-    """Options of the run with the fault and of the one without."""
 
     @property
     def base(self) -> list[str]:
-        """What the tool is given for the run with the fault and for the one without."""
+        """Arguments of the tool for both runs: with and without the fault."""
         tp, dp, pp = self.shape
         base = ["--tp", str(tp), "--dp", str(dp), "--pp", str(pp), *self.more]
         return [*base, "--kineto"] if self.kineto else base
@@ -67,9 +67,9 @@ class Case:
 
 @dataclass
 class Verdict:
-    """What came of one."""
+    """Result of one run."""
 
-    case: Case
+    scenario: Scenario
     summary: RunSummary
     truth: dict[str, Any]
     true_ms: float | None
@@ -79,7 +79,7 @@ class Verdict:
     faults: list[str] = field(default_factory=list)
 
 
-def cases(ranks: Sequence[int], *, shapes: bool, kinds: Sequence[bool]) -> Iterator[Case]:
+def scenarios(ranks: Sequence[int], *, shapes: bool, kinds: Sequence[bool]) -> Iterator[Scenario]:
     if shapes:
         yield from _shapes(kinds)
         return
@@ -89,7 +89,7 @@ def cases(ranks: Sequence[int], *, shapes: bool, kinds: Sequence[bool]) -> Itera
         small = ("--per-host", "4") if size == 8 else ()
         for kineto in kinds:
             for fault, options in _faults(shape, 4 if size == 8 else 8):
-                yield Case(shape, fault, options, kineto, (*many, *small))
+                yield Scenario(shape, fault, options, kineto, (*many, *small))
 
 
 def _faults(shape: tuple[int, int, int], per_host: int) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -108,7 +108,7 @@ def _faults(shape: tuple[int, int, int], per_host: int) -> Iterator[tuple[str, t
     yield f"input {world // 3}", ("--late-input-rank", str(world // 3))
 
 
-def _shapes(kinds: Sequence[bool]) -> Iterator[Case]:
+def _shapes(kinds: Sequence[bool]) -> Iterator[Scenario]:
     variety = [
         ((4, 4, 4), ("--seed", "1")),
         ((4, 4, 4), ("--seed", "2", "--noise", "0.05")),
@@ -127,11 +127,11 @@ def _shapes(kinds: Sequence[bool]) -> Iterator[Case]:
         for shape, more in variety:
             per_host = int(more[more.index("--per-host") + 1]) if "--per-host" in more else 8
             for fault, options in _faults(shape, per_host):
-                yield Case(shape, fault, options, kineto, more)
+                yield Scenario(shape, fault, options, kineto, more)
 
 
-def run(tool: Path, case: Case, folder: Path, options: Sequence[str]) -> dict[str, Any]:
-    command = [sys.executable, str(tool), str(folder), *case.base, *options]
+def run(tool: Path, scenario: Scenario, folder: Path, options: Sequence[str]) -> dict[str, Any]:
+    command = [sys.executable, str(tool), str(folder), *scenario.base, *options]
     subprocess.run(command, check=True, capture_output=True)
     truth: dict[str, Any] = json.loads((folder / "truth.json").read_text())
     return truth
@@ -157,7 +157,9 @@ def step_ms(truth: dict[str, Any]) -> float:
     return float(steps[-1][1] - steps[0][0]) / len(steps) / 1e6
 
 
-def judged(case: Case, found: list[Partial], truth: dict[str, Any], base_ms: float) -> Verdict:
+def judged(
+    scenario: Scenario, found: list[Partial], truth: dict[str, Any], base_ms: float
+) -> Verdict:
     begin = time.process_time()
     summary = summarize_run(found)
     seconds = time.process_time() - begin
@@ -176,10 +178,10 @@ def judged(case: Case, found: list[Partial], truth: dict[str, Any], base_ms: flo
         away = clock.offset[mine] - np.array(true_clock)[mine]
         off = max(off, float(np.abs(away - np.median(away)).max()) / 1e3)
     verdict = Verdict(
-        case,
+        scenario,
         summary,
         truth,
-        step_ms(truth) - base_ms if case.options else None,
+        step_ms(truth) - base_ms if scenario.options else None,
         wait_off,
         off,
         seconds,
@@ -189,53 +191,53 @@ def judged(case: Case, found: list[Partial], truth: dict[str, Any], base_ms: flo
 
 
 def _wrong(verdict: Verdict) -> Iterator[str]:
-    case, truth = verdict.case, verdict.truth["faults"]
-    told = verdict.summary.findings
+    scenario, truth = verdict.scenario, verdict.truth["faults"]
+    findings = verdict.summary.findings
     if verdict.wait_off > _WAIT_OFF:
         yield f"waiting {verdict.wait_off:.1%} off"
     if verdict.clock_off_us > _CLOCK_OFF_US:
         yield f"clocks {verdict.clock_off_us:.1f} us off"
-    if not case.options:
-        if told:
-            yield f"healthy, and says {told[0].text}"
+    if not scenario.options:
+        if findings:
+            yield f"healthy run has finding: {findings[0].text}"
         return
-    if not told:
+    if not findings:
         if abs(verdict.true_ms or 0.0) > _MIN_COST_MS:
-            yield "says nothing"
+            yield "no finding"
         return
-    first = told[0]
+    first = findings[0]
     factor = first.figures.get("factor")
     if truth["slow_rank"] is not None:
         if (first.kind, first.ranks) != ("slow_rank", (truth["slow_rank"],)):
-            yield f"says {first.text}"
+            yield f"first finding: {first.text}"
         elif abs(factor - truth["slow"]) > max(_OFF * (truth["slow"] - 1), 0.01):
             yield f"factor {factor}"
     elif truth["slow_link"]:
         ends = {int(rank) for rank in truth["slow_link"].split(",")}
         if first.kind != "slow_link" or not ends <= set(first.ranks):
-            yield f"says {first.text}"
+            yield f"first finding: {first.text}"
         elif abs(factor / truth["link"] - 1) > _OFF and first.figures["link_known"]:
             yield f"factor {factor}"
     elif truth["slow_host"] is not None:
         if (first.kind, first.hosts) != ("slow_host", (f"node{truth['slow_host']:04d}",)):
-            yield f"says {first.text}"
+            yield f"first finding: {first.text}"
     elif (first.kind, first.ranks) != ("late_input", (truth["late_input_rank"],)):
-        yield f"says {first.text}"
+        yield f"first finding: {first.text}"
     elif abs(first.figures["late_ms"] / truth["late_ms"] - 1) > _OFF:
         yield f"late {first.figures['late_ms']} ms"
     assert verdict.true_ms is not None
     if abs(first.cost_ms_per_step - verdict.true_ms) > max(
         _OFF * abs(verdict.true_ms), _MIN_COST_MS
     ):
-        yield f"cost {first.cost_ms_per_step:.3f} for {verdict.true_ms:.3f} ms"
-    if len(told) > 1:
-        yield f"and says {told[1].text}"
+        yield f"cost {first.cost_ms_per_step:.3f} ms, true {verdict.true_ms:.3f} ms"
+    if len(findings) > 1:
+        yield f"extra finding: {findings[1].text}"
 
 
 def row(verdict: Verdict) -> str:
-    case, told = verdict.case, verdict.summary.findings
-    first = told[0] if told else None
-    tp, dp, pp = case.shape
+    scenario, findings = verdict.scenario, verdict.summary.findings
+    first = findings[0] if findings else None
+    tp, dp, pp = scenario.shape
     factor = first.figures.get("factor", first.figures.get("late_ms")) if first else None
     cost = "-" if first is None else f"{first.cost_ms_per_step:.3f}"
     truth = "-" if verdict.true_ms is None else f"{verdict.true_ms:.3f}"
@@ -249,10 +251,10 @@ def row(verdict: Verdict) -> str:
         else:
             who += f" {first.ranks[0]}"
     cells = (
-        f"{math.prod(case.shape)} ({tp}x{dp}x{pp})",
-        "CUDA" if case.kineto else "NPU",
-        " ".join(case.more) or "-",
-        case.fault,
+        f"{math.prod(scenario.shape)} ({tp}x{dp}x{pp})",
+        "CUDA" if scenario.kineto else "NPU",
+        " ".join(scenario.more) or "-",
+        scenario.fault,
         who,
         "-" if factor is None else f"{factor:.3f}",
         f"{cost} / {truth}",
@@ -269,25 +271,27 @@ def main() -> int:
         description=__doc__, formatter_class=argparse.RawTextHelpFormatter
     )
     parser.add_argument("--tool", type=Path, required=True, help="make_cluster.py")
-    parser.add_argument("--ranks", default="8,64", help="of the runs, from 8, 64, 256, 1024")
-    parser.add_argument("--shapes", action="store_true", help="other shapes and seeds instead")
+    parser.add_argument("--ranks", default="8,64", help="numbers of ranks, from 8, 64, 256, 1024")
+    parser.add_argument("--shapes", action="store_true", help="run other shapes and seeds instead")
     parser.add_argument("--kinds", default="npu,cuda")
     given = parser.parse_args()
     kinds = [kind == "cuda" for kind in given.kinds.split(",")]
     sizes = [int(size) for size in given.ranks.split(",")]
     print(
-        "| ranks | device | options | planted | first finding | factor or ms | cost, ms a step: "
-        "said / true | waiting off | clocks off, us | reduce, CPU s | right |\n" + "|---" * 11 + "|"
+        "| ranks | device | options | planted | first finding | factor or ms | cost, ms per step: "
+        "reported / true | waiting off | clocks off, us | reduce, CPU s | correct |\n"
+        + "|---" * 11
+        + "|"
     )
     base: dict[tuple[str, ...], float] = {}
     wrong = 0
-    for case in cases(sizes, shapes=given.shapes, kinds=kinds):
+    for scenario in scenarios(sizes, shapes=given.shapes, kinds=kinds):
         with tempfile.TemporaryDirectory() as folder:
-            key = tuple(case.base)
-            truth = run(given.tool, case, Path(folder), case.options)
+            key = tuple(scenario.base)
+            truth = run(given.tool, scenario, Path(folder), scenario.options)
             if key not in base:
-                base[key] = step_ms(truth)  # the first of each is healthy
-            verdict = judged(case, partials(Path(folder), truth), truth, base[key])
+                base[key] = step_ms(truth)  # the first run of each shape is healthy
+            verdict = judged(scenario, partials(Path(folder), truth), truth, base[key])
         print(row(verdict), flush=True)
         wrong += bool(verdict.faults)
     return 1 if wrong else 0

@@ -102,9 +102,9 @@ def test_the_first_release_can_be_prepared(release: Any, checkout: Path) -> None
 @pytest.mark.parametrize(
     ("new", "words"),
     [
-        ("v0.10.0", "no version of a release"),
-        ("0.10", "no version of a release"),
-        ("0.9.0", "has 0.9.0 already"),
+        ("v0.10.0", "not a release version"),
+        ("0.10", "not a release version"),
+        ("0.9.0", "already has 0.9.0"),
     ],
 )
 def test_what_is_no_new_version_is_refused(
@@ -116,7 +116,7 @@ def test_what_is_no_new_version_is_refused(
 
 def test_a_release_of_which_nothing_is_said_is_refused(release: Any, checkout: Path) -> None:
     release.prepare(checkout, "0.10.0", "2026-02-03")
-    with pytest.raises(release.ReleaseError, match="says nothing"):
+    with pytest.raises(release.ReleaseError, match="has no entries"):
         release.prepare(checkout, "0.11.0", "2026-02-04")
 
 
@@ -129,7 +129,7 @@ def test_a_tag_that_is_not_the_version_is_refused(release: Any, checkout: Path, 
 def test_a_recipe_that_was_forgotten_is_told(release: Any, checkout: Path) -> None:
     recipe = checkout / "conda" / "recipe.yaml"
     recipe.write_text(recipe.read_text(encoding="utf-8").replace('"0.9.0"', '"0.8.0"'))
-    with pytest.raises(release.ReleaseError, match=r"recipe\.yaml says 0\.8\.0"):
+    with pytest.raises(release.ReleaseError, match=r"recipe\.yaml has version 0\.8\.0"):
         release.check(checkout, "v0.9.0")
 
 
