@@ -47,7 +47,7 @@ def trace_of_nobody(path: Path) -> Path:
 def test_a_trace_of_nobody_is_named_by_its_own_path(tmp_path: Path) -> None:
     trace = trace_of_nobody(tmp_path / "t.json")
     done = uprof("cluster", "build", trace, "-o", tmp_path / "r")
-    refused(done, 7, f"{trace}: the rank of its file is unknown", "RANK=FILE")
+    refused(done, 7, f"{trace}: cannot determine the rank", "RANK=FILE")
     assert "rank.db" not in done.stderr
 
 
@@ -55,7 +55,7 @@ def test_a_trace_of_nobody_beside_others_says_what_to_do(databases: Path, tmp_pa
     trace = trace_of_nobody(tmp_path / "t.json")
     done = uprof("cluster", "build", databases, trace, "-o", tmp_path / "r")
     assert done.returncode == 0, done.stderr
-    assert f"{trace}: the rank of its file is unknown" in done.stderr
+    assert f"{trace}: cannot determine the rank" in done.stderr
     assert "RANK=FILE" in done.stderr
 
 
@@ -64,7 +64,7 @@ def test_where_nothing_can_be_read_the_first_file_is_named(tmp_path: Path) -> No
     (tmp_path / "in" / "a.db").write_text("hello\n")
     (tmp_path / "in" / "b.db").touch()
     done = uprof("cluster", "build", tmp_path / "in", "-o", tmp_path / "r")
-    refused(done, 7, "in/a.db: its file is not a report", "nor 1 more")
+    refused(done, 7, "in/a.db: its file is not a report", "1 more failed")
 
 
 def test_two_files_of_one_rank_are_why_a_folder_is_no_run(databases: Path, tmp_path: Path) -> None:

@@ -306,7 +306,7 @@ def test_what_is_broken_in_ourselves_costs_its_rank_alone(
 
     monkeypatch.setattr(cluster_map, "partials_of", breaks)
     outcome = build([str(run)], target, jobs=1)
-    assert "rank 2: it cannot be read: ZeroDivisionError: a fault of ours" in outcome.coverage
+    assert "rank 2: unexpected error: ZeroDivisionError: a fault of ours" in outcome.coverage
 
 
 def test_a_nameless_bad_file_is_the_rank_that_lacks(run: Path, target: str) -> None:

@@ -1,10 +1,10 @@
-"""One clock for all ranks, from the ends of what they did together.
+"""Alignment of the clocks of all ranks, from the ends of their collectives and transfers.
 
 All members of a collective leave it together, as do both ends of a transfer: the difference of
 their ends is that of their clocks. Differences are added along a tree of the most certain edges,
-then all edges adjust the result. In long recordings a difference drifts, because no two crystals
-are alike; the drift of each clock follows from the same tree. Ranks without common events with the
-others form an island of their own: the offset between islands is unknown.
+then all edges adjust the result. In long recordings the clocks drift apart; the drift of each clock
+is computed from the same tree. Ranks that share no events with the others form a separate island:
+the offset between islands is unknown.
 
 Only merged timelines and the replay need this; waits do not.
 """
@@ -53,15 +53,15 @@ _MAD_TO_DEVIATION = 1.4826
 # Minimum spread of differences, ns.
 _MIN_SPREAD_NS = 200.0
 _PPB = 1e9
-# Events of each group and kind from which the drift is measured.
+# Maximum number of events of each group and kind used to measure the drift.
 _SAMPLED_EVENTS = 64
-# Pairs of ranks that decide whether clocks drift at all.
+# Number of pairs of ranks sampled to decide whether clocks drift at all.
 _SAMPLED_PAIRS = 200
 # Minimum number of events of a pair to measure its drift.
 _MIN_EVENTS_FOR_DRIFT = 12
 # Smaller drift over a recording is ignored, ns.
 _MIN_DRIFT_NS = 1_000.0
-# Minimum drift in standard errors, as many pairs are tested.
+# Minimum drift in standard errors; high because many pairs are tested.
 _MIN_DRIFT_ERRORS = 5.0
 
 
@@ -70,15 +70,15 @@ class AlignedClocks:
     """Clocks of all ranks, indexed like `MatchedCollectives.ranks`."""
 
     offset: Ints
-    """Added to the times of a rank to get the common clock of its island, ns."""
+    """Value to add to the times of a rank to get the common clock of its island, ns."""
     error: Ints
     """Standard error of the offset, ns."""
     island: Ints
-    """Ranks of different islands have no common clock; the largest island is 0."""
+    """Island of each rank: islands have no common clock; the largest island is 0."""
     drift: Floats
-    """Seconds that its clock loses per second; 0 if not significant."""
+    """Seconds that each rank's clock loses per second; 0 if not significant."""
     at: int
-    """Time at which the offsets hold."""
+    """Time at which the offsets are valid."""
 
     def clock_of(self, index: int) -> CommonClock:
         """Return the clock of a rank."""
@@ -118,7 +118,7 @@ def align_clocks(matched: MatchedCollectives) -> AlignedClocks:
 
 
 def _solved(matched: MatchedCollectives, edges: _Edges) -> tuple[Floats, Floats, Ints]:
-    """Return value, error and island of each rank from the differences of pairs."""
+    """Solve for the value, error and island of each rank from the differences of pairs."""
     count = len(matched.ranks)
     offset = np.zeros(count)
     error = np.zeros(count)
@@ -198,7 +198,7 @@ def sample_events(keys: Sequence[Ints], count: int) -> NDArray[np.bool_]:
 
 
 def member_pairs(matched: MatchedCollectives, events: Ints) -> tuple[Ints, Ints, Ints, Ints]:
-    """Pair each further member of events with the first: both ranks, and both rows."""
+    """Pair the first member of each event with every other member: both ranks, and both rows."""
     rows = matched.rows
     size = matched.events.members[events]
     first = np.repeat(matched.events.first[events], size - 1)
@@ -250,7 +250,7 @@ def _spread_from(
     error: NDArray[np.float64],
     island: Ints,
 ) -> None:
-    """Set the offsets of all ranks reachable from a root, over the most certain paths."""
+    """Set the offsets of all ranks reachable from a root, along the paths with the least error."""
     waiting = [(0.0, root, 0.0)]
     while waiting:
         doubt, one, value = heapq.heappop(waiting)
@@ -265,7 +265,7 @@ def _spread_from(
 def _relaxed(
     edges: _Edges, offset: NDArray[np.float64], roots: Sequence[int], island: Ints
 ) -> NDArray[np.float64]:
-    """Adjust the offsets to all edges by weight: the tree alone adds up errors along its paths."""
+    """Fit the offsets to all edges by weight, since errors accumulate along paths of the tree."""
     if not len(edges.a):
         return offset
     weight = 1 / edges.error**2
@@ -295,7 +295,7 @@ def _by_host(
     error: NDArray[np.float64],
     island: Ints,
 ) -> tuple[NDArray[np.float64], NDArray[np.float64]]:
-    """Give ranks of one host one offset if they share a clock."""
+    """Assign the same offset to all ranks of a host if they share a clock."""
     offset, error = offset.copy(), error.copy()
     hosts: dict[tuple[str, int], list[int]] = {}
     for index, facts in enumerate(matched.facts):

@@ -1,6 +1,6 @@
 """Findings of a multi-rank run: all rules, and the rules about kernels.
 
-A rule needs evidence of a cause. The wait of other ranks is none, because late work is passed on
+A rule needs evidence of a cause. Waiting ranks alone are not evidence, because a delay propagates
 from rank to rank.
 """
 
@@ -50,25 +50,25 @@ SLOW_HOST = "slow_host"
 SLOW_KERNEL = "slow_kernel"
 UNEQUAL_STAGES = "unequal_stages"
 
-# Minimum slowness (logarithm of a ratio) of the kernels of a rank.
+# Minimum slowness (logarithm of a ratio) of the kernels of a slow rank.
 _MIN_SLOWNESS = 0.015
-# The same for kernels that are slower in some steps only, of which there are fewer.
+# The same for kernels that are slower only in some steps, which provide fewer samples.
 _MIN_SLOWNESS_IN_STEPS = 0.03
-# Minimum number of steps to tell a usual step from an unusual one.
+# Minimum number of steps to distinguish usual from unusual steps.
 _MIN_STEPS = 3
-# Share of kernel time in slower kinds from which a rank is slow in general. A rank with more work
-# (experts, data) has only some slower kinds.
+# Minimum share of kernel time in slower kinds of kernel for a rank to be slow in general. If a rank
+# has more work (experts, data), only some kinds are slower.
 _MIN_SLOWER_SHARE = 0.6
-# Minimum slowness of a single kind of kernel, and with a single peer (logarithms).
+# Minimum slowness of a single kind of kernel, and the same if there is one peer (logarithms).
 _MIN_KERNEL_SLOWNESS = float(np.log(1.15))
 _MIN_KERNEL_SLOWNESS_OF_TWO = float(np.log(1.25))
-# Minimum time, as a share of the step, that slower kinds of kernel take longer.
+# Minimum additional time of the slower kinds of kernel, as a share of the step.
 _MIN_KERNEL_SHARE = 0.005
-# Share of the steps in which a kind of kernel has to be slower.
+# Minimum share of the steps in which a kind of kernel must be slower.
 _MIN_SLOW_STEPS = 0.75
-# Work of a pipeline stage over the median stage from which it is reported.
+# Minimum ratio of the work of a pipeline stage to the median stage to report the stage.
 _MIN_STAGE_FACTOR = 1.08
-# Minimum number of steps, and correlation with the step, of a trend.
+# Minimum number of steps, and minimum correlation with the step number, for a trend.
 _MIN_TREND_STEPS = 5
 _MIN_TREND_CORRELATION = 0.85
 
@@ -114,7 +114,7 @@ def slow_ranks(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _group(context: RuleContext, ranks: Sequence[int]) -> Iterator[tuple[list[int], str | None]]:
-    """Yield ranks by host, and those of a slow half of a role that no host separates together."""
+    """Group slow ranks by host; the slow half of a role that spans hosts is one group."""
     half = _slow_half(context)
     found = group_by_host(context, ranks)
     yield from (one for one in found if one[1] is not None or one[0][0] not in half)
@@ -123,7 +123,7 @@ def _group(context: RuleContext, ranks: Sequence[int]) -> Iterator[tuple[list[in
 
 
 def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
-    """Return rank -> factor of the ranks whose kernels are slower over all steps."""
+    """Return {rank: factor} for ranks whose kernels are slower over all steps."""
     kernels = context.signals.kernels
     ranks = len(context.matched.ranks)
     usual = np.maximum(robust_deviation(kernels.offset), kernels.error)
@@ -136,7 +136,7 @@ def _slow_in_all_steps(context: RuleContext) -> dict[int, float]:
 
 
 def _slow_half(context: RuleContext) -> dict[int, float]:
-    """Return rank -> factor where up to half of the ranks of a role are distinctly slower."""
+    """Return {rank: factor} for roles in which up to half of the ranks are distinctly slower."""
     kernels, peers = context.signals.kernels, context.roles.peers
     found: dict[int, float] = {}
     for role in np.unique(peers).tolist():
@@ -156,7 +156,7 @@ def _slow_half(context: RuleContext) -> dict[int, float]:
 def _slow_in_some_steps(
     context: RuleContext,
 ) -> Iterator[tuple[int, tuple[tuple[int, ...], float, float]]]:
-    """Yield (rank, (steps, factor, error)) of ranks that are slower in some steps only."""
+    """Yield (rank, (steps, factor, error)) for ranks that are slower only in some steps."""
     signals = context.signals
     slowness = signals.slowness_at
     known = np.isfinite(slowness)
@@ -203,19 +203,19 @@ def _slow_rank(
         kind = SLOW_HOST
         text = (
             f"slow host {host}: kernels of {len(ranks)} of its ranks take up to {factor:.2f} "
-            f"times as long{where} as on other hosts with the same {peers}"
+            f"times as long{where} as those of ranks with the same {peers} on other hosts"
         )
     elif len(ranks) > 1:
         kind = SLOW_RANK
         text = (
             f"slow kernels: ranks {join_first(context.global_ranks(ranks))}: their kernels take up "
-            f"to {factor:.2f} times as long{where} as those of the other ranks with their {peers}"
+            f"to {factor:.2f} times as long{where} as those of other ranks with the same {peers}"
         )
     else:
         kind = SLOW_RANK
         text = (
             f"slow kernels: {context.describe(worst)}: its kernels take {amount} times as long"
-            f"{where} as those of the other ranks with its {peers}"
+            f"{where} as those of other ranks with the same {peers}"
         )
     if trend := _trend(context, worst):
         figures["trend"] = [round(value, 4) for value in trend]
@@ -232,7 +232,7 @@ def _slow_rank(
 
 
 def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:
-    """Return first and last factor of a rank whose kernels become slower step by step."""
+    """Return the first and last factor of a rank whose kernels become slower step by step."""
     values: Floats = context.signals.slowness_at[rank]
     known = np.flatnonzero(np.isfinite(values))
     if len(known) < _MIN_TREND_STEPS or float(np.ptp(values[known])) < _MIN_SLOWNESS_IN_STEPS:
@@ -247,7 +247,7 @@ def _trend(context: RuleContext, rank: int) -> tuple[float, float] | None:
 
 
 def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
-    """Yield ranks of which single kinds of kernel are always slower, equally often called."""
+    """Yield ranks on which a kind of kernel is always slower with the same number of calls."""
     kernels = context.signals.kernels
     steps = max(len(context.steps), 1)
     in_general = {*_slow_in_all_steps(context), *(rank for rank, _ in _slow_in_some_steps(context))}
@@ -269,7 +269,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
                 continue
             if len(others) == 1 and kernels.ratio[rank, at] < _MIN_KERNEL_SLOWNESS_OF_TWO:
                 continue
-            # The calls of experts vary with their tokens.
+            # The number of expert calls varies with the number of tokens.
             if has_experts(context) and kernels.shortest[rank, at] < kernels.peers_mean[rank, at]:
                 continue
             found[at] = float(excess[rank, at])
@@ -282,7 +282,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
         factor = float(np.exp(kernels.ratio[rank, at]))
         name, module = kernels.names[at], _module(context, rank, kernels.names[at])
         kernel = f"{name} ({module})" if module else name
-        more = f" ({len(found) - 1} more kinds are slower)" if len(found) > 1 else ""
+        more = f" ({len(found) - 1} more kinds of kernel are slower)" if len(found) > 1 else ""
         figures = {
             "factor": round(factor, 4),
             "kernel": name,
@@ -293,7 +293,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
         text = (
             f"slow kernel: {context.describe(rank)}: {kernel} takes "
             f"{factor:.2f} times as long per call as on other ranks{more}, "
-            f"{saved_ns / NS_PER_MS:.2f} ms per step; its other kernels are not slower"
+            f"{saved_ns / NS_PER_MS:.2f} ms more per step; its other kernels are not slower"
         )
         segments = excess_segments(context, rank, others.tolist(), idle=False)
         saved_all_ns = saved_ns * len(context.replay.steps)
@@ -302,7 +302,7 @@ def slow_kernels(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _is_always_slower(context: RuleContext, rank: int, members: Sequence[int], name: str) -> bool:
-    """Return whether a kind of kernel is slower than that of peers in most steps."""
+    """Return True if a kind of kernel is slower than on the peers in most steps."""
     role = np.zeros(len(members), np.int64)
     results: list[bool] = []
     for step in context.steps:
@@ -314,7 +314,7 @@ def _is_always_slower(context: RuleContext, rank: int, members: Sequence[int], n
 
 
 def _module(context: RuleContext, rank: int, name: str) -> str:
-    """Return the module with most time in a kind of kernel; empty if none is recorded."""
+    """Return the module with the most time in a kind of kernel; empty if none is recorded."""
     partial = context.matched.partials[rank]
     table = partial.kernels
     totals: dict[str, int] = {}
@@ -340,7 +340,7 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         others = np.delete(per_stage, at)
         usual = float(np.median(others))
         members = np.flatnonzero(peers == stage).tolist()
-        # A stage of one rank is a slow rank or has more work, which cannot be distinguished.
+        # A stage of one rank may be a slow rank or have more work: these cannot be distinguished.
         if len(members) < 2 or not usual or per_stage[at] < _MIN_STAGE_FACTOR * usual:
             continue
         if per_stage[at] < float(others.max()) * (1 + (_MIN_STAGE_FACTOR - 1) / 2):
@@ -358,9 +358,9 @@ def unequal_stages(context: RuleContext) -> Iterator[Candidate]:
         saved_ms = context.replay.gain_ns(balanced) / max(len(context.replay.steps), 1) / NS_PER_MS
         text = (
             f"unequal pipeline stages: stage {stage} has {factor:.2f} times the kernel time of the "
-            f"median stage ({per_stage[at] / steps / NS_PER_MS:.2f} ms, "
-            f"{usual / steps / NS_PER_MS:.2f} ms); equal stages would save {saved_ms:.2f} ms per "
-            "step; the additional work"
+            f"median stage ({per_stage[at] / steps / NS_PER_MS:.2f} ms compared with "
+            f"{usual / steps / NS_PER_MS:.2f} ms; balancing all stages would save {saved_ms:.2f} "
+            "ms per step)"
         )
         figures = {
             "stage": stage,

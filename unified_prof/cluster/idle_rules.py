@@ -36,34 +36,34 @@ PAUSE_OF_ALL = "pause_of_all"
 SCATTERED_PAUSES = "scattered_pauses"
 WAITS_FOR_ABSENT = "waits_for_absent"
 
-# Gaps that are longer by a smaller share are not reported.
+# Minimum relative increase of the gap between kernels to be reported.
 _MIN_GAP_EXCESS = 0.5
-# Share of the excess idle time from which it is an equal gap after each kernel.
+# Minimum share of the excess idle time that equal gaps after each kernel must explain.
 _MIN_GAP_SHARE = 0.9
-# Time between two kernels that both wait for the device, on devices of any vendor, ns.
+# Usual gap between two enqueued kernels on devices of any vendor, ns.
 _USUAL_GAP_NS = 2_000.0
-# Share of a step that all ranks wait for input, or are idle between kernels, to be a finding.
+# Minimum share of a step that all ranks wait for input, or are idle between kernels.
 _MIN_INPUT_SHARE_OF_ALL = 0.1
 _MIN_IDLE_SHARE_OF_ALL = 0.05
 # Minimum idle time, as a share of a step, to report without a recorded cause.
 _MIN_IDLE_SHARE = 0.005
-# With fewer ranks, half of which may be late, a rank is compared with its own other steps.
+# With fewer ranks, half of them may be late: each rank is compared with its own other steps.
 _MIN_RANKS = 5
-# Minimum number of compared steps to tell what is usual.
+# Minimum number of compared steps to determine usual values.
 _MIN_STEPS = 3
-# Excess idle time is not spread over a step if one segment has this share of it.
+# Maximum share of one segment in excess idle time that is spread over a step.
 _MAX_LONGEST_SHARE = 0.5
-# A step is a pause of all ranks from this multiple of the median step, on this share of the ranks.
+# A pause of all ranks is a step of this multiple of the median step, on this share of the ranks.
 _PAUSED_STEP_FACTOR = 1.5
 _PAUSED_RANKS = 0.75
-# Ranks, and pauses, from which pauses in different steps are one finding.
+# Minimum number of ranks, and of pauses, to report pauses in different steps as one finding.
 _MIN_PAUSED_RANKS = 3
 _MIN_PAUSES = 4
-# Share of the step that ranks wait for absent ones, to be a finding.
+# Minimum share of the step that ranks wait for an absent rank.
 _MIN_ABSENT_WAIT = 0.01
-# The wait for an absent rank has to be this many times the longest for a present one.
+# Minimum ratio of the wait for an absent rank to the longest wait for a present one.
 _MIN_ABSENT_FACTOR = 1.5
-# With more absent ranks in a group none of them is named.
+# Maximum number of absent ranks in a group to name the one that the others wait for.
 _MAX_ABSENT_RANKS = 4
 
 
@@ -80,7 +80,7 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
         yield from _idle_on_all_ranks(context)
     launch_bound |= _slow_launches_by_host(context, idle, launch_bound)
     excess = idle - signals.peers_idle_at
-    # Slow launches are in all steps: only much more idle time in some of them is a pause.
+    # Slow launches affect all steps: only much more idle time in some of them is a pause.
     for rank, ns in launch_bound.items():
         excess[rank] = idle[rank] - _row_medians(idle[[rank]])[0] - ns / 2
     late = _outliers(context, excess, idle, _MIN_IDLE_SHARE)
@@ -102,14 +102,14 @@ def idle_devices(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _slow_launches_by_gaps(context: RuleContext) -> dict[int, float]:
-    """Return rank -> idle time per step (ns) of devices that are idle after most kernels."""
+    """Return {rank: idle ns per step} for devices that are idle after most kernels."""
     signals = context.signals
     excess = signals.gap - signals.peers_gap
     if not np.isfinite(excess).any():
         return {}
     per_step = excess * signals.launches / max(len(context.steps), 1)
     limit = chance_limit(len(excess)) * signals.gap_spread
-    # One long pause is not a slow launch of each kernel.
+    # A single long pause is not evidence of slow launches.
     general = signals.median_gap - signals.peers_median_gap > _MIN_GAP_EXCESS * excess
     slow: NDArray[np.bool_] = general & (
         excess > np.maximum(limit, _MIN_GAP_EXCESS * signals.peers_gap)
@@ -130,7 +130,7 @@ def _idle_elsewhere(context: RuleContext, idle: Floats) -> Floats:
 
 
 def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
-    """Yield all ranks if they are equally idle between kernels, compared with the device."""
+    """Yield all ranks if they are equally idle between kernels, for longer than devices need."""
     signals = context.signals
     size, _ = run_size(context.matched)
     if not len(signals.gap) or 2 * len(signals.gap) < size:  # a sample of the ranks
@@ -144,8 +144,8 @@ def _idle_on_all_ranks(context: RuleContext) -> Iterator[Candidate]:
     hosts = context.hosts(ranks)
     where = f"host {hosts[0]}" if len(hosts) == 1 else "all hosts"
     text = (
-        f"host-bound: {where}: the devices of all {_count(ranks)} are equally idle, "
-        f"{gap_ns / 1e3:.1f} µs after each kernel; compared with {_USUAL_GAP_NS / 1e3:.0f} µs this"
+        f"host-bound: {where}: the devices of all {_count(ranks)} are idle for {gap_ns / 1e3:.1f} "
+        f"µs after each kernel (usual gap: {_USUAL_GAP_NS / 1e3:.0f} µs)"
     )
     figures = {
         "gap_us": round(gap_ns / 1e3, 2),
@@ -167,8 +167,8 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
         cut = {(rank, signals.steps[at]): float(excess[rank, at]) for at in places}
         late_ns = float(np.median(excess[rank, places]))
         text = (
-            f"late input: {context.describe(rank)}: its device waits for input "
-            f"{late_ns / NS_PER_MS:.2f} ms longer than others"
+            f"late input: {context.describe(rank)}: its device waits "
+            f"{late_ns / NS_PER_MS:.2f} ms longer for input than other devices"
             f"{steps_text(context, steps, ' in every step')}"
         )
         figures = {
@@ -189,7 +189,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
     }
     ranks = np.flatnonzero(known.any(axis=1)).tolist()
     text = (
-        f"late input: all ranks: their devices wait for input {usual_ns / NS_PER_MS:.2f} ms"
+        f"late input: all ranks: their devices wait {usual_ns / NS_PER_MS:.2f} ms for input"
         f"{steps_text(context, context.steps, ' in every step')}"
     )
     figures = {"input_ms": round(usual_ns / NS_PER_MS, 4)}
@@ -200,7 +200,7 @@ def late_input(context: RuleContext) -> Iterator[Candidate]:
 def _outliers(
     context: RuleContext, excess: Floats, values: Floats, min_share: float
 ) -> NDArray[np.bool_]:
-    """Return where the excess of ranks x steps is more than chance and a share of the step."""
+    """Return a ranks x steps mask of excess that is significant and above a share of the step."""
     known = np.isfinite(excess)
     if not known.any():
         return known
@@ -214,7 +214,7 @@ def _outliers(
 
 
 def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candidate]]:
-    """Return which steps all ranks pause in, and the candidate that describes them."""
+    """Return a mask of the steps in which all ranks pause, and their candidate."""
     signals = context.signals
     length, idle = signals.length_at, signals.idle_at
     usual_length, usual_idle = _row_medians(length), _row_medians(idle)
@@ -237,8 +237,8 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
     longest_ms = float(np.median(length[:, places])) / NS_PER_MS
     text = (
         f"pause of all ranks{steps_text(context, steps)}: their devices are idle or copy "
-        f"for {pause_ms:.2f} ms longer than usual (step of {longest_ms:.2f} ms, median "
-        f"{context.step_ns / NS_PER_MS:.2f} ms), for example for a checkpoint"
+        f"for {pause_ms:.2f} ms longer than usual (step {longest_ms:.2f} ms, median "
+        f"{context.step_ns / NS_PER_MS:.2f} ms), for example to save a checkpoint"
     )
     figures = {"pause_ms": round(pause_ms, 4), "step_ms": round(longest_ms, 4)}
     ranks = list(range(len(context.matched.ranks)))
@@ -250,7 +250,7 @@ def _pause_of_all(context: RuleContext) -> tuple[NDArray[np.bool_], list[Candida
 def _slow_launches_by_host(
     context: RuleContext, idle: Floats, known: Mapping[int, float]
 ) -> dict[int, float]:
-    """Return rank -> excess idle time per step (ns) of hosts whose devices are idle all along."""
+    """Return {rank: excess idle ns per step} for hosts whose devices are idle all the time."""
     hosts = [context.host(rank) for rank in range(len(idle))]
     if len(set(hosts)) < 2 or None in hosts:
         return {}
@@ -271,7 +271,7 @@ def _slow_launches_by_host(
 
 
 def _is_spread(context: RuleContext, rank: int) -> bool:
-    """Return whether excess idle time is spread over each step, as that of slow launches."""
+    """Return True if excess idle time is spread over each step, as slow launches cause it."""
     peers, host = context.roles.peers, context.host(rank)
     elsewhere = [
         one
@@ -286,7 +286,7 @@ def _is_spread(context: RuleContext, rank: int) -> bool:
 def _slow_launches(
     context: RuleContext, ranks: list[int], host: str | None, excess_ns: Mapping[int, float]
 ) -> Candidate:
-    """Return the candidate of ranks that are idle because their hosts launch slowly."""
+    """Return the candidate for ranks that are idle because their hosts launch slowly."""
     signals = context.signals
     steps = max(len(context.steps), 1)
     gaps: dict[int, float] = {}
@@ -301,7 +301,7 @@ def _slow_launches(
         wanted_ns = excess_ns[rank] * len(context.replay.steps)
         share = min(wanted_ns / idle_ns, 1.0) if idle_ns else 0.0
         for one in stretches:
-            # Idle time beside communication is not part of the excess: reduce its gaps.
+            # The excess excludes idle time during communication, so reduce the gaps there as well.
             late_ns = min(one.ns, gap_ns * one.kernels) if one.communicates else one.ns * share
             cut[rank, one.mark] = late_ns
     gap_us, usual_us = (
@@ -314,8 +314,8 @@ def _slow_launches(
         "idle_ms_per_step": round(idle_ms, 4),
     }
     idle = (
-        f"idle {gap_us:.1f} µs after each kernel, {usual_us:.1f} µs elsewhere ({idle_ms:.2f} ms "
-        "longer per step): its launches are late"
+        f"idle for {gap_us:.1f} µs after each kernel, compared with {usual_us:.1f} µs on other "
+        f"ranks ({idle_ms:.2f} ms more per step): kernels are launched late"
     )
     text = f"host-bound: {context.describe(ranks[0])}: its device is {idle}"
     if host is not None:
@@ -328,7 +328,7 @@ def _slow_launches(
 def _longest_stretches(
     context: RuleContext, rank: int, idle_ns: Mapping[int, float]
 ) -> dict[tuple[int, int], float]:
-    """Return (rank, mark) -> reductions that remove `idle_ns` (by step), longest first."""
+    """Return {(rank, mark): reduction} that removes `idle_ns` (by step), longest first."""
     cut: dict[tuple[int, int], float] = {}
     left_ns = dict(idle_ns)
     stretches = context.replay_of([*idle_ns]).stretches(rank, idle=True)
@@ -345,12 +345,12 @@ def _late_rank(
     late_ns = float(np.median([*idle_ns.values()]))
     cut = _longest_stretches(context, rank, idle_ns)
     where = _location(context, max(cut, key=lambda at: cut[at])) if cut else None
-    cause = "cause unknown from its recording"
+    cause = "the cause is not recorded"
     if not context.matched.facts[rank].loader_recorded:
-        cause = "possibly late input (no data loader was recorded), otherwise cause unknown"
+        cause = "a possible cause is late input (no data loader was recorded)"
     text = (
         f"straggler: {context.describe(rank)}: its device is idle {late_ns / NS_PER_MS:.2f} ms "
-        f"longer than others{steps_text(context, steps, ' in every step')}"
+        f"longer than other devices{steps_text(context, steps, ' in every step')}"
         f"{f', mostly {where}' if where else ''}, and other ranks wait for it; {cause}"
     )
     figures = {"late_ms": round(late_ns / NS_PER_MS, 4), "where": where}
@@ -369,8 +369,8 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
     late_ms = sorted(pause.figures["late_ms"] for pause in pauses)
     text = (
         f"scattered pauses: {len(ranks)} ranks ({join_first(context.global_ranks(ranks))}) pause "
-        f"{count} times for {late_ms[0]:.2f} to {late_ms[-1]:.2f} ms, in different steps, as "
-        "unsynchronized garbage collection does (gc.freeze, gc.disable)"
+        f"{count} times for {late_ms[0]:.2f} to {late_ms[-1]:.2f} ms, in different steps, "
+        "which is typical of unsynchronized garbage collection (see gc.freeze and gc.disable)"
     )
     figures = {"pauses": count, "late_ms": late_ms[len(late_ms) // 2]}
     change = ReplayChange.merge([pause.change for pause in pauses])
@@ -388,7 +388,7 @@ def _scattered_pauses(context: RuleContext, pauses: Sequence[Candidate]) -> list
 
 
 def _location(context: RuleContext, stretch: tuple[int, int]) -> str:
-    """Describe where a stretch (rank, mark) of a rank's timeline is."""
+    """Describe the position of a stretch (rank, mark) in a rank's timeline."""
     rank, mark = stretch
     marks = context.matched.partials[rank].marks
     following = mark + 1
@@ -448,7 +448,7 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
         who = f"rank {absent[0]}" if len(absent) == 1 else f"ranks {join_first(absent)}"
         text = (
             f"waits for an absent rank: all present ranks of its groups wait for {who}, whose "
-            f"recording is missing, {wait_ns / NS_PER_MS:.2f} ms per step in total"
+            f"recording is missing, for a total of {wait_ns / NS_PER_MS:.2f} ms per step"
         )
         figures = {"wait_ms_per_step": round(wait_ns / NS_PER_MS, 4)}
         yield Candidate(
@@ -464,9 +464,9 @@ def absent_ranks(context: RuleContext) -> Iterator[Candidate]:
 
 
 def _waits_if_absent(context: RuleContext) -> Floats:
-    """Return how long all others wait for each rank in complete collectives, in total, ns.
+    """Return the total time that all other ranks wait for each rank in complete collectives, ns.
 
-    That is what would be seen of a rank if its recording were missing.
+    The wait for an absent rank is compared with this.
     """
     events, rows = context.matched.events, context.matched.rows
     result = np.zeros(len(context.matched.ranks))

@@ -1,9 +1,9 @@
-"""Matches the ranks' partials: which rows of which ranks are one collective or transfer.
+"""Match the communication of all ranks: find the rows that are one collective or transfer.
 
-The key is (global ranks, kind, sequence number), of transfers (source, target, sequence number);
-never a name: names repeat and differ between ranks. If a recording starts later than others, its
-sequences are shifted by the step numbers, else by the message sizes; a group that fits neither way
-is left out and noted.
+The key of a collective is (global ranks, kind, sequence number), that of a transfer is (source,
+target, sequence number). Names are not used: they repeat and differ between ranks. If a recording
+starts later than others, its sequences are shifted to agree in step numbers or, failing that, in
+message sizes; a group that agrees in neither is left out and noted.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from unified_prof.base.columns import Ledger
 from unified_prof.cluster.rank_partial import NO_VALUE, Partial, RankFacts
 from unified_prof.recording.collectives import POINT_TO_POINT, RECEIVE, SEND
 
-# Share of equal sizes from which two sequences are the same.
+# Minimum share of equal sizes for two sequences to match.
 _MIN_AGREEMENT = 0.9
-# Maximum shift that is tried by message sizes.
+# Maximum shift that is tried when comparing message sizes.
 _MAX_SHIFT = 4096
 
 
 def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | None:
-    """Return the shift of each sequence with which equal numbers are one event; None if unknown."""
+    """Return the shift that aligns each sequence with the others; None if unknown."""
     reference = max(range(len(steps)), key=lambda at: len(steps[at]))
     result = []
     for step, size in zip(steps, sizes, strict=True):
@@ -42,11 +42,11 @@ def sequence_shift(steps: Sequence[Ints], sizes: Sequence[Ints]) -> list[int] | 
 
 
 def _by_steps(step: Ints, other: Ints, size: Ints, other_size: Ints) -> int | None:
-    """Return the shift with which common steps begin at the same number."""
+    """Return the shift that makes common steps begin at the same sequence number."""
     mine, mine_at = np.unique(step, return_index=True)
     theirs, theirs_at = np.unique(other, return_index=True)
     both, left, right = np.intersect1d(mine, theirs, return_indices=True)
-    # A first step may be cut off, and -1 is no step.
+    # The first step may be incomplete, and -1 means no step.
     differences = [
         int(theirs_at[at] - mine_at[here])
         for number, here, at in zip(both.tolist(), left.tolist(), right.tolist(), strict=True)
@@ -63,7 +63,7 @@ def _equal_counts(step: Ints, other: Ints, number: int) -> bool:
 
 
 def _by_sizes(size: Ints, other: Ints) -> int | None:
-    """Return the shift with which sizes agree, if one shift is best."""
+    """Return the shift that makes message sizes agree; None if no single shift is best."""
     if len(size) == len(other) and _agreement(size, other, 0) >= _MIN_AGREEMENT:
         return 0
     farthest = min(max(len(size), len(other)) // 2, _MAX_SHIFT)
@@ -83,10 +83,10 @@ def _agreement(size: Ints, other: Ints, shift: int) -> float:
 
 @dataclass(slots=True)
 class ClusterGroup:
-    """A communicator; its ranks may have different names for it."""
+    """A communicator; its name may differ between ranks."""
 
     ranks: tuple[int, ...]
-    """Global ranks; if not recorded, those whose recordings contain the group."""
+    """Global ranks; if not recorded, the ranks whose recordings contain the group."""
     is_recorded: bool
     """True if `ranks` were recorded."""
     size: int
@@ -100,13 +100,13 @@ class ClusterGroup:
 class MatchedRows:
     """Communication of all ranks, one row per operation of a rank.
 
-    Rows are sorted by event, then by rank; unmatched ones come last, their event is NO_VALUE.
+    Rows are sorted by event, then by rank; unmatched rows come last and have event NO_VALUE.
     """
 
     rank: Ints
     """Index in `MatchedCollectives.ranks`."""
     op: Ints
-    """Row in the communication of its partial."""
+    """Row in the communication part of the rank's partial."""
     group: Ints
     kind: Ints
     seq: Ints
@@ -158,23 +158,23 @@ class MatchedCollectives:
     events: MatchedEvents
     left_out: Ledger
     numbers: list[Ints] = field(default_factory=list)
-    """For each rank: the index in `groups` of each group of its partial."""
+    """For each rank, the index in `groups` of each group of its partial."""
 
     def is_kind(self, codes: Ints, *kinds: str) -> NDArray[np.bool_]:
-        """Return which indices of `kinds` are of these kinds."""
+        """Return a mask of the rows of `codes` (indices in `kinds`) that are of these kinds."""
         wanted = [self.kinds.index(kind) for kind in kinds if kind in self.kinds]
         return np.isin(codes, wanted)
 
     @property
     def transfers(self) -> NDArray[np.bool_]:
-        """Which events are transfers: a send and its receive."""
+        """Mask of the events that are transfers (a send and its receive)."""
         return np.asarray(self.events.src >= 0)
 
 
 def run_size(matched: MatchedCollectives) -> tuple[int, bool]:
-    """Return the number of ranks of the run, and whether it is a lower bound.
+    """Return the number of ranks of the run, and True if it is only a lower bound.
 
-    It is one unless the recordings have a world size: then the largest rank and group count.
+    The recorded world size is exact; without it, the largest rank and group give a lower bound.
     """
     recorded = [one.world_size for one in matched.facts if one.world_size]
     if recorded:
@@ -197,7 +197,7 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     known &= np.array([*ranks, NO_VALUE], np.int64)[np.minimum(peer, len(ranks))] == columns["peer"]
     transfer = columns["kind"] < len(POINT_TO_POINT)
     sends = columns["kind"] == 0
-    # The key of a transfer instead of group and kind: the pair of source and target.
+    # The key of a transfer is the pair of source and target instead of group and kind.
     src = np.where(sends, columns["rank"], peer)
     dst = np.where(sends, peer, columns["rank"])
     pair = -1 - (src * (len(ranks) + 1) + dst)
@@ -209,9 +209,9 @@ def match_collectives(partials: Iterable[Partial]) -> MatchedCollectives:
     shift, bad = _shifts(columns, first, second, usable, groups, ranks, left_out)
     usable &= ~bad
     seq = columns.pop("seq") + shift
-    # With millions of rows each column counts: free them as soon as possible.
+    # There may be millions of rows: free columns as soon as possible.
     del pair, known, peer, sends, shift, bad
-    # Rows are ordered by rank, so those of an event are, too.
+    # Rows are sorted by rank, so the rows of each event are, too.
     event_key = stable_order((~usable).astype(np.int64), first, second, seq)
     ordered = {name: columns.pop(name)[event_key] for name in list(columns)}
     keys = [one[event_key] for one in (first, second, seq)]
@@ -343,7 +343,7 @@ def _groups(found: Sequence[Partial]) -> tuple[list[ClusterGroup], list[Ints]]:
 
 def _by_first_use(one: Partial) -> list[int]:
     count = len(one.communication["group"])
-    first = np.full(len(one.groups) + 1, count)  # the last one: of no group
+    first = np.full(len(one.groups) + 1, count)  # the last one: no group
     first[one.communication["group"][::-1]] = np.arange(count)[::-1]
     order = np.argsort(first[:-1], kind="stable")
     used: list[int] = order[first[order] < count].tolist()
@@ -359,9 +359,9 @@ def _shifts(
     ranks: Sequence[int],
     left_out: Ledger,
 ) -> tuple[Ints, NDArray[np.bool_]]:
-    """Return what to add to the sequence number of each row, and which rows do not fit.
+    """Return the shift of each row's sequence number, and a mask of rows that do not fit.
 
-    A sequence is the operations of a rank of one group and kind, or one side of a pair.
+    A sequence is one rank's operations of one group and kind, or one side of a pair.
     """
     shift = np.zeros(len(first), np.int64)
     bad = np.zeros(len(first), bool)
@@ -377,7 +377,7 @@ def _shifts(
     counts = np.diff(np.r_[starts, len(order)])
     number = np.cumsum(new_group)[starts]  # group of each sequence
     steps = columns["step"][order]
-    # Sequences fit if they have equally many operations in the same first and last step.
+    # Sequences fit if they have the same number of operations, first step and last step.
     head, tail = steps[starts], steps[starts + counts - 1]
     odd = np.zeros(int(number[-1]) + 1, bool)
     same = np.diff(number) == 0
@@ -406,7 +406,7 @@ def _shifts(
 def _by_sequence(
     columns: dict[str, Ints], chosen: NDArray[np.intp], first: Ints, second: Ints
 ) -> NDArray[np.intp]:
-    """Return the chosen rows by group and kind (or pair), rank, kind and sequence number."""
+    """Return the chosen rows sorted by group and kind (or pair), rank, kind and sequence number."""
     order = chosen[stable_order(first[chosen], second[chosen])]
     # Rows are usually in this order within a key already: check before sorting by all columns.
     keys = [first, second, columns["rank"], columns["kind"], columns["seq"]]
@@ -416,7 +416,7 @@ def _by_sequence(
 
 
 def _ascending(columns: Sequence[Ints]) -> bool:
-    """Return whether the rows are in ascending order."""
+    """Return True if the rows are in ascending order."""
     equal = np.ones(max(len(columns[0]) - 1, 0), bool)
     for column in columns:
         step = np.diff(column)

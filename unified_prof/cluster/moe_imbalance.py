@@ -1,7 +1,7 @@
-"""Rule about experts that constantly get more tokens than others, for which other ranks wait.
+"""Expert imbalance: experts that always get more tokens than others, so that other ranks wait.
 
-A router never divides tokens evenly, and the division changes from batch to batch: only a load
-that stays above the capacity that is planned for is a fault.
+Routers never distribute tokens evenly, and the distribution changes from batch to batch. The rule
+reports only a load that stays above the usual expert capacity.
 """
 
 from __future__ import annotations
@@ -20,15 +20,15 @@ from unified_prof.cluster.replay import ReplayChange
 from unified_prof.cluster.rule_context import Candidate, RuleContext, join_first
 
 EXPERT_IMBALANCE = "expert_imbalance"
-# Share of slower kernels from which a rank is slow for another reason than its tokens.
+# Share of slower kernels above which a rank is slow for another reason than its tokens.
 GENERAL_SLOWNESS = 0.9
-# Minimum load over the mean of the group: the capacity that routers usually plan for.
+# Minimum ratio of the load to the mean of the group: the usual capacity factor of routers.
 _MIN_LOAD = 1.25
-# Share of the steps in which the load has to be that high.
+# Minimum share of the steps in which the load must be that high.
 _MIN_STEPS = 0.75
-# Messages of equal sizes within this factor are padded; the work of the experts is compared then.
+# Messages whose sizes differ by less than this factor are padded: compare kernel time instead.
 _PADDED = 1.02
-# Experts work between two exchanges if the longest work of a rank is this many times the mean.
+# Minimum ratio of the longest kernel time of a rank to the mean between two exchanges of experts.
 _MIN_EXPERT_RATIO = 1.1
 _KINDS_WITHOUT_EXPERTS = ("tp", "cp", "pp")
 
@@ -58,15 +58,15 @@ class ExpertLoad:
 
     rank: int
     ratio: float
-    """Load over the mean of its group."""
+    """Ratio of its load to the mean of its group."""
     by_bytes: bool
     """True if the load was measured in bytes, False if in kernel time of the experts."""
     work_ratio: float
-    """Kernel time of its experts over the mean of the group."""
+    """Ratio of the kernel time of its experts to the mean of its group."""
 
 
 def has_experts(context: RuleContext) -> bool:
-    """Return whether the run has expert groups."""
+    """Return True if the run has expert groups."""
     matched = context.matched
     exchanges = matched.is_kind(matched.events.kind, "all_to_all")
     groups = np.unique(matched.events.group[exchanges]).tolist()
@@ -87,17 +87,20 @@ def expert_imbalance(context: RuleContext) -> Iterator[Candidate]:
     ranks = [load.rank for load in loads]
     first = loads[0]
     numbers = context.global_ranks(ranks)
-    amount = "as many tokens" if first.by_bytes else "as much work (messages have equal sizes)"
+    ratio = f"{'up to ' if len(loads) > 1 else ''}{first.ratio:.2f}"
+    load = f"get {ratio} times the mean number of tokens"
+    if not first.by_bytes:
+        load = f"take {ratio} times the mean kernel time (message sizes are equal)"
     if len(loads) == 1:
         members = join_first(context.global_ranks(groups[0].members))
         text = (
-            f"expert imbalance: {context.describe(first.rank)}: its experts get "
-            f"{first.ratio:.2f} times {amount} as the mean of ranks {members}"
+            f"expert imbalance: {context.describe(first.rank)}: its experts {load} of ranks "
+            f"{members}"
         )
     else:
         text = (
-            f"expert imbalance: experts of {len(loads)} ranks ({join_first(numbers)}) get "
-            f"up to {first.ratio:.2f} times {amount} as the mean of their group"
+            f"expert imbalance: experts of {len(loads)} ranks ({join_first(numbers)}) {load} of "
+            "their group"
         )
     figures = {
         "load": round(first.ratio, 4),
@@ -151,7 +154,7 @@ def _work_between(
     """Return `work`, `first` and `last` of a `_Group`."""
     work = np.zeros(ops.shape)
     first, last = np.zeros(ops.shape, np.int64), np.zeros(ops.shape, np.int64)
-    # Work after the last exchange of a step is not that of experts.
+    # Kernels after the last exchange of a step are not those of experts.
     inside = np.r_[step[1:] == step[:-1], False]
     for place, index in enumerate(members):
         marks = context.matched.partials[index].marks
@@ -169,7 +172,7 @@ def _work_between(
 
 
 def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
-    """Yield the members that have more load than others, step for step."""
+    """Yield the members that have more load than others in nearly every step."""
     by_bytes = bool(np.isfinite(group.sent).all()) and bool(group.sent.sum() > 0)
     if by_bytes:
         mean = group.sent.sum(axis=1) / group.sent.sum(axis=1).mean()
@@ -188,7 +191,7 @@ def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
     above = by_step / np.maximum(by_step.mean(axis=0), 1.0) >= _MIN_LOAD
     significant = ratio - chance_limit(len(context.matched.ranks)) * error > 1.0
     overloaded = (ratio >= _MIN_LOAD) & (above.mean(axis=1) >= _MIN_STEPS) & significant
-    if not by_bytes:  # a rank whose kernels are all slower has no more tokens for that
+    if not by_bytes:  # a rank whose kernels are all slower does not have more tokens
         general = context.signals.kernels.slower_share[list(group.members)]
         overloaded &= ~(general > GENERAL_SLOWNESS)
     for place in np.flatnonzero(overloaded).tolist():
@@ -198,13 +201,13 @@ def _overloaded(context: RuleContext, group: _Group) -> Iterator[ExpertLoad]:
 
 
 def _have_experts(group: _Group) -> NDArray[np.bool_]:
-    """Return after which exchanges experts work: the times of the members differ there."""
+    """Return a mask of the exchanges that are followed by expert kernels (member times differ)."""
     mean = group.work.mean(axis=0)
     return np.asarray((mean > 0) & (group.work.max(axis=0) > _MIN_EXPERT_RATIO * mean))
 
 
 def _balanced(context: RuleContext, groups: Sequence[_Group]) -> ReplayChange:
-    """Return the run in which the experts of these groups have the same load in total.
+    """Return the change that gives the experts of these groups the same total load.
 
     Differences from one exchange to the next remain.
     """

@@ -1,6 +1,6 @@
-"""The headline figures of a run: one row per rank, step, kind of group and link.
+"""Headline figures of a run: rows for ranks, steps, kinds of group and links.
 
-Times are ns per step. Over ranks they are means, so that the parts of a step add up to the step.
+Times are ns per step. Values for several ranks are means, so the parts of a step add up to it.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class RankRow:
 
     @property
     def cost_ns(self) -> tuple[float, float]:
-        """Sort key of ranks: the gain per step without it, then the wait that it causes, ns."""
+        """Sort key: gain per step with its faults fixed, then the wait that it causes, ns."""
         if self.blame is None:
             return 0.0, 0.0
         return self.blame.saved_ns_per_step or 0.0, self.blame.caused_wait_ns / max(1, self.steps)
@@ -53,12 +53,12 @@ class StepRow:
     step: int
     ranks: int
     span_ns: float
-    """Mean over the ranks."""
+    """Mean length over the ranks."""
     longest_ns: float
     """Length on the slowest rank."""
     longest_rank: int
     parts: dict[str, float | None]
-    """STEP_PARTS -> mean over the ranks where it is known."""
+    """STEP_PARTS -> mean over the ranks for which it is known."""
     most_compute_ns: float
     most_compute_rank: int
 
@@ -74,13 +74,13 @@ class GroupRow:
     kind: str
     bytes: int | None
     per_step: float
-    """Number per step and group."""
+    """Number of collectives per step and group."""
     incomplete: int
-    """Number with missing members; they are not part of the times."""
+    """Number of collectives with missing members; the times exclude them."""
     transfer_ns: float | None
     """Transfer time per step and group; None if none of them is complete."""
     wait_ns: float | None
-    """Wait per step and member."""
+    """Mean wait per step and member."""
     setup_ns: float | None
     bus_gb_per_s: float | None
     """Median over groups and steps."""
@@ -90,7 +90,7 @@ class GroupRow:
 
 @dataclass(frozen=True, slots=True)
 class LinkRow:
-    """A link and its bandwidth over that of comparable links."""
+    """A link, and the ratio of its bandwidth to that of comparable links."""
 
     link: LinkRecord
     ratio: float | None
@@ -246,7 +246,7 @@ class Overview:
 
     @property
     def coverage(self) -> str:
-        """How many of the ranks have figures, and why the others have none."""
+        """Text that says how many of the ranks have figures, and why the others have none."""
         run = self.run
         at_least = "at least " if run.facts.get("world_size_is_minimum") == "true" else ""
         text = f"{len(run.read):,} of {at_least}{run.world_size:,} ranks"
@@ -258,7 +258,7 @@ class Overview:
 
 
 def format_ranges(numbers: Iterable[int], *, most: int = 12) -> str:
-    """Return numbers as ranges, such as `3, 17 to 24`, and the count beyond `most` ranges."""
+    """Format numbers as up to `most` ranges and a count of the rest: `3, 17 to 24 and 5 more`."""
     ranges: list[list[int]] = []
     for number in sorted(set(numbers)):
         if ranges and ranges[-1][1] == number - 1:

@@ -46,7 +46,7 @@ class CoveredTime:
         np.cumsum(merged.end_ns - merged.start_ns, out=self._before[1:])
 
     def until(self, at: Ints) -> Ints:
-        """Return the covered time before each point, ns."""
+        """Return the covered time before each point in time, ns."""
         if not len(self.set):
             return np.zeros(len(at), np.int64)
         place = np.searchsorted(self.set.start_ns, at, side="right") - 1
@@ -55,7 +55,7 @@ class CoveredTime:
         return np.where(place >= 0, self._before[np.maximum(place, 0)] + inside, 0)
 
     def within(self, start: Ints, end: Ints) -> Ints:
-        """Return the covered time of each stretch, ns."""
+        """Return the covered time within each stretch, ns."""
         return self.until(end) - self.until(start)
 
     def begun(self, start: Ints, end: Ints) -> Ints:
@@ -65,9 +65,9 @@ class CoveredTime:
         )
 
     def stretches(self, start: Ints, end: Ints) -> tuple[Ints, Ints, Ints]:
-        """Return for each stretch the time before the first interval, covered, and after the last.
+        """Split the time of each stretch: before the first interval, covered, after the last.
 
-        A stretch without intervals is all before the first one.
+        All of a stretch without intervals counts as time before the first one.
         """
         covered = self.within(start, end)
         length = end - start
@@ -88,7 +88,7 @@ class CoveredTime:
 
 
 def is_kind(codes: Ints, kinds: list[str], kind: str) -> NDArray[np.bool_]:
-    """Return which indices of `kinds` are of `kind`."""
+    """Return a mask of the rows of `codes` (indices in `kinds`) that are of `kind`."""
     return np.equal(codes, kinds.index(kind) if kind in kinds else NO_VALUE - 1)
 
 
@@ -100,7 +100,7 @@ def message_sizes(
     *,
     counts_parts: bool,
 ) -> Ints:
-    """Return the bytes of the larger message of each operation; NO_VALUE if unknown."""
+    """Return the size of the larger message of each operation, bytes; NO_VALUE if unknown."""
     types, inverse = np.unique(columns["data"], return_inverse=True)
     width = np.array([ELEMENT_BYTES.get(one, 0) for one in types.tolist()], np.int64)[inverse]
     size = np.where((width > 0) & (columns["count"] >= 0), columns["count"] * width, NO_VALUE)
@@ -166,7 +166,7 @@ def union_by_owner(owner: Ints, start: Ints, duration: Ints, owners: int) -> Int
 
 
 def link_parts(src: Ints, dst: Ints, size: Ints, duration: Ints) -> dict[str, Ints]:
-    """Return counts, bytes, times and rates of parts of collectives by source and target."""
+    """Aggregate parts of collectives by source and target: counts, bytes, times and rates."""
     if not len(src):
         return partials.empty_columns("links")
     order = np.lexsort((size / duration, dst, src))
@@ -200,7 +200,7 @@ def work_by_name(
     module: NDArray[np.integer],
     duration: NDArray[np.integer],
 ) -> dict[str, Ints]:
-    """Return counts and times of kernels by step, name and module."""
+    """Aggregate kernels by step, name and module: counts and times."""
     inside = step >= 0
     step, duration = step[inside], duration[inside].astype(np.int64)
     name, module = name[inside].astype(np.int64), module[inside].astype(np.int64)
@@ -285,7 +285,7 @@ def cut_at_marks(
 
 
 class RankDatabase:
-    """An open msprof database of any revision, with the parts that are read repeatedly."""
+    """An open msprof database of any revision, with cached copies of frequently read parts."""
 
     def __init__(self, report: Report) -> None:
         self.report = report
@@ -311,7 +311,7 @@ class RankCommunication:
         database: The database.
         rank: The global rank.
         device: Its device.
-        only: Whether the database has no other rank.
+        only: True if the database has no other rank.
     """
 
     def __init__(
@@ -333,7 +333,7 @@ class RankCommunication:
             self._describe(columns)
 
     def _rows(self, device: int | None, *, only: bool) -> dict[str, Ints]:
-        """Return the operations by start."""
+        """Return the operations, sorted by start."""
         columns = self._database.report.integers(
             "COMMUNICATION_OP",
             {
@@ -374,7 +374,7 @@ class RankCommunication:
         found["seq"] = sequence_numbers(found, self.kinds)
 
     def _numbered_kinds(self, columns: Mapping[str, Ints]) -> Ints:
-        """Return the index of each kind: by the recorded type, else by the operation's name."""
+        """Return the kind index of each operation, from its recorded type or else its name."""
         by_type = columns["type"] != MISSING
         ids, inverse = np.unique(
             np.where(by_type, columns["type"], columns["name"]), return_inverse=True
@@ -387,7 +387,7 @@ class RankCommunication:
         return np.array([number[text] for text in texts], np.int64)[inverse]
 
     def _numbered_groups(self, columns: Mapping[str, Ints]) -> Ints:
-        """Return the index of each group: by the recorded ranks, else by its name."""
+        """Return the group index of each operation, from recorded ranks or else the name."""
         ranks = self._recorded_ranks(columns["id"])
         pairs, first, inverse = np.unique(
             np.stack([columns["group"], ranks], 1), axis=0, return_index=True, return_inverse=True
@@ -452,7 +452,7 @@ class RankCommunication:
             known = np.flatnonzero(mine & (peer >= 0) & (peer != self._rank))[::-1]
             operations["peer"][owner[known]] = peer[known]
         if self._database.is_gpu:
-            return partials.empty_columns("links")  # a row is a whole kernel, with waiting
+            return partials.empty_columns("links")  # each row is a whole kernel, including the wait
         row = Lookup(self._database.tasks.identity).rows(parts["task"])
         timed = row >= 0
         owner, row = owner[timed], row[timed]
@@ -465,9 +465,9 @@ class RankCommunication:
         return link_parts(src[usable], dst[usable], size[usable], duration[usable])
 
     def _ends(self, parts: Mapping[str, Ints], group: Ints) -> tuple[Ints, Ints]:
-        """Return source and target as global ranks; they are positions in the group.
+        """Convert source and target from positions in the group to global ranks.
 
-        Databases of older versions of uprof have one end only, as a global rank.
+        Databases of older versions of uprof contain only one end, as a global rank.
         """
         known = [parts[end] < NO_RANK for end in ("src", "dst")]
         is_global = np.not_equal(known[0], known[1])

@@ -51,7 +51,7 @@ class RankIdentity:
         self._meta = database.texts("META_DATA")
 
     def owners(self, given: int | None) -> list[tuple[int, int | None]]:
-        """Return (rank, device) of each rank in the file; ranks are never guessed."""
+        """Return (rank, device) for each rank in the file; ranks are never guessed."""
         rows = self._report.rows("SELECT DISTINCT rankId, deviceId FROM RANK_DEVICE_MAP")
         recorded = sorted(
             (rank, device)
@@ -70,8 +70,8 @@ class RankIdentity:
         if (rank := self._own_rank()) is not None:
             return [(rank, device)]
         raise StoreError(
-            f"the rank of {self._report.path} is unknown",
-            hint="write RANK=FILE, or put the file into a directory or file named rankN",
+            f"{self._report.path}: cannot determine the rank",
+            hint="pass RANK=FILE, or name the file or its directory rankN",
             slug="rank-unknown",
         )
 
@@ -153,9 +153,9 @@ _STEP_NAME = re.compile(r"ProfilerStep#(\d+)$")
 
 
 def read_steps(report: Report, busy: IntervalSet) -> tuple[dict[str, Ints], bool]:
-    """Return number, start and end of each step, and whether steps were recorded.
+    """Return number, start and end of each step, and True if steps were recorded.
 
-    Without any, the whole recording is one step.
+    If no steps were recorded, the whole recording is one step.
     """
     rows = report.rows(
         "SELECT id, startNs, endNs FROM STEP_TIME"
@@ -188,10 +188,10 @@ def _named_steps(report: Report) -> list[tuple[int, int, int]]:
 
 
 def loader_intervals(report: Report) -> IntervalSet | None:
-    """Return when the host waited for input, or None if no data loader was recorded.
+    """Return the intervals in which the host waited for input; None if no data loader was recorded.
 
-    torch writes `enumerate(DataLoader)#...` as an operator until 2020, as a user annotation since,
-    which importers store in PYTORCH_API and MSTX_EVENTS.
+    torch records `enumerate(DataLoader)#...` as a user annotation (before 2020: as an operator).
+    Importers store it in MSTX_EVENTS or PYTORCH_API.
     """
     names = report.rows("SELECT id FROM STRING_IDS WHERE value LIKE ?", (_LOADER,))
     if not names:
@@ -244,9 +244,9 @@ def read_partials(path: Path, rank: int | None = None) -> list[Partial]:
 
 
 def _refuse_truncated(report: Report) -> None:
-    """Raise StoreError for a recording that ends in the middle.
+    """Raise StoreError if a recording is truncated.
 
-    Work after the cut is unknown and would be shown as idle time.
+    The missing device tasks would be shown as idle time.
     """
     if "UPROF_ANOMALIES" not in report.tables:
         return
@@ -310,10 +310,10 @@ def _partial(
 
 
 def _modules(database: RankDatabase, rows: NDArray[np.intp]) -> tuple[tuple[str, ...], Ints]:
-    """Return the modules of kernels, and the index of each kernel's module.
+    """Return the names of all modules, and the index of each kernel's module.
 
-    The module is empty if there is none or it is unknown. Host ranges are read only if there are
-    modules among them.
+    The name is empty if a kernel has no known module. Host ranges are read only if they include
+    modules.
     """
     found = database.report.rows(
         "SELECT 1 FROM STRING_IDS WHERE value GLOB ? OR value = 'Module' LIMIT 1",

@@ -1,8 +1,8 @@
-"""A partial: the data of one rank that the analysis of a run needs, as a few compact columns.
+"""Partials: the data of one rank that the analysis of a run needs, in compact columns.
 
-It is stored as one Parquet file (needs pyarrow): a table of all rows with a column `part`, so that
-other engines can query the communication of ten thousand ranks, and texts in the file's metadata.
-In memory only NumPy is needed.
+A partial is stored as one Parquet file, which needs pyarrow: one table with a column `part`, so
+that other engines can query the communication of all ranks; strings are in the file's metadata.
+Partials in memory need only NumPy.
 """
 
 from __future__ import annotations
@@ -20,12 +20,12 @@ from numpy.typing import NDArray
 from unified_prof.arrays.types import Ints
 from unified_prof.errors import StoreError, UsageError
 
-# Part of the file names: partials of another version are made again.
+# Part of the file names: partials of other versions are rebuilt.
 PARTIAL_VERSION = 3
 
 Columns = Mapping[str, Ints]
 
-# Unknown or none, in columns of non-negative numbers.
+# Marks unknown or missing values in columns of non-negative numbers.
 NO_VALUE = -1
 
 # The parts and their columns, int64 in memory. `kind`, `name` and `module` are indices of texts in
@@ -47,10 +47,10 @@ KERNEL_COLUMNS = ("step", "name", "module", "n", "total", "min", "max")
 # Parts of collectives from rank to rank; rates are bytes/s.
 LINK_COLUMNS = ("src", "dst", "n", "bytes", "total", "p50", "p99")
 
-# Operations of all ranks that are held in memory; of a larger run only the first steps are.
+# Maximum number of operations, over all ranks, held in memory; larger runs keep the first steps.
 OPERATIONS_IN_MEMORY = 4_000_000
 
-# Number of operations from which communication has its own row groups.
+# Minimum number of operations for communication to get its own row groups.
 _MIN_OWN_ROW_GROUP = 4096
 
 PARTIAL_PARTS: Mapping[str, tuple[str, ...]] = {
@@ -142,7 +142,7 @@ def empty_columns(part: str) -> dict[str, Ints]:
 
 
 def limit_to_first_steps(partial: Partial, operations: int) -> Partial:
-    """Return the first steps of a rank with at most `operations` operations, at least one step.
+    """Reduce a rank to its first steps with at most `operations` operations, but at least one step.
 
     Sums per step stay complete; `until` is the last step whose communication is included.
     """
@@ -189,8 +189,8 @@ def partial_to_parquet(partial: Partial) -> bytes:
     with parquet.ParquetWriter(
         sink,
         table.schema,
-        # Times ascend and numbers are small: differences take two thirds of the size that zstd
-        # reaches, and half the time.
+        # Times ascend and numbers are small: delta encoding takes two thirds of the size of zstd
+        # and half of its time.
         column_encoding="DELTA_BINARY_PACKED",
         compression="lz4",
         use_dictionary=False,
@@ -204,10 +204,10 @@ def partial_to_parquet(partial: Partial) -> bytes:
 
 
 def partial_from_parquet(data: bytes, name: str) -> Partial:
-    """Return the partial that a Parquet file holds.
+    """Return the partial that a Parquet file contains.
 
     Raises:
-        StoreError: It is damaged, of another version, or not a partial.
+        StoreError: The data is damaged, of another version, or not a partial.
         UsageError: Pyarrow is not installed.
     """
     arrow, parquet = _pyarrow()
@@ -233,10 +233,10 @@ def partial_from_parquet(data: bytes, name: str) -> Partial:
 
 
 def read_communication(data: bytes, name: str) -> Columns:
-    """Return only the communication of a Parquet file.
+    """Return only the communication that a Parquet file contains.
 
     Raises:
-        StoreError: It is damaged, or not a partial.
+        StoreError: The data is damaged, or not a partial.
     """
     arrow, parquet = _pyarrow()
     try:
@@ -249,7 +249,7 @@ def read_communication(data: bytes, name: str) -> Columns:
 
 
 def _parts(file: Any, wanted: Collection[str]) -> dict[str, dict[str, Ints]]:
-    """Read some parts of a file, skipping row groups and columns that they do not use."""
+    """Read the wanted parts of a file, without the row groups and columns that they do not use."""
     numbers = {number for number, part in enumerate(PARTIAL_PARTS) if part in wanted}
     groups = []
     for number in range(file.metadata.num_row_groups):
@@ -316,7 +316,7 @@ def _pyarrow() -> tuple[Any, Any]:
 
 @dataclass(frozen=True, slots=True)
 class PartialSource:
-    """Recording and partial of a rank."""
+    """Paths of a rank's recording and partial."""
 
     file: str | None = None
     partial: str | None = None
@@ -331,21 +331,21 @@ class UnreadableRecording:
     rank: int | None = None
     """None if unknown."""
     hint: str | None = field(default=None, compare=False)
-    """Remedy; not stored in summaries."""
+    """How to fix it; not stored in summaries."""
 
 
-# Names within the directory of a run.
+# File names within the directory of a run.
 SUMMARY_FILE_NAME = "cluster.sqlite"
 PARTIALS_DIRECTORY = "partials"
 
 
 def is_run_directory(path: Path) -> bool:
-    """Return whether a path is the directory of a run with a summary."""
+    """Return True if a path is the directory of a run with a summary."""
     return path.is_dir() and (path / SUMMARY_FILE_NAME).is_file()
 
 
 def completion_hint(path: Path) -> str | None:
-    """Return the hint for a directory with partials but no summary; None for any other."""
+    """Return a hint if a directory has partials but no summary; otherwise None."""
     partials = path / PARTIALS_DIRECTORY
     if (
         is_run_directory(path)

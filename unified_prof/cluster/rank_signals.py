@@ -1,7 +1,7 @@
 """Per-rank signals for the cluster rules: kernel times, gaps, input waits, roles of ranks.
 
-Each figure is compared with the median of the other ranks with the same role. The spread of ranks
-in the same run decides which difference is significant.
+Each figure is compared with the median of the other ranks with the same role. The spread between
+the ranks of the run determines which differences are significant.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ PARALLEL_KINDS = ("tp", "dp", "pp", "ep", "cp")
 
 # Converts a median absolute deviation to the standard deviation of a normal distribution.
 _MAD_TO_DEVIATION = 1.4826
-# Ranks from which kernel kinds are weighted by their spread between ranks.
+# Minimum number of ranks to weight kernel kinds by their spread between ranks.
 _MIN_RANKS_FOR_WEIGHTS = 6
-# Hosts from which the spread is measured between hosts, not inside of them.
+# Minimum number of hosts to measure the spread between hosts instead of within them.
 _MIN_HOSTS_FOR_SPREAD = 4
 # Two groups of values are distinct if the gap between them is this many times their spread ...
 _CLUSTER_GAP = 6.0
@@ -32,7 +32,7 @@ _MIN_CLUSTER_GAP = 0.03
 
 
 def median_of_others(values: Floats) -> Floats:
-    """Return for each value the median of all others, NaN for a single value."""
+    """Return for each value the median of all others; NaN if there is only one value."""
     count = len(values)
     if count < 2:
         return np.full(count, np.nan)
@@ -53,19 +53,20 @@ def robust_deviation(values: Floats) -> float:
 
 
 def chance_limit(count: int) -> float:
-    """Return how many standard deviations the largest of `count` normal values stays below.
+    """Return the limit, in standard deviations, that `count` normal values rarely exceed.
 
-    The largest is at about sqrt(2 ln count). The deviation itself is estimated from the values,
-    which is less certain the fewer there are.
+    The largest value is at about sqrt(2 ln count). The limit is higher for few values, because the
+    deviation is estimated from them.
     """
     return math.sqrt(2 * math.log(max(count, 2))) + 2.5 + 8 / max(count, 1)
 
 
 def upper_cluster(values: Floats, *, majority: bool = False) -> Floats | None:
-    """Return how far each value of the upper of two distinct clusters is above the lower one.
+    """Split values into two clusters; return how far each upper value is above the lower cluster.
 
-    Values of the lower cluster are 0. None if the values form one cluster, if a cluster has fewer
-    than two values, or, unless `majority`, if more than half of the values are in the upper one.
+    The result is 0 for values of the lower cluster. It is None if the values form one cluster, if a
+    cluster has fewer than two values or, unless `majority` is True, if more than half of the values
+    are in the upper cluster.
     """
     ascending = np.sort(values)
     if len(ascending) < 4 or not np.isfinite(ascending).all():
@@ -88,13 +89,13 @@ class RankRoles:
     place: dict[str, list[int | None]]
     """Parallelism -> position of each rank in its group; None if unknown."""
     peers: Ints
-    """Ranks with equal numbers have the same role."""
+    """Role number of each rank; ranks with equal numbers have the same role."""
     by_stage: bool
     """True if roles are pipeline stages, False if they were inferred from the kernels."""
 
 
 def infer_roles(matched: MatchedCollectives, steps: list[int]) -> RankRoles:
-    """Return the roles of all ranks: by recorded group names, else by what groups do."""
+    """Return the roles of all ranks, from recorded group names or else from operations."""
     _infer_group_kinds(matched)
     place = {kind: _group_positions(matched, kind) for kind in PARALLEL_KINDS}
     if any(group.kind == "pp" for group in matched.groups):
@@ -104,7 +105,7 @@ def infer_roles(matched: MatchedCollectives, steps: list[int]) -> RankRoles:
 
 
 def _infer_group_kinds(matched: MatchedCollectives) -> None:
-    """Set the kind of groups without a descriptive name from their members and operations."""
+    """Infer the kind of groups without a descriptive name from their members and operations."""
     recorded = [facts.world_size for facts in matched.facts if facts.world_size]
     world = max(recorded, default=0) or (max(matched.ranks, default=-1) + 1)
     with_transfers = set(matched.events.group[matched.transfers].tolist())
@@ -121,7 +122,7 @@ def _infer_group_kinds(matched: MatchedCollectives) -> None:
             unnamed.append(group)
     strides = {_stride(group.ranks) for group in unnamed}
     if len(strides) == 2 and min(strides) == 1:
-        # Megatron's order, which others follow: adjacent ranks are tensor parallel.
+        # In Megatron's rank order, which others use too, adjacent ranks are tensor parallel.
         for group in unnamed:
             group.kind = "tp" if _stride(group.ranks) == 1 else "dp"
 
@@ -132,7 +133,7 @@ def _stride(ranks: tuple[int, ...]) -> int:
 
 
 def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]:
-    """Return the position of each rank in its group of a kind; 0 if the run has no such split."""
+    """Return each rank's position in its group of a kind; 0 if the run has no such groups."""
     groups = [group for group in matched.groups if group.kind == kind and group.is_recorded]
     position: dict[int, int] = {}
     for group in sorted(groups, key=lambda one: one.size):
@@ -147,7 +148,7 @@ def _group_positions(matched: MatchedCollectives, kind: str) -> list[int | None]
 
 
 def _peers_by_kernels(matched: MatchedCollectives, steps: list[int]) -> Ints:
-    """Give the same number to ranks that run the same kernels equally often."""
+    """Number the roles of ranks: ranks that run the same kernels equally often have one role."""
     signatures: dict[tuple[tuple[str, int], ...], int] = {}
     result = np.empty(len(matched.ranks), np.int64)
     for index, partial in enumerate(matched.partials):
@@ -160,7 +161,7 @@ def _peers_by_kernels(matched: MatchedCollectives, steps: list[int]) -> Ints:
             counts[partial.names[name]] = counts.get(partial.names[name], 0) + n
         key = tuple(sorted(counts.items()))
         result[index] = signatures.setdefault(key, len(signatures))
-    # Nearly as many signatures as ranks: kernel counts depend on the data.
+    # If there are nearly as many signatures as ranks, kernel counts depend on the data.
     if len(signatures) > max(2, len(matched.ranks) // 2):
         result[:] = 0
     return result
@@ -168,11 +169,11 @@ def _peers_by_kernels(matched: MatchedCollectives, steps: list[int]) -> Ints:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class KernelRatios:
-    """Kernel times by rank and kernel kind compared with peers; arrays are ranks x kinds."""
+    """Kernel times compared with those of peers; arrays are ranks x kinds of kernel."""
 
     names: tuple[str, ...]
     ratio: Floats
-    """Logarithm of the mean time per call over the median of the peers; NaN without peers."""
+    """Logarithm of the ratio of the mean time per call to the peers' median; NaN without peers."""
     peers_mean: Floats
     """Median of the peers' mean time per call, ns."""
     count: Floats
@@ -185,7 +186,7 @@ class KernelRatios:
     error: Floats
     """Standard error of `slowness`."""
     offset: Floats
-    """Weighted mean logarithm of the times over the median of the role, the rank included."""
+    """Weighted mean logarithm of the ratio of times to the median of the role, rank included."""
     slower_share: Floats
     """Share of a rank's kernel time in kinds that are slower than those of its peers."""
 
@@ -194,7 +195,7 @@ class KernelRatios:
 class RankSignals:
     """Signals of each rank over the compared steps; NaN means unknown.
 
-    Names ending in `_at` are ranks x `steps`, all others one value per rank.
+    Arrays whose names end in `_at` are ranks x `steps`; all others have one value per rank.
     """
 
     steps: tuple[int, ...]
@@ -204,18 +205,18 @@ class RankSignals:
     work: Floats
     peers_work: Floats
     slowness_at: Floats
-    """Logarithm of `work_at` over the median of the peers."""
+    """Logarithm of the ratio of `work_at` to the median of the peers."""
     launches: Ints
     """Number of kernels."""
     gap: Floats
     """Mean time between consecutive kernels without communication between them, ns."""
     peers_gap: Floats
-    """Median of peers on other hosts, or of all ranks on other hosts if these are few."""
+    """Median gap of peers on other hosts, or of all ranks on other hosts if there are few peers."""
     median_gap: Floats
-    """Gap below which half of the kernels are: one long pause does not change it."""
+    """Median time between consecutive kernels, ns; a single long pause does not change it."""
     peers_median_gap: Floats
     gap_spread: float
-    """Usual deviation of gaps between ranks that should be alike."""
+    """Usual deviation of gaps between comparable ranks."""
     input_at: Floats
     """Idle time while the host waits for input, ns."""
     peers_input_at: Floats
@@ -287,9 +288,9 @@ def kernel_ratios(
 
     Args:
         matched: The run.
-        peers: Role of each rank (of each of `members`).
+        peers: Role of each rank in `members`.
         steps: The steps to compare.
-        members: Indices of the ranks to compare; None: all.
+        members: Indices of the ranks to compare; None means all ranks.
     """
     names: dict[str, int] = {}
     cells: list[tuple[int, int, int, int, int]] = []  # rank, name, n, total, shortest
@@ -313,7 +314,7 @@ def kernel_ratios(
         np.add.at(total, (rank, name), time)
         np.minimum.at(shortest, (rank, name), low)
     groups = [np.flatnonzero(peers == role) for role in np.unique(peers)]
-    # A stage of one rank has no peers: compare the kernel kinds that all stages share.
+    # The rank of a single-rank stage has no peers: compare the kernel kinds of all stages.
     if any(len(group) < 2 for group in groups):
         groups = [np.arange(len(chosen))]
     ratio, from_median, peers_mean = (np.full(shape, np.nan) for _ in range(3))
@@ -355,7 +356,7 @@ def kernel_ratios(
 def slowness_in_steps(
     matched: MatchedCollectives, peers: Ints, rank: int, steps: Sequence[int]
 ) -> tuple[float, float, float]:
-    """Return slowness, its error and the slower share of one rank (by index) in some steps."""
+    """Return the slowness of one rank (by index) in `steps`, its error, and the slower share."""
     members = np.flatnonzero(peers == peers[rank])
     if len(members) < 2:
         members = np.arange(len(peers))
@@ -394,14 +395,14 @@ def _by_column(values: Floats, peers: Ints) -> Floats:
 
 
 def _gaps(partial: Partial) -> tuple[float, float]:
-    """Return mean and median time between consecutive kernels, ns; 0 if there are none.
+    """Return the mean and median time between consecutive kernels, ns; 0 if there are none.
 
-    Between two marks only the mean is recorded; it counts once for each of its gaps.
+    Between two marks only the mean is recorded; the median counts it once for each gap.
     """
     marks = partial.marks
     length = np.diff(marks["time"])
     lead, busy, tail, begun = (marks[name][:-1] for name in ("lead", "busy", "tail", "kernels"))
-    # A stretch that begins within a kernel has that one as well.
+    # If a stretch begins within a kernel, that kernel counts as well.
     gaps = np.where(busy > 0, begun - (lead > 0), 0)
     count = int(gaps[gaps > 0].sum())
     if not count:
@@ -415,8 +416,8 @@ def _gaps(partial: Partial) -> tuple[float, float]:
 def median_elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> Floats:
     """Return the median of each rank's peers on other hosts; of all peers if there is one host.
 
-    A whole host may be at fault, and it may run a whole stage. If the peers are all on one other
-    host, which may be the faulty one, all ranks on other hosts count.
+    The fault may affect a whole host, and the host may run a whole stage. If all peers are on one
+    other host, which may be the faulty one, all ranks on other hosts are used.
     """
     names = sorted({host for host in hosts if host is not None})
     if len(names) < 2:
@@ -436,10 +437,10 @@ def median_elsewhere(values: Floats, peers: Ints, hosts: Sequence[str | None]) -
 
 
 def spread_of_alike(values: Floats, peers: Ints, hosts: Sequence[str | None]) -> float:
-    """Return the robust deviation between ranks that should be alike.
+    """Return the robust deviation of values between comparable ranks.
 
-    With few hosts it is measured between ranks of the same host and role: a fault of a host with
-    half of all ranks would otherwise count as spread.
+    With few hosts, only ranks of the same host and role are compared: otherwise a fault of a host
+    with half of all ranks would count as spread.
     """
     if len(set(hosts)) >= _MIN_HOSTS_FOR_SPREAD:
         return robust_deviation(values - median_elsewhere(values, peers, hosts))

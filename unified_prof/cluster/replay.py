@@ -1,10 +1,10 @@
-"""Replay of a recorded run with changes: what a step would take without a fault.
+"""Replay of a recorded run with changes: how long a step would take without a fault.
 
 Each rank's timeline is a sequence of stretches (kernels and the idle time around them) between the
-starts and ends of its communication. A collective ends when its last member has started plus its
-transfer time; a rank waits for an end only where the recording shows its device idle for it.
-Replaying that with a fault repaired gives what the run would gain. That is less than the waiting
-the fault caused, because another rank would then be last.
+starts and ends of its communication. A collective ends one transfer time after its last member has
+started. A rank waits for that end only if its recorded device was idle until then. The gain of
+fixing a fault is the time that a replay without the fault saves. It is less than the wait that the
+fault caused, because another rank would then be last.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ class ReplayChange:
 
     @staticmethod
     def merge(changes: Sequence[ReplayChange]) -> ReplayChange:
-        """Return all changes as one: factors multiply; of reductions of one time the largest."""
+        """Combine changes: multiply factors; use the largest reduction of the same time."""
         merged = ReplayChange(*({} for _ in fields(ReplayChange)))
         work_at: Any = merged.work_at
         for change in changes:
@@ -75,20 +75,21 @@ class ReplayChange:
 
 # Codes of program entries.
 RUN, BEGIN, AWAIT, STEP_BEGIN, INPUT = range(5)
-# An operation that starts this soon after another one of its group had been waiting for it, ns.
+# Maximum delay between two operations of a group if the second one was already enqueued, ns.
 _QUEUED_NS = 5_000
-# Shorter idle time before an end, between kernels, does not show that the rank waited for it, ns.
+# Minimum idle time before an end that shows that the rank waited for that end, ns.
 _MIN_IDLE_NS = 10_000
-# Maximum number of operations to replay; of a longer run the first steps are replayed.
+# Maximum number of operations to replay; for a longer run, only the first steps are replayed.
 _MAX_OPERATIONS = 400_000
 
 
 @dataclass(slots=True)
 class RankProgram:
-    """Program of a rank: entries of a code and up to three values whose meaning it defines.
+    """Program of a rank: entries of a code and up to three values.
 
-    RUN: kernel time, idle time, kernels. BEGIN: delay after the event before, that event, event.
-    AWAIT: event (third). STEP_BEGIN and INPUT: step (third).
+    The values depend on the code. RUN: kernel time, idle time, number of kernels. BEGIN: delay
+    after the previous event, previous event, event. AWAIT: event (third value). STEP_BEGIN and
+    INPUT: step (third value).
     """
 
     code: list[int]
@@ -98,7 +99,7 @@ class RankProgram:
     begin: float
     """Start of the program on the common clock, ns."""
     mark: list[int] = field(default_factory=list)
-    """Mark of the partial that each entry belongs to."""
+    """For each entry, its mark in the partial."""
 
 
 class Stretch(NamedTuple):
@@ -107,12 +108,12 @@ class Stretch(NamedTuple):
     mark: int
     step: int
     operation: tuple[str, str] | None
-    """(kind of group, kind of operation) whose end it follows; None if it follows another mark."""
+    """(kind of group, kind of operation) that ends before it; None if it follows another mark."""
     ns: float
     """Its kernel time or idle time."""
     kernels: int
     communicates: bool
-    """True if an operation of communication runs meanwhile."""
+    """True if communication runs at the same time."""
 
 
 def build_program(
@@ -132,8 +133,8 @@ def build_program(
         event_of: Event of each of its operations; NO_VALUE for unmatched ones.
         shift: Offset of its clock, ns.
         steps: The replayed steps.
-        cut: Whether `steps` are only some of the recorded steps.
-        within: Whether to omit what is before the first of `steps` as well.
+        cut: True if `steps` are only some of the recorded steps.
+        within: True to also omit everything before the first of `steps`.
         usual_transfer: Transfer time of sends and receives whose other end is missing, ns.
     """
     time = partial.marks["time"]
@@ -167,17 +168,17 @@ def build_program(
     in_idle = is_end & (matched >= 0) & (before > 0) & (uncovered | (before >= enough))
     no_kernels = busy == 0
     behind, delay = _queued(marks, ops, matched)
-    # A start that only follows the end of another operation does not show what the device did.
+    # A start right after the end of another operation does not show what the device did.
     passed = np.append(delay >= 0, False)
     passed[:count] &= no_kernels
     ahead = np.where(passed, count, np.arange(count + 1))[1:]
     ahead = np.minimum.accumulate(ahead[::-1])[::-1]
     ends_next = np.r_[in_idle, False][ahead]
-    # If the device stays idle until another end, the rank waited for that one.
+    # If the device stays idle until a later end, the rank waited for that end.
     awaited = in_idle & ~(no_kernels & ends_next)
-    # Idle time before an awaited end shrinks if the end is earlier.
+    # Idle time before an awaited end becomes shorter if the end is earlier.
     idle = np.where(ends_next, np.where(no_kernels, 0, length - busy - tail), length - busy)
-    # The cause of the wait of a transfer without its other end is unknown.
+    # If the other end of a transfer is missing, the cause of its wait is unknown.
     transfers = [at for at, kind in enumerate(partial.kinds) if kind in POINT_TO_POINT]
     lost = is_end & (matched < 0) & uncovered
     lost[of_op] &= np.isin(ops["kind"][op[of_op]], transfers)
@@ -211,9 +212,9 @@ def build_program(
 def _queued(marks: Columns, ops: Columns, matched: Ints) -> tuple[Ints, Ints]:
     """Return for each start the previous event of its group and kind, and the delay after it.
 
-    An operation that follows at once had been enqueued earlier and starts when the other one ends.
-    The delay of others is NO_VALUE: they start where the rank has arrived, or later. Both are
-    NO_VALUE for all other marks.
+    An operation that starts right after another one was already enqueued. Other operations start
+    when their rank reaches them, or later: their delay is NO_VALUE. For marks that are not starts,
+    both values are NO_VALUE.
     """
     behind, delays = np.full((2, len(matched)), NO_VALUE, np.int64)
     of_event = np.flatnonzero((marks["what"] != MARK_STEP) & (matched >= 0))
@@ -250,8 +251,8 @@ class Replay:
             matched: The run.
             waits: Waits and transfer times of its communication.
             offset: Clock offset of each rank, ns.
-            steps: The steps to replay: from the first one, as many as take some seconds.
-            within: Whether to omit what is before the first of `steps`.
+            steps: Steps to replay; limited to the first ones that can be replayed in seconds.
+            within: True to omit everything before the first of `steps`.
         """
         self._inputs = (matched, waits, offset)
         self._within = within
@@ -301,15 +302,16 @@ class Replay:
         ]
 
     def over(self, steps: Sequence[int]) -> Replay:
-        """Return a replay of `steps` alone: from the first one, as many as are affordable."""
+        """Return a replay of `steps` only, limited to the first ones that fit `_MAX_OPERATIONS`."""
         return Replay(*self._inputs, steps, within=True)
 
     def gain_ns(self, change: ReplayChange) -> float:
-        """Return what all replayed steps together gain by a change.
+        """Return the total time that a change saves over all replayed steps, ns.
 
-        That is the gain of the first rank, whose steps people see in logs; in a long run all
-        ranks gain alike. If it does not gain, it is the gain of the last of the ranks that the
-        change does not affect: no rank waits for the last thing that an affected rank does.
+        The saving is measured on the first rank, whose step times usually appear in logs; in a long
+        run it is the same on all ranks. If the first rank saves nothing, the saving is measured on
+        the slowest rank that the change does not affect: no rank waits for the last operation of
+        an affected rank.
         """
         before, after = self._as_recorded, self.ends(change)[0]
         gain = before[0] - after[0]
@@ -320,7 +322,7 @@ class Replay:
         return max(before[rank] for rank in others) - max(after[rank] for rank in others)
 
     def stretches(self, rank: int, *, idle: bool) -> list[Stretch]:
-        """Return the stretches of a rank with their idle time or kernel time, in order."""
+        """Return the stretches of a rank in order, with their idle time or kernel time."""
         matched = self._inputs[0]
         partial, program = matched.partials[rank], self._programs[rank]
         groups = [
@@ -353,7 +355,7 @@ class Replay:
         return self.ends(ReplayChange())[0]
 
     def ends(self, change: ReplayChange) -> tuple[list[float], list[float | None]]:
-        """Replay the run; return the end of each rank and of each event (None: never), ns."""
+        """Replay the run; return the end of each rank and event, ns; None if it never ends."""
         duration = self._durations
         if change.transfer:
             duration = duration.copy()
@@ -438,9 +440,9 @@ class Replay:
 
 
 def _release_one(at: list[int], now: list[float], blocked: dict[int, list[int]]) -> list[int]:
-    """Let the earliest rank proceed that waits for an event that can never end.
+    """Unblock the earliest of the ranks that wait for events that can never end.
 
-    Ranks of recordings with contradictory times may wait for each other in a cycle.
+    If recorded times contradict each other, ranks may wait for each other in a cycle.
     """
     waiting = [rank for members in blocked.values() for rank in members]
     if not waiting:
@@ -454,10 +456,10 @@ def _release_one(at: list[int], now: list[float], blocked: dict[int, list[int]])
 
 
 def usual_durations(matched: MatchedCollectives, waits: Waits) -> NDArray[np.float64]:
-    """Return the duration of each event once all members have started, ns.
+    """Return the duration of each event after its last member has started, ns.
 
-    If members are missing, the last one may be among them: the duration is at most the median of
-    complete events of the same kind and size.
+    If members are missing, the last one may be among them. The duration is then limited to the
+    median of complete events of the same kind and size.
     """
     events = matched.events
     result = waits.least.astype(np.float64)
@@ -479,7 +481,7 @@ def _events_of_operations(matched: MatchedCollectives, steps: Sequence[int] | No
 
     Args:
         matched: The run.
-        steps: The replayed steps, None for all; events that reach outside count as unmatched.
+        steps: The replayed steps; None means all. Events that extend beyond them are unmatched.
     """
     rows, events = matched.rows, matched.events
     result = [

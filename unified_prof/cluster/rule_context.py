@@ -1,7 +1,7 @@
 """Inputs of the cluster rules, candidates for findings, and their costs.
 
-A rule yields candidates: a fault and the change that repairs it. The cost of a candidate is the
-time per step that the recorded run gains if it is replayed with that change.
+A rule yields candidates: faults, each with the change that fixes it. The cost of a candidate is the
+time per step that a replay of the run with that change saves.
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ NS_PER_MS = 1e6
 MIN_STEP_SHARE = 0.002
 # Minimum cost of a finding as a share of the step.
 _MIN_COST_SHARE = 0.0003
-# Share of a host's ranks with a fault from which the host is named.
+# Minimum share of a host's ranks with a fault to report the host instead of the ranks.
 _MIN_HOST_SHARE = 0.75
-# Share of a rank's collectives with missing members from which its costs are lower bounds.
+# Share of a rank's collectives with missing members above which its costs are lower bounds.
 _MAX_INCOMPLETE_SHARE = 0.05
 # Maximum number of steps listed in a sentence.
 _MAX_STEPS_LISTED = 5
@@ -33,7 +33,7 @@ _MAX_STEPS_LISTED = 5
 
 @dataclass(frozen=True, slots=True)
 class RuleContext:
-    """A run as the rules see it; ranks are indices in `matched.ranks` unless called global."""
+    """Input of the rules; ranks are indices in `matched.ranks` unless called global."""
 
     matched: MatchedCollectives
     waits: Waits
@@ -54,21 +54,21 @@ class RuleContext:
         return tuple(sorted({host for rank in ranks if (host := self.host(rank)) is not None}))
 
     def describe(self, rank: int) -> str:
-        """Return a rank and its host in words."""
+        """Return a text with the number of a rank and its host."""
         host = self.host(rank)
         name = f"rank {self.matched.ranks[rank]}"
         return name if host is None else f"{name} on {host}"
 
     def global_ranks(self, ranks: Sequence[int]) -> tuple[int, ...]:
-        """Return the global ranks of indices."""
+        """Convert rank indices to global ranks."""
         return tuple(self.matched.ranks[rank] for rank in ranks)
 
     def has_steps(self) -> bool:
-        """Return whether steps were recorded; otherwise the whole recording is one step."""
+        """Return True if steps were recorded; otherwise the whole recording is one step."""
         return any(facts.steps_recorded for facts in self.matched.facts)
 
     def replay_of(self, steps: Sequence[int]) -> Replay:
-        """Return a replay that contains `steps` as far as their collectives are in memory."""
+        """Return a replay of those of `steps` whose collectives are in memory."""
         if set(steps) <= set(self.replay.steps) or set(steps) >= set(self.steps):
             return self.replay
         present = set(np.unique(self.matched.rows.step).tolist())
@@ -84,20 +84,20 @@ class Candidate:
     """Indices of the ranks at fault."""
     steps: tuple[int, ...]
     change: ReplayChange
-    """The run without the fault."""
+    """Change of the run that removes the fault."""
     text: str
     """The sentence without its cost."""
     figures: dict[str, Any]
     links: tuple[tuple[int, int], ...] = ()
     """Global ranks of both ends of each slow link."""
     bound_ns: float = 0.0
-    """Maximum cost in each of `steps`, used if none of them can be replayed."""
+    """Upper bound of the cost in each of `steps`, used if none of them can be replayed."""
     min_cost_ns: float = 0.0
     """Minimum cost per affected step for this kind of finding."""
     global_ranks: tuple[int, ...] | None = None
-    """Global ranks if the ranks at fault are not part of the run."""
+    """Global ranks at fault if they have no recording."""
     is_bound: bool = False
-    """True if the change repairs more than the fault, so that its gain is an upper bound."""
+    """True if the change fixes more than the fault, so that its gain is an upper bound."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,23 +105,23 @@ class Cost:
     """Cost of a fault."""
 
     ns: float
-    """Per step, mean over all compared steps."""
+    """Cost per step, mean over all compared steps."""
     affected_ns: float | None = None
-    """Per affected step; None if all steps are affected."""
+    """Cost per affected step; None if all steps are affected."""
     qualifier: str = ""
     """`at most`, `at least` or empty."""
-    scope: str = "every step"
+    scope: str = "per step"
     condition: str = ""
 
     @property
     def text(self) -> str:
-        """The cost as the end of a sentence."""
+        """The cost as a phrase that ends a sentence."""
         qualifier = f"{self.qualifier} " if self.qualifier else ""
         if self.affected_ns is None:
-            return f"costs {self.scope} {qualifier}{_format_ms(self.ns)}{self.condition}"
+            return f"costs {qualifier}{_format_ms(self.ns)} {self.scope}{self.condition}"
         return (
-            f"costs each of these {qualifier}{_format_ms(self.affected_ns)}, "
-            f"{_format_ms(self.ns)} per step on average{self.condition}"
+            f"costs {qualifier}{_format_ms(self.affected_ns)} in each of these steps "
+            f"({_format_ms(self.ns)} per step on average){self.condition}"
         )
 
     @property
@@ -135,8 +135,8 @@ class Cost:
 def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list[Finding]:
     """Return the candidates that cost time as findings, costliest first.
 
-    A fault may cost nothing alone because another one hides it. Its cost is then the gain from
-    repairing it after all others.
+    A fault may cost nothing by itself because another fault hides it. Its cost is then the gain
+    from fixing it after all others.
     """
     if not candidates:
         return []
@@ -165,7 +165,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
         qualifier = "at most" if candidate.is_bound or not replayed else ""
         if not qualifier and _has_incomplete_collectives(context, candidate.ranks):
             qualifier = "at least"
-        scope = "every step" if context.has_steps() else "the whole recording"
+        scope = "per step" if context.has_steps() else "over the whole recording"
         each = cost_ns / share if share < 1 else None
         cost = Cost(cost_ns, each, qualifier, scope, condition)
         findings.append(_finding(context, candidate, cost))
@@ -173,7 +173,7 @@ def cost_findings(context: RuleContext, candidates: Sequence[Candidate]) -> list
 
 
 def _gain(context: RuleContext, candidate: Candidate) -> tuple[float, int]:
-    """Return the gain of a candidate in all replayed steps, ns, and how many have the fault."""
+    """Return the gain of a candidate over all replayed steps, ns, and how many have the fault."""
     if candidate.change == ReplayChange():
         return 0.0, 0
     replay = context.replay_of(candidate.steps)
@@ -213,24 +213,24 @@ class Segment:
     """Part of a rank's timeline between two ends of the same kind of collective."""
 
     excess_ns: float
-    """How much longer it is than on other ranks."""
+    """How much longer the segment takes than on other ranks."""
     parts: tuple[tuple[int, float], ...]
-    """(mark, ns) of its stretches."""
+    """(mark, ns) for each of its stretches."""
 
 
 def excess_segments(
     context: RuleContext, rank: int, others: Sequence[int], *, idle: bool
 ) -> list[Segment]:
-    """Return the segments in which a rank has more kernel or idle time than others do.
+    """Return the segments in which a rank has more kernel or idle time than other ranks.
 
-    Segments end with the kind of collective that the rank has most of. They are compared one by one
-    with the ranks that have as many of them; without any, each stretch is a segment.
+    Segments end at the rank's most frequent kind of collective. Each is compared with the same
+    segment of the ranks that have equally many; without such ranks, each stretch is a segment.
 
     Args:
         context: The run.
         rank: The rank.
         others: Ranks with the same role.
-        idle: Whether to compare idle time; otherwise kernel time.
+        idle: True to compare idle time, False to compare kernel time.
     """
     stretches = context.replay.stretches(rank, idle=idle)
     counts: dict[tuple[str, str], int] = {}
@@ -255,7 +255,7 @@ def excess_segments(
 def _segments(
     stretches: Sequence[Stretch], anchor: tuple[str, str] | None
 ) -> list[list[tuple[int, float]]]:
-    """Return (mark, ns) of the stretches, cut at the ends of an operation."""
+    """Return lists of (mark, ns) of the stretches, split at the ends of an operation."""
     segments: list[list[tuple[int, float]]] = [[]]
     for one in stretches:
         if one.operation == anchor:
@@ -267,7 +267,7 @@ def _segments(
 def remove_excess(
     rank: int, segments: Sequence[Segment], total_ns: float
 ) -> dict[tuple[int, int], float]:
-    """Return (rank, mark) -> reductions that remove `total_ns` in proportion to the excess."""
+    """Return {(rank, mark): reduction} that removes `total_ns` in proportion to the excess."""
     excess_ns = sum(one.excess_ns for one in segments)
     cut: dict[tuple[int, int], float] = {}
     for segment in segments:
@@ -299,7 +299,7 @@ def group_by_host(context: RuleContext, ranks: Sequence[int]) -> list[tuple[list
 
 
 def steps_text(context: RuleContext, steps: Sequence[int], everywhere: str = "") -> str:
-    """Return ` in steps ...` for a sentence; `everywhere` if these are all compared steps."""
+    """Return a phrase such as ` in steps 2 and 5`; `everywhere` if these are all compared steps."""
     if set(steps) >= set(context.steps):
         return everywhere if context.has_steps() else ""
     if len(steps) == 1:

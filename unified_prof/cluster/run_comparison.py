@@ -1,6 +1,7 @@
-"""Comparison of two multi-rank runs by the roles of ranks: 64 ranks compare with 128.
+"""Comparison of two multi-rank runs, also of different sizes.
 
-Collectives are paired by kind, kind of group and size, links by whether they leave the host.
+Ranks are paired by role, collectives by kind, kind of group and size, and links by whether they
+connect two hosts.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ GateMetric = Literal["step", "slowest-rank", "stage", "imbalance", "exposed-comm
 GATE_METRICS: tuple[GateMetric, ...] = get_args(GateMetric)
 PairBy = Literal["stage", "role", "rank"]
 
-# A run on many machines is judged by its steps, whose samples contain common disturbances.
+# Runs on many machines are compared by their steps, whose samples contain common disturbances.
 _BY_STEPS = NoiseModel(max_ratio=1.0)
 Row = TypeVar("Row")
 Key = TypeVar("Key")
@@ -38,12 +39,12 @@ class QuantityPair:
 
     @property
     def ratio(self) -> float | None:
-        """New over base."""
+        """Ratio of new to base."""
         return self.new / self.base if self.base and self.new is not None else None
 
     @property
     def change(self) -> float:
-        """New minus base; a missing value counts as 0."""
+        """Difference, new minus base; a missing value counts as 0."""
         return (self.new or 0.0) - (self.base or 0.0)
 
 
@@ -66,7 +67,7 @@ class CollectiveChange:
     kind: str
     bytes: int | None
     base_size: int | None
-    """Members of a group."""
+    """Number of members of a group."""
     new_size: int | None
     per_step: QuantityPair
     transfer_ns: QuantityPair
@@ -76,7 +77,7 @@ class CollectiveChange:
 
 @dataclass(frozen=True, slots=True)
 class LinkChange:
-    """Links of one kind, inside of hosts or between them: their median bandwidth."""
+    """Median bandwidth of one kind of link, within hosts or between hosts."""
 
     kind: str
     across_hosts: bool | None
@@ -109,7 +110,7 @@ class ClusterDifference:
     collectives: tuple[CollectiveChange, ...]
     links: tuple[LinkChange, ...]
     operations: tuple[OperationChange, ...]
-    """Largest regression first."""
+    """Changes of operations, largest regression first."""
     new_findings: tuple[FindingRecord, ...]
     gone_findings: tuple[FindingRecord, ...]
     kept_findings: tuple[FindingRecord, ...]
@@ -148,7 +149,7 @@ def compare_cluster_runs(
 def gate_cluster_run(
     base: Overview, new: Overview, metrics: Sequence[str], limits: Limits
 ) -> Verdict:
-    """Judge a run against its baseline by the samples of its steps.
+    """Check a run for regressions against its baseline, using its steps as samples.
 
     Raises:
         UsageError: A metric is unknown, none is given, or a run has no steps.
@@ -159,7 +160,7 @@ def gate_cluster_run(
         raise UsageError(text, hint=f"metrics: {', '.join(GATE_METRICS)}", slug="unknown-metric")
     for one in (base, new):
         if not one.steps:
-            raise UsageError(f"{one.run.path} has no steps to judge by", slug="no-steps")
+            raise UsageError(f"{one.run.path} has no steps to compare", slug="no-steps")
     return Verdict(tuple(_check(base, new, one, limits) for one in metrics), limits)
 
 
@@ -167,8 +168,9 @@ def metric_samples(overview: Overview, metric: str) -> NDArray[np.float64]:
     """Return the samples of a metric, one per step.
 
     `step` is the length of the step on the slowest rank, `slowest-rank` the largest kernel time of
-    a rank, `imbalance` that over the median of its pipeline stage, `stage` the largest median
-    kernel time of a stage, `exposed-communication` the mean over ranks. All but `imbalance` are ns.
+    a rank, `imbalance` its ratio to the median of the rank's pipeline stage, `stage` the largest
+    median kernel time of a stage, and `exposed-communication` the mean over ranks. All except
+    `imbalance` are in ns.
     """
     if metric == "step":
         return np.array([row.longest_ns for row in overview.steps])
@@ -277,7 +279,7 @@ def _stages(overview: Overview) -> set[int | None]:
 
 
 def _kernels(overview: Overview, *, by_stage: bool) -> dict[tuple[str, str], tuple[float, float]]:
-    """Return (stage, kernel) -> count and ns per step and rank of the stage."""
+    """Return {(stage, kernel): (count, ns)}, per step and rank of the stage."""
     stages = {
         one.rank: "all" if one.pp is None or not by_stage else str(one.pp)
         for one in overview.run.read
@@ -317,7 +319,7 @@ def _paired(
 
 
 def _pair(olds: list[Row], news: list[Row], value: Callable[[Row], float | None]) -> QuantityPair:
-    """Return the means of a figure in both runs."""
+    """Return the mean of a figure in each run."""
     return QuantityPair(_mean(map(value, olds)), _mean(map(value, news)))
 
 

@@ -1,7 +1,7 @@
-"""Rule about slow links: hosts, ranks, pairs and groups whose data moves slowly.
+"""Rule about slow links: hosts, ranks, pairs and groups that transfer data slowly.
 
-Only moving data counts, never waiting: of a send and its receive the shorter duration, of a
-collective its least duration without set-up.
+Transfer times exclude waiting: for a send and its receive, the shorter duration is used; for a
+collective, its shortest duration without set-up.
 """
 
 from __future__ import annotations
@@ -37,9 +37,9 @@ SLOW_LINK, SLOW_HOST_LINK = "slow_link", "slow_host_link"
 
 # Minimum ratio of a slow transfer time to the usual one.
 MIN_RATIO = 1.25
-# The same if it is unknown which of two classes of times is usual.
+# The same if two clusters of times are of similar size, so that the usual one is unknown.
 _MIN_RATIO_OF_TWO = 1.5
-# Share of the links of a host or rank that have to be slow to blame the host or rank.
+# Minimum share of slow links of a host or rank to report the host or rank as the cause.
 _MIN_CAUSE_SHARE = 0.75
 
 
@@ -74,7 +74,7 @@ class SlowLink:
 
 @dataclass(frozen=True, slots=True)
 class _Cause:
-    """A common end of links: traffic of a host or rank in one direction."""
+    """Common cause of slow links: the traffic of a host or rank in one direction."""
 
     host: str | None
     rank: int
@@ -89,17 +89,17 @@ class _Measured:
 
     slow: list[SlowLink]
     links: set[tuple[int, int] | int]
-    """Compared pairs (sender, receiver) and groups (number)."""
+    """Compared links: pairs (sender, receiver) and numbers of groups."""
     uncompared: int = 0
     """Pairs and groups that were not compared because hosts are unknown."""
 
 
 def compare_links(matched: MatchedCollectives, waits: Waits) -> _Measured:
-    """Return pairs and groups with longer transfer times than comparable ones.
+    """Compare the transfer times of pairs and groups; return all links and the slow ones.
 
-    Comparable transfers have the same size and are all inside hosts or all between hosts; groups
-    also have the same kind of collective, size and number of hosts. Links of unknown hosts are
-    compared with their own other steps only: links between hosts are slower than inside of them.
+    Comparable transfers have the same size and are all within hosts or all between hosts; groups
+    also have the same kind of collective, size and number of hosts. If hosts are unknown, links are
+    compared only with their own other steps, because links between hosts are usually slower.
     """
     events = matched.events
     usable = np.flatnonzero(events.complete & (waits.transfer > 0) & (events.bytes > 0))
@@ -176,10 +176,10 @@ def link_spread(took: Floats) -> float:
 
 
 def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
-    """Return (position, ratio, usual time, is_majority) of times that are longer than usual.
+    """Return (position, ratio, usual time, is_majority) for each time that is longer than usual.
 
-    Times far above the median of the others are. If there are none but the times form two distinct
-    clusters, those of the upper one are.
+    These are the times far above the median of the others. If there are none but the times form two
+    distinct clusters, these are the times of the upper cluster.
     """
     if len(took) < 2:
         return []
@@ -200,13 +200,15 @@ def _slow_times(took: Floats) -> list[tuple[int, float, float, bool]]:
 
 
 def slow_links(context: RuleContext) -> Iterator[Candidate]:
-    """Yield hosts, ranks, pairs and groups whose data moves more slowly than that of others."""
+    """Yield hosts, ranks, pairs and groups that transfer data more slowly than others."""
     matched, waits = context.matched, context.waits
     measured = compare_links(matched, waits)
     if measured.uncompared:
         count = measured.uncompared
         matched.left_out.add(
-            "links_not_compared", f"hosts of {count} pairs or groups of ranks are unknown", count
+            "links_not_compared",
+            f"the hosts of {count} pairs or groups of ranks are unknown",
+            count,
         )
     by_steps: dict[tuple[int, ...], list[SlowLink]] = {}
     for one in measured.slow:
@@ -241,10 +243,10 @@ def _causes(context: RuleContext, link: tuple[int, int] | int, ranks: Sequence[i
 def _common_cause(
     context: RuleContext, compared: set[tuple[int, int] | int], slow: Sequence[SlowLink]
 ) -> tuple[list[_Cause], list[SlowLink]] | None:
-    """Return the causes that explain most slow links, and these; None if links have none in common.
+    """Return the causes that explain most slow links, and those links; None without such causes.
 
-    A cause explains links if most links that it takes part in are slow. Both directions of one
-    host are one cause.
+    A cause explains links if most of the links that it takes part in are slow. Both directions of
+    one host are one cause.
     """
     number = {rank: index for index, rank in enumerate(context.matched.ranks)}
     groups = context.matched.groups
@@ -283,7 +285,7 @@ def _common_cause(
 def _of_cause(
     context: RuleContext, causes: Sequence[_Cause], links: Sequence[SlowLink]
 ) -> Candidate:
-    """Return the candidate of links with a common end."""
+    """Return the candidate for slow links with a common cause."""
     cause = causes[0]
     direction = cause.direction if len(causes) == 1 else "both"
     steps = links[0].steps or context.steps
@@ -305,8 +307,9 @@ def _of_cause(
         "both": f"traffic between {subject} and {others}",
     }[direction]
     text = (
-        f"slow link: {words} is {ratio:.2f} times slower{steps_text(context, steps)}, on "
-        f"{len(links)} links or groups: {rate:.1f} GB/s, similar links {usual:.1f} GB/s"
+        f"slow link: {words} takes {ratio:.2f} times as long{steps_text(context, steps)} as on "
+        f"similar links ({len(links)} links or groups, {rate:.1f} GB/s compared with "
+        f"{usual:.1f} GB/s)"
     )
     figures = {
         "factor": round(ratio, 4),
@@ -329,10 +332,10 @@ def _of_cause(
 
 
 def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
-    """Return the candidate of one pair or group."""
+    """Return the candidate for one pair or group."""
     steps = tuple(step for step in context.steps if step in slow.steps) or context.steps
     ranks = context.global_ranks(slow.ranks)
-    rates = f"{slow.gb_per_s:.1f} GB/s, similar links {slow.usual_gb_per_s:.1f} GB/s"
+    rates = f"{slow.gb_per_s:.1f} GB/s compared with {slow.usual_gb_per_s:.1f} GB/s"
     is_pair = len(ranks) == 2
     figures = {
         "factor": round(slow.ratio, 4),
@@ -341,19 +344,19 @@ def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
         "link_known": is_pair,
     }
     where, hosts = steps_text(context, steps), context.hosts(slow.ranks)
-    location = f" ({'between ' if len(hosts) > 1 else ''}{join_first(hosts)})" if hosts else ""
+    location = f" (host{'s' if len(hosts) > 1 else ''} {join_first(hosts)})" if hosts else ""
     if is_pair:
         text = (
-            f"slow link: between ranks {ranks[0]} and {ranks[1]}{location}{where} "
-            f"{slow.ratio:.2f} times slower: {rates}"
+            f"slow link: ranks {ranks[0]} and {ranks[1]}{location}: transfers take "
+            f"{slow.ratio:.2f} times as long{where} as on similar links ({rates})"
         )
         links: tuple[tuple[int, int], ...] = ((ranks[0], ranks[1]),)
     else:
         group = context.matched.groups[slow.group]
         text = (
-            f"slow link: within the {group.kind} group of ranks {join_first(ranks)}{location}: its "
-            f"collectives transfer data{where} {slow.ratio:.2f} times slower than those of similar "
-            "groups; the link cannot be determined"
+            f"slow link: {group.kind} group of ranks {join_first(ranks)}{location}: its transfers "
+            f"take {slow.ratio:.2f} times as long{where} as those of similar groups; the link "
+            "cannot be determined"
         )
         ring = [rank for rank in group.ranks if rank in ranks]
         links = tuple(zip(ring, [*ring[1:], ring[0]], strict=True))
@@ -365,21 +368,21 @@ def _of_link(context: RuleContext, slow: SlowLink) -> Candidate:
         text,
         figures,
         links=links,
-        # Links that are slow now and then and cost nothing are usual in networks.
+        # Occasionally slow links that cost nothing are normal in networks.
         min_cost_ns=MIN_STEP_SHARE * context.step_ns if slow.steps else 0.0,
     )
 
 
-# Minimum number of medians per step to know the usual time.
+# Minimum number of per-step medians to determine the usual time.
 _MIN_CELLS = 4
 
 
 @dataclass(frozen=True, slots=True, eq=False)
 class _Cells:
-    """Transfers of one pair or group in one step, of the same kind and size; an entry each."""
+    """Cells: the transfers of one pair or group in one step, of the same kind and size."""
 
     link: Ints
-    """Directed pair (negative) or number of the group."""
+    """For each cell, its directed pair (negative) or the number of its group."""
     comparable: Ints
     """Cells with the same number are comparable."""
     step: Ints
@@ -440,7 +443,7 @@ def _comparable(
 def _slow_cells(
     link: Ints, step: Ints, took: Floats
 ) -> Iterator[tuple[int, NDArray[np.intp], float, float]]:
-    """Yield (link, positions, ratio, usual time) of links that are slow in some steps only."""
+    """Yield (link, positions, ratio, usual time) for links that are slow only in some steps."""
     usual = median_of_others(took)
     away = np.log(took / usual)
     in_step = np.full(len(took), np.nan)
@@ -450,7 +453,7 @@ def _slow_cells(
             in_step[places] = np.log(took[places] / median_of_others(took[places]))
     minimum = np.log(MIN_RATIO)
     slow = away > max(chance_limit(len(took)) * link_spread(took), minimum)
-    # Without comparable links in that step, the first step may be slow for all.
+    # The first step may be slow for all links, so it needs comparable links.
     slow &= np.where(np.isfinite(in_step), in_step > minimum, step > step.min())
     for one in np.unique(link[slow]).tolist():
         places = np.flatnonzero(link == one)

@@ -1,4 +1,4 @@
-"""Timelines of some ranks in one step on the common clock, for the page and merged traces."""
+"""Timelines of some ranks in one step on the common clock, for HTML pages and merged traces."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unified_prof.explain.report_questions import OverTime
 from unified_prof.recording.model import Series
 from unified_prof.recording.tracks import Track
 
-# Label of stretches with kernels: the first of all labels.
+# Label of stretches with kernels; always the first label.
 KERNEL_LANE = "kernels"
 # Maximum number of lanes.
 _MAX_LANES = 16
@@ -61,7 +61,7 @@ class StepLanes:
 def select_lanes(
     overview: Overview, *, step: int | None = None, ranks: Iterable[int] | None = None
 ) -> StepLanes | None:
-    """Return the lanes of the most interesting ranks and step, unless they are given.
+    """Return the lanes of some ranks in a step; by default the ranks and step with findings.
 
     Returns:
         None if the run has no steps, or its partials are missing or unreadable.
@@ -82,7 +82,7 @@ def select_lanes(
 
 
 def ranks_of_interest(overview: Overview, *, most: int = _MAX_LANES) -> list[int]:
-    """Return ranks to look at: those of findings, those that wait for them, one of each stage."""
+    """Return up to `most` ranks to show: ranks with findings, ranks that wait, one per stage."""
     run = overview.run
     named: list[int] = []
     for one in run.findings:
@@ -182,13 +182,14 @@ def _lane(
 
 
 TimeWindow = tuple[int, int]
-"""Start and end of a window by the rank's own clock, ns."""
+"""Start and end of a window on the rank's own clock, ns."""
 
 
 class ShiftedTimeline:
-    """A report whose times are moved to another clock and cut to a window.
+    """A report whose times are converted to another clock and limited to a window.
 
-    Slices that reach into the window are kept whole: a cut one would tell a wrong duration.
+    Slices that overlap the window are kept whole, because a shortened slice would show a wrong
+    duration.
     """
 
     def __init__(
@@ -200,11 +201,11 @@ class ShiftedTimeline:
 
     @property
     def path(self) -> str:
-        """The report."""
+        """Path of the report."""
         return self._timeline.path
 
     def tracks(self) -> Iterator[Track]:
-        """Yield the streams and threads that have something in the window."""
+        """Yield the streams and threads with slices in the window."""
         for track in self._timeline.tracks():
             kept = self._kept(track.start_ns, track.end_ns)
             if kept.any():
@@ -250,7 +251,7 @@ class ShiftedTimeline:
 
 
 def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindow | None:
-    """Return start and end of a step by the rank's own clock; None if `step` is None.
+    """Return the start and end of a step on the rank's own clock; None if `step` is None.
 
     Raises:
         UsageError: The rank has no such step.
@@ -269,7 +270,7 @@ def step_window(run: StoredRun, rank: RankRecord, step: int | None) -> TimeWindo
 
 
 def ranks_by_clock(ranks: list[RankRecord]) -> dict[int | None, list[int]]:
-    """Return the ranks by the island of their clock; None if it is unknown."""
+    """Group the ranks by the island of their clock; the key is None if it is unknown."""
     found: dict[int | None, list[int]] = {}
     for one in ranks:
         found.setdefault(one.clock_island, []).append(one.rank)

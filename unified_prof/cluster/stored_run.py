@@ -127,7 +127,7 @@ class LinkRecord:
 
     @property
     def ratio(self) -> float | None:
-        """Bandwidth over that of comparable links; below 1 the link is slower."""
+        """Ratio of the bandwidth to that of comparable links; below 1, the link is slower."""
         if not self.like_gb_per_s or self.gb_per_s_p50 is None:
             return None
         return self.gb_per_s_p50 / self.like_gb_per_s
@@ -162,7 +162,7 @@ class FindingRecord:
 
 @dataclass(frozen=True, slots=True)
 class AnomalyRecord:
-    """A problem of the recordings, how often it occurred, and the first occurrence."""
+    """A problem of the recordings: how often it occurred, and the first occurrence."""
 
     name: str
     count: int
@@ -171,13 +171,13 @@ class AnomalyRecord:
 
 @dataclass(frozen=True)
 class StepTable:
-    """STEP_RANK as columns, in the order of (step, rank)."""
+    """The table STEP_RANK as columns, sorted by step and rank."""
 
     step: NDArray[np.int64]
     rank: NDArray[np.int64]
     start_ns: NDArray[np.int64]
     end_ns: NDArray[np.int64]
-    """By the rank's own clock."""
+    """End of each step on the rank's own clock."""
     parts: Mapping[str, NDArray[np.float64]] = field(default_factory=dict)
     """STEP_PARTS -> ns; NaN if unknown."""
 
@@ -191,7 +191,7 @@ class StepTable:
 
 
 class StoredRun:
-    """The open summary of a run; made by `open_run`.
+    """The open summary of a run; use `open_run` to create one.
 
     Attributes:
         path: The run's directory, file or URL, as it was given.
@@ -252,7 +252,7 @@ class StoredRun:
 
     @cached_property
     def steps(self) -> StepTable:
-        """Where the time of each step of each rank went."""
+        """Breakdown of the time of each step by rank."""
         found = self._report.columns(
             f"SELECT step, rank, start_ns, end_ns, {', '.join(STEP_PARTS)} FROM STEP_RANK"
             " ORDER BY step, rank"
@@ -264,7 +264,7 @@ class StoredRun:
         return StepTable(step, rank, start_ns, end_ns, parts)
 
     def operations(self, ranks: tuple[int, ...] | None = None) -> Iterator[OperationRecord]:
-        """Yield kernels by rank and kind, of all ranks or of some."""
+        """Yield kernels by rank and kind; `ranks` limits them to some ranks."""
         names = ", ".join(_columns(OperationRecord))
         where = "" if ranks is None else f" WHERE rank IN ({', '.join('?' * len(ranks))})"
         sql = f"SELECT {names} FROM OPERATION_RANK{where} ORDER BY rank, name, module"
@@ -272,7 +272,7 @@ class StoredRun:
 
     @cached_property
     def anomalies(self) -> tuple[AnomalyRecord, ...]:
-        """Data of the recordings that was not used, and recordings that may not belong together."""
+        """Unused data of the recordings, and recordings that may be from different runs."""
         left_out = json.loads(self.facts.get("left_out", "[]"))
         return tuple(
             AnomalyRecord(str(one["what"]), int(one["n"]), str(one["first"]))
@@ -294,7 +294,7 @@ class StoredRun:
     def _records(
         self, record: type[Record], table: str, *, order: str, as_json: Sequence[str] = ()
     ) -> tuple[Record, ...]:
-        """Return the rows of a table; columns in `as_json` are decoded, lists become tuples."""
+        """Return the rows of a table; decode the columns in `as_json`, with lists as tuples."""
         names = _columns(record)
         decoded = [names.index(name) for name in as_json]
         records: list[Record] = []
@@ -320,7 +320,7 @@ def open_run(path: str | os.PathLike[str], location: str | None = None) -> Itera
 
     Args:
         path: Its directory, or the file `cluster.sqlite` in it.
-        location: Where the run is if `path` is a copy.
+        location: Original location of the run if `path` is a copy.
 
     Raises:
         StoreError: The summary is missing, damaged, or a report of another kind.

@@ -1,8 +1,9 @@
-"""Summary of a run: the partials of all ranks become the rows of its summary file.
+"""Summary of a run: combine the partials of all ranks to the rows of its summary file.
 
-Recordings of other runs are excluded. Two runs of one program have the same world size, groups and
-collectives, but all members of a collective leave it together: within one run, the ends of the
-collectives of two ranks differ by a constant clock offset, and ranks of one host share a clock.
+Recordings of other runs are detected and excluded. Two runs of one program have the same world
+size, groups and collectives. However, all members of a collective leave it together: within one
+run, the ends of the collectives of two ranks differ by a constant clock offset, which is 0 on one
+host.
 """
 
 from __future__ import annotations
@@ -30,19 +31,19 @@ from unified_prof.errors import StoreError, UsageError
 from unified_prof.recording.collectives import POINT_TO_POINT
 from unified_prof.recording.model import Finding
 
-# Operations that a sender may leave before the others have arrived.
+# Operations that a member may leave before the others have arrived.
 _ONE_SIDED = (*POINT_TO_POINT, "broadcast", "scatter", "gather", "reduce")
 # Events per group and kind that are compared to find recordings of other runs.
 _SAMPLED_EVENTS = 32
-# Minimum number of events to tell whether two ranks belong together.
+# Minimum number of events to decide whether two ranks belong to the same run.
 _MIN_EVENTS = 3
-# Clocks of ranks on one host differ by less, ns.
+# Maximum difference of the clocks of ranks on one host, ns.
 _MAX_HOST_CLOCK_NS = 100_000_000
-# Clocks of hosts rarely differ by more, ns: then a smaller spread shows that runs differ.
+# Clocks of hosts rarely differ by more, ns; beyond that, a smaller spread shows different runs.
 _MAX_CLOCK_NS = 60_000_000_000
 # Maximum relative drift of two clocks: four times the tolerance of crystals.
 _MAX_DRIFT = 2e-4
-# Maximum spread of the offsets beside drift, ns; and for clocks beyond _MAX_CLOCK_NS.
+# Maximum spread of the offsets without drift, ns; the second for clocks beyond _MAX_CLOCK_NS.
 _MAX_SPREAD_NS = 1_000_000
 _MAX_FAR_SPREAD_NS = 20_000
 
@@ -50,11 +51,11 @@ _MAX_FAR_SPREAD_NS = 20_000
 def recordings_of_other_runs(
     matched: MatchedCollectives, where: Mapping[int, PartialSource]
 ) -> list[UnreadableRecording]:
-    """Return the recordings that are of another run than most, with the reason.
+    """Return the recordings that are not from the same run as most others, with the reason.
 
     Args:
         matched: All recordings, matched as one run.
-        where: Global rank -> where its recording comes from.
+        where: Global rank -> source of its recording.
 
     Raises:
         UsageError: No run has more than half of the recordings.
@@ -100,7 +101,7 @@ def recordings_of_other_runs(
 
 
 def _runs(matched: MatchedCollectives) -> list[list[int]]:
-    """Return the ranks (indices) of each run, the largest first; one list if all fit together."""
+    """Return the ranks (indices) of each run, largest run first; one list if all match."""
     fits, misfits = _compare_pairs(matched)
     if not len(misfits):
         return [list(range(len(matched.ranks)))]
@@ -114,7 +115,7 @@ def _runs(matched: MatchedCollectives) -> list[list[int]]:
 
     for a, b in fits.tolist():
         parent[find(a)] = find(b)
-    # Ranks without common collectives belong together unless one of their runs does not fit.
+    # Ranks without common collectives are in the same run unless their runs do not match.
     spans = [_span(one) for one in matched.partials]
     roots = sorted({find(rank) for rank in parent}, key=lambda root: spans[root])
     apart = {frozenset((find(a), find(b))) for a, b in misfits.tolist()}
@@ -153,7 +154,7 @@ def _time_text(ns: int) -> str:
 
 
 def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
-    """Return the pairs of ranks whose collectives end together, and those whose do not."""
+    """Return the pairs of ranks whose collectives end together, and the pairs whose do not."""
     events, rows = matched.events, matched.rows
     two_sided = ~matched.is_kind(events.kind, *_ONE_SIDED) & (events.members > 1)
     usable = np.flatnonzero(two_sided)
@@ -171,7 +172,7 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     middle = difference[heads + n // 2]
     away = np.abs(difference - np.repeat(middle, n))
     away = away[np.lexsort((away, np.repeat(np.arange(len(heads)), n)))]
-    # Three of four have to fit: the first one may have been cut.
+    # Three of four must match: the first one may be incomplete.
     spread = away[heads + (n - 1) * 3 // 4]
     span = np.maximum.reduceat(end, heads) - np.minimum.reduceat(end, heads)
     hosts = [facts.host for facts in matched.facts]
@@ -186,7 +187,7 @@ def _compare_pairs(matched: MatchedCollectives) -> tuple[Ints, Ints]:
     limit = np.where(distance > _MAX_CLOCK_NS, _MAX_FAR_SPREAD_NS, _MAX_SPREAD_NS)
     apart = same_host & (distance > _MAX_HOST_CLOCK_NS)
     misfits = (spread > limit + _MAX_DRIFT * span) | apart
-    if apart.any():  # then clocks do not explain that others are as far apart
+    if apart.any():  # then clocks do not explain the same distance between others
         misfits |= distance > int(distance[apart].min()) // 2
     known = n >= _MIN_EVENTS
     pairs = np.stack([a[heads], b[heads]], 1)
@@ -220,15 +221,15 @@ def summarize_run(
 
     Args:
         partials: One per rank.
-        where: Global rank -> where its partial comes from.
+        where: Global rank -> source of its partial.
         unread: Recordings that could not be read.
-        read: Returns all communication of a global rank, if `partials` have the first steps only;
-            sums over the whole run are then taken from it.
-        until: The last step that `partials` have completely.
+        read: Returns all communication of a global rank. It is required if `partials` contain only
+            the first steps, and provides the sums over the whole run.
+        until: The last step that is complete in `partials`.
 
     Raises:
         StoreError: No rank could be read.
-        UsageError: They are of several runs, and none has more than half of them.
+        UsageError: The partials are from several runs, and none has more than half of them.
     """
     where = where or {}
     found, others = _of_one_run(list(partials), where)
@@ -291,12 +292,12 @@ def summarize_run(
 
 
 def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
-    """Return the error of a run without a readable rank: the first file, the reason, the remedy."""
+    """Return the error for a run without a readable rank: first file, reason and hint."""
     text = "no rank's recording could be read"
     if not unread:
         return StoreError(text, slug="no-rank-readable")
     first = unread[0]
-    more = f"; nor {len(unread) - 1:,} more" if len(unread) > 1 else ""
+    more = f"; {len(unread) - 1:,} more failed" if len(unread) > 1 else ""
     return StoreError(
         f"{text}; {first.file}: {first.why}{more}", hint=first.hint, slug="no-rank-readable"
     )
@@ -305,7 +306,7 @@ def _nothing_read(unread: Sequence[UnreadableRecording]) -> StoreError:
 def _of_one_run(
     found: list[Partial], where: Mapping[int, PartialSource]
 ) -> tuple[list[Partial], list[UnreadableRecording]]:
-    """Separate the ranks with the most frequent world size from those of another one."""
+    """Separate the ranks with the most frequent world size from the others."""
     sizes = Counter(one.facts.world_size for one in found if one.facts.world_size)
     usual = max(sizes, key=lambda size: (sizes[size], size), default=None)
     others = [
@@ -321,7 +322,7 @@ def _of_one_run(
 
 
 def _note_other_times(matched: MatchedCollectives) -> None:
-    """Note ranks that were recorded after the others had ended: they may be of another run."""
+    """Note ranks that were recorded after the others had ended: they may be from another run."""
     spans = sorted(
         (*_span(one), one.facts.rank) for one in matched.partials if len(one.marks["time"])
     )
@@ -335,7 +336,7 @@ def _note_other_times(matched: MatchedCollectives) -> None:
 
 
 def _compared_steps(matched: MatchedCollectives) -> list[int]:
-    """Return the steps that most ranks have; these are usually all ranks."""
+    """Return the steps that most ranks (usually all) have."""
     counts: Counter[int] = Counter()
     for one in matched.partials:
         counts.update(set(one.steps["step"].tolist()))

@@ -26,9 +26,9 @@ Row = tuple[Any, ...]
 P2P, COLLECTIVE = "p2p", "collective"
 _NS_PER_S = 1e9
 
-# Kinds of kernel listed per rank; the others are one row.
+# Maximum number of kernel kinds listed per rank; the others are combined in one row.
 _MAX_OPERATIONS = 64
-# Rows of kinds with their module per rank; other modules of a kind are one row without module.
+# Maximum number of (kind, module) rows per rank; other modules of a kind are combined in one row.
 _MAX_WITH_MODULE = 256
 _OTHERS = "(others)"
 
@@ -70,7 +70,7 @@ def rank_rows(
     unread: Sequence[UnreadableRecording],
     absent: Sequence[int],
 ) -> list[Row]:
-    """Return RANK: identity, role and clock of each rank, and whether it was read."""
+    """Return RANK: identity, role and clock of each rank, and its read status."""
     nothing = (None,) * (len(PARALLEL_KINDS) + 3)
     island_sizes = Counter(clock.island.tolist())
     communicates = any(len(one.communication["start"]) for one in matched.partials)
@@ -120,7 +120,7 @@ def group_rows(matched: MatchedCollectives) -> list[Row]:
 def step_rows(
     matched: MatchedCollectives, waits: Waits, signals: RankSignals, streamed: StreamedSums | None
 ) -> list[Row]:
-    """Return STEP_RANK: where the time of each step of each rank went."""
+    """Return STEP_RANK: the breakdown of each rank's steps."""
     knows_setup = bool((waits.setup >= 0).any())
     sums = _waits_by_step(matched, waits) if streamed is None else streamed.waits
     input_at = {step: signals.input_at[:, at] for at, step in enumerate(signals.steps)}
@@ -140,7 +140,7 @@ def step_rows(
 def _waits_by_step(
     matched: MatchedCollectives, waits: Waits
 ) -> Mapping[tuple[int, int], tuple[int, int, int, int]]:
-    """Return (step, index of the rank) -> wait, exposed wait, set-up, bubble, ns."""
+    """Return {(step, rank index): (wait, exposed wait, set-up, bubble)}, in ns."""
     rows, events = matched.rows, matched.events
     chosen = np.flatnonzero((rows.event >= 0) & (waits.wait >= 0) & (rows.step >= 0))
     if not len(chosen):
@@ -218,7 +218,7 @@ def blame_rows(
     findings: Sequence[Finding],
     streamed: StreamedSums | None,
 ) -> list[Row]:
-    """Return BLAME: what each rank costs the others, and the evidence for its causes."""
+    """Return BLAME: the wait that each rank causes, and the evidence for its causes."""
     caused, times = np.zeros((2, len(matched.ranks)), np.int64)
     if streamed is not None:
         for index, (wait, count) in streamed.caused.items():
@@ -270,7 +270,7 @@ class MeasuredLink:
     kind: str
     """P2P or COLLECTIVE."""
     across: bool | None
-    """True if it leaves its host; None if the hosts are unknown."""
+    """True if it connects two hosts; None if the hosts are unknown."""
     n: int
     bytes: int
     transfer_ns: int
@@ -278,17 +278,17 @@ class MeasuredLink:
     p50: float
     p99: float
     like: float = 0.0
-    """Median rate of links of the same kind and order of size, inside of hosts or between them."""
+    """Median rate of similar links: same kind, similar size, also within or between hosts."""
 
 
 def crosses_hosts(matched: MatchedCollectives, a: int, b: int) -> bool | None:
-    """Return whether two ranks are on different hosts; None if that is unknown."""
+    """Return True if two ranks are on different hosts; None if their hosts are unknown."""
     one, other = matched.facts[a].host, matched.facts[b].host
     return None if one is None or other is None else one != other
 
 
 def measure_links(matched: MatchedCollectives, waits: Waits) -> list[MeasuredLink]:
-    """Return all links: sends and receives first, then those of parts of collectives."""
+    """Return all links: first those of sends and receives, then those of collectives."""
     links = [*_transfers(matched, waits), *_collective_parts(matched)]
     classes: dict[tuple[object, ...], list[MeasuredLink]] = {}
     for link in links:
@@ -355,13 +355,13 @@ def _collective_parts(matched: MatchedCollectives) -> list[MeasuredLink]:
             link.n, link.bytes = link.n + n, link.bytes + size
             link.transfer_ns += total
             link.p99 = min(link.p99, p99)
-            if n > counts.get(ends, 0):  # the median of the side with most parts
+            if n > counts.get(ends, 0):  # the median of the side with more parts
                 link.p50, counts[ends] = p50, n
     return [found[ends] for ends in sorted(found)]
 
 
 def link_rows(matched: MatchedCollectives, waits: Waits) -> list[Row]:
-    """Return LINK: what moved from rank to rank."""
+    """Return LINK: data moved from rank to rank."""
     return [
         (
             *(matched.ranks[one.src], matched.ranks[one.dst], one.kind),
@@ -373,7 +373,7 @@ def link_rows(matched: MatchedCollectives, waits: Waits) -> list[Row]:
 
 
 def operation_rows(matched: MatchedCollectives, steps: Sequence[int]) -> list[Row]:
-    """Return OPERATION_RANK: kernels by rank, name and module, those that take longest."""
+    """Return OPERATION_RANK: the longest kernels by rank, name and module."""
     result: list[Row] = []
     for partial in matched.partials:
         table = partial.kernels
@@ -391,9 +391,10 @@ def operation_rows(matched: MatchedCollectives, steps: Sequence[int]) -> list[Ro
 
 
 def _longest(cells: dict[tuple[str, str], list[int]]) -> dict[tuple[str, str], list[int]]:
-    """Keep the kinds of kernel with most time and their modules with most time.
+    """Keep the kinds of kernel with the most time, and their modules with the most time.
 
-    The other modules of a kind become one row without a module, the other kinds one row.
+    The other modules of a kind are combined in one row without a module, the other kinds in one
+    row.
     """
     if len(cells) <= _MAX_OPERATIONS:
         return cells
@@ -422,7 +423,7 @@ def _add(
 
 
 def finding_rows(findings: Sequence[Finding]) -> list[Row]:
-    """Return FINDING, costliest first."""
+    """Return FINDING: findings, costliest first."""
     return [
         (
             *(place, one.kind),

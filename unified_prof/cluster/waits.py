@@ -1,13 +1,13 @@
-"""Waits, transfers and set-up: where the time in communication went.
+"""Breakdown of communication time into waits, transfers and set-up.
 
-All members of a collective leave it together, and the last one to arrive waits least. The least
-duration is therefore that of the collective itself, and what is longer on other members is waiting.
-No common clock is needed. On NPUs the parts of a collective show when data moved; the rest of the
-least duration is set-up.
+All members of a collective leave it together, and the last one to arrive has the shortest duration.
+That is the duration of the collective itself; the rest of a longer duration is wait time. No common
+clock is needed. On NPUs, the parts of a collective show when data moved; the rest of the shortest
+duration is set-up.
 
-Sums over runs that do not fit in memory are streamed one rank at a time. Sequences are numbered
-without gaps, so the number of an operation is its index: nothing is sorted or joined, and a row per
-event is held, not a row per operation.
+For runs that do not fit in memory, sums are computed by reading one rank at a time. Sequences are
+numbered without gaps, so the number of an operation is its index: no sorting or joining is needed,
+and memory holds one row per event instead of one per operation.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ class Waits:
     """Waits by row and parts by event of `MatchedCollectives`, ns; NO_VALUE if unknown."""
 
     wait: Ints
-    """By row: wait for the last member; known for events with two members or more."""
+    """By row: wait for the last member; known for events with at least two members."""
     exposed: Ints
     """By row: the part of `wait` that no kernel covers."""
     least: Ints
-    """By event: the least duration, which is set-up plus transfer."""
+    """By event: the shortest duration, which is set-up plus transfer."""
     transfer: Ints
     setup: Ints
     last: Ints
-    """By event: the row that came last."""
+    """By event: the row of the member that arrived last."""
 
 
 def compute_waits(matched: MatchedCollectives) -> Waits:
@@ -54,7 +54,7 @@ def compute_waits(matched: MatchedCollectives) -> Waits:
     spread = np.repeat(least, events.members)
     known = np.repeat(events.members > 1, events.members)
     wait[:count] = np.where(known, duration[:count] - spread, NO_VALUE)
-    # The first of the rows that have the least duration.
+    # The first of the rows with the shortest duration.
     at_least = np.flatnonzero(duration[:count] == spread)
     owner = rows.event[at_least]
     last = at_least[np.r_[True, owner[1:] != owner[:-1]]]
@@ -71,7 +71,7 @@ def compute_waits(matched: MatchedCollectives) -> Waits:
 
 
 def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
-    """Subtract from each wait what kernels cover; it is at the start of its operation."""
+    """Return the part of each wait that no kernel covers; waits begin with their operations."""
     rows = matched.rows
     exposed = wait.copy()
     partly = np.flatnonzero((wait > 0) & (rows.covered > 0))
@@ -88,7 +88,7 @@ def _exposed(matched: MatchedCollectives, wait: Ints) -> Ints:
 
 
 class Covered:
-    """Time covered by kernels, from the marks of a rank; interpolated between them."""
+    """Time covered by kernels at the marks of a rank, interpolated between marks."""
 
     def __init__(self, one: Partial) -> None:
         marks = one.marks
@@ -105,14 +105,14 @@ class Covered:
         )
 
     def until(self, at: Ints) -> NDArray[np.float64]:
-        """Return how much of the time before each point is covered by kernels, ns."""
+        """Return the time covered by kernels before each point in time, ns."""
         if not len(self._at):
             return np.zeros(len(at))
         return np.interp((at - self._origin).astype(np.float64), self._at, self._sum)
 
 
 SumRow = tuple[Any, ...]
-# Key of events: (group, kind), of transfers (-1 - source, target); all are indices.
+# Key of events: (group, kind); for transfers (-1 - source, target). All values are indices.
 SumKey = tuple[int, int]
 
 
@@ -123,9 +123,9 @@ class StreamedSums:
     waits: dict[tuple[int, int], tuple[int, int, int, int]]
     """(step, rank) -> wait, exposed wait, set-up, bubble, ns."""
     collectives: list[SumRow]
-    """Group, kind, step, bytes, n, complete, transfer, wait, set-up, median and p99 of transfer."""
+    """Rows: group, kind, step, bytes, n, complete, transfer, wait, set-up, transfer median, p99."""
     caused: dict[int, tuple[int, int]]
-    """Rank -> wait of others that it caused (ns), and how often."""
+    """Rank -> wait of other ranks that it caused (ns), and number of such waits."""
 
 
 class _StreamedEvents:
@@ -148,7 +148,7 @@ class _StreamedEvents:
         self._count = max(self._count, count)
 
     def columns(self) -> tuple[Ints, ...]:
-        """Return least, spent, members, last, moved, step and bytes of all events."""
+        """Return the columns least, spent, members, last, moved, step and bytes of all events."""
         return tuple(self._held[:, : self._count])
 
     def add(self, at: slice | Ints, rank: int, duration: Ints, table: Columns, rows: Ints) -> None:
@@ -161,7 +161,7 @@ class _StreamedEvents:
             table: Communication of the rank.
             rows: Rows of the sequence in it.
         """
-        # Parts are views if `at` is a slice, otherwise copies that are written back.
+        # Parts are views if `at` is a slice; otherwise they are copies that must be written back.
         parts = [column[at] for column in self.columns()]
         least, spent, members, last, moved, step, size = parts
         shortest = duration < least
@@ -182,7 +182,7 @@ def stream_sums(matched: MatchedCollectives, read: Callable[[int], Columns]) -> 
 
     Args:
         matched: The first steps, for groups, kinds and shifts of sequences.
-        read: Returns all communication of a rank (index); called twice per rank.
+        read: Returns all communication of a rank, given by index; called twice per rank.
     """
     shifts = _shifts(matched)
     events: dict[SumKey, _StreamedEvents] = {}
@@ -206,9 +206,9 @@ def _sequences(
     table: Columns,
     shifts: dict[tuple[int, int, int, int], int],
 ) -> Iterator[tuple[SumKey, Ints, slice | Ints]]:
-    """Yield (key, rows, event numbers) of each sequence of operations of a rank.
+    """Yield (key, rows, event numbers) for each sequence of operations of a rank.
 
-    The numbers are a slice if they are consecutive, as those of a complete recording.
+    The numbers are a slice if they are consecutive, which is usual in complete recordings.
     """
     one = matched.partials[rank]
     codes = np.array([*(matched.kinds.index(kind) for kind in one.kinds), NO_VALUE], np.int64)
@@ -238,7 +238,7 @@ def _sequences(
 
 
 def _as_slice(numbers: Ints) -> slice | Ints:
-    """Return consecutive numbers as a slice, which saves an index per row."""
+    """Convert consecutive numbers to a slice, which saves an index per row."""
     first, last = int(numbers[0]), int(numbers[-1])
     if first >= 0 and last - first == len(numbers) - 1 and (np.diff(numbers) == 1).all():
         return slice(first, last + 1)
@@ -246,7 +246,7 @@ def _as_slice(numbers: Ints) -> slice | Ints:
 
 
 def _shifts(matched: MatchedCollectives) -> dict[tuple[int, int, int, int], int]:
-    """Return the shift of sequences that start later on some ranks.
+    """Return the shifts of sequences that start later on some ranks.
 
     Keys are (rank, group or NO_VALUE, kind, peer or NO_VALUE).
     """
@@ -275,7 +275,7 @@ def _streamed_waits(
     events: dict[SumKey, _StreamedEvents],
     shifts: dict[tuple[int, int, int, int], int],
 ) -> dict[tuple[int, int], tuple[int, int, int, int]]:
-    """Return (step, rank) -> wait, exposed wait, set-up and bubble of one rank, ns."""
+    """Return {(step, rank): (wait, exposed wait, set-up, bubble)} for one rank, in ns."""
     duration = table["end"] - table["start"]
     sums = np.zeros((4, len(duration)))
     known = np.zeros(len(duration), bool)
@@ -283,7 +283,7 @@ def _streamed_waits(
         least, _, members, _, moved, _, _ = (column[number] for column in events[key].columns())
         shared = members > 1
         wait = np.where(shared, duration[rows] - least, 0)
-        # Kernels are assumed to cover an operation evenly.
+        # Assume that kernels cover an operation evenly.
         exposed = wait * (1 - table["covered"][rows] / np.maximum(duration[rows], 1))
         known[rows] = shared
         sums[0, rows], sums[1, rows] = wait, exposed
@@ -322,7 +322,7 @@ def _collectives(
 
 
 def transfer_quantiles(ascending: Ints) -> tuple[int | None, int | None]:
-    """Return median and 99th percentile of ascending times; None if there are none."""
+    """Return the median and 99th percentile of ascending times; None if there are none."""
     count = len(ascending)
     if not count:
         return None, None
@@ -332,7 +332,7 @@ def transfer_quantiles(ascending: Ints) -> tuple[int | None, int | None]:
 def _caused(
     matched: MatchedCollectives, events: dict[SumKey, _StreamedEvents]
 ) -> dict[int, tuple[int, int]]:
-    """Return rank -> wait of others in complete events that it was last in (ns), and how many."""
+    """Return {rank: (wait of others, count)} over complete events in which the rank was last."""
     caused, times = np.zeros((2, len(matched.ranks)), np.int64)
     for (group, _), held in events.items():
         least, spent, members, last, *_ = held.columns()

@@ -1,7 +1,7 @@
 """Builds a cluster run from the recordings of many ranks: one partial per rank and a summary.
 
-A run is a directory with `cluster.sqlite` and `partials/`. Partials and summaries of the same
-inputs are kept, so that a build continues where an earlier one stopped.
+A run is a directory with `cluster.sqlite` and `partials/`. A build reuses partials and summaries of
+unchanged inputs, so an interrupted build can be continued.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from unified_prof.version import VERSION
 if TYPE_CHECKING:
     from unified_prof.cluster.summary import RunSummary
 
-# Row of UPROF_RUN that identifies the partials of a summary.
+# Name of the row in UPROF_RUN that identifies the partials of a summary.
 _MADE_OF = "made_of"
 _COMMAND = "uprof cluster build"
 # Facts of META_DATA that a ClusterOutcome contains.
 _OUTCOME_FACTS = ("world_size", "world_size_is_minimum", "ranks_read", "steps", "unnumbered")
 # Maximum number of ranks listed in the coverage.
 _MAX_LISTED = 12
-# Below this number of ranks, this process reads them before others have started.
+# Minimum number of ranks to start worker processes, which takes longer than reading fewer.
 _MIN_RANKS_FOR_PROCESSES = 64
 
 
@@ -347,7 +347,7 @@ def _summary(
         for one in found
         if one.rank is not None and one.why is None
     }
-    from unified_prof.cluster.summary import summarize_run  # not needed where there is nothing new
+    from unified_prof.cluster.summary import summarize_run  # not needed if there is nothing new
 
     until = [one.until for one in read if one.until is not None]
     if not until:

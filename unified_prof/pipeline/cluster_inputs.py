@@ -25,7 +25,7 @@ DEEPEST = discovery.MAX_DEPTH
 
 _DATABASES = (".db", ".sqlite", ".sqlite3")
 _SQLITE = b"SQLite format 3\0"
-# Names of databases that are not of a rank.
+# Names of databases that do not contain a rank.
 _OTHERS = re.compile(
     r"(?:analysis|cluster_analysis|communication_analyzer)\.db\Z"
     r"|(?:run_time|memory)[^/]*\.sqlite\Z|cluster\.sqlite\Z"
@@ -34,7 +34,7 @@ _FACTS = re.compile(r"(?:profiler_info|profiler_metadata|truth|run)[^/]*\.json\Z
 # Names of files and directories that begin with the host.
 _NAMED_HOST = re.compile(r"(?P<host>[\w.-]+)_\d+(?:\.\d{10,}\.pt\.trace\b|_\d{14,}_ascend_pt$)")
 _HOST_DIRECTORY = re.compile(r"(?:host|node|server|machine)[-_.]?[\w.-]*\d", re.IGNORECASE)
-# Parts at the end of a path that are searched for a host.
+# Number of path components, from the end, that are searched for a host name.
 _NEAR_HOST = 4
 _GIVEN_RANK = re.compile(r"(?P<rank>\d{1,7})=(?P<location>.+)", re.DOTALL)
 # Subdirectories of a recording that may contain its database.
@@ -67,7 +67,7 @@ class Input:
 
 @dataclass(frozen=True, slots=True)
 class Local:
-    """A local database, or a recording with the source that converts it."""
+    """A local database, or a local recording with the source that converts it."""
 
     path: Path
     source: Source | None = None
@@ -95,7 +95,7 @@ def inputs_of(
             if rank is not None and len(every) > 1:
                 raise UsageError(
                     f"{location} has {len(every)} recordings, expected one for rank {rank}",
-                    hint="RANK=FILE takes one recording; omit RANK= for a directory of ranks",
+                    hint="RANK=FILE expects one recording; omit RANK= for a directory of ranks",
                     slug="several-recordings",
                 )
             for found in every:
@@ -246,7 +246,7 @@ def _of_file(path: Path, *, asked: bool = False) -> Iterator[Local]:
     if not asked and (_OTHERS.search(name) or _FACTS.search(name)):
         return
     if name.lower().endswith(_DATABASES) and not name.lower().endswith(".sqlite"):
-        yield Local(path)  # unread: a cut or empty one is a rank, too
+        yield Local(path)  # not opened here: truncated and empty databases count as ranks, too
         return
     source = sources.find_source(path) if asked else sources.certain_source(path)
     if source is not None:

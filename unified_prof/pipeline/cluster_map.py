@@ -28,10 +28,10 @@ Progress = Callable[[str], None]
 _NAME = re.compile(
     r"(?P<rank>\d+)-(?P<content>[0-9a-f]{20})-v(?P<version>\d+)-(?P<count>\d+)\.parquet\Z"
 )
-# Maximum operations of a partial that another process returns in memory. The file of a larger one
-# is so much smaller that reading it again costs less.
+# Maximum number of operations of a partial that workers return in memory. The file of a larger
+# partial is so much smaller that reading it is faster.
 _MAX_RETURNED_OPERATIONS = 2_000
-# End of a Parquet file; after a crash of the machine it may be missing.
+# Last bytes of a Parquet file; they may be missing after a crash of the machine.
 _PARQUET_END = b"PAR1"
 
 
@@ -164,7 +164,7 @@ def _store(
 ) -> list[RankFile]:
     """Write the partials that a worker returned, and return the ranks of its input."""
     if isinstance(result, Failure):
-        why = f"the process that read it {result}, twice"
+        why = f"the process that read it {result} twice"
         return [RankFile(one.likely_rank, one.location, why=why)]
     if not result.is_rank:
         return []
@@ -239,8 +239,8 @@ def _do(task: _Task) -> _Mapped:
         return _Mapped(is_rank=False)
     except UprofError as err:
         return _Mapped(why=_without_paths(paths, str(err)), hint=err.hint)
-    except Exception as err:  # a defect of uprof, or an unforeseen file
-        return _Mapped(why=f"it cannot be read: {type(err).__name__}: {err}"[:500])
+    except Exception as err:  # a bug in uprof, or an unexpected file
+        return _Mapped(why=f"unexpected error: {type(err).__name__}: {err}"[:500])
 
 
 class _NoRank(Exception):  # noqa: N818 (not an error)
@@ -248,7 +248,7 @@ class _NoRank(Exception):  # noqa: N818 (not an error)
 
 
 def _partials(local: Local, one: Input, resources: ExitStack, paths: list[str]) -> list[Partial]:
-    """Return the partials of one database or recording; add the converted database to `paths`."""
+    """Return the partials of one database or recording; add a converted database to `paths`."""
     database = local.path
     if local.source is not None:
         from unified_prof.pipeline.convert import convert

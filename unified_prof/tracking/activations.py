@@ -1,9 +1,9 @@
-"""Storages of tensors, and the bytes that operations save for the backward pass.
+"""Measure the bytes that operations save for the backward pass.
 
 Saved bytes are measured with torch's saved-tensor hooks. A storage is charged once, in full, to the
-first operation that saves a view of it, because that operation keeps its memory allocated. Storages
-of parameters and buffers are not counted. A tensor that no backward pass needs is freed with the
-operation's result and is not counted either.
+first operation that saves a view of it, because that operation keeps its memory allocated.
+Parameters and buffers are excluded, and so are tensors that no backward pass needs: these are freed
+with the operation's result.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from unified_prof.tracking.torch_names import (
 
 
 def plain_tensors(tensor: Any) -> Iterator[Any]:
-    """Yield the tensors with memory of their own of which `tensor` consists.
+    """Yield the tensors that hold the memory of `tensor`: usually `tensor` itself.
 
-    A wrapper subclass consists of the tensors that it names, a sparse tensor of indices and values.
+    For a wrapper subclass these are its inner tensors, for a sparse tensor its indices and values.
     """
     import torch
 
@@ -48,12 +48,12 @@ def plain_tensors(tensor: Any) -> Iterator[Any]:
 
 
 def tensor_bytes(tensor: Any) -> int:
-    """Return the bytes of the elements of `tensor`, for a view only those that it shows."""
+    """Return the size of the elements of `tensor` in bytes; for a view, only of its elements."""
     return sum(part.numel() * part.element_size() for part in plain_tensors(tensor))
 
 
 def storage_of(tensor: Any) -> Any | None:
-    """Return the storage of a plain tensor, None if it has none that can be accessed."""
+    """Return the storage of a plain tensor; None if it has no accessible storage."""
     try:
         return tensor.untyped_storage()
     except (NotImplementedError, RuntimeError):  # opaque layouts, functorch wrappers
@@ -90,16 +90,16 @@ NO_CALL = -1
 
 @dataclass(slots=True)
 class _Saved:
-    """A saved storage and the calls that saved it, in order."""
+    """A saved storage, and the calls that saved it in order."""
 
     storage: Any
-    """Weak reference, which prevents another storage from getting the same address."""
+    """Weak reference; prevents another storage from getting the same address."""
     size_bytes: int
     calls: list[int]
 
 
 class SavedTensors:
-    """Measures the bytes saved between `start` and `stop` by the index of the saving call."""
+    """Measures the bytes that each call saves between `start` and `stop`."""
 
     def __init__(self, device: str, recorder: Recorder) -> None:
         self._device = device
@@ -116,10 +116,10 @@ class SavedTensors:
         self._patches = Patches()
 
     def start(self, parameters: Iterable[Any], modules: Iterable[Any]) -> None:
-        """Start; storages of `parameters` and of the state of `modules` do not count.
+        """Start measuring; exclude storages of `parameters` and of the state of `modules`.
 
         Raises:
-            UnknownHooksError: The program's hooks are not known, so nothing can be measured.
+            UnknownHooksError: The program's hooks are unknown, so nothing can be measured.
         """
         for tensor in parameters:
             self._exclude(tensor)
@@ -142,13 +142,14 @@ class SavedTensors:
             raise
 
     def stop(self, in_backward: Collection[int] | None = None) -> dict[int, int] | None:
-        """Stop; return call index -> bytes, with the bytes of no call under -1.
+        """Stop measuring; return {call index: saved bytes}.
 
-        None if this torch does not report saved tensors.
+        Bytes that no call saved have the key -1. Returns None if torch does not report saved
+        tensors.
 
         Args:
-            in_backward: Calls that a backward pass went through; each is in the result. None if
-                there was no backward pass; every call may then belong to a later one.
+            in_backward: Calls that took part in a backward pass; each is in the result. None means
+                that there was no backward pass yet, so every call may take part in a later one.
         """
         if self._hooks is None:
             self._patches.restore()
@@ -168,18 +169,18 @@ class SavedTensors:
         return found
 
     def pause(self) -> None:
-        """Suspend measuring while the autograd engine runs, whose threads inherit the hooks."""
+        """Suspend measuring while the autograd engine runs; its threads inherit the hooks."""
         if self._hooks is not None:
             self._take_out()
 
     def resume(self) -> None:
-        """Continue after `pause`; measuring may have started within the engine."""
+        """Continue measuring after `pause`, also if `start` was called within the engine."""
         if self._hooks is not None and not self._disabled:
             self._take_out()
             self._insert()
 
     def exclude_parameters(self, arguments: Iterable[Any]) -> None:
-        """Exclude parameters among the arguments: with FSDP, some exist only during the call."""
+        """Exclude parameters among a call's arguments; with FSDP, some exist only during it."""
         import torch
 
         for argument in arguments:
@@ -187,16 +188,16 @@ class SavedTensors:
                 self._exclude(argument)
 
     def exclude_state_of(self, module: Any) -> None:
-        """Exclude what `module` holds now, including parameters added after the start."""
+        """Exclude the current state of `module`, including parameters added after the start."""
         if module is not None:
             for tensor in (*parameters_of(module).values(), *buffers_of(module).values()):
                 if tensor is not None:
                     self._exclude(tensor)
 
     def saved_numbers(self, node: Any, call: int) -> None:
-        """Charge the Python numbers that a node keeps, which are tensors on the CPU.
+        """Charge the Python numbers that a node saves to `call`, 8 bytes each as in Skyline.
 
-        torch calls no hook for them. Skyline's report counts 8 bytes for each.
+        torch saves them as CPU tensors and calls no hook for them.
         """
         if self._device != "cpu" or call == NO_CALL:
             return
@@ -206,7 +207,7 @@ class SavedTensors:
                 self._charge(tensor, call)
 
     def _insert(self) -> None:
-        """Insert our hooks below the program's, which pop theirs from the top when they end."""
+        """Insert our hooks below the program's, because the program pops its own from the top."""
         assert self._hooks is not None
         program = self._hooks.pop_all()
         self._hooks.push(self._pack, _identity)
@@ -214,11 +215,11 @@ class SavedTensors:
             self._hooks.push(self._noting(pack), unpack)
 
     def _take_out(self) -> bool:
-        """Remove our hooks from any position; return True if they were there."""
+        """Remove our hooks from any position in the stack; return True if they were found."""
         assert self._hooks is not None
         try:
             hooks = self._hooks.pop_all()
-        except UnknownHooksError:  # of another thread, which does not have ours
+        except UnknownHooksError:  # the stack of another thread, which does not have ours
             return False
         for pack, unpack in reversed(hooks):
             if pack != self._pack:
@@ -275,7 +276,7 @@ class SavedTensors:
                     self._excluded[key] = self._internals.weak_storage(storage)
 
     def _noting(self, pack_hook: Any) -> Any:
-        """Return a pack hook of the program that also counts what it keeps."""
+        """Wrap a pack hook of the program so that the packed bytes are counted."""
 
         @functools.wraps(pack_hook)
         def pack(tensor: Any) -> Any:

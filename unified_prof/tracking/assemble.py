@@ -1,9 +1,9 @@
 """Convert measured iterations to records: operations with one sample per iteration.
 
 Operations of different iterations are matched by name, lines, module, participation in the backward
-pass, and by their order among equal ones: the third call of a layer is matched with the third call.
-One iteration is the reference, whose operations are reported. An iteration that shares at least
-half of them contributes samples; all others are of another kind.
+pass, and their order among equal operations: the third call of a layer is matched with the third
+call. The operations of one iteration, the reference, are reported. Iterations that share at least
+half of them contribute samples; all others are ignored.
 """
 
 from __future__ import annotations
@@ -23,20 +23,20 @@ from unified_prof.tracking.torch_names import Anomalies
 
 # A reported operation, and True if it took part in the backward pass.
 Entry = tuple[Site, bool]
-# An `Entry`, and its position among equal ones in its iteration.
+# An `Entry`, and its position among equal entries in its iteration.
 Key = tuple[Site, bool, int]
 
 
 @dataclass(frozen=True, slots=True)
 class SelectedCalls:
-    """Calls of an iteration that a report shows, in order."""
+    """The calls of an iteration that a report shows, in order."""
 
     iteration: MeasuredIteration
     sequence: tuple[Entry, ...]
     calls: tuple[int, ...]
-    """Index of each among all calls of the iteration."""
+    """For each shown call, its index among all calls of the iteration."""
     positions: dict[Key, int]
-    """Position of each in the sequence."""
+    """Position of each entry in the sequence."""
 
 
 def select_calls(iteration: MeasuredIteration, table: SiteTable) -> SelectedCalls:
@@ -66,7 +66,7 @@ def is_same_kind(one: SelectedCalls, other: SelectedCalls) -> bool:
 def build_operations(
     iterations: Sequence[SelectedCalls], table: SiteTable, anomalies: Anomalies
 ) -> tuple[tuple[OperationRecord, ...], tuple[IterationRecord, ...], SelectedCalls]:
-    """Return the operations of the reference, all iterations, and the reference."""
+    """Return the operations of the reference iteration, all iterations, and the reference."""
     reference, is_common = _reference(iterations)
     matched = [number for number, one in enumerate(iterations) if is_same_kind(one, reference)]
     among = "most iterations" if is_common else "the reported one"
@@ -87,9 +87,9 @@ def build_operations(
 
 
 def _reference(iterations: Sequence[SelectedCalls]) -> tuple[SelectedCalls, bool]:
-    """Return the iteration to report, and True if at least half have its operations.
+    """Return the iteration to report, and True if at least half of the iterations match it.
 
-    Without such a majority, it is the iteration with the smallest difference to all others.
+    Without such a majority, the iteration with the smallest difference to all others is returned.
     """
     sequence, count = Counter(one.sequence for one in iterations).most_common(1)[0]
     if 2 * count >= len(iterations):
@@ -107,7 +107,7 @@ def _operation(
     table: SiteTable,
     anomalies: Anomalies,
 ) -> OperationRecord | None:
-    """Return the record of an operation, None if none of its samples could be read."""
+    """Return the record of an operation; None if none of its samples could be read."""
     site, in_backward, _ = key
     having = [
         (number, one, one.calls[position])
@@ -141,7 +141,7 @@ def _operation(
 
 
 def _recomputed(having: Sequence[tuple[int, SelectedCalls, int]]) -> tuple[float, ...] | None:
-    """Return the time in which a call was run again, None if it never was."""
+    """Return the time in which a call was recomputed; None if it was not recomputed."""
     times = [
         float("nan") if one.iteration.recomputed_ms is None else one.iteration.recomputed_ms[call]
         for _, one, call in having
@@ -150,7 +150,7 @@ def _recomputed(having: Sequence[tuple[int, SelectedCalls, int]]) -> tuple[float
 
 
 def _region(iteration: MeasuredIteration, call: int) -> int | None:
-    """Return the number of the innermost region around a call, None outside of regions."""
+    """Return the number of the innermost region around a call; None outside of regions."""
     found = iteration.region(call)
     return None if found == NO_REGION else found
 
@@ -158,7 +158,7 @@ def _region(iteration: MeasuredIteration, call: int) -> int | None:
 def _usable_samples(
     having: list[tuple[int, SelectedCalls, int]], entry: Entry, anomalies: Anomalies
 ) -> list[tuple[int, SelectedCalls, int]]:
-    """Return the samples that contain the operation's time only, or all if none is certain."""
+    """Return the samples without time of other work, or all samples if none is certain."""
     read = [one for one in having if not one[1].iteration.untimed[one[2]]]
     if len(read) < len(having):
         anomalies.add(
@@ -169,7 +169,7 @@ def _usable_samples(
     if not sure and read:
         anomalies.add(
             "operation_time_holds_host_time",
-            f"{_say(entry)}: in each of its {len(read)} samples, the device caught up with the "
+            f"{_say(entry)}: in all {len(read)} samples, the device caught up with the "
             "host and waited for it",
         )
     return sure or read
@@ -181,7 +181,7 @@ def _gap(
     table: SiteTable,
     anomalies: Anomalies,
 ) -> GapRecord | None:
-    """Return the time before an operation, None if it or its lines are not known."""
+    """Return the gap before an operation; None if its time or source lines are unknown."""
     stacks = _stacks(*reference, table)
     site = None
     with anomalies.recording_failures("gaps_not_placed", "source lines between two operations"):
@@ -198,7 +198,7 @@ def _gap(
 def _stacks(
     iteration: MeasuredIteration, call: int, table: SiteTable
 ) -> tuple[Stack, Stack] | None:
-    """Return the stacks of the call before `call` and of `call`, None across passes."""
+    """Return the stacks of the previous call and of `call`; None if a pass ends in between."""
     after = table.stack(int(iteration.sites[call]))
     if call == 0:
         return ((), after) if iteration.begins_with_forward else None
@@ -247,14 +247,14 @@ def _total_ms(spans: Sequence[Span]) -> float:
 
 
 def _backward_spans(iteration: MeasuredIteration) -> list[Span]:
-    """Return the times in which the autograd engine ran."""
+    """Return the intervals in which the autograd engine ran."""
     end_ms = np.concatenate([[0.0], iteration.end_ms])
     starts = [float(end_ms[one.calls_before]) + one.after_ms for one in iteration.passes]
     return [(start, start + one.ms) for start, one in zip(starts, iteration.passes, strict=True)]
 
 
 def _forward_spans(iteration: MeasuredIteration, kept: Sequence[int]) -> list[Span]:
-    """Return the forward passes, each from its first shown operation to the backward pass.
+    """Return the intervals of forward passes, from the first shown operation to the backward pass.
 
     A forward pass without a backward pass ends with its last shown operation.
     """
@@ -280,9 +280,9 @@ def _forward_spans(iteration: MeasuredIteration, kept: Sequence[int]) -> list[Sp
 def build_activations(
     iteration: MeasuredIteration, saved_bytes: dict[int, int], table: SiteTable
 ) -> tuple[tuple[ActivationRecord, ...], int]:
-    """Return the bytes saved by each shown operation of the backward pass, and of all others.
+    """Return the bytes saved by each shown operation, and the total of all other operations.
 
-    Without a backward pass, every operation with autograd nodes counts.
+    Only operations in the backward pass count; without one, all operations with autograd nodes.
     """
     records = []
     anything = not iteration.passes
@@ -327,7 +327,7 @@ def count_irregularities(iterations: Sequence[MeasuredIteration], anomalies: Ano
         anomalies.add(
             "backward_nodes_not_of_this_iteration",
             f"iteration {number}: the graph contains nodes created by another thread or before the "
-            "iteration; their backward time is assigned to no operation",
+            "iteration; their backward time is not assigned to an operation",
             iteration.foreign_nodes,
         )
         anomalies.add(

@@ -1,15 +1,14 @@
 """Time the nodes of the backward pass, and assign each to the operation that created it.
 
-All calls of the autograd engine go through one Python function of torch. Before it, the graph is
-walked from its roots and every node gets a hook. A node has the sequence number that the counter of
-its thread had when it was created, so it belongs to the call during which the counter had that
-value.
+All calls of the autograd engine go through one Python function of torch. Before each call, the
+graph is walked from its roots and every node gets a hook. The sequence number of a node is the
+value of its thread's counter when the node was created, which identifies the call that created it.
 
-On the host one hook for all nodes is enough: the engine runs one node after the other, so the time
-of a node ends where the next one starts, and contains the engine's work for it (passing gradients
-on, freeing saved tensors). Nodes that accumulate into `.grad` end the time of the node before and
-belong to no operation. On a device it is the same with events, as the device is kept behind the
-host and has a separate engine thread.
+On the host, one hook per node is enough: the engine runs one node after the other, so the time of a
+node ends when the next node starts. It includes the engine's work for the node (passing on
+gradients, freeing saved tensors). Nodes that accumulate into `.grad` end the time of the previous
+node and belong to no operation. On a device, events are used in the same way, because the device is
+kept behind the host and has a separate engine thread.
 """
 
 from __future__ import annotations
@@ -28,7 +27,7 @@ from unified_prof.tracking.device_clock import EventClock
 from unified_prof.tracking.interference import LONG_NS, collection_held_off
 from unified_prof.tracking.raw_calls import NO_CALL, Backward, Iteration, Recorder
 
-# Replaces the sequence number of nodes that write `.grad`, which is `_ACCUMULATE_GRAD`.
+# Replaces `_ACCUMULATE_GRAD`, the sequence number of nodes that write `.grad`.
 _ACCUMULATES = -2
 _ACCUMULATE_GRAD = 2**64 - 1
 # Replaces the sequence number while a checkpointed function runs again.
@@ -38,10 +37,10 @@ _INPUTS = 3
 
 
 class _HostTimers:
-    """Times nodes with one hook before each; the hook of the next node is its end.
+    """Times nodes on the host with one hook before each; the hook of the next node ends the time.
 
-    The time of the hooks themselves lies between an end and the next start. Nodes share one
-    dictionary of hooks, which is emptied at the end, so that nodes need not be found again.
+    The time of the hooks themselves is between an end and the next start, so it is not counted.
+    Nodes share one dictionary of hooks, which is emptied at the end of the run.
     """
 
     def __init__(self, recorder: Recorder, run: Backward, create_graph: bool, part: bool) -> None:
@@ -87,13 +86,13 @@ class _HostTimers:
         self._handles.clear()
 
     def switch(self, number: int) -> int:
-        """Charge the time from now on to node `number`; return the node charged until now."""
+        """Charge the time from now on to node `number`; return the node charged so far."""
         previous = self._run.numbers[-1] if self._run.numbers else NO_CALL
         self._before(lambda: number)(None)
         return previous
 
     def _note_long(self, end: Mark) -> None:
-        """Read how long the thread waited in the interval that ends now."""
+        """Note how long the thread waited in the interval that ends at `end`, if it was long."""
         recorder = self._recorder
         if recorder.waiting is not None:
             recorder.waiting.note_interval(recorder.iteration.waits, self._run.starts[-1], end)
@@ -132,7 +131,7 @@ class _HostTimers:
         return before
 
     def _before_any(self, current: Callable[[], Any]) -> Callable[[Any], None]:
-        """Return the hook for all nodes, which asks torch for the node about to run."""
+        """Return a hook for all nodes that asks torch which node is about to run."""
         number_of = self._internals.node_number
         if self._counter is not None:
 
@@ -170,7 +169,7 @@ class _HostTimers:
         if run.numbers:
             run.ends.append(run.end)
         if self._counter is not None:
-            # Nodes created by a node's backward belong to its call, for a backward through them.
+            # Nodes created during a node's backward belong to its call (double backward).
             counts = [*self._counts, self._counter()]
             for call, (first, last) in zip(
                 iteration.owners(np.array(run.numbers)), pairwise(counts), strict=False
@@ -180,7 +179,7 @@ class _HostTimers:
 
 
 class _DeviceTimers:
-    """Times nodes with one hook before each; the next node on the device or the end is its end."""
+    """Times nodes on devices with one hook before each; the device's next node ends the time."""
 
     def __init__(self, events: EventClock, run: Backward) -> None:
         self._run = run
@@ -199,7 +198,7 @@ class _DeviceTimers:
         return lambda _gradients: self._follow(number, kind)
 
     def switch(self, number: int) -> int:
-        """Charge this thread's time from now on to node `number`; return the node until now."""
+        """Charge this thread's time from now on to node `number`; return the previous node."""
         previous = self._under_way.get(get_ident(), (NO_CALL, NO_MARK))[0]
         self._follow(number, self.switch)
         return previous
@@ -224,7 +223,7 @@ class _DeviceTimers:
             end = self._events.after(start)
             if end != NO_MARK:
                 self._nodes.append((number, start, end))
-        # The counter of the device's thread counts nodes created here, so they are not claimed.
+        # Nodes created here are counted by the device thread's counter, so they are not claimed.
         for number, start, end in self._nodes:
             self._run.numbers.append(number)
             self._run.starts.append(start)
@@ -293,13 +292,13 @@ def run_backward(
 
 @contextmanager
 def recomputing(recorder: Recorder, frame: Any) -> Iterator[None]:
-    """Record the block's calls as a checkpointed function that runs again.
+    """Record the calls in the block as the recomputation of a checkpointed function.
 
-    Its time is not charged to the node whose saved tensor is needed.
+    Its time is not charged to the node that needs the saved tensor.
 
     Args:
         recorder: Recorder of the running backward pass.
-        frame: State that `torch.utils.checkpoint` keeps of the function's first run.
+        frame: State of the function's first run, kept by `torch.utils.checkpoint`.
     """
     assert recorder.timers is not None
     iteration, timers = recorder.iteration, recorder.timers
@@ -355,7 +354,7 @@ def _report_nodes(recorder: Recorder, roots: Sequence[Any]) -> None:
 
 
 def _keep_loss(recorder: Recorder, roots: Sequence[Any]) -> None:
-    """Keep a copy of a scalar loss, to check at the end whether it is finite."""
+    """Keep a copy of a scalar loss, so that `measure` can check if it is finite."""
     import torch
 
     for root in roots:

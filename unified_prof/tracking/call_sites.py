@@ -1,9 +1,9 @@
-"""Convert recorded call sites to what a report shows: operations, source lines of gaps, regions.
+"""Convert recorded call sites to the entries of a report: operations, gaps, regions.
 
-A gap is the time between two operations in which no operation ran. The stacks of both operations
-are known as code objects and instructions. At the frame where they differ, the function that they
-share ran from one of its lines to another one; the function that it called before may have had
-lines after its last operation, and the function that it called next had lines before its first one.
+A gap is the time between two operations in which no operation ran. Its source lines follow from the
+stacks of both operations. In the innermost function that both stacks share, the lines between the
+two calls ran. In addition, lines after the first operation may have run in the functions that it
+called, and lines before the second operation in the functions called next.
 """
 
 from __future__ import annotations
@@ -28,18 +28,18 @@ class GapSite:
     """Path relative to the project root."""
     first_line: int
     last_line: int
-    """Equal to the first line if only one is possible."""
+    """Last line; equal to the first line if there is only one."""
 
 
 def gap_site(before: Stack, after: Stack) -> GapSite | None:
-    """Return the source lines between two operations, None if they are not known.
+    """Return the source lines between two operations; None if they are unknown.
 
-    If there are whole lines between both operations, return those; otherwise the line of the
-    operation that follows, in which something ran before it.
+    If there are whole lines between both operations, these are returned. Otherwise, the line of the
+    second operation is returned, because other code on that line ran before it.
 
     Args:
-        before: Stack of the operation before; empty if it has no frame in the project.
-        after: Stack of the operation that follows.
+        before: Stack of the first operation; empty if it has no frame in the project.
+        after: Stack of the second operation.
     """
     for entry, lines in _between(list(_outermost_first(before)), list(_outermost_first(after))):
         if lines and entry.path is not None:
@@ -56,10 +56,10 @@ def gap_site(before: Stack, after: Stack) -> GapSite | None:
 def _between(
     before: list[tuple[CodeEntry, int]], after: list[tuple[CodeEntry, int]]
 ) -> Iterator[tuple[CodeEntry, set[int]]]:
-    """Yield functions and their lines that may have run in between, the most likely first.
+    """Yield functions and the lines that may have run in between, most likely first.
 
-    The order is: the function that both stacks share, the head of the functions called next, the
-    rest of the functions called before, each from the innermost call outwards.
+    The order is: the function that both stacks share, the first lines of the functions called next,
+    the last lines of the functions called before, each from the innermost call outwards.
     """
     depth = 0
     while depth < min(len(before), len(after)) and before[depth] == after[depth]:
@@ -86,10 +86,10 @@ Entry = TypeVar("Entry", OperationRecord, ActivationRecord)
 
 
 class ReportRegions:
-    """Regions of a report: those around its entries and those that the program opened itself.
+    """Regions of a report: those around its entries, and those that the program opened itself.
 
-    torch also opens regions, for example around optimizer steps and data loading; they are left out
-    if no operation of the report is in them.
+    torch also opens regions, for example around optimizer steps and data loading. They are left out
+    if they contain no operation of the report.
 
     Args:
         regions: All regions of the run.
@@ -126,7 +126,7 @@ class ReportRegions:
     def records(
         self, iterations: Sequence[MeasuredIteration], peaks: Mapping[int, int]
     ) -> tuple[RegionRecord, ...]:
-        """Return the regions, each after the one around it."""
+        """Return the regions; each comes after the region that contains it."""
         return tuple(
             RegionRecord(
                 name=self._regions.names[region],
@@ -142,7 +142,7 @@ class ReportRegions:
 class Site:
     """A place in the program that calls one operation in one module.
 
-    Equal sites of a table are the same object, so that comparing and hashing them is cheap.
+    Equal sites of a table are the same object, which makes comparing and hashing them fast.
     """
 
     name: str
@@ -154,7 +154,7 @@ class Site:
 
 
 class SiteTable:
-    """Sites of a report by the number of their call site; equal sites are the same object."""
+    """Sites of a report by call site number; equal sites are the same object."""
 
     def __init__(self, sites: CallSites, scope: Scope) -> None:
         self._call_sites = sites
@@ -189,7 +189,7 @@ class SiteTable:
         return stack
 
     def gap(self, stacks: tuple[Stack, Stack]) -> GapSite | None:
-        """Return the lines between two operations with these stacks; see `gap_site`."""
+        """Return the source lines between two operations with these stacks; see `gap_site`."""
         if stacks not in self._gaps:
             self._gaps[stacks] = gap_site(*stacks)
         return self._gaps[stacks]

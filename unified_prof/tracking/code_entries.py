@@ -1,4 +1,4 @@
-"""Code objects that run: the file they are shown as, their project, and their kind."""
+"""Classify code objects: the file to show, membership in the project, and kind of code."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ _IN_KERNEL = f"{os.sep}ipykernel_"
 
 
 def cell_name(filename: str) -> str | None:
-    """Return `In [3]` for the code of a notebook cell, None if a file is not a cell.
+    """Return a name such as `In [3]` for the code of a notebook cell; None for other files.
 
-    A kernel compiles each cell under a file name that does not exist. Its shell knows the number of
-    the last execution of the same text.
+    A notebook kernel compiles each cell under a file name that does not exist. Its shell provides
+    the number of the last execution of the same source.
     """
     if (found := _NUMBERED.search(filename)) is not None:
         return f"In [{found[1]}]"
@@ -63,9 +63,9 @@ _INSTALLED = frozenset({"site-packages", "dist-packages"})
 class Project:
     """Decides which files belong to the user's project.
 
-    These are files below the root, except installed packages, virtual environments, the standard
-    library and uprof itself. Symbolic links are followed on both sides. Files of included packages
-    are shown too, wherever they are installed.
+    The project contains all files below the root except installed packages, virtual environments,
+    the standard library and uprof itself. Symbolic links are resolved in the root and in file
+    names. Files of included packages are shown, too, wherever they are installed.
     """
 
     def __init__(self, root: Path, include: Sequence[str] = MODEL_CODE) -> None:
@@ -77,7 +77,7 @@ class Project:
         self._library = {Path(sysconfig.get_path(name)).resolve() for name in names}
 
     def relative_path(self, filename: str) -> str | None:
-        """Return `filename` relative to the root, with forward slashes; None if outside."""
+        """Return `filename` relative to the root, with forward slashes; None if outside of it."""
         try:
             return self._paths[filename]
         except KeyError:
@@ -85,11 +85,11 @@ class Project:
             return path
 
     def included_path(self, filename: str, module: object) -> str | None:
-        """Return the path of a file of an included package, from its directory on, or None.
+        """Return the path of a file relative to the parent of its included package, or None.
 
         Args:
             filename: File to look up.
-            module: `__name__` under which it was imported.
+            module: `__name__` of the imported module.
         """
         if not isinstance(module, str):
             return None
@@ -132,7 +132,7 @@ class Project:
 
 
 def _absolute(path: Path) -> Path:
-    """Return `path` absolute and without `..`; symbolic links stay as they are."""
+    """Return `path` as an absolute path without `..`; keep symbolic links."""
     return Path(os.path.normpath(path.absolute()))
 
 
@@ -153,7 +153,7 @@ METHODS = (FOREIGN_METHOD, PROJECT_METHOD, MODULE_METHOD)
 
 
 class CodeEntry:
-    """Classification of one code object; keeps it alive, so that its `id` stays unique."""
+    """Classification of one code object; keeps it alive so that its `id` stays unique."""
 
     __slots__ = ("_lines", "_owner", "_packed", "_steady", "code", "kind", "method", "of_module",
                  "of_project", "path")  # fmt: skip
@@ -183,14 +183,14 @@ class CodeEntry:
             self.method = CodeEntry(code, MODULE_METHOD, path, owner, of_project=of_project)
 
     def owner_in(self, frame: FrameType) -> Any:
-        """Return the object that the method in a frame was called on."""
+        """Return the object on which the method in a frame was called."""
         value = frame.f_locals.get(self._owner)
         if self._packed:  # def forward(*args)
             return value[0] if value else None
         return value
 
     def is_steady(self) -> bool:
-        """Return True if a frame keeps its caller and its owner for as long as it runs."""
+        """Return True if the caller and the owner of a frame never change while it runs."""
         if self._steady is None:
             self._steady = not self.code.co_flags & _RESUMED and (
                 self.kind == PROJECT or self._owner not in _stored(self.code)
@@ -199,11 +199,11 @@ class CodeEntry:
 
     @property
     def first_line(self) -> int:
-        """Line of the `def`, on which nothing runs when the function is called."""
+        """Line of the `def` statement, which does not run when the function is called."""
         return self.code.co_firstlineno
 
     def lines(self) -> set[int]:
-        """Return the lines with instructions; those of nested functions are not included."""
+        """Return the lines with instructions, without those of nested functions."""
         return {line for _, _, line in self.code.co_lines() if line}
 
     def line(self, instruction: int) -> int:
@@ -252,7 +252,7 @@ def classify(frame: FrameType, project: Project, module_type: type) -> CodeEntry
 
 
 def _kind_of_method(code: CodeType, owner: object, module_type: type) -> int:
-    """Return the kind of method that `code` is when called on `owner`; PROJECT if it is no method.
+    """Return the kind of method that `code` is if called on `owner`; PROJECT if it is not a method.
 
     Methods of mixins, and methods assigned to one object, are checked in every frame.
     """
@@ -271,10 +271,10 @@ def _kind_of_method(code: CodeType, owner: object, module_type: type) -> int:
 
 
 def _owner_name(code: CodeType) -> tuple[str, bool] | None:
-    """Return the variable that holds the owner if code is a method, None if it cannot be one.
+    """Return the name of the variable that holds the owner if `code` is a method; None if not.
 
-    That is `self`, also of the enclosing function, or else the first positional argument. The
-    second value is True if the variable is the tuple of all positional arguments.
+    The owner is `self`, also if it belongs to the enclosing function, or else the first positional
+    argument. The second value is True if the variable is the tuple of all positional arguments.
     """
     if "self" in code.co_varnames or "self" in code.co_freevars:
         return "self", False
@@ -299,14 +299,14 @@ def _stored(code: CodeType) -> set[str]:
 
 
 def _functions(cls: type, module_type: type) -> list[object]:
-    """Return the functions of a module's class under any name, such as `forward = helper`."""
+    """Return all functions of a module's class, including aliases such as `forward = helper`."""
     if not issubclass(cls, module_type) or cls is module_type:
         return []
     return [value for value in vars(cls).values() if isinstance(value, FunctionType)]
 
 
 def _has_code(function: object, code: CodeType) -> bool:
-    """Return True if a function, or one that it wraps, has this code; static methods never do."""
+    """Return True if a function or a function that it wraps has this code; False if static."""
     while function is not None and not isinstance(function, (staticmethod, classmethod)):
         if isinstance(function, FunctionType) and function.__code__ is code:
             return True
@@ -315,11 +315,11 @@ def _has_code(function: object, code: CodeType) -> bool:
 
 
 class KnownFrame:
-    """Result of a walk from a running frame of the project, except for the frame's instruction.
+    """Cached result of a stack walk from a running frame, except for the frame's instruction.
 
-    It is attached to the frame as `f_trace`, which ends with the frame and which Python only calls
+    It is attached to the frame as `f_trace`, so it lives as long as the frame; Python calls it only
     while a debugger traces the thread. The callers of a running function do not change, so the next
-    walk ends at the first known frame. Calls from the same places in the same module share one.
+    walk ends at the first frame with a cached result.
     """
 
     __slots__ = ("below", "entry", "in_module", "module", "sites", "walker")
@@ -328,7 +328,7 @@ class KnownFrame:
         self, walker: object, entry: CodeEntry, below: Stack, in_module: bool, module: Any
     ) -> None:
         self.walker = walker
-        """Walker that made it; another walker may have another project."""
+        """Walker that created it; another walker may have another project."""
         self.entry = entry
         """Entry of the frame in a stack."""
         self.below = below
@@ -337,7 +337,7 @@ class KnownFrame:
         self.module = module
         """Returns the innermost module, None once it is gone."""
         self.sites: dict[tuple[Any, ...], int] = {}
-        """Numbers of call sites by function, instruction and the frames of a library in between."""
+        """Numbers of call sites by function, instruction and library frames in between."""
 
     def __call__(self, *_event: Any) -> None:
         """Ignore events of a debugger."""

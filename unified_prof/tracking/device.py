@@ -1,4 +1,4 @@
-"""Time and memory of a device, through torch's interface for all devices."""
+"""Time and memory of a device, measured through torch's common interface for devices."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from unified_prof.base.text import NS_PER_MS
 from unified_prof.errors import DeviceUnavailableError
 from unified_prof.tracking.torch_names import Patches
 
-# A point in time of one clock: nanoseconds of the host, or the number of an event.
+# A point in time on one clock: host time in nanoseconds, or the number of an event.
 Mark = int
 
 # No mark was taken: the device is not in use yet, or must not be accessed now.
@@ -32,7 +32,7 @@ Milliseconds = NDArray[np.float64]
 
 
 class Clock(Protocol):
-    """Takes marks cheaply; times between them are computed later."""
+    """Records marks with little overhead; the times between them are computed later."""
 
     def mark(self) -> Mark:
         """Return the current point in time, without waiting for the device."""
@@ -41,32 +41,32 @@ class Clock(Protocol):
         """Return the current point in time on every device in use."""
 
     def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
-        """Return the longest time between two moments on a device; only after `synchronize`."""
+        """Return the longest time of all devices between two moments; call `synchronize` first."""
 
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
-        """Return the time from `start` to `end`; only after `synchronize`."""
+        """Return the time from `start` to `end`; call `synchronize` first."""
 
     def all_elapsed_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the times from `starts` to `ends`; only after `synchronize`."""
+        """Return the times from `starts` to `ends`; call `synchronize` first."""
 
     def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the times of the work between marks, without the cost of the marks."""
+        """Return the duration of the work between marks, without the cost of the marks."""
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
-        """Return True for each start whose interval may contain other time, such as the host's."""
+        """Return True for each start whose interval may contain other time, such as host time."""
 
     def before_wait(self, starts: Marks) -> Marks:
-        """Return the marks at which the calls arrived, before they were made to wait."""
+        """Return the marks at which the calls began, before they were delayed."""
 
     def synchronize(self) -> None:
-        """Wait until everything that was marked has happened."""
+        """Wait until the device has passed all marks."""
 
     def forget(self) -> None:
         """Discard all marks taken so far."""
 
 
 class HostClock:
-    """The host's clock: operations on the CPU end when they return."""
+    """Clock of the host, for the CPU: operations are complete when they return."""
 
     mark = staticmethod(time.perf_counter_ns)
 
@@ -95,7 +95,7 @@ class HostClock:
         return np.zeros(len(starts), np.bool_)
 
     def before_wait(self, starts: Marks) -> Marks:
-        """Return `starts`: no call is made to wait."""
+        """Return `starts`, because no call is delayed."""
         return starts
 
     def synchronize(self) -> None:
@@ -106,14 +106,14 @@ class HostClock:
 
 
 class DeviceFault(Exception):  # noqa: N818
-    """An operation of the program failed on the device, which only a synchronization reports."""
+    """An operation of the program failed on the device, as reported by a synchronization."""
 
 
 class Device:
-    """One kind of device as the tracker needs it.
+    """Interface of the tracker to one kind of device.
 
     Raises:
-        DeviceUnavailableError: torch cannot use such a device here.
+        DeviceUnavailableError: torch cannot use this kind of device here.
     """
 
     def __init__(self, kind: str) -> None:
@@ -123,7 +123,7 @@ class Device:
         self.module: Any = getattr(torch, kind, None)
         """torch's module for this kind of device, None if there is none."""
         self.used: set[int] = set()
-        """Numbers of the devices that the program was seen to use."""
+        """Numbers of the devices that the program uses, as far as seen."""
         if kind != "cpu" and not (self.is_touched or self._is_there()):
             raise DeviceUnavailableError(f"torch finds no {kind} device here", slug="no-device")
 
@@ -141,13 +141,13 @@ class Device:
 
     @property
     def is_touched(self) -> bool:
-        """True if the program has started to use the device; before that, uprof must not."""
+        """True if the program has started to use the device; uprof must not use it before."""
         asked = getattr(self.module, "is_initialized", None)
         return not self.is_cpu and (self.module is not None if asked is None else bool(asked()))
 
     @property
     def is_capturing(self) -> bool:
-        """True if the program is capturing a graph, which a synchronization would break."""
+        """True if the program is capturing a graph; a synchronization would break the capture."""
         asked = getattr(self.module, "is_current_stream_capturing", None)
         return asked is not None and self.is_touched and bool(asked())
 
@@ -163,7 +163,7 @@ class Device:
         return f"{self.kind}: {name}" if name else self.kind
 
     def reset_peaks(self) -> tuple[MemoryUse, ...]:
-        """Reset the peaks of every device in use; return its memory use before that."""
+        """Reset the peaks of every device in use; return the memory use before the reset."""
         before = self.memory_use()
         reset = getattr(self.module, "reset_peak_memory_stats", None)
         if reset is not None:
@@ -200,15 +200,15 @@ class MemoryUse:
     device: int
     peak_allocated_bytes: int
     peak_reserved_bytes: int | None
-    """Includes cached memory; None if it is not counted."""
+    """Peak of reserved memory, including cached memory; None if unknown."""
     retries: int | None
-    """Number of times that the cache was emptied to find memory."""
+    """Number of allocations that were retried after emptying the cache."""
     failures: int | None
     """Number of failed allocations."""
 
 
 def run_in_child(ask: Callable[[], str]) -> str:
-    """Return the result of `ask` in a forked child, so that this process starts no runtime."""
+    """Run `ask` in a forked child, so that this process does not start a device runtime."""
     if not hasattr(os, "fork"):
         return ask()
     read, write = os.pipe()
@@ -226,9 +226,9 @@ def run_in_child(ask: Callable[[], str]) -> str:
 
 @contextmanager
 def driver_library_only() -> Iterator[None]:
-    """Make torch count devices through the driver library, not the runtime, within the block.
+    """Within the block, make torch count devices through the driver library, not the runtime.
 
-    A process that has initialized the runtime cannot use a device in forked children.
+    If a process initializes the runtime, its forked children cannot use a device.
     """
     before = os.environ.get(_ASK_THE_LIBRARY)
     os.environ[_ASK_THE_LIBRARY] = "1"
@@ -262,7 +262,7 @@ class GraphReplays:
 
     Args:
         device: Kind of device.
-        is_measuring: Returns True if a replay now is part of a measurement.
+        is_measuring: Returns True while a measurement is in progress.
     """
 
     def __init__(self, device: Device, is_measuring: Callable[[], bool]) -> None:

@@ -1,14 +1,14 @@
 """Time on a device, measured with events in its streams.
 
-The time between two events is the time of the work between them only if the device is behind the
-host: otherwise it contains the time in which the device waited for the host, uprof's overhead
-included. Before a call is timed, the device therefore gets work (`launch_delay.Lag`) that lasts
-until the host has enqueued the whole call. The cost of the events themselves is measured once
-(`Lag.event_ns`) and subtracted. If it is not certain that the lag was long enough, it is checked: a
-call whose first event had passed before its last one was recorded is doubtful.
+The time between two events is that of the work between them only if the device is behind the host.
+Otherwise it contains time in which the device waited for the host, including uprof's overhead.
+Before a call is timed, the device therefore gets work (`launch_delay.Lag`) that lasts until the
+host has enqueued the whole call. The cost of the events themselves is measured once
+(`Lag.event_ns`) and subtracted. If the work may have been too short, this is checked: the time of a
+call is doubtful if its first event completed before its last event was recorded.
 
-Nothing here may raise within a program, access a device that the program has not accessed (fork
-would become impossible), or add anything to a graph that the program captures.
+This module must not raise within a program, access a device that the program has not accessed
+(which would prevent forking), or add anything to a graph that the program captures.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ _LISTS = (list, tuple)
 
 
 class EventClock:
-    """Records events where the work of a call is enqueued; a mark is the number of an event.
+    """Records events before and after the work of a call; a mark is the number of an event.
 
     Args:
         kind: Device type.
         module: torch's module for it.
         anomalies: Counts events that could not be recorded or read.
-        used: Numbers of the devices in use; the clock adds those that it sees.
+        used: Numbers of the devices in use; the clock adds devices that it sees.
     """
 
     def __init__(self, kind: str, module: Any, anomalies: Anomalies, used: set[int]) -> None:
@@ -47,9 +47,9 @@ class EventClock:
         self._anomalies = anomalies
         self.used = used
         self.lag: Lag | None = None
-        """Keeps the device behind the host; None if it is not held back."""
+        """Keeps the device behind the host; None if the device is not delayed."""
         self.event_ms = 0.0
-        """Time between two events besides the work, measured with a device held back."""
+        """Time that two events add to the work between them, measured on a delayed device."""
         self.in_capture = 0
         """Number of calls that were captured into a graph and not timed."""
         self._untouched = True
@@ -64,14 +64,14 @@ class EventClock:
         self._pool: dict[int, list[Any]] = {}
         """Unused events by device."""
         self._calls: dict[Mark, tuple[Place, Any, int]] = {}
-        """Place, kind and start on the host of each call in progress."""
+        """Device and stream, kind and host start time of each call in progress."""
         self._before: dict[Mark, Mark] = {}
-        """For each call that was made to wait, the event before that."""
+        """For each delayed call, the event before the delay."""
         self._doubtful: set[Mark] = set()
         self.timed = 0
         """Number of timed calls and nodes."""
         self.caught_up = 0
-        """Number of those during which the device caught up with the host."""
+        """Number of timed calls and nodes during which the device caught up with the host."""
 
     def mark(self) -> Mark:
         """Record an event in the current stream of the current device."""
@@ -87,7 +87,7 @@ class EventClock:
         return {device: self._record(device) for device in sorted(self.used | {self._current()})}
 
     def before(self, args: tuple[Any, ...], kwargs: dict[str, Any], what: Any) -> Mark:
-        """Start timing a call with these arguments; `what` identifies calls of a kind."""
+        """Start timing a call with these arguments; `what` identifies the kind of call."""
         if self._is_closed():
             self.in_capture += not self._untouched
             return NO_MARK
@@ -95,9 +95,9 @@ class EventClock:
         return self._begin(device, what)
 
     def follow(self, previous: Mark, what: Any) -> tuple[Mark, Mark]:
-        """End the interval that began at `previous` and start another; return both marks.
+        """End the interval that began at `previous` and start another one; return both marks.
 
-        The thread has one device and stream for both, as threads of the autograd engine do.
+        Both must be on the same device and stream, as in threads of the autograd engine.
         """
         if self._is_closed():
             return NO_MARK, NO_MARK
@@ -118,7 +118,7 @@ class EventClock:
         return end
 
     def _finish(self, start: Mark) -> None:
-        """Check, after the last event, whether the device was behind the host all the time."""
+        """After the last event, check if the device was behind the host throughout the interval."""
         if start not in self._calls:
             return
         place, what, began_ns = self._calls.pop(start)
@@ -137,15 +137,15 @@ class EventClock:
                 self.caught_up += 1
 
     def is_doubtful(self, starts: Marks) -> NDArray[np.bool_]:
-        """Return True for each start after which the device may have waited for the host."""
+        """Return True for each start whose interval may contain waiting for the host."""
         return np.array([int(start) in self._doubtful for start in starts], np.bool_)
 
     def before_wait(self, starts: Marks) -> Marks:
-        """Return the mark of each call before it was made to wait."""
+        """Return the mark of each call before it was delayed."""
         return [self._before.get(int(start), int(start)) for start in starts]
 
     def elapsed_ms(self, start: Mark, end: Mark) -> float:
-        """Return the device time between two events in milliseconds; NaN if it is not known."""
+        """Return the device time between two events in milliseconds; NaN if unknown."""
         if start == NO_MARK or end == NO_MARK:
             return float("nan")
         (first, here), (last, there) = self._events[start], self._events[end]
@@ -163,15 +163,15 @@ class EventClock:
         return np.array([self.elapsed_ms(int(a), int(b)) for a, b in pairs], np.float64)
 
     def work_ms(self, starts: Marks, ends: Marks) -> Milliseconds:
-        """Return the time that the work between marks adds to a busy device.
+        """Return the time that the work between marks takes on a busy device.
 
-        That is the time of its kernels and of the gaps behind them, without the two events.
+        It includes the kernels and the gaps after them, but not the cost of the two events.
         """
         found: Milliseconds = np.maximum(self.all_elapsed_ms(starts, ends) - self.event_ms, 0.0)
         return found
 
     def elapsed_between_ms(self, start: Moment, end: Moment) -> float:
-        """Return the time between two moments on the device where it is longest."""
+        """Return the longest time of all devices between two moments."""
         spans = [self.elapsed_ms(start[one], end[one]) for one in start if one in end]
         return max(spans, default=float("nan"))
 
@@ -192,13 +192,13 @@ class EventClock:
             raise DeviceFault(in_one_line(error)) from error
 
     def release(self) -> None:
-        """Let the device catch up, so that what follows runs as without a lag."""
+        """Let the device catch up, so that following work runs without the added delay."""
         if self.lag is not None:
             self.synchronize()
             self.lag.forget()
 
     def forget(self) -> None:
-        """Make all events available for other marks."""
+        """Discard all marks and reuse their events."""
         for event, device in self._events.values():
             self._pool.setdefault(device, []).append(event)
         self._events.clear()
@@ -207,7 +207,7 @@ class EventClock:
         self._doubtful.clear()
 
     def _begin(self, device: int, what: Any, previous: Mark = NO_MARK) -> Mark:
-        """Start an interval, and end `previous` before the device is held back."""
+        """Start an interval; end the interval `previous` before the device is delayed."""
         place = self._place(device)
         lag, before = self.lag, NO_MARK
         began_ns = perf_counter_ns()
@@ -299,9 +299,9 @@ class EventClock:
 
 
 def _places(torch: Any, module: Any) -> tuple[Callable[[], int], Callable[[int], Any]]:
-    """Return functions for the current device and for the current stream of a device."""
+    """Return two functions: current device, and current stream of a device."""
     accelerator = getattr(torch, "accelerator", None)
-    for name in ("current_device_index", "current_device_idx"):  # the latter up to torch 2.7
+    for name in ("current_device_index", "current_device_idx"):  # the second one up to torch 2.7
         current = getattr(accelerator, name, None)
         if current is not None:
             break

@@ -1,4 +1,4 @@
-"""Move a program's iterations through stages, each with its own instruments."""
+"""Divide a program's iterations into stages, and run the instruments of each stage."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from unified_prof.tracking.interference import collection_held_off
 class Instrument(Protocol):
     """Records while iterations run, such as an operation tracker or a timeline.
 
-    The driver calls `start` once before the first measured iteration, then pairs of
-    `begin_iteration` and `end_iteration`, and `stop` once in any case. All calls come from the
-    thread that runs the workload.
+    The driver calls `start` once before the first measured iteration, `begin_iteration` and
+    `end_iteration` for each measured iteration, and finally `stop`, also after errors. All calls
+    are made in the thread that runs the workload.
     """
 
     def start(self) -> None:
@@ -43,10 +43,10 @@ class Stage:
 
 
 class Driver:
-    """Moves from iteration to iteration and from stage to stage.
+    """Runs the stages over the iterations of a program.
 
     The code that knows where iterations end (a provider loop, optimizer steps, `step()`) calls
-    `begin` once, `boundary` at each end, and `close` at last.
+    `begin` once, `boundary` at the end of each iteration, and `close` at the end of the program.
     """
 
     def __init__(
@@ -63,9 +63,9 @@ class Driver:
             stages: Stages in order; those without iterations are skipped.
             progress: Called with the description of a stage when it begins.
             on_finished: Called once all stages are complete.
-            on_failure: Called with an instrument's exception and its stage.
+            on_failure: Called with the stage and the exception of an instrument.
             on_iteration: Called between two iterations, but not after the last one, with the
-                instruments that are running.
+                running instruments.
         """
         self._stages = tuple(stage for stage in stages if stage.iterations > 0)
         self._progress = progress
@@ -121,18 +121,18 @@ class Driver:
                 self._enter_stage()
 
     def close(self) -> None:
-        """End; an unfinished iteration does not count."""
+        """Stop the current stage; discard an unfinished iteration."""
         self._closed = True
         self._give_up_stage()
 
     def abandon(self) -> None:
-        """End without calling any instrument."""
+        """End the measurement without calling any instrument."""
         self._closed = True
         self._open.clear()
 
     @contextmanager
     def _guarded(self) -> Iterator[None]:
-        """Keep failures of instruments from the program and from the stages that follow."""
+        """Catch failures of instruments, so that the program and later stages continue."""
         try:
             yield
         except Exception as error:
@@ -176,12 +176,12 @@ class Driver:
             self._open.pop().stop(complete)
 
 
-# Share of the elapsed time that saving may take.
+# Maximum share of the elapsed time for saving.
 SHARE = 0.02
 
 
 class Saving:
-    """Limits the cost of saving to a share of the elapsed time, except the first time."""
+    """Limits the time spent on saving to a share of the elapsed time; the first save is free."""
 
     def __init__(self) -> None:
         self._began = time.perf_counter()
@@ -190,10 +190,10 @@ class Saving:
 
     @contextmanager
     def when_due(self, measured: object) -> Iterator[bool]:
-        """Yield True if it is time to save; the duration of such a block is counted.
+        """Context manager that yields True if the block should save, and times the block.
 
         Args:
-            measured: What there is; nothing is saved if it equals the last value.
+            measured: State of the measurement; if it equals the last one, nothing is saved.
         """
         if measured == self._saved or not self._can_be_afforded():
             yield False

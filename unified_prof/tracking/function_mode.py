@@ -1,8 +1,8 @@
-"""The function mode that sees every call of torch's public interface: the tracker's hot path.
+"""The function mode that intercepts calls of torch's public interface: the tracker's hot path.
 
-The mode is inserted below the program's own modes. With `with mode:` it would be on top, and a
-`with` block of the program that ends by popping the top would pop ours if tracking began or ended
-inside of the block.
+The mode is inserted below the program's own modes. With `with mode:`, it would be on top of the
+stack. If tracking then begins or ends within a `with` block of the program, the block would pop the
+wrong mode at its end.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unified_prof.tracking.torch_names import in_one_line
 
 
 class ModeStack:
-    """Function modes of the calling thread."""
+    """The stack of function modes of the calling thread."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self._is_device_mode = internals.is_device_mode
@@ -39,7 +39,7 @@ class ModeStack:
     def insert(self, mode: Any) -> None:
         """Insert `mode` below all modes, but above torch's own device mode.
 
-        torch keeps the mode of `torch.set_default_device` at the very bottom and checks that.
+        torch requires the mode of `torch.set_default_device` at the bottom of the stack.
         """
         others = self._pop_all()
         if others and self._is_device_mode(others[-1]):
@@ -48,7 +48,7 @@ class ModeStack:
             self._push_all([*others, mode])
 
     def remove(self, mode: Any) -> bool:
-        """Remove `mode`; return True if it was there."""
+        """Remove `mode` from the stack; return True if it was found."""
         others = self._pop_all()
         self._push_all([other for other in others if other is not mode])
         return any(other is mode for other in others)
@@ -62,8 +62,8 @@ class ModeStack:
             self._push(mode)
 
 
-# Not operations: calls that a function mode sees but that compute no tensor, and calls that Skyline
-# ignores. Results are checked too; this list only saves the stack walk.
+# Calls that are not operations: they compute no tensor, or Skyline ignores them. Results are
+# checked as well; this list only avoids the stack walk.
 NOT_OPERATIONS = frozenset(
     """
     __get__ __set__ __delete__ __len__ __bool__ __nonzero__ __float__ __int__ __index__ __complex__
@@ -78,8 +78,7 @@ NOT_OPERATIONS = frozenset(
     """.split()
 )
 
-# Inference fast paths that torch itself takes for a public module: private, but nothing else is
-# called.
+# Private functions that torch calls instead of public ones for the inference fast paths of modules.
 FAST_PATHS = frozenset({"_native_multi_head_attention", "_transformer_encoder_layer_fwd"})
 
 _CHECKPOINT = "/torch/utils/checkpoint.py".replace("/", os.sep)
@@ -103,15 +102,15 @@ _FUNCTIONS_OF_OPERATORS = frozenset(
 
 
 def is_placeholder(name: str, code: CodeType) -> bool:
-    """Return True if the operation `name`, called by `code`, computes nothing.
+    """Return True if the operation `name`, called by `code`, is only a placeholder.
 
-    Before torch 2.10, checkpoints create empty tensors to attach their state to.
+    Before torch 2.10, checkpoints create empty tensors to attach their state to them.
     """
     return name == "empty" and code.co_filename.endswith(_CHECKPOINT)
 
 
 class OperationNames:
-    """Names calls; results are cached per instruction because decoding bytecode is slow."""
+    """Determines the names of calls; caches them by instruction, as decoding bytecode is slow."""
 
     def __init__(self) -> None:
         import torch
@@ -132,10 +131,10 @@ class OperationNames:
         return private and name not in FAST_PATHS and id(func) not in self._public_aliases
 
     def name(self, func: Any, code: CodeType, instruction: int) -> str:
-        """Return the name of a call of `func` from the instruction at offset `instruction`.
+        """Return the name of a call of `func` by the instruction at offset `instruction` of `code`.
 
-        torch uses `add_` for `x += y` and for `x.add_(y)`. Skyline reports `iadd` and `add_`, which
-        the caller's bytecode distinguishes.
+        torch calls `add_` for both `x += y` and `x.add_(y)`, which Skyline reports as `iadd` and
+        `add_`. The caller's bytecode distinguishes them.
         """
         raw = str(getattr(func, "__name__", type(func).__name__))
         if raw in _FUNCTIONS_OF_OPERATORS:
@@ -187,8 +186,8 @@ def make_runner(
 ) -> Runner:
     """Return `run(label, func, frame, args, kwargs)`, which calls `func` and records operations.
 
-    A call is an operation if it returns a tensor or tensors; `label` is its identity. An optional
-    last argument is a compiled module that is called as a whole.
+    A call is an operation if it returns one or more tensors; `label` identifies the operation. If a
+    compiled module is called as a whole, it is an additional last argument.
     """
     import torch
 
@@ -209,7 +208,7 @@ def make_runner(
         )
 
     def note_long_call(iteration: Iteration, previous: int, start: int, end: int) -> None:
-        """Charge the thread's waiting to the call, the gap before it, or both if both are long."""
+        """Charge the thread's wait to the call, the gap before it, or both if both are long."""
         assert waiting is not None
         is_long = (start - previous > LONG_NS, end - start > LONG_NS)
         first = start if is_long == (False, True) else previous
@@ -283,8 +282,7 @@ def make_runner(
                     site = numbers.get(key)
                     if site is None:
                         site = new_site(key, in_module=in_module)
-                    # A module under construction has a record that it shares with others of its
-                    # class.
+                    # Modules under construction share one record per class.
                     if compiled is None and (named is None or named.module() is module):
                         known_frame = know(frame, find)
                         if known_frame is not None and way is not None:
@@ -309,7 +307,7 @@ def make_runner(
 def make_mode(recorder: Recorder, run: Runner) -> Any:
     """Return a function mode that passes every outermost call of torch to `run`.
 
-    None if torch has no function modes.
+    Returns None if torch has no function modes.
     """
     mode_type: Any = recorder.internals.mode_type()
     if mode_type is None:
@@ -335,7 +333,7 @@ def make_mode(recorder: Recorder, run: Runner) -> Any:
 
 
 def _label(func: Any) -> Any:
-    """Return the identity under which a call of `func` is recorded, None if it is no operation."""
+    """Return the label with which a call of `func` is recorded; None if it is not an operation."""
     name = getattr(func, "__name__", None)
     if name in NOT_OPERATIONS:
         return None

@@ -1,9 +1,8 @@
-"""Find the iterations of a program in which no optimizer steps.
+"""Infer the iterations of a program without optimizer steps.
 
-If it trains with handwritten updates, an iteration ends with each backward pass; if it only runs a
-model, with each call of the outermost module. Both count only from the second time on, and only
-until something better is seen: a backward pass is better than a call of a module, and an optimizer
-step better than both.
+If the program updates parameters itself, an iteration ends with each backward pass; if it only runs
+a model, with each call of the outermost module. An event ends iterations only from its second
+occurrence on. Backward passes take precedence over module calls, and optimizer steps over both.
 """
 
 from __future__ import annotations
@@ -25,16 +24,17 @@ MODULE_CALLS = "calls of the outermost module"
 
 
 class InferredLoop:
-    """Reports where iterations end on this thread, until something better does.
+    """Reports the ends of inferred iterations on this thread, until an optimizer steps.
 
-    If backward passes start in several places, or several modules are called, the one seen last
-    leads: an iteration contains all of them. The lead is fixed once an iteration was measured.
+    If backward passes start in several places, or several modules are called, the event that was
+    seen last for the first time ends iterations, so that an iteration contains all of them. The
+    choice is final after the first measured iteration.
 
     Args:
         boundary: Called where an iteration ends.
-        joined: Called if another place takes the lead; earlier measurements do not count.
-        measuring: Returns True if an iteration was measured with the current lead.
-        bottoms: Code below which frames are not the program's.
+        joined: Called if another event ends iterations from now on; discards measurements.
+        measuring: Returns True if an iteration was measured with the current kind of event.
+        bottoms: Code objects at which the program's stack ends.
         internals: Access to torch.
     """
 
@@ -56,22 +56,22 @@ class InferredLoop:
         self._patches = Patches()
         self._watching = False
         self._running = False
-        """True within a call of a module; what ends there is no end of an iteration."""
+        """True within a call of a module, where iterations cannot end."""
         self._kind: str | None = None
-        """Kind of event that ends iterations, or is expected again."""
+        """Kind of event that ends iterations, or will if it occurs again."""
         self._known: set[Any] = set()
         self._leader: Any = None
         self._awaits_optimizer = False
         self._earlier_optimizers: dict[int, Any] = {}
         self.ended_by: str | None = None
-        """Kind of event that ends iterations, None as long as none does."""
+        """Kind of event that ends iterations; None if there is none yet."""
         self.boundaries = 0
         """Number of iterations that ended."""
         self.elsewhere = 0
-        """Number of calls of modules and backward passes in other threads."""
+        """Number of module calls and backward passes in other threads."""
 
     def install(self) -> None:
-        """Start watching calls of modules."""
+        """Start watching module calls."""
         if self._bottoms:  # optimizers that existed before the script do not count
             self._earlier_optimizers = {id(one): weakref.ref(one) for one in optimizers()}
         self._watching = True
@@ -83,10 +83,10 @@ class InferredLoop:
         self._patches.restore()
 
     def hide_from_compiler(self, module: Any, call: Callable[[], Any]) -> Any:
-        """Run `call` of something compiled from `module`, or from a function (None).
+        """Run `call`, which calls a compiled module, or a compiled function (`module` is None).
 
-        The compiler would treat a replaced `Module.__call__` as part of the program: another graph,
-        broken where it asks for the thread, or an error with `fullgraph=True`.
+        During the call, `Module.__call__` is not patched. The compiler would otherwise trace the
+        patch, which causes graph breaks, or an error with `fullgraph=True`.
         """
         if not self._watching:
             return call()
@@ -139,7 +139,7 @@ class InferredLoop:
         return watched_call
 
     def _ended(self, kind: str, place: Any) -> None:
-        """Note an event that may be the end of an iteration."""
+        """Handle an event that may be the end of an iteration."""
         if self._awaits_optimizer or (kind == MODULE_CALLS and self._kind == BACKWARD_PASSES):
             return
         if kind != self._kind:
@@ -166,10 +166,10 @@ class InferredLoop:
             self._boundary()
 
     def _optimizer_lives(self) -> bool:
-        """Return True if the program holds an optimizer, whose first step is worth waiting for."""
+        """Return True if the program has an optimizer, so that its first step is awaited."""
         if not any(not self._existed_before(one) for one in optimizers()):
             return False
-        gc.collect()  # optimizers are parts of cycles: one may be garbage of an earlier training
+        gc.collect()  # optimizers are in reference cycles; one may be left over
         return any(not self._existed_before(one) for one in optimizers())
 
     def _existed_before(self, optimizer: Any) -> bool:
@@ -177,7 +177,7 @@ class InferredLoop:
         return before is not None and before() is optimizer
 
     def _place(self, frame: FrameType | None) -> tuple[int, ...]:
-        """Return the position of the program's stack from `frame` on."""
+        """Return a key for the program's call stack at `frame`."""
         place: list[int] = []
         while frame is not None and frame.f_code not in self._bottoms:
             place += (id(frame.f_code), frame.f_lasti)

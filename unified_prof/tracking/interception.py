@@ -1,8 +1,8 @@
 """Patch the entry points that a function mode does not see.
 
 These are the autograd engine, `autograd.Function.apply`, checkpoints and compiled code. They are
-patched before the program starts, because a program binds `MyFunction.apply` and compiled functions
-when it is imported; while nothing is recorded, calls are only passed on.
+patched before the program starts, because a program may bind `MyFunction.apply` and compiled
+functions when it is imported. While nothing is recorded, the patches only forward calls.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ _ENGINE_ENTRIES = (
 
 
 class Interception:
-    """Passes what it sees to the active recorder, on the thread that records."""
+    """Passes intercepted calls on the tracked thread to the active recorder."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self._internals = internals
@@ -47,7 +47,7 @@ class Interception:
         """Called after the autograd engine has run, with the frame that called it."""
         self._thread = 0
         self._entries = 0
-        """Number of calls in progress on the tracked thread in which the engine may run."""
+        """Number of current calls on the tracked thread in which the engine may run."""
         self._engine_runs = self._engine_ran = False
         self._postponed: list[Callable[[], None]] = []
         self.hide_from_compiler: Callable[[Any, Callable[[], Any]], Any] | None = None
@@ -85,7 +85,7 @@ class Interception:
         """Run `action` now, or as soon as the autograd engine has returned to the program.
 
         Iterations cannot end or begin within the engine, or within a call that torch has passed to
-        a function mode: the stack of modes is not the program's there.
+        a function mode, because the mode stack then differs from the program's.
         """
         if not self._entries:
             action()
@@ -94,7 +94,7 @@ class Interception:
 
     @property
     def is_tracked_thread(self) -> bool:
-        """True on the tracked thread, and on threads of the engine while it waits for them."""
+        """True on the tracked thread, and on engine threads for which it waits."""
         return get_ident() == self._thread or self._engine_runs
 
     @property
@@ -109,12 +109,12 @@ class Interception:
         self._modes.insert(recorder.mode)
 
     def observe(self, passes: Passes) -> None:
-        """Report the begin and end of passes to `passes`, and record nothing else."""
+        """Report the beginning and end of passes to `passes`, and record nothing else."""
         self._patch_dynamo()
         self._passes = passes
 
     def pause(self) -> None:
-        """Suspend recording until `resume`, which also saves its overhead."""
+        """Suspend recording and its overhead until `resume` is called."""
         if self._recorder is not None and not self._recorder.in_engine:
             self._modes.remove(self._recorder.mode)
 
@@ -203,7 +203,7 @@ class Interception:
         def tracked_hook(frame: Any, *args: Any, **kwargs: Any) -> Iterator[Any]:
             recorder = self._recorder
             with hook(frame, *args, **kwargs) as entered:
-                # Times do not count where memory is measured.
+                # Times are not used when memory is measured.
                 times = recorder is not None and recorder.inside and recorder.on_node is None
                 if recorder is None or recorder.timers is None or not times:
                     yield entered
@@ -237,7 +237,7 @@ class Interception:
         def tracked_compile(model: Any = None, *args: Any, **kwargs: Any) -> Any:
             import torch
 
-            # It keeps the module's `__call__` as it finds it.
+            # It keeps a reference to the module's current `__call__`.
             compiled = self._run_hidden(None, lambda: compile_function(model, *args, **kwargs))
             self._patch_dynamo()
             if model is None or compiled is model or isinstance(model, torch.nn.Module):
@@ -257,7 +257,7 @@ class Interception:
         return tracked_compiled
 
     def _run_hidden(self, module: Any, call: Callable[[], Any]) -> Any:
-        """Run a compiled module or function (None) so that the compiler sees no patches."""
+        """Run a compiled module or function (None) while patches are hidden from the compiler."""
         passes = self._passes
         here = passes is not None and passes.thread == get_ident()
         if here and passes is not None and module is not None:
@@ -274,7 +274,7 @@ class Interception:
     def _run_compiled(
         self, label: str, compiled: Any, frame: Any, args: Any, kwargs: Any, module: Any = None
     ) -> Any:
-        """Run a compiled region as one operation, without the function mode."""
+        """Run compiled code as one operation, without the function mode."""
         recorder = self._active()
         if recorder is None or self._run is None:
             return compiled(*args, **kwargs)
@@ -328,7 +328,7 @@ class Interception:
         return eager_where_recording
 
     def _wrap_zero_grad(self, zero_grad: Any) -> Any:
-        """Keep the mode away from the many attribute accesses in it, which are no operations."""
+        """Wrap `zero_grad` so that its many attribute accesses bypass the function mode."""
 
         @functools.wraps(zero_grad)
         def unseen(owner: Any, *args: Any, **kwargs: Any) -> Any:

@@ -1,8 +1,8 @@
-"""Keep garbage collection and waiting for a processor out of measured times.
+"""Exclude garbage collection and waiting for a processor from measured times.
 
-Linux counts for every thread how long it was ready to run while other programs had the processor
-(`schedstat`, second field, nanoseconds). It is read where passes begin and end, and after long
-intervals, so that it is known for each pass and each operation.
+For every thread, Linux counts how long it was ready to run but had no processor (`schedstat`,
+second field, in nanoseconds). The counter is read at the beginning and end of passes, and after
+long intervals, so that the wait time of each pass and each operation is known.
 """
 
 from __future__ import annotations
@@ -29,8 +29,8 @@ _held: tuple[int, int, int] | None = None
 def collection_held_off() -> Iterator[None]:
     """Suspend automatic garbage collection within the block.
 
-    Thresholds are set instead of calling `gc.disable`, whose state the program may change and query
-    within the block. Thresholds that the program sets within the block are kept.
+    This sets thresholds instead of calling `gc.disable`, because the program may query and change
+    that state. Thresholds that the program sets within the block are kept.
     """
     global _held
     if _held is not None or gc.get_threshold()[0] == 0:  # nested, or suspended by the program
@@ -57,22 +57,24 @@ if hasattr(os, "register_at_fork"):  # in a child forked by another thread, the 
 
 
 _SCHEDSTAT = Path("/proc/thread-self/schedstat")
-# Maximum attempts at a reading, and the duration from which one was interrupted.
+# Maximum attempts to take a reading, and the minimum duration of an interrupted attempt.
 _READINGS = 3
 _UNDISTURBED_NS = 100_000
-# Intervals above this length get a reading of their own. A thread that loses its processor waits
-# for milliseconds, so shorter intervals contain almost no waiting.
+# Minimum length of intervals after which a reading is taken. A thread that loses its processor
+# waits for milliseconds, so shorter intervals contain almost no waiting.
 LONG_NS = 500_000
 
 
 def waited_within(
     waits: Sequence[tuple[int, int]], spans: Iterable[tuple[int, int]]
 ) -> float | None:
-    """Return how long the thread waited within `spans`, in nanoseconds; None without two readings.
+    """Return how long the thread waited within `spans`, in nanoseconds.
+
+    Returns None if there are fewer than two readings.
 
     Args:
-        waits: Readings; between two of them the thread is assumed to have waited evenly.
-        spans: Disjoint intervals (start, end) of the same clock.
+        waits: Readings; waiting is assumed to be evenly distributed between two readings.
+        spans: Disjoint intervals (start, end) on the same clock.
     """
     if len(waits) < 2:
         return None
@@ -86,12 +88,12 @@ def waited_within(
     return float((known[:, 1] - known[:, 0]).sum())
 
 
-# Readings in order: time of the host's clock, and the nanoseconds that the thread had waited.
+# Readings in order: host time, and total wait time of the thread until then, in nanoseconds.
 Waits = list[tuple[int, int]]
 
 
 def waited_ms(waits: Waits, starts: Marks, ends: Marks) -> Milliseconds:
-    """Return how long the thread waited in each interval; 0 without two readings."""
+    """Return how long the thread waited in each interval, in ms; 0 with fewer than two readings."""
     if len(waits) < 2 or waits[-1][1] == waits[0][1]:
         return np.zeros(len(starts))
     moments, waited = np.array(waits, np.int64).T
@@ -104,7 +106,7 @@ def waited_ms(waits: Waits, starts: Marks, ends: Marks) -> Milliseconds:
 
 
 class WaitingTime:
-    """Reads the waiting time of the thread that created it, at about 2 us per reading."""
+    """Reads the wait time of the thread that created it; a reading takes about 2 us."""
 
     def __init__(self) -> None:
         try:
@@ -113,7 +115,7 @@ class WaitingTime:
             self._file = None
 
     def read_ns(self) -> int | None:
-        """Return how long the thread has waited so far, None if the system does not report it."""
+        """Return how long the thread has waited so far; None if the system does not report it."""
         if self._file is None:
             return None
         try:
@@ -123,9 +125,8 @@ class WaitingTime:
 
     def note(self, waits: Waits) -> None:
         """Add a reading to `waits` if the system reports it."""
-        for _ in range(
-            _READINGS
-        ):  # waiting between both times would be counted in another interval
+        # Retry if interrupted: waiting during the reading would be counted in another interval.
+        for _ in range(_READINGS):
             before = perf_counter_ns()
             waited_ns = self.read_ns()
             moment = perf_counter_ns()
@@ -135,7 +136,7 @@ class WaitingTime:
             waits.append((moment, waited_ns))
 
     def note_interval(self, waits: Waits, start: int, end: int) -> None:
-        """Charge the waiting since the last reading to the interval from `start` to `end`."""
+        """Charge the wait since the last reading to the interval from `start` to `end`."""
         if waits and (waited_ns := self.read_ns()) is not None:
             moment, waited_before_ns = waits[-1]
             waits.append((max(start, moment), waited_before_ns))

@@ -1,9 +1,8 @@
 """Keep a device behind the host with kernels that only take time.
 
-The lag is not queried, as that would cost as much as an event. It has a known minimum: a kernel of
-known length that is launched now cannot end before that length has passed. If this does not cover
-the next call, another kernel is launched. A busy device is delayed by about the host's share of the
-program, which is small.
+The lag is not queried, because a query would cost as much as an event. Its minimum is known: a
+kernel of known length cannot end before that length has passed since its launch. If the lag does
+not cover the next call, another kernel is launched.
 """
 
 from __future__ import annotations
@@ -13,17 +12,17 @@ from collections.abc import Callable
 from time import perf_counter_ns
 from typing import Any
 
-# Number of a device, number of a stream on it.
+# Device number, stream number.
 Place = tuple[int, int]
 
-# Host time assumed for a kind of call that was not seen before.
+# Host time assumed for the first call of a kind.
 _UNKNOWN_NS = 500_000
 _SLACK_NS = 100_000
 _MIN_NS = 400_000
 _MAX_NS = 50_000_000
-# Kernels are longer than required by this factor, because device clocks change their speed.
+# Kernels are longer than required by this factor, because the clock speed of devices changes.
 _MARGIN = 1.5
-# Share of the host time of a call that is remembered for the next call of its kind.
+# Share of the last call's host time in the estimate for the next call of its kind.
 _REMEMBERED_SHARE = 0.7
 _TRIAL = 200_000
 _WARM_NS = 5_000_000
@@ -35,12 +34,12 @@ _TRIES = 3
 
 
 class Lag:
-    """Holds back the devices of one kind.
+    """Delays the devices of one kind.
 
     Args:
         spin: Launches work of about the given number of time units on the current stream of the
             current device.
-        within: Returns a context in which the given device is current.
+        within: Returns a context manager that makes the given device current.
         event: Creates an event with timing.
         wait: Waits for the current device.
     """
@@ -57,13 +56,13 @@ class Lag:
         self._event = event
         self._units_per_ns = _calibrated(spin, event, wait)
         self.event_ns = _event_cost_ns(spin, event, wait, self._units_per_ns)
-        """Time between two events besides the work; see `_event_cost_ns`."""
+        """Time that two events add to the work between them; see `_event_cost_ns`."""
         self._until_ns: dict[Place, int] = {}
         self._needs: dict[Any, int] = {}
         self._launched: list[tuple[Any, Any, int]] = []
 
     def is_needed(self, place: Place, what: Any, now_ns: int) -> bool:
-        """Return True if the device could catch up with the host before a call is complete."""
+        """Return True if the device may catch up with the host before a call is complete."""
         need = self._needs.get(what, _UNKNOWN_NS)
         return now_ns + need > self._until_ns.get(place, 0)
 
@@ -112,7 +111,7 @@ def _calibrated(
     """Return the units per nanosecond at the speed of a warm device."""
     units, rate = _TRIAL, 1.0
     for _ in range(3):
-        spin(_TRIAL)  # so that what is timed begins on a busy device
+        spin(_TRIAL)  # so that the timed work begins on a busy device
         begin, end = event(), event()
         begin.record()
         spin(units)
@@ -133,9 +132,9 @@ def _event_cost_ns(
     """Return the time that two events add to the work between them on a busy device.
 
     A device takes time to record an event and to continue: 2.1 us on an H100, where the smallest
-    kernels take 1.2 us and the gap to the next one 0.85 us. Several kernels between two events show
-    the time of one more; the rest of what one kernel takes is the events'. Returns 0 if the device
-    caught up with the host in each try.
+    kernels take 1.2 us and the gap to the next one 0.85 us. The difference between measurements
+    with one and with several kernels is the time of the additional kernels; what then remains for
+    one kernel is the time of the events. Returns 0 if the device caught up with the host each time.
     """
     holds_ns = _HOLDS_NS
     for _ in range(_TRIES):
@@ -162,7 +161,7 @@ def _event_cost_ns(
 
 
 def make_lag(kind: str, module: Any) -> Lag:
-    """Return a `Lag` for the devices of a kind; `module` is torch's module for them."""
+    """Return a `Lag` for devices of a kind; `module` is torch's module for them."""
     import torch
 
     event = getattr(torch, "Event", None) if hasattr(torch, "accelerator") else None
@@ -176,7 +175,7 @@ def make_lag(kind: str, module: Any) -> Lag:
 
 
 def _spinner(kind: str, module: Any) -> Callable[[int], None]:
-    """Return a function that keeps a device busy: its module's `_sleep`, or memory fills."""
+    """Return a function that keeps a device busy with torch's `_sleep` or with memory fills."""
     sleep: Callable[[int], None] | None = getattr(module, "_sleep", None)
     if sleep is not None:
         return sleep
@@ -197,5 +196,5 @@ def _spinner(kind: str, module: Any) -> Callable[[int], None]:
     return fill
 
 
-# Units that one fill counts for.
+# Number of time units of one fill.
 _FILL_UNITS = 10_000

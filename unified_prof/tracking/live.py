@@ -1,4 +1,4 @@
-"""Track from inside a program: `step()` and the core of `unified_prof.profile(...)`."""
+"""Tracking from within a program: `step()` and the core of `unified_prof.profile(...)`."""
 
 from __future__ import annotations
 
@@ -22,8 +22,8 @@ _loop: TrackedLoop | None = None
 def step() -> None:
     """Mark the end of one iteration.
 
-    After the first call, optimizer steps no longer end iterations. It does nothing if tracking is
-    not active, so it can stay in the program.
+    After the first call, optimizer steps no longer end iterations. The function does nothing if
+    tracking is not active, so calls can remain in the program.
     """
     if _loop is not None:
         _loop.mark()
@@ -31,7 +31,7 @@ def step() -> None:
 
 @contextmanager
 def tracked_by(loop: TrackedLoop) -> Iterator[None]:
-    """Let `step()` end iterations of `loop` within the block."""
+    """Within the block, calls of `step()` end iterations of `loop`."""
     global _loop
     if _loop is not None:
         raise UsageError("tracking is already active", slug="already-tracking")
@@ -46,19 +46,19 @@ class LiveTracking:
     """Context manager that measures the iterations of its body.
 
     The first iteration counts as warm-up, because it may contain the program's setup; it is
-    reported if no other one was complete. After the block, `tracked` is the result (None if no
-    iteration was complete), `failure` is the reason why something is missing, and `report_error` is
-    the exception that `spec.on_measured` raised.
+    reported if no other iteration was complete. After the block, `tracked` is the result (None if
+    no iteration was complete), `failure` is the reason if the result is incomplete, and
+    `report_error` is the exception that `spec.on_measured` raised.
 
     Args:
-        device: torch device type; None for the current accelerator, or else the CPU.
-        spec: What to measure; `run-time` and `memory` of its reports are made from `tracked`.
+        device: torch device type; None means the current accelerator, or else the CPU.
+        spec: What to measure; its reports `run-time` and `memory` use `tracked`.
         instruments: Further instruments for the measured iterations.
 
     Raises:
         UsageError: Tracking is already active.
         DeviceUnavailableError: The device cannot be used here.
-        CaptureError: On exit: there was nothing to measure in the iterations.
+        CaptureError: On exit, if the iterations contained nothing to measure.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class LiveTracking:
 
     @property
     def is_of_this_process(self) -> bool:
-        """True in the process in which tracking began, False in forked children."""
+        """True in the process that began tracking, False in forked children."""
         return os.getpid() == self._owner
 
     def __enter__(self) -> LiveTracking:
@@ -101,7 +101,7 @@ class LiveTracking:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        if not self.is_of_this_process:  # a forked child leaves the block and measured nothing
+        if not self.is_of_this_process:  # a forked child leaves the block; it has measured nothing
             return
         try:
             if error is None:

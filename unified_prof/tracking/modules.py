@@ -1,4 +1,4 @@
-"""Parameters: the code that registered each one, and the memory of it and its gradient."""
+"""Parameters of modules: where each was registered, and its memory and that of its gradient."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from unified_prof.tracking.torch_names import Anomalies, Patches, parameters_of
 
 @dataclass(frozen=True, slots=True)
 class _Registration:
-    """A parameter registered with a module, and the stack of that call."""
+    """A parameter registered with a module, and the call stack of the registration."""
 
     module: weakref.ref[Any]
     parameter: weakref.ref[Any]
@@ -30,7 +30,7 @@ class _Registration:
 
 @dataclass(frozen=True, slots=True)
 class SizedWeight:
-    """A weight with its sizes, and the stack that registered it; the record has no frames yet."""
+    """A weight and its sizes (a record without frames), and the call stack of its registration."""
 
     record: WeightRecord
     stack: Stack
@@ -41,7 +41,7 @@ class SizedWeight:
 
 
 class InUse:
-    """Modules and parameters that an iteration used."""
+    """The modules and parameters that an iteration used."""
 
     def __init__(self, modules: Sequence[Any], parameters: Collection[int]) -> None:
         self.modules = modules
@@ -58,10 +58,10 @@ class InUse:
 
 
 class Weights:
-    """Watches the registration of parameters from `install` on, and lists the ones in use.
+    """Records the registration of parameters after `install`, and lists the parameters in use.
 
-    Copied or unpickled modules (`nn.TransformerEncoder` copies its layers) register nothing; their
-    parameters are seen when their state is set.
+    Copied and unpickled modules (such as the layers of `nn.TransformerEncoder`) register nothing;
+    their parameters are recorded when their state is set.
     """
 
     def __init__(self, walker: StackWalker, internals: TorchInternals) -> None:
@@ -124,8 +124,8 @@ class Weights:
         Args:
             device: torch device type.
             names: Names of modules.
-            used: What counts as in use; None for every parameter that a module holds.
-            anomalies: Counts parameters that are left out.
+            used: Modules and parameters in use; None means all parameters that modules hold.
+            anomalies: Counts parameters that are excluded.
         """
         from torch.nn.parameter import UninitializedParameter
 
@@ -153,7 +153,7 @@ class Weights:
         return tuple(records)
 
     def _held(self, more_modules: Iterable[Any]) -> list[tuple[Any, str, Any, Stack]]:
-        """Return module, name, parameter and stack of each; tied ones as first registered."""
+        """Return module, name, parameter and stack; tied parameters appear as first registered."""
         found = []
         seen: set[int] = set()
         slots = [
@@ -175,9 +175,8 @@ class Weights:
             first = self._first.get(id(parameter))
             if first is not None and first.parameter() is parameter:
                 owner = first.module()
-                # A first owner that no longer holds the parameter is replaced by the current one.
-                # The name stays: the weight of a parametrized layer is called `weight`, as in
-                # Skyline.
+                # If the first owner no longer holds the parameter, use the current owner. Keep the
+                # name: the weight of a parametrized layer is called `weight`, as in Skyline.
                 if owner is not None and parameters_of(owner).get(first.name) is parameter:
                     module = owner
                 name, stack = first.name, first.stack

@@ -1,4 +1,4 @@
-"""Instruments that record operations: one for their times, one for the bytes that they save."""
+"""Instruments that record operations: their times, and the bytes that they save."""
 
 from __future__ import annotations
 
@@ -33,20 +33,20 @@ from unified_prof.tracking.stack_walker import StackWalker
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, leaf_of
 
-# Maximum number of recorded calls and autograd nodes, about a megabyte, before they are converted
-# to times. Converting takes as long as thirty operations of a small iteration.
+# Number of recorded calls and autograd nodes, about a megabyte, at which they are converted to
+# times. A conversion takes as long as thirty operations of a small iteration.
 _MAX_RAW = 10_000
-# Iterations that one sample of the run time takes.
+# Number of iterations per sample of the run time.
 ITERATIONS_PER_SAMPLE = 2
 
 
 class OperationTracker:
     """Records the operations of iterations and their times.
 
-    A sample takes two iterations (`ITERATIONS_PER_SAMPLE`): in the first one every operation is
-    timed (with a device kept behind the host), in the second one only the passes are, so that the
-    duration of an iteration does not contain the overhead of tracking. If the program ends after
-    the first iteration of the only sample, that iteration is the result.
+    A sample takes two iterations (`ITERATIONS_PER_SAMPLE`). In the first one, every operation is
+    timed, with a device kept behind the host. In the second one, only the passes are timed, so that
+    the duration of an iteration does not contain the overhead of tracking. If the program ends
+    after the first iteration of the only sample, that iteration is the result.
     """
 
     def __init__(
@@ -67,7 +67,7 @@ class OperationTracker:
         self.with_setup = False
         """True if iterations contain the program's setup."""
         self.begins_with_forward = False
-        """True if iterations begin with the forward pass, without loading data before it."""
+        """True if iterations begin with the forward pass and do not load data before it."""
         self.on_call: Callable[[FrameType], None] | None = None
         """Called before each call, with its frame; must not raise."""
         self.events: EventClock | None = None
@@ -76,7 +76,7 @@ class OperationTracker:
             self.events = EventClock(device.kind, device.module, internals.anomalies, device.used)
         self.clock: Clock = self.events or HostClock()
         self.iterations_per_sample = 1
-        """ITERATIONS_PER_SAMPLE if every second iteration is only timed as a whole."""
+        """ITERATIONS_PER_SAMPLE if every second iteration is timed only as a whole, otherwise 1."""
         self._passes: Passes | None = None
         self._raw: list[Iteration] = []
         self._measured: list[MeasuredIteration] = []
@@ -172,7 +172,7 @@ class OperationTracker:
 
     @property
     def iterations(self) -> list[MeasuredIteration]:
-        """Complete iterations as numbers; waits for the device."""
+        """Complete iterations, converted to times; waits for the device."""
         self._convert()
         return self._measured
 
@@ -195,7 +195,7 @@ class OperationTracker:
 
     @property
     def _is_half(self) -> bool:
-        """True if only the first iteration of the last sample is complete."""
+        """True if the last sample is half complete: only its first iteration is."""
         is_open = bool(self._raw) and self._raw[-1].untracked is None
         return self.iterations_per_sample > 1 and is_open
 
@@ -210,7 +210,7 @@ class OperationTracker:
         return lag
 
     def _convert(self) -> None:
-        """Convert marks to times, which take far less memory."""
+        """Convert marks to times, which need far less memory."""
         raw, self._raw = self._raw, []
         if raw and self.iterations_per_sample > 1 and raw[-1].untracked is None:
             half = raw.pop()
@@ -226,7 +226,7 @@ class OperationTracker:
                 self.clock.forget()
 
     def _note_waiting(self) -> None:
-        """Read how long this thread has waited; called where passes begin and end."""
+        """Read how long this thread has waited; called at the beginning and end of passes."""
         if self._waiting is None or self._recorder is None:
             return
         self._waiting.note(self._recorder.iteration.waits)
@@ -234,7 +234,7 @@ class OperationTracker:
             self._recorder.on_call = self._forward_begins
 
     def _forward_begins(self, _args: Any, _kwargs: Any, module: Any) -> None:
-        """Read the waiting time before the model's first operation, where the pass begins."""
+        """Read the wait time when the forward pass begins, before the model's first operation."""
         if module is not None and self._recorder is not None:
             self._note_waiting()
             self._recorder.on_call = None
@@ -283,9 +283,9 @@ class ActivationTracker(OperationTracker):
         self.weight_records: tuple[SizedWeight, ...] = ()
         """Weights and their gradients at the end of the last iteration."""
         self.optimizer_state_bytes: int | None = None
-        """Bytes of the tensors in the state of optimizers at the end of the last iteration."""
+        """Bytes of the optimizer state at the end of the last iteration."""
         self.irregularities = Anomalies()
-        """Irregularities of these weights."""
+        """Anomalies of these weights."""
         self.devices: set[str] = set()
         """Device types of the parameters, or of the arguments if there are no parameters."""
 
@@ -336,7 +336,7 @@ class ActivationTracker(OperationTracker):
                 )
 
     def _in_use(self, sites: set[int]) -> InUse | None:
-        """Return what an iteration used of the program's modules, None if it is not known."""
+        """Return the modules and parameters that an iteration used; None if unknown."""
         modules = [self._sites.sites[number].module for number in sorted(sites)]
         roots = dict.fromkeys(module.root for module in modules if module is not None)
         self._roots |= roots
@@ -394,7 +394,7 @@ def _not_started(*_: Any) -> Any:
 
 
 def _with_callback(run: Runner, on_call: Callable[[FrameType], None]) -> Runner:
-    """Return `run`, preceded by a call of `on_call`."""
+    """Wrap `run` so that it calls `on_call` first."""
 
     def announced(label: Any, func: Any, frame: FrameType, *call: Any) -> Any:
         on_call(frame)

@@ -1,10 +1,10 @@
-"""Time an iteration as a whole: its forward and backward passes, and nothing in between.
+"""Time an iteration and its forward and backward passes, without timing operations.
 
-Timing every operation slows a program down. The duration of an iteration and of its passes is
-therefore measured in a separate iteration, in which a handful of moments are recorded and no
-function mode is active. A hook sees the first call of a module; replacing a method of the class
-instead would invalidate Python's attribute caches of all modules, which costs up to 15 % of a step
-of small operations.
+Timing every operation slows a program down. The durations of an iteration and its passes are
+therefore measured in a separate iteration, in which only a few marks are recorded and no function
+mode is active. A hook detects the first module call. Replacing a method of the class instead would
+invalidate Python's attribute caches of all modules, which costs up to 15 % of a step of small
+operations.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _Span = tuple[Moment, Moment]
 
 
 class Passes:
-    """Records the moments of one iteration, on the thread that created it.
+    """Records when the passes of one iteration begin and end, on the thread that created it.
 
     Args:
-        clock: Of the device; its moments are read after it was synchronized.
-        waiting: Reads how long the thread waits for a processor; None on a device, whose time does
-            not depend on that.
+        clock: Clock of the device; it must be synchronized before its times are read.
+        waiting: Reads how long the thread waits for a processor; None on a device, because device
+            times do not depend on it.
     """
 
     def __init__(self, clock: Clock, waiting: WaitingTime | None) -> None:
@@ -39,7 +39,7 @@ class Passes:
         self._clock = clock
         self._waiting = waiting
         self._waits: Waits = []
-        # The hook, while it waits for the first call of a module.
+        # The hook, as long as it waits for the first module call.
         self._first_call: Any = None
         self._begin: Moment = {}
         self._end: Moment = {}
@@ -69,7 +69,7 @@ class Passes:
         self._first_call = register_module_forward_pre_hook(self._called)
 
     def give_up(self) -> bool:
-        """Remove the hook; return True if a forward pass was awaited."""
+        """Remove the hook; return True if it was waiting for a forward pass."""
         hook, self._first_call = self._first_call, None
         if hook is not None:
             hook.remove()
@@ -107,7 +107,7 @@ class Passes:
 
     @contextmanager
     def part(self, name: str) -> Iterator[None]:
-        """Time the block as part `name` of the iteration; it ends a forward pass."""
+        """Time the block as part `name` of the iteration; ends the current forward pass."""
         begin = self._moment()
         if self._forward_begin is not None:
             self._forward_ends(begin)
@@ -123,7 +123,7 @@ class Passes:
         return len(self._backward), self._optimizer_steps
 
     def times(self) -> IterationTimes | None:
-        """Return the times, None if they are not known; the device must have been synchronized."""
+        """Return the times; None if they are unknown. The device must be synchronized first."""
         total = self._clock.elapsed_between_ms(self._begin, self._end)
         if math.isnan(total):
             return None

@@ -1,4 +1,4 @@
-"""Peak memory of one iteration, measured in an iteration without other tracking."""
+"""Measure the peak memory of one iteration, without other tracking in that iteration."""
 
 from __future__ import annotations
 
@@ -21,18 +21,18 @@ from unified_prof.tracking.torch_names import Patches
 _ERRORS_ONLY = 2
 _MARK = "uprof: the measured iteration begins"
 _CHANGE = "uprof: a region opens or closes"
-# Maximum number of region changes in the iteration; with more, regions have no peak.
+# Maximum number of region changes in the iteration; beyond it, peaks of regions are not reported.
 _MAX_CHANGES = 50_000
 
 
 class PeakMeter(Protocol):
-    """Instrument that measures a peak."""
+    """Instrument that measures peak memory."""
 
     lead_in: int
-    """Number of iterations that it must see before the one it measures."""
+    """Number of iterations that it needs before the measured iteration."""
     peak_bytes: int | None
     failure: str | None
-    """Reason why there is no peak."""
+    """Reason why the peak could not be measured."""
     facts: dict[str, str]
     region_peaks: dict[int, int]
     """Peak while each region was open, if regions are measured."""
@@ -45,10 +45,10 @@ class PeakMeter(Protocol):
 
 
 class AllocatorPeak:
-    """Peak according to the device's allocator, whose own maximum is reset for it.
+    """Peak reported by the device's allocator; resets the allocator's maximum.
 
-    On several devices it is their sum. Where regions open or close, the maximum is read and reset,
-    so that each interval between has its own.
+    For several devices, it is the sum of their peaks. The maximum is also read and reset when
+    regions open or close, so that each interval in between has its own peak.
     """
 
     lead_in = 0
@@ -93,7 +93,7 @@ class AllocatorPeak:
             self._describe(one)
 
     def _stretch_ends(self, innermost: int) -> None:
-        """Read and reset the maximum before the set of open regions changes."""
+        """Read and reset the maximum before a region opens or closes."""
         self._changes += 1
         if self._changes <= _MAX_CHANGES:
             self._read(innermost)
@@ -128,7 +128,7 @@ class AllocatorPeak:
 
 
 def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
-    """Return the current memory use with the higher peaks of both."""
+    """Return the current memory use `now` with the higher peak of `before` and `now`."""
     reserved = (before.peak_reserved_bytes, now.peak_reserved_bytes)
     known = [one for one in reserved if one is not None]
     return replace(
@@ -139,11 +139,11 @@ def _highest(before: MemoryUse, now: MemoryUse) -> MemoryUse:
 
 
 class ProfiledPeak:
-    """Peak on the CPU: memory in use at the start of the iteration, and all allocations in it.
+    """Peak on the CPU: memory in use at the start of the iteration, plus allocations during it.
 
-    torch's profiler records allocations and releases. It reports the release only of blocks that it
-    saw allocated, so it starts one iteration earlier and knows what that one leaves behind
-    (gradients). Region changes are marked in the profile.
+    torch's profiler records allocations and releases. It reports releases only of blocks whose
+    allocation it has seen. It is therefore started one iteration earlier, to see the allocations
+    that remain from that iteration, such as gradients. Region changes are marked in the profile.
     """
 
     lead_in = 1
@@ -153,7 +153,7 @@ class ProfiledPeak:
         self._regions = regions
         self.region_peaks: dict[int, int] = {}
         self._innermost: list[int] = []
-        """Innermost region before each change."""
+        """For each change, the innermost region before it."""
         self.peak_bytes: int | None = None
         self.failure: str | None = None
         self.facts: dict[str, str] = {}
@@ -171,7 +171,7 @@ class ProfiledPeak:
         if internals.profiler_enabled() or is_profiler_prepared():
             self.failure = "the program runs torch's profiler itself"
             return
-        # There is only one profiler; ours must stop if the program starts one.
+        # A process has only one profiler: ours must stop if the program starts its own.
         giving_way = internals.replace(self._patches, "profiler_prepare", self._wrap_prepare)
         if not giving_way or not internals.has("profiler_enabled"):
             self._patches.restore()
@@ -215,7 +215,7 @@ class ProfiledPeak:
             events = profiler.kineto_results.events()
             began = next((event.start_ns() for event in events if event.name() == _MARK), None)
             if began is None:
-                self.failure = "torch's profiler did not record the begin of the iteration"
+                self.failure = "torch's profiler did not record the beginning of the iteration"
                 return
             memory = sorted(
                 (event.start_ns(), event.nbytes()) for event in events if event.name() == "[memory]"
@@ -239,7 +239,7 @@ class ProfiledPeak:
             times: Times at which the allocated bytes changed.
             levels: Allocated bytes after each change, relative to the start.
             changes: Times at which regions opened or closed.
-            innermost: Innermost region before each of these, and at the end.
+            innermost: Innermost region before each of these changes, and at the end.
         """
         # Each interval begins with the level at the end of the one before.
         ends = [max(1, bisect_left(times, one)) for one in changes]
@@ -289,7 +289,7 @@ class ProfiledPeak:
 
 
 def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
-    """Return the bytes of all storages on `device` that tensors in Python hold now."""
+    """Return the total bytes of all storages on `device` that Python tensors refer to."""
     import torch
 
     storages: dict[int, int] = {}
@@ -306,7 +306,7 @@ def live_tensor_bytes(device: str, storage_key: Callable[[Any], int]) -> int:
 
 
 def _quietly(action: Callable[[], Any]) -> Any:
-    """Run `action` without the profiler's own lines on stderr."""
+    """Run `action` and suppress the log messages of the profiler on stderr."""
     name = "KINETO_LOG_LEVEL"
     chosen = os.environ.get(name)
     if chosen is None:

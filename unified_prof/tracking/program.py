@@ -1,7 +1,7 @@
-"""Load and run a program as Python does, and print its errors as Python does.
+"""Load and run a program, and print its errors, as Python does.
 
-Also detects work in other threads and child processes, which is not tracked, and checks scripts
-with providers: functions that return a model, inputs and an iteration, as in Skyline.
+This module also detects work in other threads and child processes, which is not tracked, and checks
+scripts with providers: functions that return a model, inputs and an iteration, as in Skyline.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from typing import Any
 from unified_prof.base.run_spec import RunSpec
 from unified_prof.errors import CaptureError, UsageError
 
-# Exit code after Ctrl-C, as a shell reports it.
+# Exit code after Ctrl-C in shells.
 INTERRUPTED = 130
 
 
@@ -36,7 +36,7 @@ class Program:
     """Absolute path of the file."""
     source: bytes
     spec: ModuleSpec | None
-    """Spec of a module that is run by name."""
+    """Import spec if the program is a module that is run by name."""
     first_argument: str
     """Value of `sys.argv[0]`."""
     search_path: str
@@ -52,7 +52,7 @@ class Program:
         """Compile the program.
 
         Raises:
-            SyntaxError: It is not valid Python.
+            SyntaxError: The program is not valid Python.
         """
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
@@ -116,7 +116,7 @@ def _first_on_path(folder: str) -> Iterator[None]:
 
 @contextmanager
 def running_as(program: Program, name: str) -> Iterator[ModuleType]:
-    """Yield the module to run `program` in, with `sys` set up as Python does."""
+    """Yield the module in which to run `program`, with `sys` set up as Python does."""
     module = ModuleType(name)
     spec = program.spec
     vars(module).update(
@@ -146,12 +146,12 @@ def running_as(program: Program, name: str) -> Iterator[ModuleType]:
 
 
 def execute(code: CodeType, namespace: dict[str, Any]) -> None:
-    """Run `code`; frames outside of this function are not the program's."""
+    """Run `code`; the stack walk treats this frame as the bottom of the program's stack."""
     exec(code, namespace)
 
 
 def call_program(function: Any, *arguments: Any) -> Any:
-    """Call a function of the program; frames outside of this function are not the program's."""
+    """Call `function`; the stack walk treats this frame as the bottom of the program's stack."""
     return function(*arguments)
 
 
@@ -214,7 +214,7 @@ def _without_own_frames(trace: TracebackType | None) -> TracebackType | None:
 
 
 def last_user_line(error: BaseException) -> str:
-    """Return the error and its position in one line, such as `ValueError: bad at train.py:3`."""
+    """Return the error and its location in one line, such as `ValueError: bad at train.py:3`."""
     text = "".join(traceback.format_exception_only(type(error), error)).strip().splitlines()[-1]
     trace = _without_own_frames(error.__traceback__)
     if isinstance(error, SyntaxError) or trace is None:
@@ -224,7 +224,7 @@ def last_user_line(error: BaseException) -> str:
     return text
 
 
-# Minimum CPU time of child processes to report them; a command that prints a version takes less.
+# Minimum CPU time of child processes to report them; a command that prints a version needs less.
 _MIN_CHILDREN_S = 0.2
 
 
@@ -233,11 +233,11 @@ class UntrackedWork:
 
     def __init__(self) -> None:
         self.in_threads = 0
-        """Number of calls of modules, backward passes and optimizer steps in other threads."""
+        """Number of module calls, backward passes and optimizer steps in other threads."""
         self._children_before_s = _children_s()
 
     def reason(self) -> tuple[str, str] | None:
-        """Return where the work was done and a hint, None if nothing was detected."""
+        """Return a description of the untracked work and a hint; None if nothing was detected."""
         if self.in_threads:
             return (
                 "the workload runs its model in another thread; only the thread in which it "
@@ -284,13 +284,13 @@ class Providers:
 
 
 def prefix_of(source: bytes | str, filename: str) -> str | None:
-    """Return the prefix of the providers that `source` defines, None if there are none.
+    """Return the prefix of the providers that `source` defines; None if there are none.
 
-    Only the text is examined, because providers decide how the script is run.
+    The source is only parsed, because the way to run the script depends on the result.
 
     Raises:
         SyntaxError: `source` is not valid Python.
-        CaptureError: Some of the three functions exist, but no complete set.
+        CaptureError: Some of the three functions are missing.
     """
     defined = set(_top_level_names(ast.parse(source, filename).body))
     begun: list[tuple[str, list[str]]] = []
@@ -331,7 +331,7 @@ def _top_level_names(body: Iterable[ast.stmt]) -> Iterable[str]:
 
 
 def _is_main_guard(node: ast.stmt) -> bool:
-    """Return True for `if __name__ == "__main__":`, whose body a provider script never runs."""
+    """Return True for `if __name__ == "__main__":`, which never applies in provider scripts."""
     return isinstance(node, ast.If) and "__name__" in {
         n.id for n in ast.walk(node.test) if isinstance(n, ast.Name)
     }
@@ -341,7 +341,7 @@ def checked_providers(namespace: dict[str, Any], prefix: str, script: str) -> Pr
     """Return the providers of `namespace`.
 
     Raises:
-        CaptureError: One is missing, is not a function or has an unexpected signature.
+        CaptureError: A provider is missing, is not a function or has an unexpected signature.
     """
     functions = []
     for part in _PARTS:
@@ -383,7 +383,7 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
     """Return `model` if it can be called and is on `device`.
 
     Raises:
-        CaptureError: It cannot be called, or is on another device.
+        CaptureError: The model cannot be called, or is on another device.
     """
     from torch.nn import Module
 
@@ -406,10 +406,10 @@ def checked_model(providers: Providers, model: Any, device: str) -> Any:
 
 
 def checked_inputs(providers: Providers, inputs: Any) -> tuple[Any, ...]:
-    """Return `inputs` as the arguments of an iteration.
+    """Return `inputs` as a tuple of the arguments of an iteration.
 
     Raises:
-        CaptureError: They are a bare tensor or not iterable.
+        CaptureError: `inputs` is a tensor or is not iterable.
     """
     import torch
 
@@ -427,7 +427,7 @@ def checked_iteration(providers: Providers, iteration: Any) -> Callable[..., Any
     """Return `iteration` if it can be called.
 
     Raises:
-        CaptureError: It cannot.
+        CaptureError: The iteration cannot be called.
     """
     if not callable(iteration):
         raise CaptureError(

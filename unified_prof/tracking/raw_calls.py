@@ -1,9 +1,9 @@
 """Recorded calls of an iteration, and their conversion to times.
 
-Recording fills flat arrays with numbers. Everything else about a call (function, position in the
-program, module) is kept once per kind of call, in a `CallSite`, so that the garbage collector need
-not visit an object for each call. A `MeasuredIteration` takes about 40 bytes per call.
-`ModuleNames` gives modules their qualified names, as in `named_modules()` of their root.
+Recording stores only numbers in flat arrays. Everything else about a call (function, position in
+the program, module) is stored once per call site, in a `CallSite`, so that the garbage collector
+does not visit an object per call. A `MeasuredIteration` takes about 40 bytes per call.
+`ModuleNames` determines the qualified names of modules, as in `named_modules()` of their root.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from unified_prof.tracking.interference import WaitingTime, Waits, waited_ms, wa
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Anomalies, children_of
 
-# Maximum number of searches of the whole heap, which are slow; a program may create modules in
+# Maximum number of searches of the whole heap, which are slow; programs may create modules in
 # every iteration.
 _MAX_SEARCHES = 5
 
@@ -42,22 +42,22 @@ class NamedModule:
 
     def __init__(self, module: Any) -> None:
         self.module = weakref.ref(module)
-        """Returns the module, None once it is gone."""
+        """Returns the module, or None after it was deleted."""
         self.class_name = type(module).__name__
         self.path = ""
         self.root: NamedModule = self
         self.members: dict[NamedModule, None] = {}
-        """For a root: itself and the modules below it."""
+        """For a root: the root and all modules below it."""
         self.settled = False
-        """For a root: True if no other module holds it."""
+        """For a root: True if no other module contains it."""
 
 
 class ModuleNames:
     """Finds the path of a module below its root.
 
-    A root is a module that no other module holds. If several roots hold a module, the first one
-    added or found names it. As a module may be deleted before its root is searched, it is first
-    named below the outermost running module, and renamed when the root is found.
+    A root is a module that no other module contains. If several roots contain a module, it is named
+    by the first root that was added or found. Because a module may be deleted before its root is
+    found, it is first named relative to the outermost running module, and renamed later.
     """
 
     def __init__(self) -> None:
@@ -74,7 +74,7 @@ class ModuleNames:
         self._name_below(root).settled = True
 
     def find(self, module: Any) -> NamedModule | None:
-        """Return the name of a module, None if it has none."""
+        """Return the name of a module; None if it has none."""
         named = self.known.get(id(module))
         return named if named is not None and named.module() is module else None
 
@@ -83,8 +83,8 @@ class ModuleNames:
 
         Args:
             module: Module to name.
-            running: Running modules, outermost first; None if one is under construction, so that
-                the module's holder is not known yet.
+            running: Running modules, outermost first; None if one of them is under construction, so
+                that the parent of the module is unknown.
         """
         if running is None:
             return self._under_construction.setdefault(type(module).__name__, NamedModule(module))
@@ -93,13 +93,13 @@ class ModuleNames:
                 self._unsettled.append(self._name_below(holder))
             if named := self.find(module):
                 return named
-        # A temporary module, as in `nn.Softmax(-1)(x)`, or one added after its holder was named.
+        # A temporary module, as in `nn.Softmax(-1)(x)`, or one added after its parent was named.
         named = self._name_below(module)
         self._unsettled.append(named)
         return named
 
     def settle(self) -> None:
-        """Search the roots of modules that were named since the last call and still exist."""
+        """Find the roots of modules that were named since the last call and still exist."""
         alive = [
             named
             for named in self._unsettled
@@ -111,12 +111,12 @@ class ModuleNames:
             self._find_roots()
 
     def path(self, module: Any) -> str:
-        """Return the path of a module, which need not have run."""
+        """Return the path of a module, even if it has not run."""
         named = self.find(module)
         return self.name(module, ()).path if named is None else named.path
 
     def members(self, roots: Iterable[NamedModule]) -> list[Any]:
-        """Return all existing modules below `roots`, including new ones."""
+        """Return all existing modules below `roots`, including modules added later."""
         found = []
         for root in roots:
             if (module := root.module()) is not None:
@@ -129,7 +129,7 @@ class ModuleNames:
         owner = self._record_of(root)
         for path, module in root.named_modules():
             named = self._record_of(module)
-            # A module named by another root keeps its name, unless that is not a root after all.
+            # A module named by another root keeps its name, unless that is not a root.
             if named.root is not owner and not named.root.settled:
                 named.path, named.root = path, owner
             if named.root is owner:
@@ -157,14 +157,14 @@ class ModuleNames:
             if (named := self.find(root)) is not None and named.root is named:
                 named.settled = True
         for root in roots:
-            # This visits any module of the process; some cannot be walked.
+            # This visits all modules of the process; some raise errors.
             with suppress(Exception):
                 self.add_root(root)
 
 
-# Maximum number of calls that a recomputation may skip between two that it repeats.
+# Maximum number of calls that a recomputation may skip between two repeated calls.
 _MAX_SKIPPED = 64
-# Maximum number of calls of one iteration; a whole script without steps may have any number.
+# Maximum number of calls of one iteration, because a whole script without steps may have millions.
 MAX_CALLS = 1_000_000
 NO_CALL = -1
 NO_REGION = -1
@@ -174,10 +174,10 @@ Integers = NDArray[np.int64]
 
 @dataclass(slots=True)
 class CallSite:
-    """Calls of one function from one position of the program in one module."""
+    """Identifies calls of one function from one position of the program in one module."""
 
     func: Any
-    """Function of torch, or a name."""
+    """Function of torch, or a label."""
     caller: CodeEntry
     caller_at: int
     stack: Stack
@@ -187,7 +187,7 @@ class CallSite:
 
 
 class CallSites:
-    """All call sites of a run; equal calls have the same number throughout."""
+    """All call sites of a run; equal call sites have one number in all iterations."""
 
     def __init__(self) -> None:
         self.sites: list[CallSite] = []
@@ -195,7 +195,7 @@ class CallSites:
         """Numbers by function, caller, instruction, stack and module."""
 
     def add(self, key: tuple[Any, ...], *, in_module: bool) -> int:
-        """Return the number of a new site under `key`."""
+        """Add a call site under `key` and return its number."""
         func, caller, caller_at, stack, module = key
         number = self.numbers[key] = len(self.sites)
         self.sites.append(CallSite(func, caller, caller_at, stack, in_module, module))
@@ -208,14 +208,14 @@ class Backward:
 
     calls_before: int
     last_sequence: int
-    """Number of autograd nodes created on this thread before it."""
+    """Number of autograd nodes created on this thread before the run."""
     start: Mark = 0
     end: Mark = 0
     numbers: list[int] = field(default_factory=list)
-    """Sequence number of every node that ran, in order of execution."""
+    """Sequence numbers of the nodes that ran, in order of execution."""
     starts: list[Mark] = field(default_factory=list)
     ends: list[Mark] = field(default_factory=list)
-    """Ends of these nodes."""
+    """End marks of these nodes."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,7 +224,7 @@ class IterationTimes:
 
     total_ms: float
     forward_ms: float | None
-    """None if no module was called before a backward pass."""
+    """Time of the forward pass; None if no module was called before a backward pass."""
     backward_ms: float | None
     waited_ms: float | None
     """Part of the total in which the thread waited for a processor; None on a device."""
@@ -250,7 +250,7 @@ class Iteration:
     """Recording of one iteration."""
 
     clock: Clock
-    """Clock of its marks."""
+    """Clock of the iteration's marks."""
     begin: Mark = 0
     end: Mark = 0
     rows: array[int] = field(default_factory=lambda: array("q"))
@@ -260,23 +260,23 @@ class Iteration:
     optimizer_steps: list[int] = field(default_factory=list)
     """Number of calls before each optimizer step."""
     claims: list[tuple[int, int, int]] = field(default_factory=list)
-    """Nodes that a backward pass created: first node, node after the last one, call."""
+    """Ranges of nodes created by backward passes: first node, node after the last one, call."""
     waits: Waits = field(default_factory=list)
-    """Readings of the thread's waiting time; empty if it is not known."""
+    """Readings of the thread's wait time; empty if it is unknown."""
     recomputed: list[tuple[int | None, Iteration]] = field(default_factory=list)
-    """Runs of checkpointed functions within a backward pass: number of the first call that each
-    repeats (None if that is of another iteration), and its calls."""
+    """Recomputations within backward passes: number of the first repeated call (None if it is of
+    another iteration), and the calls of the recomputation."""
     with_setup: bool = False
-    """True if it contains the program's setup: the first iteration of a script."""
+    """True if the iteration contains the program's setup: the first iteration of a script."""
     begins_with_forward: bool = False
-    """True if only the forward pass runs between its begin and its first operation in a module."""
+    """True if the iteration begins with the forward pass, without other work before it."""
     untracked: IterationTimer | None = None
-    """The sample's other iteration, in which only the passes were timed."""
+    """Times of the sample's other iteration, in which only the passes were timed."""
     regions: array[int] = field(default_factory=lambda: array("q"))
-    """Three numbers per opening and closing of a region: calls before it, innermost region after
-    it, region that was opened."""
+    """Three numbers per change of the open regions: number of calls before it, innermost region
+    after it, opened region."""
     first_region: int = NO_REGION
-    """Innermost region at the begin."""
+    """Innermost region at the beginning of the iteration."""
     losses: list[Any] = field(default_factory=list)
     first_sequence: int = 0
     dropped_calls: int = 0
@@ -298,7 +298,7 @@ class Iteration:
         return table[:, 0], table[:, 1], table[:, 2], table[:, 3], table[:, 4]
 
     def owners(self, numbers: Integers) -> Integers:
-        """Return the call that created each node, NO_CALL if none did."""
+        """Return the call that created each node; NO_CALL if unknown."""
         _, first, last, _, _ = self.columns()
         calls = np.flatnonzero(last > first)
         starts, ends = first[calls], last[calls]
@@ -320,12 +320,12 @@ class NodeTimers(Protocol):
     """Times the nodes of a backward pass."""
 
     def switch(self, number: int) -> int:
-        """Charge the time from now on to node `number`; return the node charged until now."""
+        """Charge the time from now on to node `number`; return the node charged so far."""
 
 
 @dataclass(slots=True)
 class Recorder:
-    """State that the interception shares while one thread is recorded."""
+    """Shared state of the interception while a thread is recorded."""
 
     thread: int
     mark: Callable[[], Mark]
@@ -334,28 +334,28 @@ class Recorder:
     """Clock of the marks; None if they are host times."""
     internals: TorchInternals
     inside: bool = False
-    """True within an operation or the autograd engine, which contain all calls made now."""
+    """True within an operation or the autograd engine; nested calls are part of it."""
     in_engine: bool = False
     """True within the autograd engine."""
     waiting: WaitingTime | None = None
     """Reads how long this thread waits for a processor; None on a device."""
     note_waiting: Callable[[], None] | None = None
-    """Called at both ends of a backward pass; None on a device."""
+    """Called at the beginning and end of each backward pass; None on a device."""
     timers: NodeTimers | None = None
     """Timers of the nodes of the running backward pass."""
     checkpoints: WeakKeyDictionary[Any, int] = field(default_factory=WeakKeyDictionary)
     """Frame of `torch.utils.checkpoint` -> number of its first call in this iteration."""
     repeats: int | None = 0
-    """Number of the call that the first one of `iteration` repeats, None if it is not known; 0
-    except during recomputation."""
+    """Number of the original call that the first call of `iteration` repeats; None if unknown, 0 if
+    this is not a recomputation."""
     mode: Any = None
-    """Function mode, which is removed during compiled code."""
+    """Function mode; it is removed while compiled code runs."""
     on_call: Callable[[tuple[Any, ...], dict[str, Any], Any], None] | None = None
-    """Called with arguments and innermost module of every call; for measurements without times."""
+    """Called with the arguments and innermost module of every call; only if times are not used."""
     on_node: Callable[[Any, int], None] | None = None
-    """Called with every autograd node and its call; for measurements without times."""
+    """Called with every autograd node and its call; only if times are not used."""
     on_engine: Callable[[bool], None] | None = None
-    """Called with True before and False after a run of the engine; for measurements without times.
+    """Called with True before and False after a run of the engine; only if times are not used.
     """
 
 
@@ -369,7 +369,7 @@ class Pass:
 
     calls_before: int
     after_ms: float
-    """Time from the last call before it (or the begin of the iteration) to its start."""
+    """Time from the previous call (or the beginning of the iteration) to the start of the pass."""
     ms: float
 
 
@@ -381,24 +381,23 @@ class MeasuredIteration:
     """Numbers in `CallSites`."""
     forward_ms: Floats
     backward_ms: Floats
-    """NaN if the call took no part in a backward pass."""
+    """Backward time of each call; NaN if the call took no part in a backward pass."""
     recomputed_ms: Floats | None
-    """Time in which a checkpointed function ran the call again, NaN if it did not; None if no call
-    ran again."""
+    """Time in which each call was recomputed; NaN if it was not recomputed, None if no call was."""
     end_ms: Floats
-    """End of each call since the begin of the iteration. On a device it is a sum of short times,
-    because long ones have the precision of a 32-bit float."""
+    """End of each call, relative to the beginning of the iteration. On a device it is a sum of
+    short times, because long times have only the precision of a 32-bit float."""
     gap_ms: Floats
-    """Time from the end of the call before, or the begin of the iteration, to the call. It can be
-    negative on a device, where events on two streams may be recorded out of order."""
+    """Time from the end of the previous call, or the beginning of the iteration, to the call. It
+    can be negative on a device, where events on two streams may be recorded out of order."""
     made_nodes: NDArray[np.bool_]
     """True if the call created autograd nodes."""
     passes: tuple[Pass, ...]
     optimizer_steps: tuple[int, ...]
-    """Number of calls before each."""
+    """Number of calls before each optimizer step."""
     total_ms: float
     begin: int
-    """Begin: host time or number of an event."""
+    """Beginning of the iteration: host time or number of an event."""
     waits: tuple[tuple[int, int], ...]
     """See `Iteration`."""
     with_setup: bool
@@ -408,22 +407,22 @@ class MeasuredIteration:
     """Number of executed nodes that another thread or an earlier iteration created."""
     dropped_calls: int
     doubtful: NDArray[np.bool_]
-    """True if a time of the call, forward or backward, may contain other time."""
+    """True if the forward or backward time of the call may contain other time."""
     untimed: NDArray[np.bool_]
-    """True if a time of the call, forward or backward, could not be read."""
+    """True if the forward or backward time of the call could not be read."""
     untracked: IterationTimes | None
     """Times of the iteration without timed operations."""
     regions: NDArray[np.int32] | None
     """Innermost region around each call, -1 outside of regions; None if there are no regions."""
     opened: Mapping[int, int]
-    """How often each region was opened."""
+    """Number of times that each region was opened."""
 
     def region(self, call: int) -> int:
-        """Return the innermost region around a call, -1 outside of regions."""
+        """Return the innermost region around a call; -1 outside of regions."""
         return NO_REGION if self.regions is None else int(self.regions[call])
 
     def waited_ms(self, spans: Sequence[Span]) -> float | None:
-        """Return how long the thread waited within `spans`, None if it is not known."""
+        """Return how long the thread waited within `spans`; None if unknown."""
         if not self.waits:
             return None
         moments = [
@@ -435,7 +434,7 @@ class MeasuredIteration:
 
     @property
     def pass_starts(self) -> tuple[int, ...]:
-        """Calls that are the first of a forward pass."""
+        """Indices of the first call of each forward pass."""
         return (0, *self.optimizer_steps, *(one.calls_before for one in self.passes))
 
 
@@ -444,7 +443,7 @@ def measure(
 ) -> MeasuredIteration:
     """Convert the marks of an iteration to times; its clock must be synchronized.
 
-    On the host, times of calls do not contain the time in which the thread waited for a processor.
+    On the host, times of calls exclude the time in which the thread waited for a processor.
     """
     losses = []
     for loss in iteration.losses:
@@ -495,7 +494,7 @@ def measure(
 
 
 def _untracked_times(iteration: Iteration) -> IterationTimes | None:
-    """Return the times of the sample's other iteration, None if it is of another kind."""
+    """Return the times of the sample's other iteration; None if it ran other passes."""
     counts = len(iteration.backwards), len(iteration.optimizer_steps)
     if iteration.untracked is None or iteration.untracked.counts != counts:
         return None
@@ -503,7 +502,7 @@ def _untracked_times(iteration: Iteration) -> IterationTimes | None:
 
 
 def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
-    """Return how long the work between marks took, without waiting for a processor."""
+    """Return the duration of the work between marks, without waiting for a processor."""
     times = iteration.clock.work_ms(starts, ends)
     if not iteration.waits:
         return times
@@ -513,10 +512,10 @@ def _work_ms(iteration: Iteration, starts: Marks, ends: Marks) -> Floats:
 def _recomputed(
     iteration: Iteration, numbers: Integers, sites: Sequence[CallSite]
 ) -> Floats | None:
-    """Return the time in which checkpointed functions ran each call again.
+    """Return the time in which checkpointed functions recomputed each call.
 
-    A function repeats its calls in the same order, up to the last one that the backward pass needs.
-    Repeated calls that are not found among the next calls count for no operation.
+    A recomputation repeats the calls in the same order, up to the last one that the backward pass
+    needs. Repeated calls that are not found among the next original calls are ignored.
     """
     if not iteration.recomputed:
         return None
@@ -550,7 +549,7 @@ def _regions(iteration: Iteration, calls: int) -> NDArray[np.int32] | None:
 
 
 def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
-    """Return the mark of the begin, or of the first call on a device not in use before."""
+    """Return the mark of the beginning, or of the first call that used the device."""
     if iteration.begin == NO_MARK and len(starts):
         return int(starts[0])
     return iteration.begin
@@ -559,7 +558,7 @@ def _first(iteration: Iteration, starts: NDArray[np.int64]) -> Mark:
 def _backward(
     iteration: Iteration, calls: int
 ) -> tuple[Floats, int, NDArray[np.bool_], NDArray[np.bool_]]:
-    """Return backward times, number of foreign nodes, doubtful and untimed calls."""
+    """Return backward times, number of foreign nodes, and masks of doubtful and untimed calls."""
     total = np.full(calls, np.nan)
     doubtful, untimed = np.zeros(calls, np.bool_), np.zeros(calls, np.bool_)
     foreign = 0

@@ -1,7 +1,7 @@
-"""Regions that a program marks with `record_function` or NVTX, and the ones open at each time.
+"""Track regions that a program marks with `record_function` or NVTX.
 
-Operations are not assigned to regions while they run: the number of calls so far is recorded where
-regions open and close. A program without regions has no overhead.
+Operations are not assigned to regions while they run. Instead, the number of calls so far is
+recorded whenever a region opens or closes. Programs without regions have no overhead.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from unified_prof.tracking.raw_calls import NO_REGION, Iteration
 from unified_prof.tracking.torch_internals import TorchInternals
 from unified_prof.tracking.torch_names import Patches
 
-# Maximum number of regions, counted by name and enclosing region; further ones get no row.
+# Maximum number of regions, counted by name and enclosing region; further regions are ignored.
 _MAX_REGIONS = 10_000
 # Maximum number of times that regions open or close in one iteration.
 _MAX_CHANGES = 1_000_000
@@ -38,9 +38,9 @@ class _Open:
     of_program: bool
     """True if the program opened it, False if torch did."""
     ends: object
-    """Weak reference whose callback closes the region when its object is deleted."""
+    """Weak reference; its callback closes the region when the owner is deleted."""
     region: int = NO_REGION
-    """Number of the region; known if its thread is followed."""
+    """Number of the region; set only on the followed thread."""
 
 
 class Regions:
@@ -50,7 +50,7 @@ class Regions:
         self.names: list[str] = []
         self.around: list[int] = []
         self.of_program: list[bool] = []
-        """True if the program opened the region itself; torch marks optimizer steps too."""
+        """True if the program opened the region itself; torch also marks optimizer steps."""
         self.dropped = 0
         """Number of times that a region was not recorded because there are too many."""
         self._numbers: dict[tuple[int, str], int] = {}
@@ -70,7 +70,7 @@ class Regions:
         return number
 
     def including_inner(self, highest: Mapping[int, int]) -> dict[int, int]:
-        """Return the highest value in each region, regions within it included."""
+        """Return the highest value in each region, including the regions within it."""
         found: dict[int, int] = {}
         for innermost, value in highest.items():
             region = innermost
@@ -81,7 +81,7 @@ class Regions:
 
 
 class RegionWatch:
-    """Knows the open regions of each thread, and records changes on the followed thread."""
+    """Tracks the open regions of each thread, and records changes on the followed thread."""
 
     def __init__(self, internals: TorchInternals) -> None:
         self.regions = Regions()
@@ -90,7 +90,7 @@ class RegionWatch:
         self._open: dict[int, list[_Open]] = {}
         """Open regions by thread, outermost first."""
         self._thread: int | None = None
-        """Thread that is followed."""
+        """Identifier of the followed thread."""
         self._iteration: Iteration | None = None
         self._on_change: Callable[[int], None] | None = None
 
@@ -103,7 +103,7 @@ class RegionWatch:
         # graphs.
         nvtx = self._internals.find("nvtx")
         if not hasattr(nvtx, "rangeStartA"):
-            # A torch without CUDA has the old functions only, which raise.
+            # A torch without CUDA has only the old functions, which raise.
             if nvtx is not None and not hasattr(nvtx, "rangePushA"):
                 self._internals.note("nvtx", AttributeError("it has no rangePushA"))
             return
@@ -144,7 +144,7 @@ class RegionWatch:
         return self.innermost
 
     def _renumber(self, stack: list[_Open], first: int) -> None:
-        """Number the regions of a stack from position `first` on."""
+        """Assign numbers to the regions of a stack from position `first` on."""
         around = stack[first - 1].region if first else NO_REGION
         for one in stack[first:]:
             one.region = self.regions.number(around, one.name, of_program=one.of_program)
@@ -157,7 +157,7 @@ class RegionWatch:
             key: Identifies the call that closes it.
             name: Name of the region.
             frame: Frame that opens it; None means the program.
-            owner: Object with which the region ends if nothing else ends it.
+            owner: Object whose deletion closes the region if it is still open.
         """
         package = _package_of(frame)
         text = str(name)
@@ -176,7 +176,7 @@ class RegionWatch:
             self._note(opened.region)
 
     def _closes(self, key: object) -> None:
-        """Record that the region under `key` closes, on any thread and in any order."""
+        """Record that the region with `key` closes, on any thread and in any order."""
         here = get_ident()
         if self._closes_on(here, key):
             return

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 
 
 class Results:
-    """Makes the records of a session once, without changing the session.
+    """Creates the records of a session without changing the session.
 
     Args:
         session: Session with measurements.
@@ -54,10 +54,10 @@ class Results:
         self._anomalies.merge(session.anomalies)
 
     def run(self) -> TrackedRun | None:
-        """Return the records, None if no iteration is complete.
+        """Return the records; None if no iteration is complete.
 
         Raises:
-            CaptureError: Iterations were complete, but there was nothing to measure in them.
+            CaptureError: Iterations are complete, but contain nothing to measure.
         """
         session = self._session
         times = session.iterations_of(session.run_time, RUN_TIME)
@@ -121,7 +121,7 @@ class Results:
         """Return the operations in the requested scope, or in a wider one if it has none.
 
         Raises:
-            CaptureError: There was no operation at all.
+            CaptureError: There was no operation.
         """
         scope: Scope | None = Scope(self._session.spec.scope)
         while scope is not None:
@@ -183,7 +183,7 @@ class Results:
         if not is_same_kind(select_calls(iteration, table), usual):
             anomalies.add(
                 "activations_of_another_sequence",
-                "activations were measured in an iteration with other operations than most",
+                "activations were measured in an iteration that differs from most others",
             )
         return weights, activations
 
@@ -241,7 +241,7 @@ class Results:
         self._note_other_streams()
 
     def _switches(self) -> dict[str, str]:
-        """Return the devices in use, and settings that change their times."""
+        """Return the devices in use, and settings that affect their times."""
         import torch
 
         used = ", ".join(
@@ -253,7 +253,7 @@ class Results:
         return facts
 
     def _note_other_streams(self) -> None:
-        """Record work on other streams than the one on which its operation was called."""
+        """Record work on streams other than the stream on which its operation was called."""
         untimed = "work that operations enqueue on other streams is not in their times"
         recorded = [getattr(one, "facts", {}) for one in self._session.instruments]
         for facts in recorded:

@@ -1,4 +1,4 @@
-"""Set up everything that tracking one workload needs, and remove it again."""
+"""Set up and remove everything that is needed to track one workload."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ class Session:
         self.device_fault: str | None = None
         """Failure of the program on the device, which a synchronization reported."""
         self.on_abandon: list[Callable[[], None]] = []
-        """Called in a forked child, to release what is shared."""
+        """Called in a forked child, to release shared resources."""
         self.sites = CallSites()
         parts = (
             self.device,
@@ -79,7 +79,7 @@ class Session:
         self.memory = ActivationTracker(*parts, self.weights)
         self.first_iteration = ActivationTracker(*parts, self.weights)
         self.first_iteration.with_setup = True
-        """Sees a script up to its first step, or all of it if it never steps."""
+        """Tracks a script up to its first step, or all of it if it never steps."""
         self.peak: PeakMeter = (
             ProfiledPeak(self.internals, self.regions)
             if self.device.is_cpu
@@ -87,7 +87,7 @@ class Session:
         )
 
     def install(self, bottoms: Sequence[CodeType]) -> None:
-        """Patch torch; frames outside of `bottoms` are not the program's."""
+        """Patch torch; `bottoms` are the code objects at which the program's stack ends."""
         global _current
         for code in bottoms:
             self.walker.set_bottom(code)
@@ -119,8 +119,8 @@ class Session:
     def stages(self, *, setup_first: bool) -> list[Stage]:
         """Return the stages of the measurement.
 
-        Run time and memory are measured in different iterations, so that they do not disturb each
-        other. The run time of one sample comes first, for programs that end early.
+        Run time and memory are measured in different iterations, so that the measurements do not
+        affect each other. One sample of the run time comes first, for programs that end early.
 
         Args:
             setup_first: True if the first iteration contains the program's setup. It counts as
@@ -164,7 +164,7 @@ class Session:
         """Pass the result so far to `RunSpec.on_partial`, in case the process is killed.
 
         Args:
-            running: Instruments that are not stopped; only trackers tolerate the delay.
+            running: Instruments that are running; only trackers tolerate the delay of saving.
         """
         trackers = (self.first_iteration, self.run_time, self.memory)
         hand_over = self.spec.on_partial
@@ -201,25 +201,25 @@ class Session:
             self.peak.failure = fault
 
     def optimizer_begins(self) -> None:
-        """Note that an optimizer steps; its operations are in no pass and not recorded."""
+        """Note that an optimizer step begins; its operations are not recorded."""
         for tracker in (self.run_time, self.memory, self.first_iteration):
             tracker.note_optimizer_step()
         self.interception.pause()
 
     def optimizer_ended(self) -> None:
-        """Note that an optimizer has stepped."""
+        """Note that an optimizer step ends."""
         self.run_time.note_optimizer_ended()
         self.interception.resume()
 
     def add_model(self, model: Any) -> None:
-        """Name the modules of `model` as its `named_modules()` does."""
+        """Name the modules of `model` as in its `named_modules()`."""
         from torch.nn import Module
 
         if isinstance(model, Module):
             self.modules.add_root(model)
 
     def _recorders_of_whole(self) -> list[Any]:
-        """Return the recorder of programs that mark no iterations, if there is one."""
+        """Return the recorders for programs that mark no iterations, if there are any."""
         parts = (getattr(one, "whole_program", None) for one in self.instruments)
         return [one for one in parts if one is not None][:1]
 
@@ -250,7 +250,7 @@ class Session:
 
     @property
     def measured_each_kind(self) -> bool:
-        """True if the program ended normally and each kind of figure was measured once."""
+        """True if the program ended normally and each kind of figure was measured at least once."""
         asked = self.spec
         return (
             self.ended_well
@@ -269,7 +269,7 @@ class Session:
         return "run more iterations, or request fewer with --warmup and --iterations"
 
     def discard_setup(self) -> None:
-        """Discard the first iteration once later ones have everything."""
+        """Discard the first iteration if later iterations provide all figures."""
         reports = self.spec.reports
         if (RUN_TIME not in reports or self.run_time.count) and (
             MEMORY not in reports or self.memory.count
@@ -277,21 +277,21 @@ class Session:
             self.first_iteration.clear()
 
     def restarted(self) -> None:
-        """Discard measurements made before the program's iterations were understood."""
+        """Discard measurements made before the program's iterations were identified."""
         self.run_time.clear()
         self.memory.clear()
 
     def result(self, *, complete: bool) -> TrackedRun | None:
-        """Return the result of the complete iterations, None if there are none.
+        """Return the result of the complete iterations; None if there are none.
 
-        It can be called at any time on the tracked thread, and changes nothing. Once everything was
-        measured (`measured`), the result stays the same.
+        This can be called at any time on the tracked thread, and changes nothing. After `measured`
+        was called, the result remains the same.
 
         Args:
             complete: True if everything requested was measured.
 
         Raises:
-            CaptureError: Iterations were complete, but there was nothing to measure in them.
+            CaptureError: Iterations are complete, but contain nothing to measure.
         """
         if self._final is not None:
             return self._final
@@ -300,7 +300,7 @@ class Session:
     def measured(self) -> None:
         """Store the result and pass it on while the program continues.
 
-        Errors are left to the end of the program, when the result is requested again.
+        Errors are raised at the end of the program, when the result is requested again.
         """
         with suppress(Exception):
             self._final = self.result(complete=True)
@@ -312,14 +312,14 @@ class Session:
             self.report_error = error
 
     def result_or_none(self) -> TrackedRun | None:
-        """Return the result of a program that failed, None if there is none."""
+        """Return the result of a program that failed; None if there is none."""
         try:
             return self.result(complete=False)
         except CaptureError:
             return None
 
     def iterations_of(self, tracker: OperationTracker, report: str) -> list[MeasuredIteration]:
-        """Return the iterations of a tracker, or the first iteration if there are none."""
+        """Return the iterations of a tracker, or the first iteration if it has no others."""
         if report not in self.spec.reports:
             return []
         try:
@@ -334,7 +334,7 @@ _fork_handler_registered = False
 
 
 def _register_fork_handler() -> None:
-    """Stop tracking in forked children, which run their part of the program untracked."""
+    """Register a handler that stops tracking in forked children, which then run untracked."""
     global _fork_handler_registered
     if not _fork_handler_registered and hasattr(os, "register_at_fork"):
         _fork_handler_registered = True

@@ -1,4 +1,4 @@
-"""Read the project's frames off the running stack, for every operation, and select those shown."""
+"""Read the project's frames from the running stack of each operation, and select those to show."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from unified_prof.tracking.raw_calls import CallSite
 
 
 class StackWalker:
-    """Reads the project's frames off the running stack."""
+    """Reads the project's frames from the running stack."""
 
     def __init__(self, project: Project) -> None:
         from torch.nn import Module
@@ -38,7 +38,7 @@ class StackWalker:
         self._known_frames: dict[tuple[Any, ...], KnownFrame] = {}
 
     def set_bottom(self, code: CodeType) -> None:
-        """End every walk at a frame of `code`; frames below it are not the program's."""
+        """End every walk at a frame of `code`; its callers are not part of the program."""
         self._entries[id(code)] = CodeEntry(code, BOTTOM, None)
 
     def walk(self, frame: FrameType | None) -> tuple[CodeEntry, int, Stack, bool, Any]:
@@ -46,8 +46,8 @@ class StackWalker:
 
         Returns:
             Code entry and instruction offset of the direct caller; frames of the project and of
-            included packages; True if one of them is a method of a module; innermost module or
-            None.
+            included packages; True if one of these is a method of a module; the innermost module,
+            or None.
         """
         known = self._entries
         module_type = self._module_type
@@ -103,15 +103,15 @@ class StackWalker:
     def remember(
         self, frame: FrameType, stack: Stack, in_module: bool, named: Any
     ) -> KnownFrame | None:
-        """Mark a project frame as known until `forget_frames`; return its mark, or None.
+        """Cache the walk's result on a project frame until `forget_frames`; return it, or None.
 
-        None means that the frame cannot be marked; the next walk starts from the beginning.
+        None means that nothing can be attached to the frame; the next walk cannot be shortened.
 
         Args:
             frame: Frame at which a walk began.
-            stack: Stack that the walk returned.
+            stack: Stack returned by the walk.
             in_module: True if a frame of the stack is a method of a module.
-            named: Innermost module, None if there is none.
+            named: Innermost module; None if there is none.
         """
         known = frame.f_trace
         if type(known) is KnownFrame and known.walker is self:
@@ -136,10 +136,10 @@ class StackWalker:
         """Find the project frame from which torch is called, directly or through a library.
 
         Returns:
-            The mark of that frame, or None; what distinguishes calls from it besides the module
-            (its instruction, the library's call of torch, and frames between them that cannot be
-            marked, such as those of generators); the innermost module of the frames between, or
-            None. None instead of the tuple if only a walk can tell.
+            None if a walk is necessary, otherwise three values: the cached result of that frame, or
+            None; a key that distinguishes calls from the frame (its instruction, the library's call
+            of torch, and frames in between without a cached result, such as those of generators);
+            the innermost module of the frames in between, or None.
         """
         entries, module_type = self._entries, self._module_type
         way: tuple[Any, ...] = ()
@@ -167,11 +167,11 @@ class StackWalker:
         return None
 
     def know(self, frame: FrameType | None, named: Callable[[Any], Any]) -> KnownFrame | None:
-        """Mark the project's frames from `frame` outwards; return the first mark.
+        """Cache results on the project's frames from `frame` outwards; return the first result.
 
         Args:
             frame: Frame of a stack that was walked.
-            named: Returns the record of a module, None if there is none.
+            named: Returns the record of a module; None if there is none.
         """
         unknown = []
         known = None
@@ -199,7 +199,7 @@ class StackWalker:
 
     @staticmethod
     def forget_frames(frame: FrameType | None) -> None:
-        """Remove the marks from all frames from `frame` outwards."""
+        """Remove the cached results from all frames from `frame` outwards."""
         while frame is not None:
             if type(frame.f_trace) is KnownFrame:
                 frame.f_trace = None
@@ -208,7 +208,7 @@ class StackWalker:
     def running_modules(self, frame: FrameType | None) -> list[Any] | None:
         """Return the modules whose methods are on the stack, outermost first.
 
-        None if one of them is under construction, because its children are not complete yet.
+        Returns None if one of them is under construction, because it may not have all children yet.
         """
         found: list[Any] = []
         while frame is not None:
@@ -226,7 +226,7 @@ class StackWalker:
 
 
 def _no_module() -> None:
-    """Stand for a weak reference if there is no module."""
+    """Return None; used in place of a weak reference if there is no module."""
 
 
 _EVERYTHING = "everything"
@@ -237,9 +237,9 @@ _WIDER = {MODULE: PROJECT_SCOPE, PROJECT_SCOPE: _EVERYTHING}
 class Scope:
     """Scope of a report: `module`, `project` or everything.
 
-    In scope `module`, operations called below a method of a module of the project are shown with
-    those methods as frames; in scope `project`, operations with any frame in the project, with all
-    of them. Included packages count as part of the project.
+    Scope `module` shows operations called from methods of the project's modules, with those methods
+    as frames. Scope `project` shows all operations called from the project, with all of its frames.
+    Included packages count as part of the project.
     """
 
     def __init__(self, name: str) -> None:
@@ -247,12 +247,12 @@ class Scope:
         self._frames: dict[Stack, Stack] = {}
 
     def wider(self) -> Scope | None:
-        """Return the next wider scope, None for the widest."""
+        """Return the next wider scope; None if this is the widest."""
         name = _WIDER.get(self.name)
         return None if name is None else Scope(name)
 
     def keeps(self, call: CallSite, *, private: bool) -> bool:
-        """Return True if an operation is shown; `private` means no public function of torch."""
+        """Return True if an operation is shown; `private` means a private function of torch."""
         if self.name == PROJECT_SCOPE:
             return bool(call.stack)
         return not private and (call.in_module or self.name == _EVERYTHING)
@@ -270,7 +270,7 @@ class Scope:
 def _of_modules(stack: Stack) -> Stack:
     """Return the frames that are methods of modules.
 
-    If all of these are in included packages, the project's lines that lead there are kept.
+    If all of these are in included packages, the project's frames that call them are kept as well.
     """
     entries = stack[::2]
     any_module = any(entry.of_module for entry in entries)

@@ -1,8 +1,8 @@
 """Record iterations with torch.profiler for the timeline report.
 
-A process has one profiler, and the program's own comes first: what the program records itself is
-left alone and missing from the timeline. If a program marks no iterations, the timeline contains
-the whole run, up to a limit.
+A process has only one profiler, and the program takes precedence: iterations that the program
+profiles itself are missing from the timeline. If a program marks no iterations, the timeline
+contains the whole run, up to a limit.
 """
 
 from __future__ import annotations
@@ -24,10 +24,10 @@ from typing import Any
 from unified_prof.base.text import NS_PER_MS
 from unified_prof.tracking.torch_names import Patches
 
-# Details that can be recorded besides times.
+# Details that can be recorded in addition to times.
 SHAPES, STACKS, MEMORY = DETAILS = ("shapes", "stacks", "memory")
-# Details recorded by default: the others almost double the duration of a step and let a device
-# wait.
+# Details recorded by default. The others almost double the duration of a step, so that a device
+# has to wait.
 USUAL_DETAILS = (SHAPES,)
 
 
@@ -50,14 +50,14 @@ def make_profiler(device: str, details: tuple[str, ...]) -> Any:
 
 
 def is_beyond_stacks() -> bool:
-    """Return True if a file of the program has a name that torch's stacks cannot hold."""
+    """Return True if a file of the program has a name that torch cannot record in stacks."""
     modules = list(sys.modules.values())
     files = [getattr(module, "__file__", None) for module in modules]
     return any("\ud800" <= one <= "\udfff" for file in (*files, *sys.path) for one in file or "")
 
 
 def _all_threads_config() -> Any:
-    """Return the profiler's options to record all threads and waits, None if it has none."""
+    """Return the profiler options to record all threads and waits; None if not supported."""
     import torch
 
     config = getattr(torch.profiler, "_ExperimentalConfig", None)
@@ -75,7 +75,7 @@ _LAUNCH = re.compile(r"[a-z]+(LaunchKernel|LaunchCooperative|Memcpy|Memset|Graph
 
 
 def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
-    """Check whether launches have device records, and on which streams.
+    """Check that launches have device records, and count the device time by stream.
 
     Returns facts, and a sentence for the report or None.
     """
@@ -123,12 +123,12 @@ def check_device_records(events: Any) -> tuple[dict[str, str], str | None]:
     return facts, note
 
 
-# Functions that every way to start a profiler calls, by their names in the modules that use them.
+# Functions called by every way to start a profiler, by their names in the modules that use them.
 _STARTS = ("_prepare_profiler", "_enable_profiler", "_enable_profiler_legacy")
 
 
 def is_profiler_active() -> bool:
-    """Return True if a torch.profiler records in this thread or is prepared to."""
+    """Return True if a torch.profiler records in this thread or is prepared to record."""
     import torch
 
     return bool(torch.autograd._profiler_enabled()) or is_profiler_prepared()
@@ -137,7 +137,7 @@ def is_profiler_active() -> bool:
 def is_profiler_prepared() -> bool:
     """Return True if a torch.profiler with a schedule is warming up.
 
-    It does not count as enabled, but starting another one would discard its preparation.
+    Such a profiler does not count as enabled, but starting another one would end its warm-up.
     """
     from torch.autograd.profiler import profile
 
@@ -150,7 +150,7 @@ def is_profiler_prepared() -> bool:
 def program_marks_steps() -> bool:
     """Return True if a torch.profiler of the program marks steps, also between its cycles.
 
-    Its marks would be in the trace in addition to ours.
+    The trace would then contain its marks and ours.
     """
     from torch.profiler import profile
 
@@ -175,16 +175,16 @@ def patch_profiler_starts(patches: Patches, thread: int, give_way: Callable[[], 
                 patches.replace(module, name, after_ours(start))
 
 
-# Maximum number of operations recorded of a program that marks no iterations.
+# Maximum number of recorded operations for a program that marks no iterations.
 _MAX_OPERATIONS = 20_000
 
 
 class WholeProgram:
     """Records a program from its first module call on, in case it never marks an iteration.
 
-    It runs beside the instruments of the program's first iteration, and is called for every
-    operation in it. If that iteration ends with an optimizer step, its recording is discarded, as
-    the next iterations are recorded.
+    It runs together with the instruments of the program's first iteration, and is called for every
+    operation in it. If that iteration ends with an optimizer step, its recording is discarded,
+    because the next iterations are recorded.
     """
 
     def __init__(self, timeline: TimelineInstrument) -> None:
@@ -196,7 +196,7 @@ class WholeProgram:
         self._module_call: Any = None
 
     def start(self) -> None:
-        """Wait for the first module call."""
+        """Prepare recording, which begins with the first module call."""
         from torch.nn import Module
 
         self._module_call = Module._call_impl.__code__
@@ -210,7 +210,7 @@ class WholeProgram:
         self._timeline.close_step()
 
     def stop(self, complete: bool) -> None:
-        """Stop recording; write the trace if the program is one iteration."""
+        """Stop recording; write the trace if the program marked no iterations."""
         self._open = False
         if self.is_all:
             self._timeline.end_recording(keep=True)
@@ -219,7 +219,7 @@ class WholeProgram:
             self._timeline.skipped = 0
 
     def program_ended(self) -> None:
-        """Note that the program has ended and its first iteration is the only one."""
+        """Note that the program has ended, so that its first iteration is the only one."""
         self.is_all = True
         if not self._open:
             self._timeline.end_recording(keep=True)
@@ -247,7 +247,7 @@ class WholeProgram:
 
     @property
     def remark(self) -> str | None:
-        """Remark about the trace of a program that marked no iterations, or None."""
+        """Return a remark on the trace of a program that marked no iterations, or None."""
         if not self.is_all or not self._timeline.written:
             return None
         held = "the program from its first module call on"
@@ -266,28 +266,28 @@ class TimelineInstrument:
     the first iteration that it records there is longer than the others.
 
     Args:
-        path: Trace to write, compressed if it ends in `.gz`. It is written only if an iteration was
-            complete, and under another name if another process has written it meanwhile.
-        device: torch device type; what torch.profiler knows of it is recorded too.
-        details: Members of DETAILS; each slows the recording down.
+        path: Trace file to write, compressed if it ends in `.gz`. It is written only if an
+            iteration is complete; if another process has written it, another name is used.
+        device: torch device type whose activities are recorded in addition to those of the CPU.
+        details: Members of DETAILS; each slows down the recording.
     """
 
     def __init__(self, path: Path, device: str, details: tuple[str, ...] = USUAL_DETAILS) -> None:
         self.path = path
         self.lead_in = 0 if device == "cpu" else 1
-        """Number of iterations that it must see before those that it records."""
+        """Number of iterations that it needs before the recorded ones."""
         self.facts: dict[str, str] = {}
         """Settings, and completeness of the recording."""
         self.iterations = 0
         """Number of complete iterations."""
         self.skipped = 0
-        """Number of iterations that the program recorded itself, completely or in part."""
+        """Number of iterations that the program profiled itself, completely or in part."""
         self.written = False
         """True if `path` has been written."""
         self.failure: str | None = None
-        """Reason why there is no trace although iterations were complete."""
+        """Reason why there is no trace even though iterations were complete."""
         self.whole_program = WholeProgram(self)
-        """Records a program that may mark no iterations."""
+        """Recorder of the whole program, for programs that mark no iterations."""
         self._notes: list[str] = []
         self._made_ns = time.time_ns()
         self._device = device
@@ -304,21 +304,20 @@ class TimelineInstrument:
 
     @property
     def remarks(self) -> str | None:
-        """Remarks about the trace for the report, None if there are none."""
+        """Remarks on the trace for the report; None if there are none."""
         notes = [*filter(None, (self.whole_program.remark, self.failure)), *self._notes]
         if self.skipped:
             left = "the timeline lacks" if self.written else "there is no timeline:"
             notes.append(
-                f"{left} {self.skipped} iterations that the program recorded with torch.profiler "
-                "itself"
+                f"{left} {self.skipped} iterations in which the program itself used torch.profiler"
             )
         return "; ".join(notes) or None
 
     def start(self) -> None:
-        """Do nothing: the first iteration that the program does not record starts it."""
+        """Do nothing: recording starts with the first iteration not profiled by the program."""
 
     def begin_iteration(self, index: int) -> None:
-        """Mark the begin of a step; start recording if that was not possible before."""
+        """Mark the beginning of a step; start recording if that was not possible before."""
         if index < self.lead_in:
             self._make_ready()
             return
@@ -363,7 +362,7 @@ class TimelineInstrument:
         self.facts["timeline_details"] = ", ".join(details) or "none"
         if details:
             self.facts["timeline_overhead"] = (
-                "details slow the host down, most of all stacks and memory, so that devices are "
+                "details slow down the host, especially stacks and memory, so that devices are "
                 "idle for longer"
             )
         self._prepared = self._call("prepare_trace", make_profiler(self._device, details))
@@ -371,7 +370,7 @@ class TimelineInstrument:
             patch_profiler_starts(self._patches, self._thread, self._give_way)
 
     def open_step(self) -> None:
-        """Mark the begin of a step, unless the program marks its steps itself."""
+        """Mark the beginning of a step, unless the program marks its steps itself."""
         from torch.profiler import record_function
 
         self._in_step = True
@@ -386,7 +385,7 @@ class TimelineInstrument:
             self.iterations += 1
 
     def end_recording(self, *, keep: bool) -> None:
-        """Stop, and write the trace of the complete iterations if `keep` is True."""
+        """Stop recording; if `keep` is True, write the trace of the complete iterations."""
         self.halt()
         self._drop_prepared()
         profiler, self._profiler = self._profiler, None
@@ -418,7 +417,7 @@ class TimelineInstrument:
         return self._profiler is not None and not self._halted
 
     def _call(self, action: str, profiler: Any) -> Any:
-        """Call a method of `profiler`; return `profiler`, or None if it failed."""
+        """Call the method `action` of `profiler`; return `profiler`, or None if the call failed."""
         try:
             getattr(profiler, action)()
         except RuntimeError as err:
@@ -427,7 +426,7 @@ class TimelineInstrument:
         return profiler
 
     def _drop_prepared(self) -> None:
-        """End a prepared profiler that never recorded."""
+        """Stop a prepared profiler that never recorded."""
         profiler, self._prepared = self._prepared, None
         if profiler is not None:
             self._patches.restore()
@@ -446,7 +445,7 @@ class TimelineInstrument:
             step.__exit__(None, None, None)
 
     def _export(self, profiler: Any) -> None:
-        # Another process may use the same directory at this moment.
+        # Another process may use the same directory at the same time.
         partial = self.path.with_name(f".{os.getpid()}.{self.path.name}")
         if self.path.suffix == ".gz":
             partial = partial.with_suffix(".partial.gz")

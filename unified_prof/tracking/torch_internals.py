@@ -18,7 +18,7 @@ Pair = tuple[Any, Any]
 
 
 class UnknownHooksError(LookupError):
-    """Hooks cannot be removed for a while, because they were pushed unobserved."""
+    """Hooks cannot be removed temporarily, because they were pushed before tracking began."""
 
 
 class SavedTensorHooks:
@@ -36,13 +36,13 @@ class SavedTensorHooks:
 
     def top(self) -> Pair | None:
         """Return the hooks on top, None if the stack is empty."""
-        return self._top(True)  # also while hooks are disabled
+        return self._top(True)  # returns the hooks even if they are disabled
 
     def pop_all(self) -> list[Pair]:
-        """Empty the stack and return it, top first.
+        """Empty the stack; return the removed pairs of hooks, top first.
 
         Raises:
-            UnknownHooksError: There are unknown hooks below; the stack is unchanged.
+            UnknownHooksError: There are unknown hooks in the stack; it is unchanged.
         """
         hooks: list[Pair] = []
         try:
@@ -57,9 +57,9 @@ class SavedTensorHooks:
 
 
 class PushedHooks:
-    """Pairs of hooks that each thread has pushed, for a torch that cannot show the top.
+    """Pairs of hooks that each thread has pushed; for versions of torch that cannot return the top.
 
-    torch refuses to disable hooks while there are any, which reveals an empty stack.
+    torch refuses to disable hooks if the stack is not empty, so an empty stack can be detected.
     """
 
     def __init__(self, disabled: Callable[[str], AbstractContextManager[None]]) -> None:
@@ -67,7 +67,7 @@ class PushedHooks:
         self._threads = threading.local()
 
     def wrap_push(self, push: Callable[[Any, Any], None]) -> Callable[[Any, Any], None]:
-        """Return `push`, which also records what is pushed."""
+        """Wrap `push` so that it also records the pushed hooks."""
 
         @functools.wraps(push)
         def noting_push(pack: Any, unpack: Any) -> None:
@@ -77,7 +77,7 @@ class PushedHooks:
         return noting_push
 
     def wrap_pop(self, pop: Callable[[], None]) -> Callable[[], None]:
-        """Return `pop`, which also forgets what is popped."""
+        """Wrap `pop` so that it also removes the popped hooks from the record."""
 
         @functools.wraps(pop)
         def noting_pop() -> None:
@@ -90,12 +90,12 @@ class PushedHooks:
         """Return the hooks on top, None if the stack is empty.
 
         Raises:
-            UnknownHooksError: Those on top were pushed before pushing was observed, or the autograd
+            UnknownHooksError: The hooks on top were pushed before tracking began, or the autograd
                 engine passed them to one of its threads.
         """
         stack = self._stack()
         if self._is_empty():
-            stack.clear()  # the engine ends with the stack with which it began
+            stack.clear()  # the engine leaves the stack as it was
             return None
         if not stack:
             raise UnknownHooksError("saved-tensor hooks were in place before tracking began")
@@ -118,7 +118,7 @@ class PushedHooks:
 
 
 class TorchInternals(TorchLookup):
-    """Functions of torch's internals, or replacements for those that this torch lacks."""
+    """Functions of torch's internals, or replacements if this version of torch lacks them."""
 
     def __init__(self, anomalies: Anomalies) -> None:
         super().__init__(anomalies)
@@ -128,14 +128,14 @@ class TorchInternals(TorchLookup):
         self.sequence_number: Callable[[], int] = self._probed_counter()
         """Returns the number of autograd nodes that this thread has created; 0 if not available."""
         self.node_number: Callable[[Any], int] = methodcaller(PLACES["node_number"].path)
-        """Returns the value of `sequence_number` when a node was created."""
+        """Returns the value that `sequence_number` had when a node was created."""
         self.storage_key: Callable[[Any], int] = self._storage_key()
-        """Returns the identity of a storage, unique while it exists."""
+        """Returns a key of a storage that is unique while the storage exists."""
 
     def mode_stack(self) -> tuple[Callable[[], int], Callable[[], Any], Callable[[Any], None]]:
         """Return functions that count, pop and push the function modes of this thread.
 
-        If they are not available, the stack looks empty and nothing is pushed.
+        If torch lacks them, the returned functions report an empty stack and push nothing.
         """
         count, pop, push = (self.find(f"mode_{name}") for name in ("count", "pop", "push"))
         base = self.mode_type()
@@ -159,7 +159,7 @@ class TorchInternals(TorchLookup):
         return count, pop, push
 
     def watch_saved_tensor_hooks(self, patches: Patches) -> None:
-        """Record which hooks are pushed from now on, if torch cannot show them."""
+        """Record which hooks are pushed from now on, if torch cannot return them."""
         if self.find("saved_hooks_top") is not None:
             return
         disable = self.find("saved_hooks_disable")
@@ -172,7 +172,7 @@ class TorchInternals(TorchLookup):
             self._pushed_hooks = pushed
 
     def saved_tensor_hooks(self) -> SavedTensorHooks | None:
-        """Return this thread's stack of saved-tensor hooks, None if not available."""
+        """Return this thread's stack of saved-tensor hooks; None if not available."""
         push, pop, top = (self.find(f"saved_hooks_{name}") for name in ("push", "pop", "top"))
         if top is None and self._pushed_hooks is not None:
             top = self._pushed_hooks.top
@@ -185,7 +185,7 @@ class TorchInternals(TorchLookup):
         try:
             with trial:
                 if hooks.top() != (_same, _same):
-                    raise TypeError("its top is not what was pushed")
+                    raise TypeError("its top differs from the pushed hooks")
                 pop()
                 try:
                     push(_same, _same)
@@ -198,7 +198,7 @@ class TorchInternals(TorchLookup):
         return hooks
 
     def mode_type(self) -> Any:
-        """Return the base class of function modes, None if there is none."""
+        """Return the base class of function modes; None if there is none."""
         found = self.find("function_mode")
         if found is not None and not isinstance(found, type):
             self.note("function_mode", TypeError("it is not a class"))
@@ -206,7 +206,7 @@ class TorchInternals(TorchLookup):
         return found
 
     def without_torch_function(self) -> Callable[[], Any]:
-        """Return a context without function modes and functions of tensor subclasses."""
+        """Return a context manager that disables function modes and `__torch_function__`."""
         found = self.find("disable_torch_function")
         try:
             with found():
@@ -217,7 +217,7 @@ class TorchInternals(TorchLookup):
         return found  # type: ignore[no-any-return]
 
     def current_node(self) -> Callable[[], Any] | None:
-        """Return a function that returns the autograd node about to run, None if not available."""
+        """Return a function that returns the autograd node about to run; None if not available."""
         found = self.find("current_node")
         try:
             found()  # no node is running
@@ -227,10 +227,10 @@ class TorchInternals(TorchLookup):
         return found  # type: ignore[no-any-return]
 
     def hooking(self, hooks: dict[int, Any]) -> Callable[[Any], None] | None:
-        """Return a function that makes a node call `hooks` before it runs, None if not available.
+        """Return a function that makes a node call `hooks` before it runs; None if not available.
 
-        Nodes keep the dictionary itself, so hooks removed from it later are not called any more.
-        torch has this function for the hooks of a node's tensor, and takes the dictionary from a
+        Nodes keep a reference to the dictionary, so hooks that are removed from it later are no
+        longer called. torch uses this function for tensor hooks, and reads the dictionary from a
         tensor.
         """
         if not self.has("node_hooks") or self._carrier is None:
@@ -243,7 +243,7 @@ class TorchInternals(TorchLookup):
         return methodcaller(PLACES["node_hooks"].path, self._carrier)
 
     def weak_storage(self, storage: Any) -> Any:
-        """Return an object that keeps the address of `storage`, but not its data, in use."""
+        """Return an object that keeps the address of `storage` in use, but not its data."""
         make = self.find("storage_reference")
         try:
             return make(storage)
@@ -252,7 +252,7 @@ class TorchInternals(TorchLookup):
             return None
 
     def saved_fields(self, node_type: Any) -> tuple[str, ...]:
-        """Return the attributes in which nodes of a type keep saved tensors as packed."""
+        """Return the attributes in which nodes of a type keep packed saved tensors."""
         fields = self._saved_fields.get(node_type)
         if fields is None:
             prefix, names = PLACES["saved_fields"].path, dir(node_type)
@@ -263,12 +263,12 @@ class TorchInternals(TorchLookup):
         return fields
 
     def unpacked(self, node: Any, *, hooked_by_program: bool) -> Iterator[Any]:
-        """Yield the tensors that a node saved and no hook of the program packed.
+        """Yield the saved tensors of a node that were not packed by hooks of the program.
 
         Args:
             node: Autograd node.
-            hooked_by_program: True if the program's hooks packed anything of its call: before 2.10,
-                torch does not tell of which tensors, and reading them would call the unpack hooks.
+            hooked_by_program: True if the program's hooks packed any tensor of the node's call.
+                torch before 2.10 then yields nothing, because reading would call unpack hooks.
         """
         for field in self.saved_fields(type(node)):
             saved = getattr(node, field)
@@ -285,7 +285,7 @@ class TorchInternals(TorchLookup):
                 yield tensor
 
     def original_class(self, compiled: Any) -> str:
-        """Return the class name of the module from which a compiled module was made."""
+        """Return the class name of the module from which a compiled module was created."""
         try:
             return type(attrgetter(PLACES["compiled_original"].path)(compiled)).__name__
         except AttributeError as error:
@@ -293,7 +293,7 @@ class TorchInternals(TorchLookup):
             return "Module"
 
     def is_device_mode(self, mode: Any) -> bool:
-        """Return True if a function mode is that of `torch.set_default_device`."""
+        """Return True if a function mode is the one of `torch.set_default_device`."""
         found = self.find("device_mode")
         if isinstance(found, type):
             return isinstance(mode, found)
@@ -301,7 +301,7 @@ class TorchInternals(TorchLookup):
         return type(mode).__name__ == "DeviceContext"
 
     def is_transformed(self, tensor: Any) -> bool:
-        """Return True if a tensor exists only within a torch.func transform, or may."""
+        """Return True if a tensor exists, or may exist, only within a torch.func transform."""
         function = self.find("functorch_wrapped")
         try:
             return bool(function(tensor))
@@ -319,7 +319,7 @@ class TorchInternals(TorchLookup):
             return False
 
     def set_log_level(self, level: int | None) -> int | None:
-        """Set torch's C++ log level and return the previous one; None if unknown or to leave it."""
+        """Set torch's C++ log level and return the previous one, None if unknown or unchanged."""
         import torch
 
         if level is None:
@@ -373,7 +373,7 @@ def _plain_tensor() -> Any:
         import torch
 
         return torch.empty(0, device="cpu")
-    except Exception:  # a torch without tensors has no nodes either
+    except Exception:  # without tensors there are no nodes
         return None
 
 

@@ -1,12 +1,12 @@
-"""Names in torch beyond its public interface, and how to find and patch them.
+"""Find and patch names in torch, most of them outside its public interface.
 
-A new torch may move any of these names. The program must then run as if it were not tracked: a
-missing or changed name is recorded once as an anomaly with what the report lacks, and the caller
-does without it.
+New versions of torch may move any of these names, which must not affect the program. A missing or
+changed name is recorded once as an anomaly that describes what the report lacks, and the caller
+continues without it.
 
-torch's compiler is kept away from this package, because a program that compiles its optimizer step
-has our hooks in the compiled code. The compiler would treat everything they call as part of the
-program, with dozens of graphs, and errors.
+This package is excluded from compilation. If a program compiles its optimizer step, the compiled
+code contains our hooks; the compiler would trace everything that they call, which causes graph
+breaks and errors.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from unified_prof.base.columns import Ledger
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A name in torch, and what a report lacks without it."""
+    """A name in torch, and a description of what a report lacks without it."""
 
     path: str
-    """`module:attribute.attribute`, or the bare name of an attribute of torch's objects."""
+    """`module:attribute.attribute`, or only the name of an attribute of torch's objects."""
     loss: str
     since: tuple[int, int] = (0, 0)
-    """First torch that has it; its absence before that is not reported."""
+    """First version of torch with this name; its absence in older versions is not reported."""
 
 
 _NO_OPERATIONS = "operations are not recorded"
@@ -59,7 +59,7 @@ PLACES: dict[str, Place] = {
     "function_mode": Place("torch.overrides:TorchFunctionMode", _NO_OPERATIONS),
     "device_mode": Place(
         "torch.utils._device:DeviceContext",
-        "the mode of torch.set_default_device is identified by its name",
+        "the mode of torch.set_default_device is recognized by its class name",
     ),
     "has_torch_function": Place(
         "torch.overrides:has_torch_function",
@@ -112,7 +112,7 @@ PLACES: dict[str, Place] = {
     "node_number": Place("_sequence_nr", _NO_BACKWARD_OWNER),
     "functorch_wrapped": Place(
         "torch._C:_functorch.is_functorch_wrapped_tensor",
-        "losses that are not finite are not reported",
+        "infinite and NaN losses are not reported",
     ),
     # Saved tensors.
     "saved_hooks_push": Place(
@@ -175,28 +175,28 @@ PLACES: dict[str, Place] = {
     ),
 }
 
-# Without one of these, no operation is seen.
+# Operations cannot be recorded without these names.
 OPERATIONS = tuple(key for key, place in PLACES.items() if place.loss is _NO_OPERATIONS)
 
 
 def version_of(torch: Any) -> tuple[int, int]:
-    """Return the major and minor version of torch, zeros if it has another form."""
+    """Return the major and minor version of torch; zeros if it cannot be parsed."""
     found = re.match(r"(\d+)\.(\d+)", str(torch.__version__))
     return (int(found[1]), int(found[2])) if found else (0, 0)
 
 
 def parameters_of(module: Any) -> Mapping[str, Any]:
-    """Return name -> parameter or None of a module, without its children."""
+    """Return a module's own parameters by name, without those of its children."""
     return _mapping(getattr(module, "_parameters", None))
 
 
 def buffers_of(module: Any) -> Mapping[str, Any]:
-    """Return name -> buffer or None of a module, without its children."""
+    """Return a module's own buffers by name, without those of its children."""
     return _mapping(getattr(module, "_buffers", None))
 
 
 def children_of(module: Any) -> Mapping[str, Any] | None:
-    """Return name -> module or None of a module's children; None while it is under construction."""
+    """Return a module's children by name; None while it is under construction."""
     found = vars(module).get("_modules")
     return None if found is None else _mapping(found)
 
@@ -208,17 +208,17 @@ def _mapping(found: Any) -> Mapping[str, Any]:
 
 
 def leaf_of(node: Any) -> Any:
-    """Return the tensor into whose `.grad` a node accumulates, None for other nodes."""
+    """Return the tensor into whose `.grad` a node accumulates; None for other nodes."""
     return getattr(node, "variable", None)
 
 
 def sparse_parts(tensor: Any) -> Iterator[Any]:
-    """Yield indices and values of a sparse tensor, coalesced or not."""
+    """Yield the indices and values of a sparse tensor, coalesced or not."""
     yield from (tensor._indices(), tensor._values())
 
 
 def accelerator_kind() -> str:
-    """Return the type of torch's current accelerator, `cpu` if there is none."""
+    """Return the type of torch's current accelerator; `cpu` if there is none."""
     import torch
 
     if hasattr(torch, "accelerator"):
@@ -237,7 +237,7 @@ class Patches:
         self._originals: list[tuple[Any, str, Any]] = []
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
-        """Set `owner.name` to `value`; descriptors of a class are restored as they were."""
+        """Set `owner.name` to `value`; `restore` also restores descriptors of classes."""
         before = vars(owner).get(name, _INHERITED)
         setattr(owner, name, value)
         self._originals.append((owner, name, before))
@@ -252,19 +252,19 @@ class Patches:
                 setattr(owner, name, value)
 
 
-# Marks an attribute that the owner inherits.
+# Marks an attribute that the owner inherits instead of defining it.
 _INHERITED = object()
 
 
-# The compiler must see this module: skipping a call of its functions, which replace torch's, would
-# break a graph.
+# The compiler must trace this module: its functions replace functions of torch, so skipping a call
+# would cause a graph break.
 _COMPILED_MODULE = "unified_prof.tracking.interception"
 
 _told: set[str] = set()
 
 
 def exclude_from_compilation(skip: Callable[[str], None]) -> None:
-    """Exclude our modules from compilation with the compiler's `skip`; once per process."""
+    """Exclude uprof's modules from compilation with the compiler's `skip`, once per process."""
     for name in _modules():
         if name not in _told:
             skip(name)
@@ -272,7 +272,7 @@ def exclude_from_compilation(skip: Callable[[str], None]) -> None:
 
 
 def _modules() -> Iterator[str]:
-    """Yield the names of all modules but one; a package stands for its modules."""
+    """Yield the names of uprof's modules to exclude; a package includes its modules."""
     top = Path(__file__).parents[1]
     for folder in (top, top / "tracking"):
         package = ".".join(folder.relative_to(top.parent).parts)
@@ -282,15 +282,15 @@ def _modules() -> Iterator[str]:
 
 
 class Anomalies(Ledger):
-    """Ledger of what could not be measured or was left out."""
+    """Ledger of data that could not be measured or was left out."""
 
     @contextmanager
     def recording_failures(self, name: str, what: str) -> Iterator[None]:
-        """Turn a failure of the block into the anomaly `name`.
+        """Record an exception in the block as the anomaly `name`, and suppress it.
 
         Args:
             name: Name of the anomaly.
-            what: What the report lacks after a failure.
+            what: Description of what the report lacks after a failure.
         """
         try:
             yield
@@ -315,11 +315,11 @@ class TorchLookup:
         self._noted: set[str] = set()
 
     def has(self, *keys: str) -> bool:
-        """Return True if none of these names was found to be missing."""
+        """Return True if none of these names is known to be missing."""
         return self._noted.isdisjoint(keys)
 
     def find(self, key: str) -> Any:
-        """Return the object at a key, None if it is missing."""
+        """Return the object at a key; None if it is missing."""
         try:
             return pkgutil.resolve_name(PLACES[key].path)
         except Exception as error:  # importing a part of torch may fail in any way
@@ -327,7 +327,7 @@ class TorchLookup:
             return None
 
     def note(self, key: str, error: Exception) -> None:
-        """Record what the report lacks without a name."""
+        """Record that a name is missing, and what the report lacks without it."""
         import torch
 
         place = PLACES[key]
@@ -338,8 +338,8 @@ class TorchLookup:
             name = place.path.replace(":", ".")
             self.anomalies.add(
                 f"torch_place_missing_{key}",
-                f"{place.loss}: torch {torch.__version__} has no {name} of the kind that uprof "
-                f"knows ({in_one_line(error)})",
+                f"{place.loss}: {name} is missing or unsupported in torch {torch.__version__} "
+                f"({in_one_line(error)})",
             )
 
     def is_imported(self, key: str) -> bool:
@@ -348,12 +348,12 @@ class TorchLookup:
         return module is not None and not getattr(module.__spec__, "_initializing", False)
 
     def replace(self, patches: Patches, key: str, wrap: Wrapper) -> bool:
-        """Replace an object by the result of `wrap`; return False if that is not possible.
+        """Replace an object by the result of `wrap`; return False if that is impossible.
 
         Args:
             patches: Restores the object.
             key: Key of the name.
-            wrap: Called with the object as in `vars` of its owner, such as a class's descriptor.
+            wrap: Called with the object as found in `vars(owner)`, such as a descriptor.
         """
         module, _, path = PLACES[key].path.partition(":")
         owner_path, _, name = path.rpartition(".")

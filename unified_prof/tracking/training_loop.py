@@ -1,9 +1,9 @@
-"""Find the iterations of a training loop from optimizer steps, and drive a session by them.
+"""Find the iterations of a training loop from optimizer steps, and drive a session with them.
 
-An iteration is everything from one step of the leading optimizer to its next. The leader is the
-optimizer that stepped last for the first time: the only one; the generator, if a critic steps five
-times for each of its steps; the second one, if two alternate. Each new optimizer restarts the
-measurement, as the loop was not understood before.
+An iteration lasts from one step of the leading optimizer to its next step. The leader is the
+optimizer whose first step came last. If a critic steps five times for each step of the generator,
+the generator leads; if two optimizers alternate, the second one leads. Each new optimizer restarts
+the measurement, because the iterations found so far were not complete.
 """
 
 from __future__ import annotations
@@ -29,10 +29,10 @@ class StepWatcher:
     Args:
         boundary: Called after each step of the leader, which ends an iteration.
         joined: Called after the first step of an optimizer that takes the lead from another.
-        step_begins: Called before each step, and after a closure of the program that it runs.
-        step_ended: Called after each step, and before a closure that it runs.
+        step_begins: Called before each step, and when a step continues after the program's closure.
+        step_ended: Called after each step, and when a step calls the program's closure.
         is_tracked_thread: Returns True if this thread belongs to the tracked program.
-        anomalies: Counts steps that cannot be followed.
+        anomalies: Counts steps that cannot be tracked.
         internals: Access to torch.
     """
 
@@ -63,7 +63,7 @@ class StepWatcher:
         self._marked = False
         self.steps = 0
         self.elsewhere = 0
-        """Number of steps and marks in other threads."""
+        """Number of optimizer steps and marks in other threads."""
 
     def install(self) -> None:
         """Start watching all optimizers of the process."""
@@ -88,7 +88,7 @@ class StepWatcher:
         self._open.clear()
 
     def marked(self) -> None:
-        """Take a mark of the program; from then on optimizers end no iteration."""
+        """Handle a mark of the program; from then on, optimizers no longer end iterations."""
         if not self._is_tracked_thread():
             self._note_thread()
         elif self._marked:
@@ -104,7 +104,7 @@ class StepWatcher:
             return self._opened(optimizer, args, kwargs, sys._getframe(1))
 
     def _opened(self, optimizer: Any, args: Any, kwargs: Any, caller: FrameType) -> Any:
-        """Note that a step begins; return changed arguments, None if they stay the same."""
+        """Note that a step begins; return changed arguments, or None to keep them."""
         running = _frames_below(caller)
         self._open = [entry for entry in self._open if entry[1] in running]  # the others raised
         is_outermost = not self._open
@@ -119,7 +119,7 @@ class StepWatcher:
         return None
 
     def _resumed_within(self, closure: Any) -> Any:
-        """Return the closure of an optimizer, during which operations are recorded."""
+        """Wrap the closure of an optimizer step so that its operations are recorded."""
 
         @functools.wraps(closure)
         def tracked_closure(*args: Any, **kwargs: Any) -> Any:
@@ -167,7 +167,7 @@ class StepWatcher:
         self.elsewhere += 1
         self._anomalies.add(
             "steps_in_another_thread",
-            "an optimizer stepped in another thread than the tracked one",
+            "an optimizer stepped in a thread that is not tracked",
         )
 
     def _wrap_scaler_step(self, step: Any) -> Any:
@@ -196,12 +196,12 @@ def _frames_below(frame: FrameType | None) -> set[FrameType]:
     return found
 
 
-# Fact of a report: what ended iterations if the program marked none.
+# Report fact: kind of event that ended iterations if the program marked none.
 ENDED_BY = "iterations_end_with"
 
 
 class TrackedLoop:
-    """Drives a session by the optimizer steps or marks of a running program."""
+    """Drives a session with the optimizer steps or marks of a running program."""
 
     def __init__(
         self,
@@ -258,14 +258,14 @@ class TrackedLoop:
         self._steps.marked()
 
     def ended(self) -> None:
-        """Note that the program ended normally; without a step, all of it is one iteration."""
+        """Note that the program ended normally; without a step, it is one iteration."""
         if self.finished:
             return
         if self._whole:
             self._session.note_whole_program()
             self._driver.boundary()
         elif self._unmarked.boundaries == 1 and self._unmarked.ended_by is not None:
-            self._session.note_whole_program()  # the first iteration is all but the very end
+            self._session.note_whole_program()  # the first iteration lacks only the end
 
     def close(self) -> None:
         """Stop watching."""
@@ -284,7 +284,7 @@ class TrackedLoop:
         self._unmarked.remove()
 
     def _marked(self) -> None:
-        """Handle an optimizer step or a mark: nothing else ends iterations any more."""
+        """Handle an optimizer step or mark; other events no longer end iterations."""
         self._ignore_unmarked()
         if self._unmarked.ended_by is None:
             self._boundary()
@@ -309,7 +309,7 @@ class TrackedLoop:
         self._session.interception.outside_engine(self._end_iteration)
 
     def _end_iteration(self) -> None:
-        if self._session.device.is_capturing:  # nothing runs now, so no iteration ends
+        if self._session.device.is_capturing:  # nothing runs at this time, so no iteration ends
             return
         self._whole = False
         self._driver.boundary()

@@ -1,7 +1,7 @@
 """Run a workload under the tracker: the entry point for backends.
 
-A script with providers is driven: its model is created once and its iteration run as often as
-needed. Any other script runs unmodified, and its iterations are found.
+For a script with providers, the model is created once and the iteration is run as often as needed.
+Any other script runs unmodified, and its iterations are inferred.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from unified_prof.tracking.program import (
 from unified_prof.tracking.session import Session
 from unified_prof.tracking.training_loop import StepWatcher, TrackedLoop
 
-# Not `__main__`: a script with providers does nothing by itself, as in Skyline.
+# Not `__main__`: a script with providers runs nothing by itself, as in Skyline.
 _MODULE_NAME = "__uprof_workload__"
 
 
@@ -74,7 +74,7 @@ class ProviderRun:
         """Run the workload; return the exception that it raised, or None.
 
         Raises:
-            CaptureError: A provider is not valid.
+            CaptureError: A provider is invalid.
         """
         self._session.install((execute.__code__, call_program.__code__))
         self._steps.install()
@@ -123,7 +123,7 @@ class ProviderRun:
 
 
 class _StopAfterMeasuring(BaseException):
-    """Ends the script from within; `except Exception` does not catch it."""
+    """Raised in the script to end it; `except Exception` does not catch it."""
 
 
 class ScriptRun:
@@ -141,7 +141,7 @@ class ScriptRun:
 
     @property
     def hint(self) -> str:
-        """Hint for a run without a measured iteration."""
+        """Hint to show if no iteration was measured."""
         return self._session.hint()
 
     @property
@@ -192,21 +192,21 @@ class ScriptRun:
 def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] = ()) -> Capture:
     """Run the workload of `spec` on `device` and measure some of its iterations.
 
-    A script that defines providers is driven through them; any other script runs unmodified and its
-    iterations are found from its optimizer steps. If the workload fails, the user's traceback
-    without our frames is printed to stderr; nothing else is printed.
+    If a script defines providers, they are called; any other script runs unmodified and its
+    iterations are inferred from its optimizer steps. If the workload fails, its traceback is
+    printed to stderr without uprof's frames; nothing else is printed.
 
     Args:
         device: torch device type such as `cpu`, `cuda` or `npu`.
-        spec: What to run and measure; `run-time` and `memory` of its reports are made from the
+        spec: What to run and measure; its reports `run-time` and `memory` are created from the
             result.
         instruments: Further instruments for the measured iterations.
 
     Raises:
         UsageError: The workload cannot be read or found.
         DeviceUnavailableError: `device` cannot be used here.
-        CaptureError: The workload's providers are not valid.
-        MeasuringError: It ended normally, but there was nothing to measure.
+        CaptureError: The workload's providers are invalid.
+        MeasuringError: The workload ended normally, but there was nothing to measure.
     """
     session = Session(device, spec, instruments)
     try:
@@ -219,7 +219,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
         prefix = prefix_of(program.source, program.path)
         code = program.compile()
     except (SyntaxError, ValueError) as error:
-        error = error.with_traceback(None)  # the quoted text is enough
+        error = error.with_traceback(None)  # the message contains the cause
         return Capture(exit_code_of(error), failure=f"{program.name}: {last_user_line(error)}")
     if prefix is None and spec.batch_size is not None:
         raise CaptureError(
@@ -263,7 +263,7 @@ def run_workload(device: str, spec: RunSpec, instruments: Sequence[Instrument] =
 
 
 def _raise_fault(session: Session, error: Exception | None) -> None:
-    """Raise the failure of uprof or the device because of which nothing was measured."""
+    """Raise the failure of uprof or the device that prevented the measurement."""
     if session.device_fault is not None:
         raise MeasuringError(
             session.device_fault,
