@@ -48,7 +48,7 @@ def test_of_many_rules_that_lack_the_same_only_some_are_named(
     with Plant(tmp_path / "msprof_1.db") as plant:
         plant.call(0, 100, "aten::add")
     lines = run(capsys, str(tmp_path / "msprof_1.db")).splitlines()
-    (said,) = [line for line in lines if line.endswith("(no device work was recorded)")]
+    (said,) = [line for line in lines if line.endswith(": no device work was recorded")]
     assert said.count(", ") == 3
     assert "more (--json)" in said
     assert len(said) < 160

@@ -303,7 +303,7 @@ def _print_detection(found: Detection) -> None:
     also = f" (same as {', '.join(found.equivalent)} for this file)" if found.equivalent else ""
     _status_line(f"{found.path}: {found.family} {revision}{also}")
     rows = {
-        "why": found.description if found.revision is None else "; ".join(found.recognised_by),
+        "identified by": "; ".join(found.recognised_by) if found.revision else found.description,
         "producer": found.producer,
         "complete": "yes" if found.complete else "no: STRING_IDS is missing",
         "migrated from": found.migrated_from,

@@ -242,8 +242,8 @@ def gate(
 ) -> None:
     """Fail if a run is slower or uses more memory than its baseline.
 
-    A regression must exceed both limits, --max-regress and --min, and be statistically certain. If
-    GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
+    A regression must exceed both limits, --max-regress and --min-abs, and be statistically
+    certain. If GITHUB_STEP_SUMMARY is set, the verdict is appended to that file as Markdown.
     """
     from unified_prof.compare import gate as analysis
     from unified_prof.compare.diff import comparability_warnings

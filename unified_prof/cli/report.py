@@ -113,9 +113,9 @@ def report(
 ) -> None:
     """Show time and memory of a run per operation, kernel, module or line.
 
-    If PATH is a directory, damaged or missing reports are listed in every format and the exit code
-    is 7; the others are shown. For a multi-rank run, a summary of the run comes first; with many
-    ranks only the summary is shown.
+    If DIR is given, damaged or missing reports are listed in every format and the exit code is 7;
+    the others are shown. For a multi-rank run, a summary of the run comes first; with many ranks
+    only the summary is shown.
     """
     from unified_prof.sqlite.atomic import refuse_existing
 

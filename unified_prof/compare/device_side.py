@@ -28,7 +28,7 @@ PARTS: Final = ("compute", "exposed communication", "copies", *(f"idle {one}" fo
 UNKNOWN_DEVICE: Final = "unknown device"
 _GPU_VERSIONS: Final = {
     "cuda_runtime_version": "CUDA",
-    "cuda_driver_version": "CUDA of the driver",
+    "cuda_driver_version": "driver CUDA",
     "hip_runtime_version": "HIP",
 }
 _VERSIONS: Final = {

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from unified_prof.cluster import rank_partial as partials
+from unified_prof.cluster.overview import format_ranges
 from unified_prof.cluster.rank_partial import (
     OPERATIONS_IN_MEMORY,
     PARTIALS_DIRECTORY,
@@ -81,9 +82,7 @@ class ClusterOutcome:
         at_least = "at least " if self.world_size_is_minimum else ""
         parts = [f"{self.ranks_read:,} of {at_least}{self.world_size:,} ranks"]
         if self.absent:
-            more = len(self.absent) - _MAX_LISTED
-            listed = ", ".join(map(str, self.absent[:_MAX_LISTED]))
-            parts.append(f"missing: {listed}" + (f" and {more:,} more" if more > 0 else ""))
+            parts.append(f"missing: {format_ranges(self.absent, most=_MAX_LISTED)}")
         parts += [
             f"{one.file if one.rank is None else f'rank {one.rank}'}: {one.why}"
             for one in self.unread[:_MAX_LISTED]

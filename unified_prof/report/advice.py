@@ -166,7 +166,7 @@ def _skipped_by_reason(advice: Advice) -> list[str]:
     by_reason: dict[str, list[str]] = {}
     for one in advice.not_judged:
         by_reason.setdefault(one.why, []).append(one.kind)
-    return [f"skipped: {_join_rule_names(kinds)} ({why})" for why, kinds in by_reason.items()]
+    return [f"skipped: {_join_rule_names(kinds)}: {why}" for why, kinds in by_reason.items()]
 
 
 def _join_rule_names(kinds: Sequence[str]) -> str:
