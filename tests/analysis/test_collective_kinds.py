@@ -52,7 +52,6 @@ def test_bus_bandwidth_is_that_of_the_ring() -> None:
     ("kernel", "expected"),
     [
         ("ncclDevKernel_AllReduce_Sum_bf16_RING_LL(ncclDevKernelArgsStorage<4096ul>)", True),
-        ("void ncclKernel_AllGather_RING_LL_Sum_int8_t(ncclDevComm*, unsigned long)", True),
         ("void vllm::cross_device_reduce_1stage<__nv_bfloat16, 8>(vllm::RankData*)", True),
         ("void (anonymous namespace)::two_shot_all_reduce_kernel<float, 8>(float*)", True),
         ("triton_poi_fused_two_shot_all_reduce_0", False),

@@ -15,6 +15,7 @@ from unified_prof.compare import runs
 from unified_prof.compare.device_diff import of_devices
 from unified_prof.explain.api import open_reports
 from unified_prof.explain.msprof import MsprofAnalysis
+from unified_prof.recording import calls
 from unified_prof.recording import tasks as read_tasks
 from unified_prof.report import figures
 from unified_prof.report.formats import ReportRequest
@@ -101,7 +102,8 @@ def test_windows_of_any_size_tell_the_same(
     monkeypatch.setattr(packed, "BLOCK", 64)
     monkeypatch.setattr(read_tasks, "_KEPT_ROWS", 10)
     for window in WINDOWS:
-        monkeypatch.setattr(read_tasks, "WINDOW", window)
+        for module in (read_tasks, calls):
+            monkeypatch.setattr(module, "WINDOW", window)
         for mine, theirs in zip(_figures(path), whole, strict=True):
             assert mine == theirs
 

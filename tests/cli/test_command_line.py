@@ -161,9 +161,7 @@ def test_help_has_an_example_that_can_be_parsed(path: str) -> None:
         (click.Option(["--where"], help="Where."), "Where."),
         (click.Option(["--name"], required=True, help="Name."), "Name. [required]"),
         (click.Option(["--quiet"], is_flag=True, help="Say less."), "Say less."),
-        (click.Option(["--color"], is_flag=True, default=True, help="Color."), "Color."),
     ],
-    ids=lambda value: value.opts[-1] if isinstance(value, click.Option) else "",
 )
 def test_help_of_an_option_ends_with_its_default(option: click.Option, expected: str) -> None:
     assert option_help(option)[1] == expected

@@ -10,6 +10,7 @@ import pytest
 from tests.cluster.made import Made, Plan, make, partials_of
 from unified_prof.cluster import replay
 from unified_prof.cluster.rank_partial import limit_to_first_steps
+from unified_prof.cluster.rule_context import Segment, remove_excess
 from unified_prof.cluster.summary import summarize_run
 from unified_prof.recording.model import Finding
 
@@ -340,3 +341,8 @@ def test_a_slow_rank_among_experts_is_a_slow_rank() -> None:
 
 def test_experts_that_get_more_now_and_then_are_no_fault() -> None:
     assert findings_of(replace(MOE, hot={5: 1.8}, steps=8, only=(2, 5)))[0] == []
+
+
+def test_excess_is_removed_from_the_parts_of_a_segment_by_their_length() -> None:
+    segments = [Segment(20, ((3, 30), (4, 10))), Segment(60, ((5, 80),))]
+    assert remove_excess(1, segments, 40) == {(1, 3): 7.5, (1, 4): 2.5, (1, 5): 30}

@@ -87,6 +87,7 @@ def test_the_page_says_what_json_says(sides: tuple[Path, Path]) -> None:
         for row in rows:
             one = told[row["name"], row.get("class", "")]
             assert one["delta_ns"] == row["delta_ns"]
+            assert one.get("short") != row["name"]
             assert one.get("ratio") == row["ratio"]
             assert one.get("base_ns") == (row["base"] and row["base"]["per_step_ns"])
     assert sum(one["base_ns"] for one in shown["parts"]) == pytest.approx(shown["base_ns"])
